@@ -1,0 +1,47 @@
+"""Asymmetric retrieval in practice: a small query encoder, a large document encoder, one space, in Qdrant.
+
+The names below are imported when they are first used, so that ``import care_qdrant`` costs nothing and the
+query side never pulls in torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from care_qdrant.connection import open_client
+    from care_qdrant.errors import CareError
+    from care_qdrant.ingest import IngestReport, ingest
+    from care_qdrant.model import CareModel
+    from care_qdrant.retriever import Retriever
+    from care_qdrant.types import Document, Hit
+
+_HOME = {
+    "CareError": "errors",
+    "CareModel": "model",
+    "Document": "types",
+    "Hit": "types",
+    "IngestReport": "ingest",
+    "Retriever": "retriever",
+    "ingest": "ingest",
+    "open_client": "connection",
+}
+
+__all__ = [
+    "CareError",
+    "CareModel",
+    "Document",
+    "Hit",
+    "IngestReport",
+    "Retriever",
+    "__version__",
+    "ingest",
+    "open_client",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"care_qdrant.{_HOME[name]}"), name)

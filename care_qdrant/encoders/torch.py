@@ -1,0 +1,111 @@
+"""An encoder on torch, through sentence-transformers: the document side, and any model without an ONNX file."""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from care_qdrant.encoders.batching import token_batches
+from care_qdrant.errors import needs_extra
+from care_qdrant.types import Vectors
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+BATCH_TOKENS = 16_384
+"""Padded tokens of one forward pass; bounds memory whatever the lengths are."""
+
+
+class TorchEncoder:
+    """One side of a pair as a sentence-transformers model; bfloat16 on a GPU, float32 on a CPU.
+
+    Calls from several threads wait for each other: the device is one.
+    """
+
+    def __init__(
+        self,
+        model: "SentenceTransformer",
+        side: Literal["query", "document"],
+        *,
+        prompt: str | None = None,
+        max_tokens: int | None = None,
+        batch_tokens: int = BATCH_TOKENS,
+    ) -> None:
+        """Take a loaded model into one role.
+
+        Args:
+            model: As `load_sentence_transformer` gives it.
+            side: Which of its two roles it plays here.
+            prompt: Put before each text; None takes the model's own.
+            max_tokens: Longest input; None takes the model's own limit.
+            batch_tokens: Padded tokens of one forward pass.
+        """
+        self._model = model
+        if max_tokens is not None:
+            self._model.max_seq_length = max_tokens
+        self._encode = self._model.encode_query if side == "query" else self._model.encode_document
+        self.max_tokens = int(self._model.max_seq_length or self._model.tokenizer.model_max_length)
+        self.prompt = prompt if prompt is not None else (self._model.prompts.get(side) or "")
+        self.dim = int(self._model.get_embedding_dimension() or 0)
+        self.batch_tokens = batch_tokens
+        self._lock = threading.Lock()
+
+    @property
+    def device(self) -> str:
+        """Where the weights are, as torch names it."""
+        return str(self._model.device)
+
+    def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
+        """Give one unit vector per text, in order: (len(texts), dim) float32."""
+        prompt = self.prompt if prompt is None else prompt
+        vectors = np.empty((len(texts), self.dim), dtype=np.float32)
+        lengths = [min(length, self.max_tokens) for length in self._lengths(texts, prompt)]
+        with self._lock:
+            for batch in token_batches(lengths, self.batch_tokens):
+                vectors[batch] = self._encode(
+                    [texts[index] for index in batch],
+                    prompt=prompt,
+                    batch_size=len(batch),
+                    show_progress_bar=False,
+                    normalize_embeddings=True,
+                )
+        return vectors
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        """Give the uncut length of each text in tokens, special tokens and prompt included."""
+        return self._lengths(texts, self.prompt)
+
+    def _lengths(self, texts: Sequence[str], prompt: str) -> list[int]:
+        if not texts:
+            return []
+        encoded = self._model.tokenizer(
+            [prompt + text for text in texts],
+            padding=False,
+            truncation=False,
+            return_attention_mask=False,
+            verbose=False,
+        )
+        return [len(ids) for ids in encoded["input_ids"]]
+
+
+def load_sentence_transformer(folder: Path, device: str | None = None) -> "SentenceTransformer":
+    """Load a saved sentence-transformers model for inference.
+
+    Args:
+        folder: Where it is.
+        device: As torch names it; None takes CUDA, then MPS, then the CPU.
+
+    Raises:
+        MissingExtra: torch or sentence-transformers are not installed.
+    """
+    with needs_extra("ingest", "this encoder"):
+        import torch
+        from sentence_transformers import SentenceTransformer
+        from sentence_transformers.util import get_device_name
+
+    device = device or get_device_name()
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    model = SentenceTransformer(str(folder), device=device, local_files_only=True, model_kwargs={"dtype": dtype})
+    return model.eval()

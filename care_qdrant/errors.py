@@ -1,0 +1,119 @@
+"""The errors that a caller can meet, and the exit code that each gives on the command line.
+
+::
+
+    CareError                     1
+    ├── InputError                2   a path, an option or a configuration is wrong
+    ├── ModelError                3   a CARE folder cannot be used
+    │   ├── IncompleteModel           a file is missing
+    │   ├── AlteredModel              a file is not the one that was saved
+    │   └── NewerFormat               written by a newer version
+    ├── ContractError             4   collection and model do not belong together
+    │   ├── FingerprintMismatch       another model made these vectors
+    │   └── SchemaMismatch            dimension, distance or kind of vector differ
+    ├── QdrantError               5   Qdrant refused, is too old, or cannot be reached
+    │   ├── Unreachable               gave up after bounded retries
+    │   ├── Rejected                  Qdrant answered that the request is wrong; never retried
+    │   ├── ServerTooOld              the asked feature needs a newer server
+    │   └── FolderLocked              another process holds the embedded folder
+    ├── EncodingError             6   an encoder gave no usable vector
+    └── MissingExtra              7   an optional dependency is not installed
+
+Exit code 8 is not an error: the run finished, but rows of the corpus were rejected.
+Every message says where, what was found, what was expected, and what to do.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class CareError(Exception):
+    """The root of all errors that this package raises on purpose."""
+
+    exit_code = 1
+
+
+class InputError(CareError):
+    """A path, an option or a configuration is wrong."""
+
+    exit_code = 2
+
+
+class ModelError(CareError):
+    """A CARE folder cannot be used."""
+
+    exit_code = 3
+
+
+class IncompleteModel(ModelError):
+    """A file of the folder is missing."""
+
+
+class AlteredModel(ModelError):
+    """A file of the folder is not the one that was saved."""
+
+
+class NewerFormat(ModelError):
+    """The folder was written by a newer version of this package."""
+
+
+class ContractError(CareError):
+    """A collection and a model do not belong together."""
+
+    exit_code = 4
+
+
+class FingerprintMismatch(ContractError):
+    """Another model made the vectors under this name: equal dimension is not equal space."""
+
+
+class SchemaMismatch(ContractError):
+    """Dimension, distance or kind of a named vector differ from what the model needs."""
+
+
+class QdrantError(CareError):
+    """Qdrant refused, is too old, or cannot be reached."""
+
+    exit_code = 5
+
+
+class Unreachable(QdrantError):
+    """Bounded retries on named transport errors are used up."""
+
+
+class Rejected(QdrantError):
+    """Qdrant answered that the request is wrong; a retry would give the same answer."""
+
+
+class ServerTooOld(QdrantError):
+    """The asked feature needs a newer Qdrant server."""
+
+
+class FolderLocked(QdrantError):
+    """Another process holds the embedded Qdrant folder."""
+
+
+class EncodingError(CareError):
+    """An encoder gave a vector that is not finite, has no length, or has the wrong shape."""
+
+    exit_code = 6
+
+
+class MissingExtra(CareError):
+    """An optional dependency is not installed."""
+
+    exit_code = 7
+
+
+REJECTED_ROWS_EXIT_CODE = 8
+
+
+@contextmanager
+def needs_extra(extra: str, what: str) -> Iterator[None]:
+    """Turn an ImportError inside the block into one line that says what to install."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtra(
+            f"{what} needs {error.name or 'a package'}, which is not installed: pip install 'care-qdrant[{extra}]'"
+        ) from error

@@ -1,0 +1,181 @@
+"""`CareModel`: two encoders that share one space, each loaded only when it is used."""
+
+import hashlib
+import threading
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from care_qdrant.card import CARD_FILE, Card, read_card
+from care_qdrant.checkpoint import describe_side, verify_files
+from care_qdrant.collection import VectorContract
+from care_qdrant.encoders import Encoder
+from care_qdrant.errors import IncompleteModel, ModelError
+from care_qdrant.hub import BUILT_IN, fetch_document_side, find_folder
+from care_qdrant.types import Vectors
+
+Precision = Literal["auto", "int8", "fp32"]
+
+
+class CareModel:
+    """A pair of encoders: a small one for queries, a large one for documents (paper, section 4).
+
+    Loading reads the card and nothing else. The query encoder runs on onnxruntime, without torch, where the folder
+    has an ONNX file; the document encoder runs on torch. Every file is checked against its recorded SHA-256 before it
+    is read.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        dim: int,
+        fingerprint: str,
+        temperature: float,
+        load_query_encoder: Callable[[], Encoder],
+        load_document_encoder: Callable[[], Encoder],
+        card: Card | None = None,
+    ) -> None:
+        """Put a pair together; `CareModel.load` is the usual way."""
+        self.name, self.dim, self.fingerprint, self.temperature = name, dim, fingerprint, temperature
+        self.card = card
+        """None for a plain sentence-transformers model that stands in as a symmetric pair."""
+        self._loaders = {"query": load_query_encoder, "document": load_document_encoder}
+        self._encoders: dict[str, Encoder] = {}
+        self._lock = threading.RLock()
+
+    @classmethod
+    def load(
+        cls,
+        source: str | Path = BUILT_IN,
+        *,
+        device: str | None = None,
+        precision: Precision = "auto",
+        revision: str | None = None,
+    ) -> "CareModel":
+        """Open a pair.
+
+        Args:
+            source: A CARE folder; a hub name; ``built-in``; or any sentence-transformers model, which then stands in
+                on both sides.
+            device: Of the torch encoders; None takes CUDA, then MPS, then the CPU.
+            precision: Of the ONNX query encoder; ``auto`` takes int8 where its gate passed at export.
+            revision: Branch, tag or commit on the hub.
+
+        Raises:
+            ModelError: the folder is not there, incomplete, altered, or newer than this version.
+        """
+        folder = find_folder(source, revision=revision)
+        if (folder / CARD_FILE).is_file():
+            return _pair(source, folder, device, precision, revision)
+        if (folder / "modules.json").is_file():
+            return _symmetric(fetch_document_side(source, revision=revision), str(source), device)
+        raise IncompleteModel(f"{folder}: holds neither {CARD_FILE} nor modules.json, so it is no model")
+
+    @property
+    def query_encoder(self) -> Encoder:
+        """The online side."""
+        return self._encoder("query")
+
+    @property
+    def document_encoder(self) -> Encoder:
+        """The offline side."""
+        return self._encoder("document")
+
+    def encode_query(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
+        """Encode queries: (len(texts), dim) float32 unit rows. None takes the model's own prompt."""
+        return self.query_encoder.encode(texts, prompt=prompt)
+
+    def encode_document(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
+        """Encode documents: (len(texts), dim) float32 unit rows. None takes the model's own prompt."""
+        return self.document_encoder.encode(texts, prompt=prompt)
+
+    def contract(self) -> VectorContract:
+        """Give what a collection must remember of this model's vectors."""
+        return VectorContract(fingerprint=self.fingerprint, model=self.name, dim=self.dim)
+
+    def _encoder(self, side: str) -> Encoder:
+        with self._lock:
+            if side not in self._encoders:
+                self._encoders[side] = self._loaders[side]()
+            return self._encoders[side]
+
+
+def _pair(
+    source: str | Path, folder: Path, device: str | None, precision: Precision, revision: str | None
+) -> CareModel:
+    card = read_card(folder)
+    onnx_file = _onnx_file(card, precision, folder)
+
+    def load_query_encoder() -> Encoder:
+        if onnx_file is None:
+            verify_files(folder, card, (path for path in card.files if _is_torch_file(path, "query")))
+            return _torch_side(folder / "query", "query", card, device)
+        from care_qdrant.encoders.onnx import OnnxEncoder
+
+        verify_files(folder, card, [f"query/{onnx_file}", "query/tokenizer.json"])
+        side = card.query
+        return OnnxEncoder(folder / "query", onnx_file, dim=card.dim, max_tokens=side.max_tokens, prompt=side.prompt)
+
+    def load_document_encoder() -> Encoder:
+        whole = fetch_document_side(source, revision=revision)
+        verify_files(whole, card, (path for path in card.files if _is_torch_file(path, "document")))
+        return _torch_side(whole / "document", "document", card, device)
+
+    return CareModel(
+        name=card.name,
+        dim=card.dim,
+        fingerprint=card.fingerprint,
+        temperature=card.temperature,
+        load_query_encoder=load_query_encoder,
+        load_document_encoder=load_document_encoder,
+        card=card,
+    )
+
+
+def _symmetric(folder: Path, name: str, device: str | None) -> CareModel:
+    """Let one sentence-transformers model play both roles, its weights loaded once."""
+    from care_qdrant.encoders.torch import TorchEncoder, load_sentence_transformer
+
+    load = cache(lambda: load_sentence_transformer(folder, device))
+    _, dim = describe_side(folder, "document")
+    digest = hashlib.sha256()
+    for file in sorted(folder.rglob("*")):
+        if file.is_file() and file.suffix in {".json", ".safetensors", ".txt", ".model"}:
+            digest.update(file.relative_to(folder).as_posix().encode())
+            with file.open("rb") as stream:
+                digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return CareModel(
+        name=Path(name).name,
+        dim=dim,
+        fingerprint=digest.hexdigest(),
+        temperature=0.05,
+        load_query_encoder=lambda: TorchEncoder(load(), "query"),
+        load_document_encoder=lambda: TorchEncoder(load(), "document"),
+    )
+
+
+def _torch_side(folder: Path, side: Literal["query", "document"], card: Card, device: str | None) -> Encoder:
+    from care_qdrant.encoders.torch import TorchEncoder, load_sentence_transformer
+
+    settings = card.query if side == "query" else card.document
+    model = load_sentence_transformer(folder, device)
+    return TorchEncoder(model, side, prompt=settings.prompt, max_tokens=settings.max_tokens)
+
+
+def _onnx_file(card: Card, precision: Precision, folder: Path) -> str | None:
+    """Choose the ONNX file of the query encoder; None where there is none."""
+    if card.onnx is None:
+        if precision != "auto":
+            raise ModelError(f"{folder}: has no ONNX query encoder, so precision {precision!r} cannot be had")
+        return None
+    wanted = card.onnx.default if precision == "auto" else precision
+    file = card.onnx.int8 if wanted == "int8" else card.onnx.fp32
+    if file is None:
+        raise ModelError(f"{folder}: has no {wanted} ONNX query encoder")
+    return file
+
+
+def _is_torch_file(path: str, side: str) -> bool:
+    return path.startswith(f"{side}/") and not path.startswith(f"{side}/onnx/")

@@ -1,0 +1,108 @@
+"""The payload of a point: readable by LlamaIndex's stock Qdrant store, filterable by the user, ours under one key.
+
+Layout::
+
+    <the user's metadata>        top level, filterable
+    text, title                  the chunk and the title of its document
+    doc_id, document_id, ref_doc_id, _node_type, _node_content     what LlamaIndex reads
+    _care: {chunk, chunks, payload, vectors: {vector name: content hash}}
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from care_qdrant.types import Chunk, Hit, embedded_text
+
+CARE_KEY = "_care"
+LLAMA_INDEX_KEYS = ("_node_content", "_node_type", "doc_id", "document_id", "ref_doc_id")
+RESERVED_KEYS = frozenset({CARE_KEY, "text", "title", *LLAMA_INDEX_KEYS})
+"""Keys that a user's metadata may not use."""
+
+
+def content_hash(fingerprint: str, title: str, text: str) -> str:
+    """Give the hash of everything that decides a chunk's vector: the model and the text it reads."""
+    return _digest([fingerprint, embedded_text(title, text)])
+
+
+def payload_hash(chunk: Chunk) -> str:
+    """Give the hash of everything else that a point holds, so that an edited label is noticed, too."""
+    document = chunk.document
+    return _digest([document.id, document.title, chunk.text, dict(document.metadata), chunk.number, chunk.total])
+
+
+def chunk_payload(chunk: Chunk, vector_hashes: Mapping[str, str]) -> dict[str, Any]:
+    """Build the payload of a chunk.
+
+    Args:
+        chunk: What the point holds.
+        vector_hashes: Per vector name, the `content_hash` of the vector that the point carries.
+    """
+    document = chunk.document
+    title = {"title": document.title} if document.title else {}
+    return {
+        **document.metadata,
+        **title,
+        "text": chunk.text,
+        "doc_id": document.id,
+        "document_id": document.id,
+        "ref_doc_id": document.id,
+        "_node_type": "TextNode",
+        "_node_content": _node_content(chunk, title),
+        CARE_KEY: {
+            "chunk": chunk.number,
+            "chunks": chunk.total,
+            "payload": payload_hash(chunk),
+            "vectors": dict(vector_hashes),
+        },
+    }
+
+
+def hit_from_payload(point_id: str, score: float, payload: Mapping[str, Any]) -> Hit:
+    """Read a point that `chunk_payload` wrote."""
+    return Hit(
+        document_id=str(payload.get("doc_id", point_id)),
+        point_id=point_id,
+        score=score,
+        text=str(payload.get("text", "")),
+        title=str(payload.get("title", "")),
+        chunk=int(payload.get(CARE_KEY, {}).get("chunk", 0)),
+        metadata={key: value for key, value in payload.items() if key not in RESERVED_KEYS},
+    )
+
+
+def _node_content(chunk: Chunk, title: Mapping[str, str]) -> str:
+    """Build the smallest node that LlamaIndex reads with text, metadata and reference to the source document.
+
+    By default LlamaIndex embeds ``"key: value"`` lines of all metadata in front of the text, and its vectors would
+    silently differ from ours. Excluding all keys but the title, and the templates, make it read `embedded_text`.
+    """
+    excluded = sorted(chunk.document.metadata)
+    return json.dumps(
+        {
+            "id_": chunk.point_id,
+            "embedding": None,
+            "metadata": {**chunk.document.metadata, **title},
+            "excluded_embed_metadata_keys": excluded,
+            "excluded_llm_metadata_keys": excluded,
+            "metadata_template": "{value}",
+            "text_template": "{metadata_str} {content}",
+            "relationships": {
+                "1": {
+                    "node_id": chunk.document.id,
+                    "node_type": "4",
+                    "metadata": {},
+                    "class_name": "RelatedNodeInfo",
+                }
+            },
+            "text": chunk.text,
+            "class_name": "TextNode",
+        },
+        ensure_ascii=False,
+    )
+
+
+def _digest(value: Any) -> str:
+    canonical = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:32]

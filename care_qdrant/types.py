@@ -1,0 +1,72 @@
+"""The plain data that every part of the house passes on."""
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Vectors = npt.NDArray[np.float32]
+"""Shape (n, dim), rows of unit length."""
+
+_POINT_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "https://arxiv.org/abs/2604.10937#document")
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One row of a corpus."""
+
+    id: str
+    """The user's own identifier; any non-empty string."""
+    text: str
+    title: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """JSON values; they become top-level, filterable payload keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The part of a document that one point holds. A short document is one chunk."""
+
+    document: Document
+    text: str
+    number: int = 0
+    """Position in the document, from 0."""
+    total: int = 1
+    """How many chunks the document has."""
+
+    @property
+    def point_id(self) -> str:
+        """The deterministic UUIDv5 of (document id, chunk number): writing twice writes once."""
+        return point_id(self.document.id, self.number)
+
+    @property
+    def embedded_text(self) -> str:
+        """What the document encoder reads."""
+        return embedded_text(self.document.title, self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One answer to a query, best first in its list."""
+
+    document_id: str
+    point_id: str
+    score: float
+    """Cosine similarity for a dense search, BM25 for a sparse one, the fused score for a hybrid one."""
+    text: str
+    title: str = ""
+    chunk: int = 0
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+def point_id(document_id: str, chunk_number: int = 0) -> str:
+    """Give the Qdrant point id of a chunk: Qdrant takes only integers and UUIDs."""
+    return str(uuid.uuid5(_POINT_NAMESPACE, f"{document_id}\x1f{chunk_number}"))
+
+
+def embedded_text(title: str, text: str) -> str:
+    """Join title and text as mteb does. Ingestion, LlamaIndex and the harness all embed exactly this."""
+    return f"{title} {text}".strip()
