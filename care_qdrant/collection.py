@@ -117,6 +117,33 @@ def check_contract(client: QdrantClient, collection: str, vector_name: str, expe
         )
 
 
+def check_sparse_contract(client: QdrantClient, collection: str, vector_name: str, analyser: str) -> SparseContract:
+    """Give the constants of a sparse vector, and refuse one that another analyser wrote.
+
+    Raises:
+        InputError: the collection has no sparse vector of that name.
+        SchemaMismatch: Qdrant does not weigh its terms by their inverse document frequency.
+        FingerprintMismatch: another analyser made it, or nothing says which did.
+    """
+    vectors = sparse_vectors(client, collection)
+    where = f"sparse vector {vector_name!r} of collection {collection!r}"
+    if vector_name not in vectors:
+        raise InputError(
+            f"collection {collection!r} has no sparse vector {vector_name!r} (it has: {_names(vectors)}); "
+            "ingest the corpus with: --sparse bm25"
+        )
+    if vectors[vector_name].modifier != models.Modifier.IDF:
+        raise SchemaMismatch(f"{where} was created without the IDF modifier that BM25 needs; ingest into a new one")
+    found = read_contracts(client, collection).get(vector_name)
+    if not isinstance(found, SparseContract) or found.fingerprint != analyser:
+        made_by = found.fingerprint if found is not None else "an unknown tool"
+        raise FingerprintMismatch(
+            f"{where} was cut into terms by {made_by}, not by {analyser}: its terms would not meet ours. "
+            "Ingest the corpus again with --sparse bm25 into a new collection."
+        )
+    return found
+
+
 def _parse(entry: Mapping[str, Any]) -> Contract:
     kind = SparseContract if entry.get("kind") == "sparse" else VectorContract
     known = {key: value for key, value in entry.items() if key in kind.__dataclass_fields__}
