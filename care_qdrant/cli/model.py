@@ -1,0 +1,87 @@
+"""``care model``: look at a CARE folder, check it, make one of two encoders."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+
+@click.group(name="model")
+def command() -> None:
+    """Show, verify or assemble a pair of encoders."""
+
+
+@command.command()
+@click.argument("model", default="built-in")
+@click.option("--json", "as_json", is_flag=True, help="Print the whole card as JSON.")
+def info(model: str, as_json: bool) -> None:
+    """Show what MODEL says of itself, without reading its weights.
+
+    \b
+    Example:
+      care model info built-in
+    """
+    from care_qdrant.card import read_card
+    from care_qdrant.hub import find_folder
+
+    card = read_card(find_folder(model))
+    if as_json:
+        click.echo(json.dumps(asdict(card), ensure_ascii=False, indent=2))
+        return
+    click.echo(f"{card.name}  {card.fingerprint[:12]}  {card.dim} dimensions, temperature {card.temperature}")
+    for side, settings in (("query", card.query), ("document", card.document)):
+        size = sum(entry.bytes for path, entry in card.files.items() if path.startswith(f"{side}/")) / 1e6
+        end = f", ends with {settings.eos}" if settings.eos else ""
+        prompt = f", prompt {settings.prompt!r}" if settings.prompt else ""
+        click.echo(f"  {side:9} {size:8.1f} MB, {settings.pooling} pooling, {settings.max_tokens} tokens{end}{prompt}")
+    if card.onnx is not None:
+        click.echo(f"  onnx      {card.onnx.default} by default; gate: {json.dumps(dict(card.onnx.gate))}")
+    for base in card.bases:
+        click.echo(f"  base      {' '.join(str(value) for value in base.values())}")
+    for stage in card.stages:
+        click.echo(f"  stage     {stage.get('name', stage)}")
+    for source in card.data:
+        click.echo(f"  data      {source.get('source', '?')}: {source.get('rows', '?')} rows, {source.get('licence')}")
+
+
+@command.command()
+@click.argument("model", default="built-in")
+def verify(model: str) -> None:
+    """Read every file of MODEL and check it against its card.
+
+    \b
+    Example:
+      care model verify ./care-0.3b-4b
+    """
+    from care_qdrant.checkpoint import verify as verify_folder
+    from care_qdrant.hub import fetch_document_side
+
+    card = verify_folder(fetch_document_side(model))
+    size = sum(entry.bytes for entry in card.files.values()) / 1e6
+    click.echo(f"{card.name}: {len(card.files)} files, {size:.1f} MB, whole and unaltered ({card.fingerprint[:12]})")
+
+
+@command.command()
+@click.argument("query", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("document", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--name", help="Of the pair.  [default: the folder's name]")
+@click.option("--onnx/--no-onnx", default=True, show_default=True, help="Export the query encoder for onnxruntime.")
+@click.option("--probe", type=click.Path(path_type=Path, exists=True), help="JSON lines with a 'text', for the gate.")
+def join(query: Path, document: Path, folder: Path, name: str | None, onnx: bool, probe: Path | None) -> None:
+    """Make a pair FOLDER of two saved sentence-transformers models, QUERY and DOCUMENT.
+
+    It checks that both load, that their dimensions agree and that the document tokenizer appends its end marker. It
+    cannot check that the two were trained into one space: only an evaluation on your data can (care-bench).
+
+    \b
+    Example:
+      care model join ./my-bert ./my-llm ./my-pair
+    """
+    from care_qdrant.join import join_encoders, read_probe_texts
+
+    probe_texts = read_probe_texts(probe) if probe else None
+    card = join_encoders(query, document, folder, name=name or folder.name, onnx=onnx, probe_texts=probe_texts)
+    click.echo(f"{folder}: {card.name}, {card.dim} dimensions ({card.fingerprint[:12]})")
+    click.echo("not checked: that the two encoders share one space; score the pair on your data before you use it", err=True)

@@ -1,0 +1,109 @@
+"""Options that several commands share."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from qdrant_client import QdrantClient
+
+    from care_qdrant.model import CareModel
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Which Qdrant a command works on."""
+
+    path: Path | None
+    url: str | None
+    api_key: str | None
+    grpc: bool
+
+    def open(self) -> "AbstractContextManager[QdrantClient]":
+        """Open it for the length of a ``with`` block."""
+        from care_qdrant.connection import open_client
+
+        return open_client(path=self.path, url=self.url, api_key=self.api_key, grpc=self.grpc)
+
+    def __str__(self) -> str:
+        return self.url or str(self.path)
+
+
+def target_options(command: Command) -> Command:
+    """Add ``--path --url --api-key --grpc``; the command takes one argument ``target: Target``."""
+
+    @wraps(command)
+    def with_target(
+        *args: Any, path: Path | None, url: str | None, api_key: str | None, grpc: bool, **options: Any
+    ) -> Any:
+        if path is not None and url is not None and not _from_environment("url"):
+            raise click.UsageError("--path and --url name two different databases; give one")
+        server = url if path is None else None
+        folder = None if server else (path or Path("qdrant"))
+        return command(*args, target=Target(folder, server, api_key, grpc), **options)
+
+    for option in reversed(
+        (
+            click.option(
+                "--path",
+                type=click.Path(path_type=Path, file_okay=False),
+                help="Folder of the embedded database.  [default: qdrant]",
+            ),
+            click.option("--url", envvar="QDRANT_URL", show_envvar=True, help="Qdrant server, instead of a folder."),
+            click.option("--api-key", envvar="QDRANT_API_KEY", show_envvar=True, help="Key of the server."),
+            click.option("--grpc", is_flag=True, help="Send points over gRPC."),
+        )
+    ):
+        with_target = option(with_target)
+    return with_target  # type: ignore[return-value]  # a decorator keeps the callable's type only in name
+
+
+def model_options(command: Command) -> Command:
+    """Add ``--model --device --precision``; the command takes one argument ``load_model``, a function."""
+
+    @wraps(command)
+    def with_model(*args: Any, model: str, device: str | None, precision: str, **options: Any) -> Any:
+        def load() -> "CareModel":
+            from care_qdrant.model import CareModel
+
+            return CareModel.load(model, device=device, precision=precision)  # type: ignore[arg-type]  # click.Choice
+
+        return command(*args, load_model=load, **options)
+
+    for option in reversed(
+        (
+            click.option(
+                "--model",
+                default="built-in",
+                show_default=True,
+                envvar="CARE_MODEL",
+                show_envvar=True,
+                help="CARE folder, hub name, built-in, or any sentence-transformers model.",
+            ),
+            click.option("--device", help="cpu, cuda, mps, …  [default: the best that is there]"),
+            click.option(
+                "--precision",
+                type=click.Choice(["auto", "int8", "fp32"]),
+                default="auto",
+                show_default=True,
+                help="Of the query encoder; auto takes int8 where its gate passed.",
+            ),
+        )
+    ):
+        with_model = option(with_model)
+    return with_model  # type: ignore[return-value]  # a decorator keeps the callable's type only in name
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+
+
+def _from_environment(name: str) -> bool:
+    source = click.get_current_context().get_parameter_source(name)
+    return source is click.core.ParameterSource.ENVIRONMENT

@@ -1,0 +1,32 @@
+"""Fixtures that every area shares. Nothing here reaches a network."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("TQDM_DISABLE", "1")
+for name in ("QDRANT_API_KEY", "CARE_MODEL"):
+    os.environ.pop(name, None)
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from qdrant_client import QdrantClient
+
+from tests import tiny
+
+
+@pytest.fixture(scope="session")
+def pair_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A CARE folder with a tiny random pair, and an ONNX query encoder. Never write into it: copy it."""
+    return tiny.care_folder(tmp_path_factory.mktemp("pair") / "tiny-pair", onnx=True)
+
+
+@pytest.fixture
+def client() -> Iterator[QdrantClient]:
+    """An empty in-memory Qdrant."""
+    client = QdrantClient(":memory:")
+    yield client
+    client.close()
