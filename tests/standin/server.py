@@ -1,0 +1,199 @@
+"""The HTTP side of the stand-in: sockets, keys, size limit and faults."""
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+from urllib.parse import unquote, urlsplit
+
+from tests.standin.engine import Engine, NotFound, is_write
+from tests.standin.faults import Fault, Faults
+
+RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER that turns a close into a TCP reset."""
+
+
+class Request(NamedTuple):
+    """A line of the log."""
+
+    method: str
+    path: str
+    size_bytes: int
+
+
+class StandIn:
+    """A Qdrant server on 127.0.0.1; use it as a context manager."""
+
+    def __init__(
+        self,
+        *,
+        version: str = "1.19.0",
+        path: str | None = None,
+        max_bytes: int = 32 * 1024 * 1024,
+        port: int = 0,
+        api_key: str | None = None,
+        read_only_key: str | None = None,
+    ) -> None:
+        self.engine = Engine(path, version)
+        self.max_bytes = max_bytes
+        self.api_key = api_key
+        self.read_only_key = read_only_key
+        self.faults = Faults()
+        self.requests: list[Request] = []
+        self.released = threading.Event()
+        """Set when the server stops, so that a silent connection ends."""
+        self._connections: set[socket.socket] = set()
+        self._listen(port)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.released.set()
+        self.go_away()
+        self.engine.local.close()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def count(self, method: str, path_ends: str) -> int:
+        """Give how many requests came to a path."""
+        return sum(each.method == method and each.path.endswith(path_ends) for each in list(self.requests))
+
+    def go_away(self) -> None:
+        """Refuse connections, and cut those that are open."""
+        self._server.shutdown()
+        self._server.server_close()
+        for connection in list(self._connections):
+            _cut(connection)
+
+    def come_back(self) -> None:
+        """Listen again on the same port."""
+        self._listen(self.port)
+
+    def _listen(self, port: int) -> None:
+        self._server = _Server(("127.0.0.1", port), self)
+        self.port: int = self._server.server_port
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], standin: StandIn) -> None:
+        self.standin = standin
+        super().__init__(address, _Handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that gave up is no error of a server."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: _Server
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.standin._connections.add(self.connection)
+
+    def finish(self) -> None:
+        self.server.standin._connections.discard(self.connection)
+        super().finish()
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        """Keep quiet; `StandIn.requests` is the log."""
+
+    def _go(self) -> None:
+        standin = self.server.standin
+        path = unquote(urlsplit(self.path).path)
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        standin.requests.append(Request(self.command, path, len(body)))
+        if refused := self._refusal(standin, path, len(body)):
+            self._answer(*refused)
+            return
+        fault = standin.faults.take(self.command, path)
+        if fault is None or not self._fail(standin, fault, path, body):
+            self._answer(*_result(standin.engine, self.command, path, body))
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_PATCH = _go  # noqa: N815
+
+    def _refusal(self, standin: StandIn, path: str, size: int) -> tuple[int, Any] | None:
+        key = self.headers.get("api-key")
+        if standin.api_key is not None and key not in (standin.api_key, standin.read_only_key):
+            return 401, "Must provide an API key or an Authorization bearer token"
+        if key is not None and key == standin.read_only_key and is_write(self.command, path):
+            return 403, _error("Forbidden: Global manage access is required")
+        if size > standin.max_bytes:
+            return 413, _error(f"Payload reached size limit: limit: {standin.max_bytes}, received: {size}")
+        return None
+
+    def _fail(self, standin: StandIn, fault: Fault, path: str, body: bytes) -> bool:
+        """Make a fault; False says that the usual answer still has to be given."""
+        if fault.kind == "500":
+            self._answer(500, _error("Service internal error: injected"))
+        elif fault.kind == "429":
+            seconds = f"{fault.seconds:g}"
+            self._answer(429, _error("Rate limiting exceeded: retry later"), {"Retry-After": seconds})
+        elif fault.kind == "timeout":
+            standin.released.wait(fault.seconds)
+            self.close_connection = True
+        elif fault.kind == "reset":
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            os.close(self.connection.detach())
+            self.close_connection = True
+        elif fault.kind == "drop":
+            _result(standin.engine, self.command, path, body)
+            _cut(self.connection)
+        else:
+            code, answer = _result(standin.engine, self.command, path, body)
+            if isinstance(answer["result"], dict):
+                answer["result"]["status"] = "wait_timeout"
+            self._answer(code, answer)
+        return True
+
+    def _answer(self, code: int, body: Any, headers: dict[str, str] | None = None) -> None:
+        raw = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+        self.send_response(code)
+        self.send_header("content-type", "text/plain" if isinstance(body, str) else "application/json")
+        self.send_header("content-length", str(len(raw)))
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(raw)
+
+
+def _result(engine: Engine, method: str, path: str, body: bytes) -> tuple[int, Any]:
+    if path == "/":
+        return 200, {"title": "qdrant - vector search engine", "version": engine.version, "commit": "stand-in"}
+    try:
+        return 200, {"result": engine.answer(method, path, body), "status": "ok", "time": 0.0}
+    except (NotFound, KeyError) as error:
+        return 404, _error(f"Not found: {error}")
+    except ValueError as error:
+        text = str(error)
+        if text.startswith("Forbidden"):
+            return 403, _error(text)
+        missing = text.startswith("Collection") and text.endswith("not found")
+        exists = text.endswith("already exists")
+        return (404 if missing else 409 if exists else 400), _error(text)
+
+
+def _error(message: str) -> dict[str, Any]:
+    return {"status": {"error": message}, "time": 0.0}
+
+
+def _cut(connection: socket.socket) -> None:
+    """End a connection; its handler closes the socket."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)

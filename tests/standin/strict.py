@@ -1,0 +1,57 @@
+"""Strict mode: the limits that a server's operator sets on a collection."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from qdrant_client import models
+
+
+@dataclass(frozen=True)
+class StrictMode:
+    """The limits of one collection; checks raise ValueError, which the server answers with 400."""
+
+    config: Mapping[str, Any]
+    indexed: frozenset[str]
+
+    def limit(self, name: str) -> Any:
+        return self.config.get(name) if self.config.get("enabled") else None
+
+    def check_batch(self, size: int) -> None:
+        most = self.limit("upsert_max_batchsize")
+        if most is not None and size > most:
+            raise ValueError(f"Forbidden: Upsert limit exceeded: {size} > {most} for upsert limit")
+
+    def check_limit(self, asked: int | None) -> None:
+        most = self.limit("max_query_limit")
+        if most is not None and asked is not None and asked > most:
+            raise ValueError(f"Forbidden: Limit exceeded: {asked} > {most} for limit")
+
+    def check_filter(self, condition: models.Filter | None) -> None:
+        if self.limit("unindexed_filtering_retrieve") is False:
+            self._check_indexed(condition)
+
+    def check_update(self, condition: models.Filter | None) -> None:
+        if self.limit("unindexed_filtering_update") is False:
+            self._check_indexed(condition)
+
+    def _check_indexed(self, condition: models.Filter | None) -> None:
+        for key in _keys(condition):
+            if key not in self.indexed:
+                raise ValueError(f'Bad request: Index required but not found for "{key}"')
+
+
+def _keys(condition: Any) -> Iterator[str]:
+    """Walk through a filter and give the payload keys that it reads."""
+    if isinstance(condition, models.Filter):
+        for clause in (condition.must, condition.should, condition.must_not):
+            for part in clause if isinstance(clause, list) else [clause]:
+                yield from _keys(part)
+    elif isinstance(condition, models.FieldCondition):
+        yield condition.key
+    elif isinstance(condition, models.IsEmptyCondition):
+        yield condition.is_empty.key
+    elif isinstance(condition, models.IsNullCondition):
+        yield condition.is_null.key
+    elif isinstance(condition, models.NestedCondition):
+        yield from (f"{condition.nested.key}[].{key}" for key in _keys(condition.nested.filter))
