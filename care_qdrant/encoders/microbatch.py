@@ -1,0 +1,226 @@
+"""Batches out of single calls: whatever came in while the encoder ran is its next batch.
+
+A small encoder is bound by reading its weights, so eight texts cost little more than one. Nobody waits for a batch to
+fill: an idle encoder starts with the first text at once, and a thread that finds it idle runs it itself, without a
+switch to another. Under load the batches grow by themselves.
+"""
+
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from care_qdrant.errors import CareError, EncodingError
+from care_qdrant.types import Vectors
+
+Vector = npt.NDArray[np.float32]
+"""Shape (dim,), unit length."""
+
+DEFAULT_MAX_BATCH = 32
+_FORK_WAIT_SECONDS = 5.0
+
+
+class MicroBatcher:
+    """Encodes single texts for many threads and coroutines, in batches.
+
+    A text that the encoder refuses fails alone, not with those that shared its batch. A future that is cancelled
+    before its turn costs nothing. Equal texts in one batch are encoded once. A forked child starts with an empty line
+    and its own workers; one that is no longer referred to ends its workers.
+    """
+
+    def __init__(
+        self, encode: Callable[[list[str]], Vectors], *, max_batch: int = DEFAULT_MAX_BATCH, workers: int = 1
+    ) -> None:
+        """Take an encoder into service; threads start with the first text that has to wait.
+
+        Args:
+            encode: Gives one row per text. It must not refer to this object, which would never be collected.
+            max_batch: Most texts of one call.
+            workers: How many batches may run side by side: one per core that is to encode queries.
+        """
+        self._line = _Line(encode, max_batch, workers)
+        self._finalizer = weakref.finalize(self, self._line.close)
+        _live.add(self)
+
+    def encode(self, text: str) -> Vector:
+        """Give the vector of a text, computed in this thread when the encoder is idle.
+
+        Raises:
+            CareError: the batcher was closed.
+        """
+        line = self._line
+        if not line.start_at_once():
+            return line.put(text).result()
+        try:
+            vector: Vector = line.encode([text])[0]
+        finally:
+            line.done()
+        return vector
+
+    def submit(self, text: str) -> "Future[Vector]":
+        """Give the future vector of a text; ``asyncio.wrap_future`` makes it awaitable.
+
+        Raises:
+            CareError: the batcher was closed.
+        """
+        return self._line.put(text)
+
+    def close(self) -> None:
+        """Answer what was submitted, then end the worker threads; without effect the second time."""
+        self._finalizer()
+
+    def _start_afresh(self) -> None:
+        """Forget the line, whose locks and futures belong to the process that this one was forked from."""
+        self._finalizer.detach()
+        self._line = self._line.successor()
+        self._finalizer = weakref.finalize(self, self._line.close)
+
+
+@dataclass(eq=False)
+class _Request:
+    text: str
+    future: "Future[Vector]" = field(default_factory=Future)
+
+
+class _Line:
+    """The texts that wait, and the workers that serve them. Workers hold this object and not the batcher."""
+
+    def __init__(self, encode: Callable[[list[str]], Vectors], max_batch: int, workers: int) -> None:
+        self.encode, self.max_batch, self.workers = encode, max_batch, workers
+        self.condition = threading.Condition()
+        self.running = 0
+        """Batches that run now."""
+        self._waiting: deque[_Request] = deque()
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+
+    def successor(self) -> "_Line":
+        """Give a fresh line for the same encoder, closed if this one is."""
+        line = _Line(self.encode, self.max_batch, self.workers)
+        line._closed = self._closed
+        return line
+
+    def start_at_once(self) -> bool:
+        """Say whether the caller may encode now; then it must call `done` afterwards."""
+        with self.condition:
+            self._check_open()
+            idle = not self._waiting and self.running < self.workers
+            self.running += idle
+            return idle
+
+    def put(self, text: str) -> "Future[Vector]":
+        request = _Request(text)
+        with self.condition:
+            self._check_open()
+            if not self._threads:
+                self._start_workers()
+            self._waiting.append(request)
+            self.condition.notify_all()
+        return request.future
+
+    def take(self) -> list[_Request]:
+        """Wait for the next batch; empty when the line is closed and everyone was served."""
+        with self.condition:
+            self.condition.wait_for(self._can_proceed)
+            batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), self.max_batch))]
+            self.running += bool(batch)
+            return batch
+
+    def done(self) -> None:
+        with self.condition:
+            self.running -= 1
+            self.condition.notify_all()
+
+    def close(self) -> None:
+        with self.condition:
+            self._closed = True
+            self.condition.notify_all()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+
+    def _can_proceed(self) -> bool:
+        return self.running < self.workers if self._waiting else self._closed
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise CareError("this encoder was closed; make a new one")
+
+    def _start_workers(self) -> None:
+        for number in range(self.workers):
+            name = f"care-encoder-{number}"
+            thread = threading.Thread(target=_work, args=(self,), name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+
+def _work(line: _Line) -> None:
+    while batch := line.take():
+        try:
+            _serve(line.encode, batch)
+        finally:
+            del batch
+            line.done()
+
+
+def _serve(encode: Callable[[list[str]], Vectors], batch: list[_Request]) -> None:
+    alive = [request for request in batch if request.future.set_running_or_notify_cancel()]
+    texts = list(dict.fromkeys(request.text for request in alive))
+    answers = dict(zip(texts, _encode_apart(encode, texts), strict=True))
+    for request in alive:
+        answer = answers[request.text]
+        if isinstance(answer, BaseException):
+            request.future.set_exception(answer)
+        else:
+            request.future.set_result(answer)
+
+
+def _encode_apart(encode: Callable[[list[str]], Vectors], texts: list[str]) -> list[Vector | BaseException]:
+    """Give the vector of each text, or its own error: a batch that fails is halved until the culprit is alone."""
+    if not texts:
+        return []
+    try:
+        rows = list(encode(texts))
+        if len(rows) != len(texts):
+            raise EncodingError(f"the encoder gave {len(rows)} rows for {len(texts)} texts")
+        return rows
+    except BaseException as error:
+        if len(texts) == 1:
+            return [error]
+    middle = len(texts) // 2
+    return _encode_apart(encode, texts[:middle]) + _encode_apart(encode, texts[middle:])
+
+
+# A fork copies locks as they are, and no threads. So no batch may run at the moment of the fork (nor hold a lock of
+# onnxruntime), and the child starts afresh.
+_live: "weakref.WeakSet[MicroBatcher]" = weakref.WeakSet()
+_held: list[_Line] = []
+
+
+def _before_fork() -> None:
+    for batcher in list(_live):
+        line = batcher._line
+        line.condition.acquire()
+        line.condition.wait_for(lambda line=line: line.running == 0, timeout=_FORK_WAIT_SECONDS)  # type: ignore[misc]
+        _held.append(line)
+
+
+def _after_fork_in_parent() -> None:
+    while _held:
+        _held.pop().condition.release()
+
+
+def _after_fork_in_child() -> None:
+    _held.clear()
+    for batcher in list(_live):
+        batcher._start_afresh()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
