@@ -1,0 +1,113 @@
+"""What a number was measured on: without this it cannot be compared with another one."""
+
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+_CPU_FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "sve")
+_PACKAGES = (
+    "care-qdrant",
+    "llama-index-core",
+    "mteb",
+    "numpy",
+    "onnxruntime",
+    "qdrant-client",
+    "sentence-transformers",
+    "torch",
+    "transformers",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where and with what a result was measured."""
+
+    cpu: str
+    cpu_flags: list[str]
+    """Only those that decide the speed of an encoder."""
+    cpus_usable: int
+    memory_gib: float
+    threads: str
+    """``OMP_NUM_THREADS``, or "unset"."""
+    gpu: str
+    system: str
+    python: str
+    packages: dict[str, str]
+    commit: str
+    """Of the source tree; ends in "+changes" where it has uncommitted changes, "unknown" outside a checkout."""
+    measured_at: str
+    """UTC, ISO 8601."""
+
+
+def describe_machine() -> Machine:
+    """Give the machine, the versions and the commit of this process."""
+    facts = _cpu_facts()
+    return Machine(
+        cpu=facts.get("model name", platform.processor() or platform.machine()),
+        cpu_flags=_known_flags(facts.get("flags", facts.get("Features", "")).split()),
+        cpus_usable=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        memory_gib=_memory_gib(),
+        threads=os.environ.get("OMP_NUM_THREADS", "unset"),
+        gpu=_gpu(),
+        system=f"{platform.system()} {platform.machine()}",
+        python=platform.python_version(),
+        packages=_versions(_PACKAGES),
+        commit=commit_of(Path(__file__).parent),
+        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def commit_of(folder: Path) -> str:
+    """Give the git commit of a folder, marked when tracked files differ from it."""
+    head = _git(folder, "rev-parse", "--short=12", "HEAD")
+    if not head:
+        return "unknown"
+    return f"{head}+changes" if _git(folder, "status", "--porcelain", "--untracked-files=no") else head
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    try:
+        answer = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return answer.stdout.strip() if answer.returncode == 0 else ""
+
+
+def _cpu_facts() -> dict[str, str]:
+    path = Path("/proc/cpuinfo")
+    if not path.exists():
+        return {}
+    pairs = (line.split(":", 1) for line in path.read_text().split("\n\n")[0].splitlines() if ":" in line)
+    return {key.strip(): value.strip() for key, value in pairs}
+
+
+def _known_flags(flags: Iterable[str]) -> list[str]:
+    return [flag for flag in _CPU_FLAGS if flag in set(flags)]
+
+
+def _memory_gib() -> float:
+    path = Path("/proc/meminfo")
+    found = re.search(r"MemTotal:\s+(\d+) kB", path.read_text()) if path.exists() else None
+    return round(int(found[1]) / 2**20, 1) if found else 0.0
+
+
+def _gpu() -> str:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+
+
+def _versions(packages: Iterable[str]) -> dict[str, str]:
+    found = {}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

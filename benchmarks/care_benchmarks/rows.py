@@ -1,0 +1,115 @@
+"""Rows of JSONL and TSV files that know where they stand, and fields that say what is wrong with them."""
+
+import gzip
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from care_qdrant.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a file, parsed. Every method raises InputError that names the line."""
+
+    where: str
+    """``dev/corpus.jsonl:8812``"""
+    fields: Mapping[str, Any]
+
+    def identity(self, *keys: str) -> str:
+        """Give an id under the first key that is there; a number becomes its digits."""
+        value = self._first(keys)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return str(value)
+        return self._filled(keys[0], value)
+
+    def text(self, key: str) -> str:
+        """Give a string that is not empty."""
+        return self._filled(key, self._first((key,)))
+
+    def optional_text(self, key: str) -> str:
+        """Give a string, empty where the key is missing or null."""
+        value = self.fields.get(key)
+        if value is not None and not isinstance(value, str):
+            raise InputError(f"{self.where}: {key!r} is {value!r}; expected a string")
+        return value or ""
+
+    def texts(self, key: str) -> list[str]:
+        """Give a list of at least one string, repetitions removed."""
+        values = self.fields.get(key)
+        if not isinstance(values, list) or not values:
+            raise InputError(f"{self.where}: {key!r} is {values!r}; expected a list with at least one text")
+        return list(dict.fromkeys(self._filled(key, value) for value in values))
+
+    def number(self, key: str) -> float:
+        """Give a finite number, also from its digits."""
+        value = self.fields.get(key)
+        try:
+            found = math.nan if isinstance(value, bool) or value is None else float(value)
+        except (TypeError, ValueError):
+            found = math.nan
+        if not math.isfinite(found):
+            raise InputError(f"{self.where}: {key!r} is {value!r}; expected a finite number")
+        return found
+
+    def grade(self, key: str) -> int:
+        """Give a relevance grade, a whole number from 0."""
+        found = self.number(key)
+        if found < 0 or found != int(found):
+            raise InputError(f"{self.where}: {key!r} is {self.fields[key]!r}; expected a grade 0, 1, 2, …")
+        return int(found)
+
+    def _first(self, keys: tuple[str, ...]) -> object:
+        value = next((self.fields[key] for key in keys if key in self.fields), None)
+        if value is None:
+            raise InputError(f"{self.where}: has no {keys[0]!r} (keys: {', '.join(self.fields)})")
+        return value
+
+    def _filled(self, key: str, value: object) -> str:
+        if not isinstance(value, str) or not value.strip():
+            raise InputError(f"{self.where}: {key!r} holds {value!r}; expected a string that is not empty")
+        return value
+
+
+def read_jsonl(path: Path) -> Iterator[Row]:
+    """Give one row per line that is not blank.
+
+    Raises:
+        InputError: a line is not a JSON object.
+    """
+    with _open(path) as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield _parse(f"{path}:{number}", line)
+
+
+def read_tsv(path: Path) -> Iterator[Row]:
+    """Give one row per line after the header.
+
+    Raises:
+        InputError: a line has more or fewer fields than the header.
+    """
+    with _open(path) as lines:
+        header = next(lines, "").rstrip("\n").split("\t")
+        for number, line in enumerate(lines, start=2):
+            values = line.rstrip("\n").split("\t")
+            if len(values) != len(header):
+                raise InputError(f"{path}:{number}: has {len(values)} fields; the header has {len(header)}")
+            yield Row(f"{path}:{number}", dict(zip(header, values, strict=True)))
+
+
+def _parse(where: str, line: str) -> Row:
+    try:
+        fields = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{where}: is not JSON ({error})") from error
+    if not isinstance(fields, dict):
+        raise InputError(f"{where}: is a JSON {type(fields).__name__}; expected an object")
+    return Row(where, fields)
+
+
+def _open(path: Path) -> TextIO:
+    return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")

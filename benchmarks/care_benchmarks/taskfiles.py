@@ -1,0 +1,222 @@
+"""Task directories, read strictly: a benchmark with one bad line gives a number that looks like any other.
+
+Accepted, plain or gzip (``.gz``), in the directory itself or in ``retrieval/``::
+
+    corpus.jsonl    id, text, title?            also BEIR's and mteb's _id
+    queries.jsonl   id, text
+    qrels.jsonl     query_id, document_id, score    also mteb's query-id/corpus-id, C-MTEB's qid/pid;
+                    or qrels/test.tsv (BEIR: a header, then query, document, score)
+    rerank.jsonl    query, positive[], negative[]
+    sts.jsonl, sts_synonym.jsonl    sentence1, sentence2, score
+
+A query that only another split of BEIR judges is left out; in every other case a query without a positive is an error.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from care_benchmarks.rows import read_jsonl, read_tsv
+from care_qdrant.errors import InputError
+from care_qdrant.types import Document
+
+Qrels = dict[str, dict[str, int]]
+"""Query id → document id → grade; 0 is judged and not relevant."""
+
+_ID_KEYS = ("id", "_id")
+_QUERY_KEYS = ("query_id", "query-id", "qid")
+_DOCUMENT_KEYS = ("document_id", "corpus-id", "pid")
+
+
+@dataclass(frozen=True, slots=True)
+class RetrievalFiles:
+    """Where the three parts of a retrieval task lie."""
+
+    corpus: Path
+    queries: Path
+    qrels: Path
+
+
+@dataclass(frozen=True, slots=True)
+class TaskDirectory:
+    """What one directory offers; None where it has no such task."""
+
+    path: Path
+    retrieval: RetrievalFiles | None
+    rerank: Path | None
+    sts: Path | None
+    sts_synonym: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """One reranking question: its right answers and the wrong ones they stand among."""
+
+    query: str
+    positive: list[str]
+    negative: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredPair:
+    """Two sentences and how alike they are."""
+
+    sentence1: str
+    sentence2: str
+    score: float
+
+
+def find_tasks(directory: Path) -> TaskDirectory:
+    """Give the tasks of a directory.
+
+    Raises:
+        InputError: it is no directory, has none of the known files, or only a part of a retrieval task.
+    """
+    if not directory.is_dir():
+        raise InputError(f"{directory}: is not a directory; expected one with corpus.jsonl, rerank.jsonl or sts.jsonl")
+    base = directory / "retrieval" if (directory / "retrieval").is_dir() else directory
+    found = TaskDirectory(
+        path=directory,
+        retrieval=_retrieval_files(base),
+        rerank=_existing(directory, "rerank.jsonl"),
+        sts=_existing(directory, "sts.jsonl"),
+        sts_synonym=_existing(directory, "sts_synonym.jsonl"),
+    )
+    if not any((found.retrieval, found.rerank, found.sts, found.sts_synonym)):
+        raise InputError(
+            f"{directory}: has no task; expected retrieval/{{corpus,queries,qrels}}.jsonl, rerank.jsonl, sts.jsonl "
+            "or sts_synonym.jsonl, plain or .gz"
+        )
+    return found
+
+
+def read_corpus(path: Path) -> Iterator[Document]:
+    """Give the documents one by one.
+
+    Raises:
+        InputError: a line is not a document, an id comes twice, or there is none at all.
+    """
+    first_seen: dict[str, int] = {}
+    for count, row in enumerate(read_jsonl(path), start=1):
+        identity, title = row.identity(*_ID_KEYS), row.optional_text("title")
+        if identity in first_seen:
+            raise InputError(f"{row.where}: document id {identity!r} was already used in row {first_seen[identity]}")
+        first_seen[identity] = count
+        yield Document(id=identity, title=title, text=row.optional_text("text") if title else row.text("text"))
+    if not first_seen:
+        raise InputError(f"{path}: the corpus is empty; expected one document per line")
+
+
+def read_questions(files: RetrievalFiles) -> tuple[dict[str, str], Qrels]:
+    """Give the queries by id, and their judgements, after checking all three files against each other.
+
+    Raises:
+        InputError: a line is malformed, an id comes twice or is unknown, or a query has no positive.
+    """
+    documents = {document.id for document in read_corpus(files.corpus)}
+    queries, lines = _read_queries(files.queries)
+    qrels = _read_qrels(files, queries, documents)
+    if files.qrels.suffix == ".tsv":
+        queries = {identity: query for identity, query in queries.items() if identity in qrels}
+    for identity in queries:
+        if not any(value > 0 for value in qrels.get(identity, {}).values()):
+            raise InputError(
+                f"{lines[identity]}: query {identity!r} has no positive; {files.qrels.name} must judge at least one "
+                "document of it with a score above 0"
+            )
+    return queries, qrels
+
+
+def read_rerank(path: Path) -> list[Candidates]:
+    """Give the reranking questions; a text that a list repeats counts once.
+
+    Raises:
+        InputError: a line is malformed, lacks positives or negatives, or calls one text both.
+    """
+    questions = []
+    for row in read_jsonl(path):
+        positive, negative = row.texts("positive"), row.texts("negative")
+        both = set(positive) & set(negative)
+        if both:
+            raise InputError(f"{row.where}: {min(both)[:40]!r} is both positive and negative")
+        questions.append(Candidates(row.text("query"), positive, negative))
+    _refuse_empty(questions, path)
+    return questions
+
+
+def read_sts(path: Path) -> list[ScoredPair]:
+    """Give the sentence pairs.
+
+    Raises:
+        InputError: a line is malformed, a score is not a finite number, or all scores are equal.
+    """
+    pairs = [ScoredPair(row.text("sentence1"), row.text("sentence2"), row.number("score")) for row in read_jsonl(path)]
+    _refuse_empty(pairs, path)
+    if len({pair.score for pair in pairs}) == 1:
+        raise InputError(f"{path}: all scores are {pairs[0].score}; a correlation needs at least two different ones")
+    return pairs
+
+
+def content_digest(paths: Sequence[Path]) -> str:
+    """Give the SHA-256 over the names and bytes of files: the revision of a task that lies on a disk."""
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(path.name.encode())
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _retrieval_files(base: Path) -> RetrievalFiles | None:
+    tsv = base / "qrels" / "test.tsv"
+    parts = {
+        "corpus.jsonl": _existing(base, "corpus.jsonl"),
+        "queries.jsonl": _existing(base, "queries.jsonl"),
+        "qrels.jsonl": tsv if tsv.exists() else _existing(base, "qrels.jsonl"),
+    }
+    corpus, queries, qrels = parts.values()
+    if corpus and queries and qrels:
+        return RetrievalFiles(corpus, queries, qrels)
+    present = [name for name, path in parts.items() if path]
+    if not present:
+        return None
+    missing = [name for name, path in parts.items() if not path]
+    raise InputError(f"{base}: {', '.join(missing)} is missing beside {', '.join(present)} (plain or .gz)")
+
+
+def _existing(folder: Path, name: str) -> Path | None:
+    return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
+
+
+def _read_queries(path: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Give text and place by query id."""
+    texts: dict[str, str] = {}
+    places: dict[str, str] = {}
+    for row in read_jsonl(path):
+        identity = row.identity(*_ID_KEYS)
+        if identity in texts:
+            raise InputError(f"{row.where}: query id {identity!r} was already used at {places[identity]}")
+        texts[identity], places[identity] = row.text("text"), row.where
+    _refuse_empty(list(texts), path)
+    return texts, places
+
+
+def _read_qrels(files: RetrievalFiles, queries: Mapping[str, str], documents: set[str]) -> Qrels:
+    qrels: Qrels = {}
+    rows = read_tsv(files.qrels) if files.qrels.suffix == ".tsv" else read_jsonl(files.qrels)
+    for row in rows:
+        query, document = row.identity(*_QUERY_KEYS), row.identity(*_DOCUMENT_KEYS)
+        if query not in queries:
+            raise InputError(f"{row.where}: query {query!r} is not in {files.queries.name}")
+        if document not in documents:
+            raise InputError(f"{row.where}: document {document!r} is not in {files.corpus.name}")
+        if document in qrels.setdefault(query, {}):
+            raise InputError(f"{row.where}: query {query!r} and document {document!r} are judged twice")
+        qrels[query][document] = row.grade("score")
+    return qrels
+
+
+def _refuse_empty(rows: Sequence[object], path: Path) -> None:
+    if not rows:
+        raise InputError(f"{path}: is empty; expected one row per line")
