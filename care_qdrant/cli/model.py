@@ -67,9 +67,12 @@ def verify(model: str) -> None:
 @click.argument("document", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--name", help="Of the pair.  [default: the folder's name]")
-@click.option("--onnx/--no-onnx", default=True, show_default=True, help="Export the query encoder for onnxruntime.")
-@click.option("--probe", type=click.Path(path_type=Path, exists=True), help="JSON lines with a 'text', for the gate.")
-def join(query: Path, document: Path, folder: Path, name: str | None, onnx: bool, probe: Path | None) -> None:
+@click.option(
+    "--probe",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="JSON lines with a 'text': real queries. With them the query encoder is exported for onnxruntime.",
+)
+def join(query: Path, document: Path, folder: Path, name: str | None, probe: Path | None) -> None:
     """Make a pair FOLDER of two saved sentence-transformers models, QUERY and DOCUMENT.
 
     It checks that both load, that their dimensions agree and that the document tokenizer appends its end marker. It
@@ -77,11 +80,13 @@ def join(query: Path, document: Path, folder: Path, name: str | None, onnx: bool
 
     \b
     Example:
-      care model join ./my-bert ./my-llm ./my-pair
+      care model join ./my-bert ./my-llm ./my-pair --probe queries.jsonl
     """
     from care_qdrant.join import join_encoders, read_probe_texts
 
     probe_texts = read_probe_texts(probe) if probe else None
-    card = join_encoders(query, document, folder, name=name or folder.name, onnx=onnx, probe_texts=probe_texts)
+    card = join_encoders(query, document, folder, name=name or folder.name, probe_texts=probe_texts)
     click.echo(f"{folder}: {card.name}, {card.dim} dimensions ({card.fingerprint[:12]})")
-    click.echo("not checked: that the two encoders share one space; score the pair on your data before you use it", err=True)
+    click.echo(
+        "not checked: that the two encoders share one space; score the pair on your data before you use it", err=True
+    )
