@@ -1,0 +1,145 @@
+"""The query encoder on onnxruntime and tokenizers: no torch in the process, one thread a call.
+
+The graph holds pooling and normalisation (`care_qdrant.onnx_export`), so a query is: tokenise, run, done.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime  # type: ignore[import-untyped]
+from tokenizers import Encoding, Tokenizer
+
+from care_qdrant.encoders.batching import token_batches
+from care_qdrant.errors import EncodingError, IncompleteModel, ModelError
+from care_qdrant.types import Vectors
+
+BATCH_TOKENS = 4_096
+"""Padded tokens of one run: enough to amortise reading the weights, small enough to stay in the cache."""
+
+
+class OnnxEncoder:
+    """A query encoder on the CPU. One instance may be used by any number of threads and survives a fork.
+
+    A run uses the calling thread only: two cores serve two queries at once, and a batch never stalls on a busy core.
+    A text's vector does not depend on the texts that it is encoded with.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        onnx_file: str,
+        *,
+        dim: int,
+        max_tokens: int,
+        prompt: str = "",
+        threads: int = 1,
+        batch_tokens: int = BATCH_TOKENS,
+    ) -> None:
+        """Load tokenizer and graph.
+
+        Args:
+            folder: The ``query/`` folder, which holds ``tokenizer.json``.
+            onnx_file: The graph, relative to the folder.
+            dim: Length of each vector.
+            max_tokens: Longest input, special tokens and prompt included.
+            prompt: Put before each text unless the caller gives another.
+            threads: Cores that one run may use.
+            batch_tokens: Padded tokens of one run.
+
+        Raises:
+            IncompleteModel: a file is missing.
+            ModelError: a file cannot be read, or the graph gives another dimension.
+        """
+        self.dim, self.max_tokens, self.prompt, self.batch_tokens = dim, max_tokens, prompt, batch_tokens
+        self._tokenizer = _load_tokenizer(folder, max_tokens)
+        self._special_tokens = self._tokenizer.num_special_tokens_to_add(False)
+        self._session = _load_session(folder / onnx_file, dim, threads)
+
+    def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
+        """Give one unit vector per text, in order: (len(texts), dim) float32. None is the model's own prompt.
+
+        Raises:
+            EncodingError: a text has no tokens, or the graph gave a vector that is not of unit length.
+        """
+        token_ids = [encoding.ids for encoding in self._tokenize(texts, prompt)]
+        vectors = np.empty((len(texts), self.dim), dtype=np.float32)
+        for batch in token_batches([len(ids) for ids in token_ids], self.batch_tokens):
+            vectors[batch] = self._run([token_ids[index] for index in batch])
+        _check_unit_rows(vectors, texts)
+        return vectors
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        """Give the uncut length of each text in tokens, special tokens and prompt included."""
+        return [self._uncut_length(encoding) for encoding in self._tokenize(texts, None)]
+
+    def _tokenize(self, texts: Sequence[str], prompt: str | None) -> list[Encoding]:
+        # One by one: `encode_batch` starts a thread pool, which a later fork would find dead.
+        prompt = self.prompt if prompt is None else prompt
+        return [self._tokenizer.encode(prompt + text) for text in texts]
+
+    def _uncut_length(self, encoding: Encoding) -> int:
+        parts = [encoding, *encoding.overflowing]
+        return sum(len(part.ids) for part in parts) - self._special_tokens * (len(parts) - 1)
+
+    def _run(self, token_ids: Sequence[Sequence[int]]) -> Vectors:
+        inputs = _pad(token_ids)
+        (vectors,) = self._session.run(None, inputs)
+        return np.asarray(vectors, dtype=np.float32)
+
+
+def _load_tokenizer(folder: Path, max_tokens: int) -> Tokenizer:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise IncompleteModel(f"{path} is missing; export the query encoder again")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ModelError(f"{path}: is not a tokenizer that this version reads ({error})") from error
+    direction = (tokenizer.truncation or {}).get("direction", "right")
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(max_tokens, direction=direction)
+    return tokenizer
+
+
+def _load_session(path: Path, dim: int, threads: int) -> onnxruntime.InferenceSession:
+    if not path.is_file():
+        raise IncompleteModel(f"{path} is missing; export the query encoder again")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    # The higher levels fuse Add + LayerNormalization and Add + Gelu into kernels that are several times slower.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    # A spinning pool burns a core between queries and stalls up to 34 times on a contended machine.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's own exceptions share no public base
+        raise ModelError(f"{path}: onnxruntime {onnxruntime.__version__} cannot load it ({error})") from error
+    found = session.get_outputs()[0].shape[-1]
+    if found != dim:
+        raise ModelError(f"{path}: gives {found} dimensions, the model's card says {dim}; export it again")
+    return session
+
+
+def _pad(token_ids: Sequence[Sequence[int]]) -> dict[str, npt.NDArray[Any]]:
+    """Give (batch, longest) arrays, padded on the right; masked positions never reach a vector."""
+    shape = (len(token_ids), max(len(ids) for ids in token_ids))
+    input_ids, attention_mask = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+    for row, ids in enumerate(token_ids):
+        input_ids[row, : len(ids)] = ids
+        attention_mask[row, : len(ids)] = 1
+    return {"input_ids": input_ids, "attention_mask": attention_mask}
+
+
+def _check_unit_rows(vectors: Vectors, texts: Sequence[str]) -> None:
+    norms = np.linalg.norm(vectors, axis=1)
+    bad = np.flatnonzero(~(np.abs(norms - 1) < 1e-3))
+    if bad.size:
+        text = texts[bad[0]]
+        raise EncodingError(
+            f"the query encoder gave a vector of length {norms[bad[0]]} for text {bad[0]} ({text[:40]!r}); "
+            "expected 1: check the model with `care model verify`"
+        )

@@ -1,0 +1,96 @@
+"""Whether int8 vectors may stand in for float32 ones: measured on real queries when a model is exported."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from care_qdrant.types import Vectors
+
+TOP = 10
+MIN_COSINE = 0.995
+MEAN_COSINE = 0.999
+MIN_OVERLAP = 0.95
+MAX_NDCG_DROP = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What int8 costs, over the probe queries."""
+
+    probes: int
+    min_cosine: float
+    """Of a query's int8 vector to its float32 one; passes from 0.995."""
+    mean_cosine: float
+    """Passes from 0.999."""
+    overlap_at_10: float | None = None
+    """Mean share of the ten best documents that both agree on; passes from 0.95. None without documents."""
+    ndcg_at_10_fp32: float | None = None
+    ndcg_at_10_int8: float | None = None
+    """May be 0.005 below the float32 one. None without judgements."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether int8 may be the default."""
+        return (
+            self.min_cosine >= MIN_COSINE
+            and self.mean_cosine >= MEAN_COSINE
+            and (self.overlap_at_10 is None or self.overlap_at_10 >= MIN_OVERLAP)
+            and (
+                self.ndcg_at_10_fp32 is None
+                or self.ndcg_at_10_int8 is None
+                or self.ndcg_at_10_int8 >= self.ndcg_at_10_fp32 - MAX_NDCG_DROP
+            )
+        )
+
+
+def compare(
+    fp32: Vectors,
+    int8: Vectors,
+    document_vectors: Vectors | None = None,
+    relevant: Sequence[Collection[int]] | None = None,
+) -> Gate:
+    """Measure the int8 vectors of some queries against their float32 ones.
+
+    Args:
+        fp32: (queries, dim) unit rows.
+        int8: The same queries' int8 vectors.
+        document_vectors: (documents, dim) unit rows to rank; None leaves the ranking figures out.
+        relevant: For each query the rows of the documents that answer it; None leaves nDCG out.
+    """
+    cosines = np.einsum("qd,qd->q", fp32.astype(np.float64), int8.astype(np.float64))
+    overlap = ndcg_fp32 = ndcg_int8 = None
+    if document_vectors is not None:
+        best_fp32, best_int8 = _best(fp32, document_vectors), _best(int8, document_vectors)
+        overlap = _overlap(best_fp32, best_int8)
+        if relevant is not None:
+            ndcg_fp32, ndcg_int8 = _ndcg(best_fp32, relevant), _ndcg(best_int8, relevant)
+    return Gate(
+        probes=len(fp32),
+        min_cosine=round(float(cosines.min()), 6),
+        mean_cosine=round(float(cosines.mean()), 6),
+        overlap_at_10=overlap,
+        ndcg_at_10_fp32=ndcg_fp32,
+        ndcg_at_10_int8=ndcg_int8,
+    )
+
+
+def _best(queries: Vectors, documents: Vectors) -> list[list[int]]:
+    """Give the rows of each query's best documents, best first; one query at a time, so memory stays flat."""
+    return [np.argsort(-(documents @ query), kind="stable")[:TOP].tolist() for query in queries]
+
+
+def _overlap(first: list[list[int]], second: list[list[int]]) -> float:
+    shares = [len(set(a) & set(b)) / len(a) for a, b in zip(first, second, strict=True)]
+    return round(float(np.mean(shares)), 6)
+
+
+def _ndcg(best: list[list[int]], relevant: Sequence[Collection[int]]) -> float:
+    """Give the mean binary nDCG@10 over the queries that have a relevant document."""
+    discounts = 1 / np.log2(np.arange(TOP) + 2)
+    scores = [
+        sum(discounts[rank] for rank, row in enumerate(rows) if row in answers) / discounts[: len(answers)].sum()
+        for rows, answers in zip(best, relevant, strict=True)
+        if answers
+    ]
+    return round(float(np.mean(scores)), 6)
