@@ -1,0 +1,63 @@
+"""The command line's frame: help with an example everywhere, errors in one line, exit codes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from care_qdrant import errors
+from care_qdrant.cli import care
+
+
+def commands(command: click.Command, path: str) -> list[tuple[str, click.Command]]:
+    if not isinstance(command, click.Group):
+        return [(path, command)]
+    context = click.Context(command)
+    children = ((name, command.get_command(context, name)) for name in command.list_commands(context))
+    return [found for name, child in children if child for found in commands(child, f"{path} {name}")]
+
+
+@pytest.mark.parametrize(("path", "command"), commands(care, "care"), ids=lambda value: str(value).replace(" ", "-"))
+def test_every_command_has_an_example(path: str, command: click.Command) -> None:
+    assert "Example:" in (command.help or ""), f"{path} has no example"
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from click.testing import CliRunner; from care_qdrant.cli import care; "
+        "assert CliRunner().invoke(care, ['--help']).exit_code == 0; "
+        "heavy = {'numpy', 'torch', 'qdrant_client', 'onnxruntime', 'tokenizers'} & set(sys.modules); "
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_an_expected_error_is_one_line_and_its_exit_code(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "from care_qdrant.cli import main; main()", "model", "verify", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == errors.ModelError.exit_code
+    assert done.stderr.startswith("error: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_model_info_and_verify(pair_folder: Path) -> None:
+    info = CliRunner().invoke(care, ["model", "info", str(pair_folder)])
+    assert "tiny-pair" in info.output
+    assert "lasttoken pooling, 96 tokens, ends with <|im_end|>" in info.output
+    verified = CliRunner().invoke(care, ["model", "verify", str(pair_folder)])
+    assert "whole and unaltered" in verified.output
+
+
+def test_exit_codes_are_distinct() -> None:
+    direct = [
+        error for error in vars(errors).values() if isinstance(error, type) and error.__bases__ == (errors.CareError,)
+    ]
+    assert len({error.exit_code for error in direct}) == len(direct)
+    assert errors.REJECTED_ROWS_EXIT_CODE not in {error.exit_code for error in direct}
