@@ -1,0 +1,38 @@
+"""Run by CI in an environment that holds the wheel and its base dependencies alone: the serving machine."""
+
+import sys
+from importlib.util import find_spec
+
+HEAVY = {"torch", "transformers", "sentence_transformers", "llama_index", "mteb", "datasets"}
+
+present = {name for name in HEAVY if find_spec(name) is not None}
+assert not present, f"this environment is not bare: it has {present}"
+
+from qdrant_client import QdrantClient  # noqa: E402
+
+import care_qdrant.collection  # noqa: E402
+from care_qdrant import CareModel, Retriever  # noqa: E402
+from care_qdrant.errors import MissingExtra  # noqa: E402
+
+model = CareModel.load()
+vectors = model.encode_query(["糖尿病人能吃西瓜吗", "心梗怎么急救"])
+assert vectors.shape == (2, model.dim)
+try:
+    model.encode_document(["二甲双胍"])
+except MissingExtra as error:
+    assert "pip install 'care-qdrant[ingest]'" in str(error)
+else:
+    raise AssertionError("a document was encoded without torch")
+
+client = QdrantClient(":memory:")
+from qdrant_client import models  # noqa: E402
+
+params = models.VectorParams(size=model.dim, distance=models.Distance.COSINE)
+client.create_collection("docs", {model.name: params})
+care_qdrant.collection.write_contract(client, "docs", model.name, model.contract())
+point = models.PointStruct(id=1, vector={model.name: vectors[1].tolist()}, payload={"text": "心肌梗死的急救"})
+client.upsert("docs", [point])
+[[hit]] = Retriever(client, "docs", model).search(["心梗怎么急救"], top_k=1)
+assert hit.text == "心肌梗死的急救"
+assert hit.score > 0.99, hit
+print(f"bare wheel: {model.name} answers queries on {sys.version.split()[0]} without torch")

@@ -1,0 +1,62 @@
+"""What a wheel puts into other people's environments."""
+
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("dist")
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    subprocess.run(build, check=True, capture_output=True, timeout=110)
+    [wheel] = folder.glob("*.whl")
+    return zipfile.ZipFile(wheel).namelist()
+
+
+def test_the_wheel_claims_no_name_of_others(wheel_names: list[str]) -> None:
+    tops = {name.split("/")[0] for name in wheel_names if ".dist-info/" not in name}
+    assert tops == {"care_qdrant", "llama_index", "care_trainer", "care_benchmarks"}
+
+
+def test_the_namespace_of_llama_index_stays_open(wheel_names: list[str]) -> None:
+    shared = ("llama_index/", "llama_index/embeddings/", "llama_index/vector_stores/", "llama_index/postprocessor/")
+    owned = {f"{folder}{file}" for folder in shared for file in ("__init__.py", "py.typed")}
+    assert not owned & set(wheel_names)
+    assert "llama_index/embeddings/care/__init__.py" in wheel_names
+
+
+def test_the_wheel_carries_the_built_in_pair_and_the_configurations(wheel_names: list[str]) -> None:
+    assert "care_qdrant/builtin/care.json" in wheel_names
+    assert any(name.startswith("care_trainer/configs/") and name.endswith(".toml") for name in wheel_names)
+
+
+def test_the_built_in_pair_fits_the_repository() -> None:
+    folder = ROOT / "care_qdrant" / "builtin"
+    sizes = {file.relative_to(folder).as_posix(): file.stat().st_size for file in folder.rglob("*") if file.is_file()}
+    assert sum(sizes.values()) <= 40e6
+    assert sizes["query/onnx/model_int8.onnx"] + sizes["query/tokenizer.json"] <= 12e6
+
+
+def test_every_tested_version_is_pinned_and_allowed() -> None:
+    from packaging.requirements import Requirement
+
+    pins = dict(
+        line.split("==")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line and line[0] != "#"
+    )
+    pins = {name.lower().replace("_", "-"): version for name, version in pins.items()}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].values()
+    for line in [*project["dependencies"], *(line for extra in extras for line in extra)]:
+        requirement = Requirement(line)
+        if requirement.name != "care-qdrant":
+            version = pins[requirement.name.lower().replace("_", "-")]
+            assert requirement.specifier.contains(version), f"{line}: constraints.txt pins {version}"
