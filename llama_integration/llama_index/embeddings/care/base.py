@@ -1,0 +1,189 @@
+"""`CareEmbedding`: asymmetric embeddings for LlamaIndex that cannot mix up the two encoders."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from inspect import unwrap
+from pathlib import Path
+from typing import Any, Self
+
+from llama_index.core.base.embeddings.base import BaseEmbedding, Embedding
+from llama_index.core.bridge.pydantic import Field, PrivateAttr, field_validator, model_validator
+from llama_index.core.schema import BaseNode
+from llama_index.embeddings.care.cache import RoleCache, embedding_queries
+from llama_index.embeddings.care.nodes import embed_title_and_text_only
+from llama_index.embeddings.care.pair import OnTruncation, PairSettings, SharedPair, shared_pair
+from typing_extensions import override
+
+from care_qdrant.collection import VectorContract
+from care_qdrant.hub import BUILT_IN
+from care_qdrant.model import Precision
+
+DOCUMENT_BATCH_SIZE = 512
+"""Documents of one call: the encoder sorts them by length into batches of its own, the more the better."""
+
+
+class CareEmbedding(BaseEmbedding):
+    """Queries by the small encoder (ONNX, no torch in the process), documents by the large one.
+
+    Creating one costs nothing; each encoder loads when the first text of its side comes. Objects of equal settings
+    share weights, a micro-batching worker and the cache of recent queries; copies and pickles carry the settings only.
+    A field that changes a vector cannot be assigned: make another object.
+
+    Example:
+        >>> from llama_index.embeddings.care import CareEmbedding
+        >>> embedding = CareEmbedding()
+        >>> len(embedding.get_query_embedding("耳鸣吃什么药")) == embedding.contract().dim
+        True
+    """
+
+    model: str = Field(
+        default=BUILT_IN, frozen=True, description="A CARE folder, a hub name, 'built-in', or a symmetric model."
+    )
+    revision: str | None = Field(default=None, frozen=True, description="Branch, tag or commit on the hub.")
+    precision: Precision = Field(
+        default="auto", frozen=True, description="Of the query encoder; 'auto' is int8 where its gate passed."
+    )
+    device: str | None = Field(default=None, frozen=True, description="Of the document encoder, as torch names it.")
+    fingerprint: str | None = Field(
+        default=None,
+        frozen=True,
+        description="Of the pair, refused when the model has another; to_dict() always writes it.",
+    )
+    documents: bool = Field(
+        default=True, frozen=True, description="False refuses documents, so that no server loads the large encoder."
+    )
+    query_prompt: str | None = Field(
+        default=None, frozen=True, description="Put before each query; None is the model's own prompt."
+    )
+    document_prompt: str | None = Field(
+        default=None, frozen=True, description="Put before each document; None is the model's own prompt."
+    )
+    on_truncation: OnTruncation = Field(
+        default="warn", frozen=True, description="What happens to a text with more tokens than the encoder reads."
+    )
+    query_batch_size: int = Field(
+        default=32, gt=0, frozen=True, description="Most waiting queries that are encoded in one run."
+    )
+    query_workers: int = Field(
+        default=1, gt=0, frozen=True, description="Runs side by side, each on one core of the CPU."
+    )
+    query_cache_size: int = Field(
+        default=1024, ge=0, frozen=True, description="Recent queries whose vectors are kept; 0 keeps none."
+    )
+    embed_batch_size: int = Field(
+        default=DOCUMENT_BATCH_SIZE, gt=0, le=2048, description="Documents of one call of the encoder."
+    )
+    embeddings_cache: Any | None = Field(
+        default=None,
+        frozen=True,
+        exclude=True,
+        description="A key-value store for vectors; queries and documents are kept apart in it.",
+    )
+
+    _pair: SharedPair | None = PrivateAttr(default=None)
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _accept_path(cls, model: object) -> object:
+        return str(model) if isinstance(model, Path) else model
+
+    @model_validator(mode="after")
+    def _keep_roles_apart(self) -> Self:
+        # Assigned past pydantic: the fields are frozen for callers.
+        fields = self.__dict__
+        fields["model_name"] = self.model if self.model_name == "unknown" else self.model_name
+        store = self.embeddings_cache
+        if store is not None:
+            fields["embeddings_cache"] = RoleCache(
+                store.inner if isinstance(store, RoleCache) else store, self._settings()
+            )
+        return self
+
+    @classmethod
+    @override
+    def class_name(cls) -> str:
+        return "CareEmbedding"
+
+    @override
+    def to_dict(self, **kwargs: Any) -> dict[str, Any]:
+        """Give the settings, and the fingerprint of the model that they lead to now.
+
+        ``IngestionPipeline`` caches by a hash of this: a model that is trained again in place is another model.
+        """
+        return {**super().to_dict(**kwargs), "fingerprint": self.contract().fingerprint}
+
+    @override
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Give a copy; with ``update``, an object of those settings."""
+        if update:
+            return type(self)(**{**self.__dict__, **update})
+        return super().model_copy(deep=deep)
+
+    def contract(self) -> VectorContract:
+        """Give what a collection must say of its vectors for this embedding to search it; reads no weights."""
+        return self._shared().contract()
+
+    def close(self) -> None:
+        """Let go of the encoders; the last object of these settings ends the worker. The next call loads again."""
+        self._pair = None
+
+    @override
+    def get_query_embedding(self, query: str) -> Embedding:
+        with embedding_queries():
+            return _get_query_embedding(self, query)
+
+    @override
+    async def aget_query_embedding(self, query: str) -> Embedding:
+        with embedding_queries():
+            return await _aget_query_embedding(self, query)
+
+    @override
+    def _get_query_embedding(self, query: str) -> Embedding:
+        return self._shared().embed_query(query)
+
+    @override
+    async def _aget_query_embedding(self, query: str) -> Embedding:
+        return await self._shared().aembed_query(query)
+
+    @override
+    def _get_text_embedding(self, text: str) -> Embedding:
+        return self._get_text_embeddings([text])[0]
+
+    @override
+    async def _aget_text_embedding(self, text: str) -> Embedding:
+        return (await self._aget_text_embeddings([text]))[0]
+
+    @override
+    def _get_text_embeddings(self, texts: list[str]) -> list[Embedding]:
+        return self._shared().embed_documents(texts)
+
+    @override
+    async def _aget_text_embeddings(self, texts: list[str]) -> list[Embedding]:
+        return await asyncio.to_thread(self._shared().embed_documents, texts)
+
+    @override
+    def __call__(self, nodes: Sequence[BaseNode], **kwargs: Any) -> Sequence[BaseNode]:
+        for node in nodes:
+            embed_title_and_text_only(node)
+        return super().__call__(nodes, **kwargs)
+
+    @override
+    async def acall(self, nodes: Sequence[BaseNode], **kwargs: Any) -> Sequence[BaseNode]:
+        for node in nodes:
+            embed_title_and_text_only(node)
+        return await super().acall(nodes, **kwargs)
+
+    def _shared(self) -> SharedPair:
+        if self._pair is None:
+            self._pair = shared_pair(self._settings())
+        return self._pair
+
+    def _settings(self) -> PairSettings:
+        return PairSettings(**{name: getattr(self, name) for name in PairSettings.__dataclass_fields__})
+
+
+# Without their decorator: LlamaIndex decorates the overriding methods, and every call would be two spans in a trace.
+_get_query_embedding: Callable[[BaseEmbedding, str], Embedding] = unwrap(BaseEmbedding.get_query_embedding)
+_aget_query_embedding: Callable[[BaseEmbedding, str], Coroutine[Any, Any, Embedding]] = unwrap(
+    BaseEmbedding.aget_query_embedding
+)

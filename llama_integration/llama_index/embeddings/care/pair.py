@@ -1,0 +1,220 @@
+"""What all `CareEmbedding` objects of equal settings share in a process: weights, micro-batches, recent queries."""
+
+import asyncio
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from care_qdrant.card import CARD_FILE
+from care_qdrant.collection import VectorContract
+from care_qdrant.encoders import Encoder
+from care_qdrant.encoders.microbatch import MicroBatcher, Vector
+from care_qdrant.errors import FingerprintMismatch, IncompleteModel, InputError, MissingExtra
+from care_qdrant.model import CareModel, Precision
+from care_qdrant.types import Vectors
+
+OnTruncation = Literal["ignore", "warn", "error"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PairSettings:
+    """The fields of a `CareEmbedding` that decide what a text is embedded to, and how queries are served."""
+
+    model: str
+    revision: str | None
+    precision: Precision
+    device: str | None
+    fingerprint: str | None
+    documents: bool
+    query_prompt: str | None
+    document_prompt: str | None
+    on_truncation: OnTruncation
+    query_batch_size: int
+    query_workers: int
+    query_cache_size: int
+
+
+class SharedPair:
+    """Embeds queries and documents for every `CareEmbedding` of these settings; each encoder loads on first use.
+
+    It pickles as its settings, so an embedding that is copied, pickled or sent to a worker process carries no weights
+    and finds them again where it arrives.
+    """
+
+    def __init__(self, settings: PairSettings) -> None:
+        """Take the settings; nothing is read yet. `shared_pair` is the usual way."""
+        self.settings = settings
+        self._recent = _RecentQueries(settings.query_cache_size)
+        # `model` is free of references to this object: the worker of the batcher holds it.
+        self._model = model = cache(lambda: open_model(settings))
+        self._batcher = MicroBatcher(
+            lambda texts: _encode_queries(model(), texts, settings),
+            max_batch=settings.query_batch_size,
+            workers=settings.query_workers,
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return shared_pair, (self.settings,)
+
+    def contract(self) -> VectorContract:
+        """Give what a collection must say of its vectors for this pair to search it."""
+        return self._model().contract()
+
+    def embed_query(self, text: str) -> list[float]:
+        """Give the vector of a query, computed in this thread when nothing else is."""
+        vector = self._recent.get(text)
+        if vector is None:
+            vector = self._batcher.encode(text)
+            self._recent.put(text, vector)
+        return _as_list(vector)
+
+    async def aembed_query(self, text: str) -> list[float]:
+        """Give the vector of a query, computed in the worker together with those that wait."""
+        vector = self._recent.get(text)
+        if vector is None:
+            vector = await asyncio.wrap_future(self._batcher.submit(text))
+            self._recent.put(text, vector)
+        return _as_list(vector)
+
+    def embed_documents(self, texts: Sequence[str]) -> list[list[float]]:
+        """Give the vectors of documents.
+
+        Raises:
+            InputError: this pair only embeds queries; or a text is too long and the policy is ``error``.
+            MissingExtra: the document encoder needs packages that a query-only installation lacks.
+        """
+        settings = self.settings
+        if not settings.documents:
+            raise InputError(f"documents=False: this CareEmbedding embeds queries only. {_INGEST_INSTEAD}")
+        try:
+            encoder = self._model().document_encoder
+        except (MissingExtra, IncompleteModel) as error:
+            raise type(error)(f"{error}. {_INGEST_INSTEAD}") from error
+        _check_lengths(encoder, texts, "document", settings.document_prompt, settings.on_truncation)
+        return [_as_list(row) for row in encoder.encode(texts, prompt=settings.document_prompt)]
+
+
+_INGEST_INSTEAD = (
+    "Write documents with care-ingest, on a machine that has the document encoder: "
+    "care-ingest corpus.jsonl; this process then searches what it wrote"
+)
+
+_models: "weakref.WeakValueDictionary[tuple[object, ...], CareModel]" = weakref.WeakValueDictionary()
+_pairs: "weakref.WeakValueDictionary[tuple[object, ...], SharedPair]" = weakref.WeakValueDictionary()
+_lock = threading.RLock()
+
+
+def _renew_lock() -> None:
+    """Give a forked child a lock that no thread of its parent holds."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
+def shared_pair(settings: PairSettings) -> SharedPair:
+    """Give the one pair of these settings in this process; it lives as long as somebody refers to it."""
+    key = (settings, _saved_at(settings.model))
+    with _lock:
+        pair = _pairs.get(key)
+        if pair is None:
+            pair = _pairs[key] = SharedPair(settings)
+        return pair
+
+
+def open_model(settings: PairSettings) -> CareModel:
+    """Open the model, or give the one that is open: different prompts share one set of weights.
+
+    Raises:
+        FingerprintMismatch: it is not the one that the settings name.
+        ModelError: it cannot be used.
+    """
+    where = (settings.model, settings.revision, settings.device, settings.precision)
+    with _lock:
+        key = (*where, _saved_at(settings.model))
+        model = _models.get(key)
+        if model is None:
+            source, revision, device, precision = where
+            model = CareModel.load(source, revision=revision, device=device, precision=precision)
+            _models[key] = model
+    if settings.fingerprint not in (None, model.fingerprint):
+        raise FingerprintMismatch(
+            f"{settings.model}: its fingerprint is {model.fingerprint[:12]}, but this CareEmbedding was saved with "
+            f"{str(settings.fingerprint)[:12]}: the model has changed, and vectors of the two do not compare. "
+            "Give the model of that time, or make a new CareEmbedding and embed the documents again."
+        )
+    return model
+
+
+def _as_list(vector: Vector) -> list[float]:
+    values: list[float] = vector.tolist()
+    return values
+
+
+def _saved_at(source: str) -> int | None:
+    """Give the time of a local model's card, so that one that is trained again in place is read again."""
+    card = Path(source, CARD_FILE)
+    return card.stat().st_mtime_ns if card.is_file() else None
+
+
+def _encode_queries(model: CareModel, texts: Sequence[str], settings: PairSettings) -> Vectors:
+    encoder = model.query_encoder
+    _check_lengths(encoder, texts, "query", settings.query_prompt, settings.on_truncation)
+    return encoder.encode(texts, prompt=settings.query_prompt)
+
+
+def _check_lengths(
+    encoder: Encoder, texts: Sequence[str], role: str, prompt: str | None, on_truncation: OnTruncation
+) -> None:
+    if on_truncation == "ignore":
+        return
+    other_prompt = 0
+    if prompt is not None:
+        with_prompt, with_own_prompt = encoder.count_tokens([prompt, encoder.prompt])
+        other_prompt = with_prompt - with_own_prompt
+    for text, count in zip(texts, encoder.count_tokens(texts), strict=True):
+        if count + other_prompt <= encoder.max_tokens:
+            continue
+        message = (
+            f"{role} of {count + other_prompt} tokens is cut at {encoder.max_tokens}: {text[:24]!r}… "
+            "(on_truncation='ignore' accepts that silently)"
+        )
+        if on_truncation == "error":
+            raise InputError(message)
+        logger.warning(message)
+
+
+class _RecentQueries:
+    """The vectors of the last ``size`` different queries; least recently used leave first.
+
+    No lock, which a fork could copy in its locked state: a dictionary keeps its order, each single operation on it is
+    atomic, and the worst that a race can do is to compute a vector once more.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._vectors: dict[str, Vector] = {}
+
+    def get(self, text: str) -> Vector | None:
+        vector = self._vectors.pop(text, None)
+        if vector is not None:
+            self._vectors[text] = vector
+        return vector
+
+    def put(self, text: str, vector: Vector) -> None:
+        if self._size == 0:
+            return
+        self._vectors[text] = vector
+        while len(self._vectors) > self._size:
+            for oldest in list(self._vectors)[:1]:
+                self._vectors.pop(oldest, None)

@@ -1,0 +1,278 @@
+"""`CareEmbedding`: each text by its own encoder, through everything that LlamaIndex does with an embedding."""
+
+import copy
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from llama_index.core import Settings
+from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
+from llama_index.core.instrumentation.event_handlers import BaseEventHandler
+from llama_index.core.instrumentation.span_handlers import SimpleSpanHandler
+from llama_index.core.storage.kvstore import SimpleKVStore
+from llama_index.embeddings.care import CareEmbedding
+from llama_index_instrumentation import get_dispatcher
+from pydantic import ValidationError
+
+from care_qdrant.errors import FingerprintMismatch, InputError, MissingExtra
+from care_qdrant.model import CareModel
+from tests.tiny import HashEncoder, HashModel, document_tower
+
+QUERY = "高血压患者饮食上要注意什么？"
+
+
+def close(left: Any, right: Any) -> bool:
+    return bool(np.allclose(left, right, atol=1e-6))
+
+
+def test_each_role_is_embedded_by_its_own_encoder(pair_folder: Path) -> None:
+    embedding, model = CareEmbedding(model=str(pair_folder)), CareModel.load(pair_folder)
+    query, document = embedding.get_query_embedding(QUERY), embedding.get_text_embedding(QUERY)
+    assert close(query, model.encode_query([QUERY])[0])
+    assert close(document, model.encode_document([QUERY])[0])
+    assert not close(query, document)
+    assert np.linalg.norm(query) == pytest.approx(1)
+
+
+async def test_async_gives_the_same_vectors(pair_folder: Path) -> None:
+    embedding = CareEmbedding.from_dict({"model": pair_folder, "query_cache_size": 0})
+    assert close(await embedding.aget_query_embedding(QUERY), embedding.get_query_embedding(QUERY))
+    texts = [QUERY, "二甲双胍"]
+    batch = await embedding.aget_text_embedding_batch(texts)
+    assert close(batch, embedding.get_text_embedding_batch(texts))
+    assert close(await embedding.aget_text_embedding(QUERY), batch[0])
+
+
+def test_a_symmetric_model_stands_in(tmp_path: Path) -> None:
+    folder = document_tower(tmp_path / "tower")
+    embedding = CareEmbedding(model=str(folder))
+    assert close(embedding.get_query_embedding(QUERY), CareModel.load(folder).encode_query([QUERY])[0])
+
+
+def test_queries_need_no_torch_and_creation_loads_nothing(pair_folder: Path) -> None:
+    code = (
+        "import sys\n"
+        "from llama_index.embeddings.care import CareEmbedding\n"
+        f"embedding = CareEmbedding(model={str(pair_folder)!r})\n"
+        "assert 'onnxruntime' not in sys.modules, 'created, and already loaded'\n"
+        f"assert len(embedding.get_query_embedding({QUERY!r})) == 32\n"
+        "assert not {'torch', 'transformers', 'sentence_transformers'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class TestFields:
+    """Everything that changes a vector is a field, and a field cannot change under a loaded encoder."""
+
+    def test_dict_and_pickle_and_copies_give_the_same_vectors(self, pair_folder: Path) -> None:
+        embedding = CareEmbedding(model=str(pair_folder), query_prompt="问：", query_cache_size=0)
+        expected = embedding.get_query_embedding(QUERY)
+        for twin in (
+            CareEmbedding.from_dict(json.loads(json.dumps(embedding.to_dict()))),
+            pickle.loads(pickle.dumps(embedding)),
+            copy.deepcopy(embedding),
+            copy.copy(embedding),
+            embedding.model_copy(),
+        ):
+            assert isinstance(twin, CareEmbedding)
+            assert close(twin.get_query_embedding(QUERY), expected)
+
+    def test_pickling_removes_nothing(self, hash_model: HashModel, caplog: pytest.LogCaptureFixture) -> None:
+        embedding = CareEmbedding(model="m", embeddings_cache=SimpleKVStore())
+        embedding.get_query_embedding(QUERY)
+        twin = pickle.loads(pickle.dumps(embedding))
+        assert not caplog.records
+        hash_model.query_encoder.encoded.clear()
+        assert close(twin.get_query_embedding(QUERY), embedding.get_query_embedding(QUERY))
+        assert not hash_model.query_encoder.encoded, "the cache came along"
+
+    def test_weights_are_shared(self, pair_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        loads: list[str] = []
+        load = CareModel.load
+
+        def counted(source: str, **settings: Any) -> CareModel:
+            loads.append(source)
+            return load(source, **settings)
+
+        monkeypatch.setattr(CareModel, "load", counted)
+        first = CareEmbedding(model=str(pair_folder))
+        second = CareEmbedding(model=str(pair_folder), query_prompt="另一个")
+        for embedding in (first, second, copy.deepcopy(first)):
+            embedding.get_query_embedding(QUERY)
+        assert len(loads) == 1
+
+    def test_a_vector_changing_field_cannot_be_assigned(self, hash_model: HashModel) -> None:
+        embedding = CareEmbedding(model="m")
+        for field, value in (("model", "other"), ("query_prompt", "x"), ("embeddings_cache", SimpleKVStore())):
+            with pytest.raises(ValidationError, match="frozen"):
+                setattr(embedding, field, value)
+
+    def test_a_copy_with_another_prompt_has_other_vectors(self, hash_model: HashModel) -> None:
+        embedding = CareEmbedding(model="m", embeddings_cache=SimpleKVStore())
+        plain = embedding.get_query_embedding(QUERY)
+        prompted = embedding.model_copy(update={"query_prompt": "问："})
+        assert prompted.get_query_embedding(QUERY) == HashEncoder().encode(["问：" + QUERY])[0].tolist()
+        assert embedding.get_query_embedding(QUERY) == plain
+
+    def test_a_model_trained_again_in_place_is_another_model(self, pair_folder: Path, tmp_path: Path) -> None:
+        folder = tmp_path / "pair"
+        shutil.copytree(pair_folder, folder)
+        embedding = CareEmbedding(model=str(folder))
+        saved = embedding.to_dict()
+        card = json.loads((folder / "care.json").read_text())
+        card["query"]["prompt"] = "新："
+        _save_card(folder, card)
+        assert CareEmbedding(model=str(folder)).to_dict() != saved
+        with pytest.raises(FingerprintMismatch, match="the model has changed"):
+            CareEmbedding.from_dict(saved).get_query_embedding(QUERY)
+
+    def test_an_unknown_field_value_is_refused(self) -> None:
+        with pytest.raises(ValidationError):
+            CareEmbedding.from_dict({"on_truncation": "sometimes"})
+
+
+class TestCache:
+    """One text, two roles, two vectors."""
+
+    def test_a_cached_document_is_not_given_to_a_query(self, pair_folder: Path) -> None:
+        embedding = CareEmbedding(model=str(pair_folder), embeddings_cache=SimpleKVStore())
+        model = CareModel.load(pair_folder)
+        document = embedding.get_text_embedding(QUERY)
+        for _ in range(2):
+            assert close(embedding.get_query_embedding(QUERY), model.encode_query([QUERY])[0])
+            assert close(embedding.get_text_embedding(QUERY), document)
+            assert close(embedding.get_text_embedding_batch([QUERY]), [document])
+
+    async def test_neither_in_async_calls(self, pair_folder: Path) -> None:
+        embedding = CareEmbedding(model=str(pair_folder), embeddings_cache=SimpleKVStore())
+        model = CareModel.load(pair_folder)
+        query = await embedding.aget_query_embedding(QUERY)
+        (document,) = await embedding.aget_text_embedding_batch([QUERY])
+        assert close(query, model.encode_query([QUERY])[0])
+        assert close(document, model.encode_document([QUERY])[0])
+        assert await embedding.aget_query_embedding(QUERY) == query
+
+    def test_two_pairs_may_share_a_store(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        models = {name: HashModel(name=name, salt=name) for name in ("a", "b")}
+        monkeypatch.setattr(CareModel, "load", lambda source, **kwargs: models[source])
+        store = SimpleKVStore()
+        first = CareEmbedding(model="a", embeddings_cache=store).get_text_embedding(QUERY)
+        second = CareEmbedding(model="b", embeddings_cache=store).get_text_embedding(QUERY)
+        assert not close(first, second)
+
+    def test_other_collections_pass_through(self, hash_model: HashModel) -> None:
+        store = SimpleKVStore()
+        cache = CareEmbedding(model="m", embeddings_cache=store).embeddings_cache
+        assert cache is not None
+        cache.put("key", {"value": 1}, collection="mine")
+        assert store.get("key", collection="mine") == {"value": 1}
+
+    def test_recent_queries_are_kept_and_bounded(self, hash_model: HashModel) -> None:
+        embedding = CareEmbedding(model="m", query_cache_size=2)
+        for text in ("a", "b", "a", "c", "a", "b"):
+            assert embedding.get_query_embedding(text) == HashEncoder().encode([text])[0].tolist()
+        assert hash_model.query_encoder.encoded == ["a", "b", "c", "b"]
+
+
+class TestTruncation:
+    """Measured in tokens, at the encoder's own limit."""
+
+    LONG = "长" * 100
+
+    def test_error_names_the_limit(self, hash_model: HashModel) -> None:
+        embedding = CareEmbedding(model="m", on_truncation="error")
+        with pytest.raises(InputError, match="query of 102 tokens is cut at 64"):
+            embedding.get_query_embedding(self.LONG)
+        with pytest.raises(InputError, match="document of 102 tokens"):
+            embedding.get_text_embedding(self.LONG)
+        embedding.get_query_embedding("长" * 62)
+
+    def test_the_prompt_counts(self, hash_model: HashModel) -> None:
+        embedding = CareEmbedding(model="m", on_truncation="error", query_prompt="问：")
+        embedding.get_query_embedding("长" * 60)
+        with pytest.raises(InputError, match="65 tokens"):
+            embedding.get_query_embedding("长" * 61)
+
+    def test_warn_embeds_and_says_so(self, hash_model: HashModel, caplog: pytest.LogCaptureFixture) -> None:
+        CareEmbedding(model="m").get_query_embedding(self.LONG)
+        assert len(caplog.records) == 1
+
+    def test_ignore_is_silent(self, hash_model: HashModel, caplog: pytest.LogCaptureFixture) -> None:
+        CareEmbedding(model="m", on_truncation="ignore").get_query_embedding(self.LONG)
+        assert not caplog.records
+
+
+class TestQueryOnly:
+    """Installations and servers that must not load the large encoder."""
+
+    def test_documents_can_be_refused(self, hash_model: HashModel) -> None:
+        with pytest.raises(InputError, match=r"care-ingest corpus\.jsonl"):
+            CareEmbedding(model="m", documents=False).get_text_embedding("x")
+        assert hash_model.document_encoder_reads == 0
+
+    def test_without_torch_the_error_names_the_way_out(
+        self, pair_folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+        embedding = CareEmbedding(model=str(pair_folder))
+        with pytest.raises(MissingExtra, match=r"care-qdrant\[ingest\].*care-ingest corpus\.jsonl"):
+            embedding.get_text_embedding("x")
+
+
+class TestInstrumentation:
+    """Each call is one pair of events and one span, whoever listens."""
+
+    async def test_events_come_exactly_once(self, hash_model: HashModel) -> None:
+        seen: list[str] = []
+
+        class Listener(BaseEventHandler):
+            def handle(self, event: Any, **kwargs: Any) -> None:
+                seen.append(type(event).__name__)
+
+        spans = SimpleSpanHandler()
+        debug = LlamaDebugHandler(print_trace_on_end=False)
+        dispatcher = get_dispatcher()
+        listener = Listener()
+        dispatcher.add_event_handler(listener)
+        dispatcher.add_span_handler(spans)
+        try:
+            embedding = CareEmbedding(model="m", callback_manager=CallbackManager([debug]))
+            embedding.get_query_embedding("a")
+            await embedding.aget_query_embedding("b")
+            embedding.get_text_embedding("c")
+            embedding.get_text_embedding_batch(["d", "e"])
+            await embedding.aget_text_embedding_batch(["f", "g"])
+        finally:
+            dispatcher.event_handlers.remove(listener)
+            dispatcher.span_handlers.remove(spans)
+        assert seen == ["EmbeddingStartEvent", "EmbeddingEndEvent"] * 5
+        assert len(debug.get_event_pairs(CBEventType.EMBEDDING)) == 5
+        names = [span.id_.partition("-")[0] for span in spans.completed_spans]
+        for name in ("get_query_embedding", "aget_query_embedding", "get_text_embedding"):
+            assert names.count(f"CareEmbedding.{name}") == 1, names
+
+
+def test_it_is_accepted_as_the_global_embedding(hash_model: HashModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Settings, "_embed_model", None)
+    embedding = CareEmbedding(model="m")
+    Settings.embed_model = embedding
+    assert Settings.embed_model is embedding
+    assert embedding.model_name == "m"
+
+
+def _save_card(folder: Path, values: dict[str, Any]) -> None:
+    """Write a changed card as the trainer would, with the fingerprint of its content."""
+    from dataclasses import replace
+
+    from care_qdrant.card import Side, fingerprint, read_card
+
+    card = read_card(folder)
+    query = Side(**values["query"])
+    digest = fingerprint(card.dim, query, card.document, card.files)
+    replace(card, query=query, fingerprint=digest).save(folder)
