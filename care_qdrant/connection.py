@@ -9,7 +9,7 @@ from pathlib import Path
 from qdrant_client import QdrantClient
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
-from care_qdrant.errors import FolderLocked, InputError, Rejected, Unreachable
+from care_qdrant.errors import FolderLocked, InputError, Rejected, ServerTooOld, Unreachable
 
 DEFAULT_PATH = Path("qdrant")
 REQUEST_TIMEOUT_SECONDS = 60
@@ -48,6 +48,20 @@ def open_client(
 def is_embedded(client: QdrantClient) -> bool:
     """Say whether the client is the in-process database (one process at a time, brute-force search)."""
     return type(client._client).__name__ == "QdrantLocal"
+
+
+def require_server(client: QdrantClient, version: tuple[int, int], feature: str) -> None:
+    """Refuse a server that is older than a feature; the embedded database is never too old.
+
+    Raises:
+        ServerTooOld: it is.
+    """
+    if is_embedded(client):
+        return
+    found = client.info().version
+    if tuple(int(part) for part in found.split(".")[:2]) < version:
+        wanted = ".".join(map(str, version))
+        raise ServerTooOld(f"this Qdrant server is version {found}; {feature} needs {wanted} or newer")
 
 
 def _server(url: str | None, api_key: str | None, grpc: bool, timeout_seconds: int) -> QdrantClient:
