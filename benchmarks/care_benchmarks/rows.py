@@ -1,4 +1,7 @@
-"""Rows of JSONL and TSV files that know where they stand, and fields that say what is wrong with them."""
+"""Rows of judgements and pairs that know where they stand, and fields that say what is wrong with them.
+
+Corpora and queries are read by `care_qdrant.corpus`, as ingestion reads them.
+"""
 
 import gzip
 import json
@@ -29,13 +32,6 @@ class Row:
     def text(self, key: str) -> str:
         """Give a string that is not empty."""
         return self._filled(key, self._first((key,)))
-
-    def optional_text(self, key: str) -> str:
-        """Give a string, empty where the key is missing or null."""
-        value = self.fields.get(key)
-        if value is not None and not isinstance(value, str):
-            raise InputError(f"{self.where}: {key!r} is {value!r}; expected a string")
-        return value or ""
 
     def texts(self, key: str) -> list[str]:
         """Give a list of at least one string, repetitions removed."""

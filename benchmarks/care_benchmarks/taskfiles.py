@@ -13,18 +13,20 @@ A query that only another split of BEIR judges is left out; in every other case 
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 
 from care_benchmarks.rows import read_jsonl, read_tsv
+from care_qdrant.corpus import Corpus
 from care_qdrant.errors import InputError
+from care_qdrant.rows import Fields, Reject
+from care_qdrant.rows import Row as DocumentRow
 from care_qdrant.types import Document
 
 Qrels = dict[str, dict[str, int]]
 """Query id → document id → grade; 0 is judged and not relevant."""
 
-_ID_KEYS = ("id", "_id")
 _QUERY_KEYS = ("query_id", "query-id", "qid")
 _DOCUMENT_KEYS = ("document_id", "corpus-id", "pid")
 
@@ -97,15 +99,8 @@ def read_corpus(path: Path) -> Iterator[Document]:
     Raises:
         InputError: a line is not a document, an id comes twice, or there is none at all.
     """
-    first_seen: dict[str, int] = {}
-    for count, row in enumerate(read_jsonl(path), start=1):
-        identity, title = row.identity(*_ID_KEYS), row.optional_text("title")
-        if identity in first_seen:
-            raise InputError(f"{row.where}: document id {identity!r} was already used in row {first_seen[identity]}")
-        first_seen[identity] = count
-        yield Document(id=identity, title=title, text=row.optional_text("text") if title else row.text("text"))
-    if not first_seen:
-        raise InputError(f"{path}: the corpus is empty; expected one document per line")
+    for row in _unique_rows(path):
+        yield row.document
 
 
 def read_questions(files: RetrievalFiles) -> tuple[dict[str, str], Qrels]:
@@ -115,15 +110,16 @@ def read_questions(files: RetrievalFiles) -> tuple[dict[str, str], Qrels]:
         InputError: a line is malformed, an id comes twice or is unknown, or a query has no positive.
     """
     documents = {document.id for document in read_corpus(files.corpus)}
-    queries, lines = _read_queries(files.queries)
+    rows = {row.document.id: row for row in _unique_rows(files.queries)}
+    queries = {identity: row.document.text for identity, row in rows.items()}
     qrels = _read_qrels(files, queries, documents)
     if files.qrels.suffix == ".tsv":
         queries = {identity: query for identity, query in queries.items() if identity in qrels}
     for identity in queries:
-        if not any(value > 0 for value in qrels.get(identity, {}).values()):
+        if not any(grade > 0 for grade in qrels.get(identity, {}).values()):
             raise InputError(
-                f"{lines[identity]}: query {identity!r} has no positive; {files.qrels.name} must judge at least one "
-                "document of it with a score above 0"
+                f"{files.queries}:{rows[identity].line}: query {identity!r} has no positive; "
+                f"{files.qrels.name} must judge at least one of its documents with a score above 0"
             )
     return queries, qrels
 
@@ -189,17 +185,21 @@ def _existing(folder: Path, name: str) -> Path | None:
     return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
 
 
-def _read_queries(path: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """Give text and place by query id."""
-    texts: dict[str, str] = {}
-    places: dict[str, str] = {}
-    for row in read_jsonl(path):
-        identity = row.identity(*_ID_KEYS)
-        if identity in texts:
-            raise InputError(f"{row.where}: query id {identity!r} was already used at {places[identity]}")
-        texts[identity], places[identity] = row.text("text"), row.where
-    _refuse_empty(list(texts), path)
-    return texts, places
+def _unique_rows(path: Path) -> Iterator[DocumentRow]:
+    """Read a corpus, or queries, which have the same shape."""
+    first_seen: dict[str, int] = {}
+    first = next(read_jsonl(path), None)
+    fields = Fields(id="_id") if first and "_id" in first.fields else Fields()
+    with Corpus(path, fields) as rows:
+        for row in rows:
+            if isinstance(row, Reject):
+                raise InputError(f"{path}:{row.line}: {row.reason}")
+            if row.document.id in first_seen:
+                line = first_seen[row.document.id]
+                raise InputError(f"{path}:{row.line}: id {row.document.id!r} was already used in line {line}")
+            first_seen[row.document.id] = row.line
+            yield row
+    _refuse_empty(first_seen, path)
 
 
 def _read_qrels(files: RetrievalFiles, queries: Mapping[str, str], documents: set[str]) -> Qrels:
@@ -217,6 +217,6 @@ def _read_qrels(files: RetrievalFiles, queries: Mapping[str, str], documents: se
     return qrels
 
 
-def _refuse_empty(rows: Sequence[object], path: Path) -> None:
+def _refuse_empty(rows: Sized, path: Path) -> None:
     if not rows:
         raise InputError(f"{path}: is empty; expected one row per line")

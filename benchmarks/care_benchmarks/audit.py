@@ -1,0 +1,111 @@
+"""Candidates for relabelling: what a system ranks high and nobody judged (the paper's section E).
+
+There, an LLM judged the top 50 of gte-multilingual-base on two public sets, and found 8.6 and 19.0 relevant documents
+per query that the labels miss (table 13). Here the candidates are only gathered: a person, or an LLM, has to judge.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from care_benchmarks.measures import Run
+from care_benchmarks.taskfiles import Qrels
+
+DEPTH = 50
+"""As deep as the paper looked."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditSummary:
+    """How much of the top of the rankings nobody has judged."""
+
+    queries: int
+    depth: int
+    unjudged_share: float
+    """Of the retrieved documents within the depth."""
+    unjudged_per_query: float
+    above_first_positive_per_query: float
+    """Unjudged documents that stand above the first known positive: the ones that cost score if they are relevant."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditCandidate:
+    """One unjudged document of one query."""
+
+    query_id: str
+    document_id: str
+    rank: int
+    above_first_positive: bool
+    found_by: list[str]
+    """Systems that have it within the depth; more of them make it more likely."""
+    query: str
+    document: str
+    label: None = None
+    """For the annotator: the paper's scale is S, A, B, C, D (table 21); S and A count as relevant."""
+
+
+def audit(qrels: Qrels, run: Run, depth: int = DEPTH) -> AuditSummary:
+    """Give the shares of unjudged documents in one run."""
+    unjudged, seen, above = 0, 0, 0
+    for query, grades in qrels.items():
+        ranking = ranked(run.get(query, {}))[:depth]
+        missing = [document for document in ranking if document not in grades]
+        first = _first_positive(ranking, grades)
+        unjudged, seen = unjudged + len(missing), seen + len(ranking)
+        above += sum(document not in grades for document in ranking[:first])
+    count = len(qrels)
+    return AuditSummary(count, depth, unjudged / max(1, seen), unjudged / count, above / count)
+
+
+def candidates(
+    qrels: Qrels,
+    runs: Mapping[str, Run],
+    queries: Mapping[str, str],
+    documents: Mapping[str, str],
+    depth: int = DEPTH,
+) -> Iterator[AuditCandidate]:
+    """Give the unjudged documents of each query, those that most systems found first, then by rank.
+
+    Args:
+        qrels: What is judged.
+        runs: By system; ranks are those of the first one that has the document.
+        queries: Texts by id.
+        documents: Texts by id.
+        depth: How far down a ranking counts.
+    """
+    for query, grades in qrels.items():
+        rankings = {system: ranked(run.get(query, {}))[:depth] for system, run in runs.items()}
+        found: dict[str, list[str]] = {}
+        for system, ranking in rankings.items():
+            for document in ranking:
+                if document not in grades:
+                    found.setdefault(document, []).append(system)
+        first = min((_first_positive(ranking, grades) for ranking in rankings.values()), default=0)
+        places = {document: rankings[systems[0]].index(document) for document, systems in found.items()}
+        for document in sorted(found, key=lambda name: (-len(found[name]), places[name])):
+            yield AuditCandidate(
+                query_id=query,
+                document_id=document,
+                rank=places[document] + 1,
+                above_first_positive=places[document] < first,
+                found_by=found[document],
+                query=queries[query],
+                document=documents[document],
+            )
+
+
+def ranked(answers: Mapping[str, float]) -> list[str]:
+    """Give the documents of one query, best first, ties as TREC breaks them."""
+    return sorted(answers, key=lambda document: (answers[document], document), reverse=True)
+
+
+def write_candidates(rows: Iterator[AuditCandidate], path: Path) -> int:
+    """Write candidates as JSON lines, and give their number."""
+    with path.open("w", encoding="utf-8") as file:
+        return sum(bool(file.write(json.dumps(asdict(row), ensure_ascii=False) + "\n")) for row in rows)
+
+
+def _first_positive(ranking: Sequence[str], grades: Mapping[str, int]) -> int:
+    """Give the place, from 0, of the first relevant document; the length where there is none."""
+    return next((place for place, name in enumerate(ranking) if grades.get(name, 0) > 0), len(ranking))

@@ -1,0 +1,94 @@
+"""One run as a page for people: Markdown, and a self-contained HTML file."""
+
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from care_benchmarks.charts import Bar, Point, bars, scatter
+from care_benchmarks.paper import TABLES, reproduced_here
+from care_benchmarks.results import Result, System, TaskInfo
+from care_benchmarks.statistics import RESAMPLES
+
+MARKDOWN_FILE, HTML_FILE = "report.md", "report.html"
+
+
+def write_report(result: Result, folder: Path) -> None:
+    """Write ``report.md`` and ``report.html`` into a folder."""
+    context = _context(result)
+    environment = Environment(
+        loader=PackageLoader("care_benchmarks"),
+        autoescape=lambda name: bool(name and ".html" in name),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    markdown = environment.get_template("report.md.j2").render(context)
+    (folder / MARKDOWN_FILE).write_text(markdown.strip() + "\n", encoding="utf-8")
+    page = environment.get_template("report.html.j2").render(context, **_charts(result))
+    (folder / HTML_FILE).write_text(page, encoding="utf-8")
+
+
+def format_parameters(count: int) -> str:
+    """Give a number of weights as people write it, ``305M``."""
+    for size, unit in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if count >= size:
+            return f"{count / size:.3g}{unit}"
+    return str(count) if count else "–"
+
+
+def _context(result: Result) -> dict[str, Any]:
+    return {
+        "result": result,
+        "tasks": result.tasks,
+        "best": {task.name: _best(result, task) for task in result.tasks},
+        "measures": list(
+            dict.fromkeys(name for system in result.systems for s in system.scores for name in s.measures)
+        ),
+        "timed": [system for system in result.systems if system.speed],
+        "with_deltas": [system for system in result.systems if system.deltas],
+        "paper": TABLES,
+        "here": lambda row: reproduced_here(row, result),
+        "parameters": format_parameters,
+        "resamples": f"{RESAMPLES:,}",
+    }
+
+
+def _best(result: Result, task: TaskInfo) -> str:
+    scored = [(score.value, system.name) for system in result.systems if (score := system.score(task.name))]
+    return max(scored)[1] if scored else ""
+
+
+def _charts(result: Result) -> dict[str, Any]:
+    return {
+        "charts": [{"svg": _bars(result, task), "caption": f"{task.name}, {task.measure}."} for task in result.tasks],
+        **_speed_chart(result),
+    }
+
+
+def _bars(result: Result, task: TaskInfo) -> str:
+    found = [(system, system.score(task.name)) for system in result.systems]
+    return bars(task.name, task.measure, [Bar(s.name, score.value, score.interval) for s, score in found if score])
+
+
+def _speed_chart(result: Result) -> dict[str, str]:
+    task = next((task for task in result.tasks if task.kind != "sts"), None)
+    points = [point for system in result.systems for point in _points(system, task)] if task else []
+    if not task or not points:
+        return {"speed_chart": "", "speed_caption": ""}
+    caption = (
+        f"{task.name}, {task.measure}, against queries per second on the machine above; beside each point the number "
+        "of clients. The paper's Figure 1 has the same axes, but was measured on an A100: do not compare the figures."
+    )
+    return {"speed_chart": scatter(points, task.measure), "speed_caption": caption}
+
+
+def _points(system: System, task: TaskInfo) -> list[Point]:
+    score = system.score(task.name)
+    if not system.speed or not score:
+        return []
+    return [
+        Point(system.name, load.queries_per_second, score.value, score.interval, load.concurrency)
+        for load in system.speed.whole
+    ]

@@ -1,0 +1,33 @@
+import json
+from pathlib import Path
+
+from care_benchmarks.audit import AuditSummary, audit, candidates, write_candidates
+
+QRELS = {"q1": {"a": 1, "b": 0}, "q2": {"c": 2}}
+RUN = {"q1": {"x": 0.9, "b": 0.8, "y": 0.7, "a": 0.6, "z": 0.5}, "q2": {"c": 0.9, "x": 0.1}}
+OTHER = {"q1": {"a": 0.9, "z": 0.2}}
+
+
+def test_shares_count_only_what_nobody_judged() -> None:
+    assert audit(QRELS, RUN) == AuditSummary(2, 50, 4 / 7, 2.0, 1.0)
+    assert audit(QRELS, RUN, depth=1) == AuditSummary(2, 1, 0.5, 0.5, 0.5)
+    assert audit(QRELS, {}) == AuditSummary(2, 50, 0.0, 0.0, 0.0)
+
+
+def test_candidates_that_more_systems_found_come_first(tmp_path: Path) -> None:
+    texts = {name: name.upper() for name in "abcxyz"}
+    rows = list(candidates(QRELS, {"ours": RUN, "other": OTHER}, {"q1": "问一", "q2": "问二"}, texts))
+    assert [(row.query_id, row.document_id, row.rank, row.found_by) for row in rows] == [
+        ("q1", "z", 5, ["ours", "other"]),
+        ("q1", "x", 1, ["ours"]),
+        ("q1", "y", 3, ["ours"]),
+        ("q2", "x", 2, ["ours"]),
+    ]
+    assert write_candidates(iter(rows), tmp_path / "out.jsonl") == 4
+    first = json.loads((tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()[0])
+    assert first["query"] == "问一" and first["document"] == "Z" and first["label"] is None
+
+
+def test_above_the_first_positive_means_of_every_system() -> None:
+    rows = list(candidates(QRELS, {"ours": RUN}, {"q1": "", "q2": ""}, dict.fromkeys("abcxyz", "")))
+    assert {row.document_id for row in rows if row.above_first_positive} == {"x", "y"}
