@@ -17,7 +17,8 @@
     │   ├── ServerTooOld              the asked feature needs a newer server
     │   └── FolderLocked              another process holds the embedded folder
     ├── EncodingError             6   an encoder gave no usable vector
-    └── MissingExtra              7   an optional dependency is not installed
+    ├── MissingExtra              7   an optional dependency is not installed
+    └── TrainingError             9   a training run cannot go on
 
 Exit code 8 is not an error: the run finished, but rows of the corpus were rejected.
 Every message says where, what was found, what was expected, and what to do.
@@ -106,6 +107,12 @@ class MissingExtra(CareError):
 
 
 REJECTED_ROWS_EXIT_CODE = 8
+
+
+class TrainingError(CareError):
+    """A training run cannot go on: its loss is not finite, or its checkpoint cannot be written."""
+
+    exit_code = 9
 
 
 @contextmanager

@@ -1,0 +1,121 @@
+"""A weighted bag of token vectors, and how a transformer starts as one.
+
+A text's vector is the sum of its tokens' vectors. In a transformer with mean pooling the normalisation layers make all
+token vectors equally long, so their lengths become the weights of a `WordWeights` module, which stock
+sentence-transformers loads. The layers' output projections start at zero: each layer is then the identity, and
+learns from the first step on.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding, WordWeights
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from care_qdrant.errors import InputError
+from care_trainer.losses import Features, hash_tokens
+from care_trainer.objectives import Batch
+
+SMOOTHING = 50.0
+"""Added to each token's count: a token that was hardly seen gets no extreme weight."""
+
+
+def random_bag(tokenizer: Tokenizer, dim: int, texts: Sequence[str], max_tokens: int) -> SentenceTransformer:
+    """Give a bag of random directions, as long as their tokens are rare (logarithm of the inverse frequency)."""
+    tokenizer = Tokenizer.from_str(tokenizer.to_str())
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(max_tokens)
+    counts = torch.zeros(tokenizer.get_vocab_size())
+    for encoding in tokenizer.encode_batch(list(texts), add_special_tokens=False):
+        counts += torch.bincount(torch.tensor(encoding.ids, dtype=torch.long), minlength=len(counts))
+    rarity = ((counts.sum() + 1) / (counts + SMOOTHING)).log().clamp(min=0.1)
+    table = torch.randn(len(counts), dim) / dim**0.5 * (rarity / rarity.mean())[:, None]
+    return SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_weights=table)])
+
+
+class BagLoss(nn.Module):
+    """An objective over bags.
+
+    Args:
+        model: One `StaticEmbedding`.
+        objective: Module from `Batch` to a scalar.
+        token_dropout: Share of the tokens left out of each text.
+    """
+
+    def __init__(self, model: SentenceTransformer, objective: nn.Module, token_dropout: float) -> None:
+        super().__init__()
+        self.model: Any = model
+        self.objective, self.token_dropout = objective, token_dropout
+
+    def forward(self, sentence_features: Iterable[Features], labels: Tensor | None = None) -> Tensor:
+        """Give the loss of a batch, one flat feature dictionary per column."""
+        columns = list(sentence_features)
+        keys = [bag_keys(column) for column in columns]
+        vectors = [self.model(self._dropped(column))["sentence_embedding"] for column in columns]
+        loss: Tensor = self.objective(Batch(vectors, keys))
+        return loss
+
+    def _dropped(self, column: Features) -> Features:
+        ids, offsets = column["input_ids"], column["offsets"]
+        kept = torch.rand(len(ids), device=ids.device) >= self.token_dropout
+        before = torch.cat([kept.new_zeros(1, dtype=torch.long), kept.cumsum(dim=0)])
+        return {**column, "input_ids": ids[kept], "offsets": before[offsets]}
+
+
+def bag_keys(column: Features) -> Tensor:
+    """Hash the token ids of each bag, (rows,) int64: equal texts have equal keys."""
+    ids, offsets = column["input_ids"], column["offsets"]
+    positions = torch.arange(len(ids), device=ids.device)
+    rows = torch.bucketize(positions, offsets, right=True) - 1
+    hashes = hash_tokens(ids, positions - offsets[rows] + 1)
+    return torch.zeros(len(offsets), dtype=torch.long, device=ids.device).index_add(0, rows, hashes)
+
+
+def start_from_bag(encoder: SentenceTransformer, bag: SentenceTransformer) -> SentenceTransformer:
+    """Give an encoder that computes what a bag does, with layers that are ready to learn more.
+
+    The encoder may be wider than the bag: the bag takes the first dimensions, those that the slice keeps.
+
+    Raises:
+        InputError: the encoder does not pool the mean, or does not share the bag's vocabulary.
+    """
+    modules = list(encoder.children())
+    transformer, pooling = modules[0], modules[1]
+    if not isinstance(pooling, Pooling) or pooling.pooling_mode != "mean":
+        raise InputError("stage bag: the encoders need pooling = 'mean': a bag is a mean of its tokens")
+    table = bag[0].embedding.weight.detach()
+    embeddings = transformer.model.get_input_embeddings().weight
+    if len(embeddings) != len(table):
+        raise InputError(f"stage bag: the bag knows {len(table)} tokens, the encoder {len(embeddings)}; train both anew")
+    lengths = table.norm(dim=1).clamp(min=1e-6)
+    with torch.no_grad():
+        embeddings.zero_()
+        embeddings[:, : table.shape[1]] = table / lengths[:, None] * embeddings.shape[1] ** 0.5
+    _flatten(transformer.model)
+    weights = _token_weights(transformer.tokenizer, lengths)
+    return SentenceTransformer(
+        modules=[transformer, weights, *modules[1:]], prompts=encoder.prompts, similarity_fn_name="cosine"
+    )
+
+
+def _flatten(model: nn.Module) -> None:
+    """Make each layer the identity: BERT's and Qwen3's residual branches end in these projections."""
+    outputs = ("attention.output.dense", "output.dense", "o_proj", "down_proj", "position_embeddings", "type_embeddings")
+    with torch.no_grad():
+        for name, module in model.named_modules():
+            if name.endswith(outputs):
+                for parameter in module.parameters():
+                    parameter.zero_()
+
+
+def _token_weights(tokenizer: Any, lengths: Tensor) -> WordWeights:
+    """Give the weights of the mean: the vectors' lengths, 0 for the marks that every text has."""
+    tokens = tokenizer.convert_ids_to_tokens(list(range(len(lengths))))
+    marks = {tokenizer.cls_token, tokenizer.sep_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.mask_token}
+    weights = {
+        token: 0.0 if token in marks else length for token, length in zip(tokens, lengths.tolist(), strict=True)
+    }
+    return WordWeights(tokens, weights)

@@ -1,0 +1,215 @@
+"""A run: the stages in order, each in its own folder, finished ones skipped on a resume."""
+
+import dataclasses
+import json
+import logging
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from sentence_transformers import SentenceTransformer
+
+from care_qdrant.errors import InputError, TrainingError
+from care_trainer import evaluation
+from care_trainer.config import Run, Stage
+from care_trainer.data import file_hashes
+from care_trainer.fitting import drop_checkpoints
+from care_trainer.parse import stage_name
+from care_trainer.stages import align, bag, base, contrastive, joint, language
+from care_trainer.stages.context import Context, Report, Trained
+
+logger = logging.getLogger(__name__)
+
+STAGE_FILE = "stage.json"
+"""Written last: a stage folder that has it is finished."""
+BASE = "base"
+SIDES = ("query", "document")
+
+STAGES: dict[str, Callable[[Context], Trained]] = {
+    "bag": bag.train_bag,
+    "retromae": language.train_retromae,
+    "causal": language.train_causal,
+    "unsupervised": contrastive.train_query,
+    "supervised": contrastive.train_query,
+    "document": contrastive.train_document,
+    "align": align.train_align,
+    "joint": joint.train_joint,
+}
+
+
+def run_stages(
+    run: Run,
+    *,
+    only: str | None = None,
+    resume: bool = False,
+    report: Report = lambda what, step, steps, loss: None,
+    deadline: float | None = None,
+) -> list[dict[str, Any]]:
+    """Train all stages of a run, or one, and give the records that they wrote.
+
+    Args:
+        run: What to do.
+        only: Name of a single stage; those before it must be finished.
+        resume: Skip finished stages, and continue an interrupted one where it stopped.
+        report: Called with progress.
+        deadline: Moment (`time.monotonic`) at which to save and stop.
+
+    Raises:
+        InputError: a folder is in the way, or a finished stage was trained with other settings.
+        TrainingError: a stage cannot go on.
+    """
+    output = Path(run.output)
+    names = [stage_name(stage) for stage in run.stage]
+    if only is not None and only not in names:
+        raise InputError(f"--stage {only}: there is no such stage (there are: {', '.join(names)})")
+    records = []
+    _ensure_base(run, output / BASE, resume or only is not None)
+    for number, stage in enumerate(run.stage):
+        if only in (None, stage_name(stage)):
+            records.append(_ensure_stage(run, stage, run.stage[:number], output, resume, report, deadline))
+    return records
+
+
+def newest(run: Run, side: str, before: Sequence[Stage] | None = None) -> Path:
+    """Give the folder of the newest encoder of a side.
+
+    Raises:
+        InputError: the stage that should have made it is not finished.
+    """
+    output = Path(run.output)
+    for stage in reversed(run.stage if before is None else before):
+        folder = output / stage_name(stage)
+        if not (folder / STAGE_FILE).exists():
+            raise InputError(f"stage {folder.name}: is not finished; run it first")
+        if (folder / side).is_dir():
+            return folder / side
+    return output / BASE / side
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """Give what a finished stage wrote about itself."""
+    record: dict[str, Any] = json.loads((folder / STAGE_FILE).read_text(encoding="utf-8"))
+    return record
+
+
+def _ensure_base(run: Run, folder: Path, resume: bool) -> None:
+    settings = _base_settings(run)
+    if _finished(folder, settings, resume):
+        return
+    logger.info("base models → %s", folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    query, document = base.build(run, folder)
+    _save({"query": query, "document": document}, folder)
+    _write_record(folder, {"stage": BASE, "settings": settings})
+
+
+def _ensure_stage(
+    run: Run, stage: Stage, before: Sequence[Stage], output: Path, resume: bool, report: Report, deadline: float | None
+) -> dict[str, Any]:
+    folder, settings = output / stage_name(stage), _settings(run, stage)
+    if _finished(folder, settings, resume):
+        return read_record(folder)
+    context = Context(
+        run=run,
+        stage=stage,
+        folder=folder,
+        query=newest(run, "query", before),
+        document=newest(run, "document", before),
+        resume=resume,
+        report=report,
+        deadline=deadline,
+    )
+    started = time.monotonic()
+    hashes = file_hashes(context.data, context.data_root)
+    _check_hashes(folder, hashes, resume)
+    _write(folder / "config.json", dataclasses.asdict(run))
+    _write(folder / "data.json", hashes)
+    trained = STAGES[stage.kind](context)
+    _save({side: model for side, model in zip(SIDES, (trained.query, trained.document), strict=True) if model}, folder)
+    record = {
+        "stage": folder.name,
+        "kind": stage.kind,
+        "settings": settings,
+        "seed": run.seed,
+        "data": hashes,
+        "trainable": trained.trainable,
+        "temperature": trained.temperature,
+        "metrics": trained.metrics,
+        "evaluation": _evaluate(run, stage, trained),
+        "seconds": round(time.monotonic() - started, 1),
+    }
+    _write_record(folder, record)
+    drop_checkpoints(folder)
+    shutil.rmtree(folder / "teacher", ignore_errors=True)
+    return record
+
+
+def _evaluate(run: Run, stage: Stage, trained: Trained) -> dict[str, float] | None:
+    if run.evaluation is None or not stage.evaluate or trained.evaluate is None:
+        return None
+    return evaluation.score(evaluation.load_evaluator(run.evaluation, Path(run.data_root)), trained.evaluate)
+
+
+def _finished(folder: Path, settings: Any, resume: bool) -> bool:
+    """Say whether a stage is done already, and refuse what would silently mix two runs."""
+    if not (folder / STAGE_FILE).exists():
+        if folder.exists() and not resume and any(folder.iterdir()):
+            raise InputError(f"{folder}: holds an interrupted stage; pass --resume to continue it, or remove it")
+        return False
+    if not resume:
+        raise InputError(f"{folder}: is finished already; pass --resume to keep it, or give another output")
+    found = read_record(folder)["settings"]
+    if found != json.loads(json.dumps(settings)):
+        changed = sorted(key for key in settings if found.get(key) != json.loads(json.dumps(settings[key])))
+        raise InputError(
+            f"{folder}: was trained with other settings ({', '.join(changed)}); remove it and the stages after it, "
+            "or give another output"
+        )
+    return True
+
+
+def _check_hashes(folder: Path, hashes: dict[str, str], resume: bool) -> None:
+    path = folder / "data.json"
+    if resume and path.exists() and json.loads(path.read_text(encoding="utf-8")) != hashes:
+        raise InputError(f"{folder}: the data files have changed since the stage began; remove the folder")
+
+
+def _settings(run: Run, stage: Stage) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(stage),
+        "data_set": dataclasses.asdict(run.data[stage.data]),
+        "seed": run.seed,
+    }
+
+
+def _base_settings(run: Run) -> dict[str, Any]:
+    whole = dataclasses.asdict(run)
+    return {key: whole[key] for key in ("query", "document", "vocabulary", "dim", "seed")}
+
+
+def _save(models: dict[str, SentenceTransformer], folder: Path) -> None:
+    """Save encoders so that each folder appears whole or not at all."""
+    for side, model in models.items():
+        partial = folder / f".{side}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            model.save_pretrained(str(partial), create_model_card=False)
+        except OSError as error:
+            raise TrainingError(
+                f"{folder / side}: cannot be saved ({error}); make room, then go on with --resume"
+            ) from error
+        shutil.rmtree(folder / side, ignore_errors=True)
+        partial.rename(folder / side)
+
+
+def _write_record(folder: Path, record: dict[str, Any]) -> None:
+    _write(folder / STAGE_FILE, record)
+
+
+def _write(path: Path, value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+    partial.replace(path)

@@ -1,0 +1,130 @@
+"""``care-train``: thin commands; torch is imported when one runs, never for ``--help``."""
+
+import logging
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from care_qdrant.cli import run as run_command
+from care_qdrant.errors import InputError, needs_extra
+
+if TYPE_CHECKING:
+    from care_trainer.stages.context import Report
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def care_train() -> None:
+    """Train an asymmetric pair, from base models to a CARE folder.
+
+    \b
+    Example:
+      care-train configs
+      care-train run nano --set data_root=data
+    """
+
+
+@care_train.command()
+@click.argument("config")
+@click.option("--stage", help="Run only this stage; those before it must be finished.")
+@click.option("--resume", is_flag=True, help="Keep finished stages, continue an interrupted one where it stopped.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a value: stage.joint.epochs=2")
+@click.option("--minutes", type=float, help="Save and stop after so many minutes; go on with --resume.")
+def run(config: str, stage: str | None, resume: bool, overrides: tuple[str, ...], minutes: float | None) -> None:
+    """Run the stages of CONFIG, a file or the name of a shipped configuration, and export the pair.
+
+    \b
+    Example:
+      care-train run nano --set data_root=data --resume
+      care-train run my.toml --stage joint --set stage.joint.learning_rate=5e-5
+    """
+    from care_trainer.parse import load_run
+
+    started = time.monotonic()
+    path = _find(config)
+    loaded = load_run(path, overrides)
+    with needs_extra("train", "training"):
+        from care_trainer.chain import run_stages
+        from care_trainer.export import export
+    _quiet()
+    deadline = None if minutes is None else started + 60 * minutes
+    with _bar() as report:
+        run_stages(loaded, only=stage, resume=resume, report=report, deadline=deadline)
+    if stage is None:
+        card = export(loaded, shlex.join(["care-train", "run", config]))
+        click.echo(str(Path(loaded.output) / card.name))
+
+
+@care_train.command()
+def configs() -> None:
+    """List the shipped configurations.
+
+    \b
+    Example:
+      care-train configs
+    """
+    for path in _shipped():
+        first = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
+        click.echo(f"{path.stem:<24}{first}")
+
+
+def _shipped() -> list[Path]:
+    return sorted(Path(str(files("care_trainer") / "configs")).glob("*.toml"))
+
+
+def _find(config: str) -> Path:
+    if Path(config).suffix == ".toml":
+        return Path(config)
+    for path in _shipped():
+        if path.stem == config:
+            return path
+    raise InputError(f"{config}: neither a .toml file nor a shipped configuration (see: care-train configs)")
+
+
+@contextmanager
+def _bar() -> Iterator["Report"]:
+    """Draw one progress bar a stage on stderr, with the last loss."""
+    from tqdm import tqdm
+
+    bar: tqdm[None] | None = None
+
+    def report(what: str, step: int, steps: int, loss: float) -> None:
+        nonlocal bar
+        if bar is None or bar.desc != f"{what}: ":
+            if bar is not None:
+                bar.close()
+            bar = tqdm(total=steps, initial=step - 1 if step else 0, desc=what, file=sys.stderr, dynamic_ncols=True)
+        bar.update(step - bar.n)
+        if loss == loss:
+            bar.set_postfix_str(f"loss {loss:.4f}", refresh=False)
+
+    try:
+        yield report
+    finally:
+        if bar is not None:
+            bar.close()
+
+
+def _quiet() -> None:
+    """Leave stderr to the progress bar: transformers draws one for each file that it loads."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("care_trainer").setLevel(logging.INFO)
+
+
+def main() -> None:
+    """Run `care-train`."""
+    run_command(care_train)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""Training data: JSONL rows to pairs and texts, filtered, cut and deduplicated."""
+
+import gzip
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from care_qdrant.errors import InputError
+from care_trainer.config import Data
+
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A query with a document that answers it, and with documents that do not."""
+
+    query: str
+    positive: str
+    negatives: tuple[str, ...] = ()
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A single text: data of language modelling and of alignment."""
+
+    text: str
+    source: str = ""
+
+
+def read_pairs(data: Data, root: Path) -> list[Pair]:
+    """Read the pairs of a data set, each once.
+
+    Raises:
+        InputError: a file is missing, a row is no pair, or nothing is left.
+    """
+    seen: set[bytes] = set()
+    pairs = []
+    for row, where in _rows(data, root):
+        for pair in _pairs(row, where, data.max_characters):
+            key = _digest(pair.query, pair.positive)
+            if key not in seen:
+                seen.add(key)
+                pairs.append(pair)
+    return _not_empty(pairs[: data.max_rows], data)
+
+
+def read_texts(data: Data, root: Path) -> list[Text]:
+    """Read every text of a data set once: both sides of pairs, and single texts.
+
+    These are the self-pairs of stage I: query-side ones come from queries, document-side ones from documents.
+    """
+    seen: set[bytes] = set()
+    texts = []
+    for row, where in _rows(data, root):
+        source = str(row.get("source", ""))
+        for text in _texts(row, where, data.max_characters):
+            key = _digest(text)
+            if key not in seen:
+                seen.add(key)
+                texts.append(Text(text, source))
+    return _not_empty(texts[: data.max_rows], data)
+
+
+def file_hashes(data: Data, root: Path) -> dict[str, str]:
+    """Give the SHA-256 of each file, which a stage records beside what it trained."""
+    return {name: _sha256(_existing(root / name)) for name in data.files}
+
+
+def open_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the numbered, non-empty lines of a plain or gzipped text file."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8") as stream:
+        for number, line in enumerate(stream, start=1):
+            if line.strip():
+                yield number, line
+
+
+def read_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the objects of a JSONL file, each with ``file:line`` for messages."""
+    for number, line in open_lines(_existing(path)):
+        where = f"{path.name}:{number}"
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise InputError(f"{where}: not JSON ({error})") from error
+        if not isinstance(row, dict):
+            raise InputError(f"{where}: expected an object, found {type(row).__name__}")
+        yield row, where
+
+
+def _rows(data: Data, root: Path) -> Iterator[tuple[dict[str, Any], str]]:
+    for name in data.files:
+        for row, where in read_rows(root / name):
+            if row.get("licence") not in data.licences_excluded and data.weights.get(str(row.get("source")), 1.0) > 0:
+                yield row, where
+
+
+def _pairs(row: Mapping[str, Any], where: str, limit: int | None) -> Iterator[Pair]:
+    query, positives, negatives = row.get("query"), _positives(row), row.get("negatives", row.get("neg", ()))
+    if not isinstance(query, str) or not positives or not all(isinstance(text, str) for text in positives):
+        raise InputError(
+            f"{where}: is no pair (keys: {', '.join(row)}); expected 'query' with 'positive' and 'negatives', "
+            "or with 'pos' and 'neg'"
+        )
+    prompt = str(row.get("prompt") or "")
+    for positive in positives:
+        yield Pair(
+            query=prompt + query[:limit],
+            positive=positive[:limit],
+            negatives=tuple(str(text)[:limit] for text in negatives or ()),
+            source=str(row.get("source", "")),
+        )
+
+
+def _positives(row: Mapping[str, Any]) -> list[Any]:
+    if "positive" in row:
+        return [row["positive"]]
+    positives = row.get("pos", [])
+    return positives if isinstance(positives, list) else [positives]
+
+
+def _texts(row: Mapping[str, Any], where: str, limit: int | None) -> Iterator[str]:
+    candidates = [row.get("text"), row.get("query"), *_positives(row), *(row.get("negatives") or row.get("neg") or ())]
+    texts = [text[:limit] for text in candidates if isinstance(text, str) and text.strip()]
+    if not texts:
+        raise InputError(f"{where}: holds no text (keys: {', '.join(row)}); expected 'text', 'query' or 'positive'")
+    yield from texts
+
+
+def _not_empty(rows: list[Row], data: Data) -> list[Row]:
+    if not rows:
+        raise InputError(
+            f"{', '.join(data.files)}: no row is left after the filters "
+            f"(licences_excluded: {', '.join(data.licences_excluded) or 'none'})"
+        )
+    return rows
+
+
+def _existing(path: Path) -> Path:
+    if not path.is_file():
+        raise InputError(f"{path}: no such file; set data_root, or pass --set data_root=FOLDER")
+    return path
+
+
+def _digest(*parts: str) -> bytes:
+    return hashlib.blake2b("\x1f".join(parts).encode(), digest_size=16).digest()
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def row_weights(rows: Iterable[Pair | Text], data: Data) -> list[float]:
+    """Give each row the weight of its source."""
+    return [data.weights.get(row.source, 1.0) for row in rows]

@@ -1,0 +1,151 @@
+"""The end of a run: one CARE folder, whose vectors are proven to be those of the trained encoders."""
+
+import json
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
+
+from care_qdrant.card import Card
+from care_qdrant.checkpoint import write_checkpoint
+from care_qdrant.errors import TrainingError
+from care_qdrant.onnx_export import export_query_encoder
+from care_qdrant.types import Vectors
+from care_trainer import chain, towers
+from care_trainer.config import Run
+from care_trainer.data import Pair, read_pairs, read_rows
+from care_trainer.merge import merged
+from care_trainer.model_card import render
+from care_trainer.parse import stage_name
+
+TOLERANCE = 1e-4
+"""Largest difference of a coordinate between trained and exported vectors; merging an adapter costs about 1e-6."""
+HALF_TOLERANCE = 5e-3
+"""The same where the weights are stored in float16."""
+
+
+def export(run: Run, command: str) -> Card:
+    """Write the CARE folder of a finished run to ``output/name``, and give its card.
+
+    Both sides are saved, reloaded and compared with the trained encoders on probe texts before the folder appears.
+
+    Args:
+        run: Whose stages are all finished.
+        command: What a reader would type to train it again; goes into the model card.
+
+    Raises:
+        InputError: a stage is not finished.
+        TrainingError: a reloaded encoder gives other vectors than the trained one.
+    """
+    sources = {side: chain.newest(run, side) for side in chain.SIDES}
+    pairs = _probe_pairs(run)
+    output = Path(run.output)
+    with tempfile.TemporaryDirectory(dir=output, prefix=".export.") as temporary:
+        folders = {side: Path(temporary) / side for side in chain.SIDES}
+        _write_side(run, sources["query"], folders["query"], [pair.query for pair in pairs])
+        documents = _write_side(run, sources["document"], folders["document"], [pair.positive for pair in pairs])
+        onnx = export_query_encoder(
+            folders["query"],
+            [pair.query for pair in pairs],
+            document_vectors=documents,
+            relevant=[[row] for row in range(len(pairs))],
+        )
+        records = [chain.read_record(output / stage_name(stage)) for stage in run.stage]
+        data = _data_sources(run)
+        return write_checkpoint(
+            output / run.name,
+            name=run.name,
+            query=folders["query"],
+            document=folders["document"],
+            onnx=onnx,
+            temperature=records[-1]["temperature"] or run.stage[-1].__dict__.get("temperature", 0.02),
+            licence=run.export.licence,
+            stages=[_history(record) for record in records],
+            bases=_bases(run),
+            data=data,
+            model_card=render(run, records, data, onnx, command),
+        )
+
+
+def _write_side(run: Run, source: Path, folder: Path, texts: list[str]) -> Vectors:
+    """Save one encoder, reload it, and give its vectors of the texts, equal to the trained ones."""
+    side, half = folder.name, run.export.half_weights
+    trained = _encode(towers.load(source), side, texts)
+    model = merged(source)
+    if folder.name == "query":
+        model[0].tokenizer.model_max_length = run.query.max_tokens
+    model.save_pretrained(str(folder), create_model_card=False)
+    if half:
+        _halve(folder)
+    exported = _encode(towers.load(folder), side, texts)
+    difference = float(np.abs(trained - exported).max())
+    if not difference <= (HALF_TOLERANCE if half else TOLERANCE):
+        raise TrainingError(
+            f"{source}: the exported {side} encoder gives other vectors than the trained one (largest difference "
+            f"{difference:.1e}, allowed {HALF_TOLERANCE if half else TOLERANCE:.0e}); nothing was written"
+        )
+    return exported
+
+
+def _encode(model: SentenceTransformer, side: str, texts: list[str]) -> Vectors:
+    encode = model.encode_query if side == "query" else model.encode_document
+    vectors: Vectors = encode(texts, show_progress_bar=False, convert_to_numpy=True)
+    return vectors
+
+
+def _halve(folder: Path) -> None:
+    """Store the weights as float16; the configuration still says float32, so that they load as float32."""
+    for file in folder.rglob("*.safetensors"):
+        tensors = load_file(file)
+        halves = {name: tensor.half() if tensor.dtype == torch.float32 else tensor for name, tensor in tensors.items()}
+        save_file(halves, file, metadata={"format": "pt"})
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**config, "dtype": "float32"}, indent=2) + "\n", encoding="utf-8")
+
+
+def _probe_pairs(run: Run) -> list[Pair]:
+    """Take pairs from all over a data set: their queries and documents gate the int8 query encoder."""
+    data = run.data[run.export.probe or run.stage[-1].data]
+    pairs = read_pairs(data, Path(run.data_root))
+    return pairs[:: max(1, len(pairs) // run.export.probe_texts)][: run.export.probe_texts]
+
+
+def _history(record: dict[str, Any]) -> dict[str, Any]:
+    kept = ("stage", "kind", "seed", "trainable", "temperature", "evaluation", "seconds", "settings")
+    return {key: record[key] for key in kept if key in record}
+
+
+def _bases(run: Run) -> list[dict[str, Any]]:
+    towers_of = {"query": run.query, "document": run.document}
+    return [
+        {"side": side, "name": tower.base or "random weights", "revision": tower.revision or ""}
+        for side, tower in towers_of.items()
+    ]
+
+
+def _data_sources(run: Run) -> list[dict[str, Any]]:
+    """Count the rows of each source and licence, over all data sets that a stage or the tokenizer used."""
+    used = {stage.data for stage in run.stage} | ({run.vocabulary.data} if run.vocabulary else set())
+    counts: Counter[tuple[str, str, str]] = Counter()
+    seen: set[tuple[str, tuple[str, ...]]] = set()
+    for name in sorted(used):
+        data = run.data[name]
+        for file in data.files:
+            if (file, data.licences_excluded) in seen:
+                continue
+            seen.add((file, data.licences_excluded))
+            for row, _ in read_rows(Path(run.data_root) / file):
+                source, licence = str(row.get("source", "")), str(row.get("licence", ""))
+                if licence not in data.licences_excluded and data.weights.get(source, 1.0) > 0:
+                    counts[Path(file).name, source, licence] += 1
+    return [
+        {"file": file, "source": source, "licence": licence, "rows": rows}
+        for (file, source, licence), rows in sorted(counts.items())
+    ]
+

@@ -1,0 +1,241 @@
+"""One training loop for all stages: sentence-transformers' trainer with our checkpoints, metrics and refusals.
+
+A checkpoint holds the trainable parameters only, of the model and of the loss: the rest is in the folder that the stage
+started from. So it is small with adapters, it loads without rebuilding the model (a reloaded Router with adapters does
+not load at all), and the loss's own parameters (τ, RetroMAE's decoder) survive a resume.
+"""
+
+import json
+import logging
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from safetensors.torch import load_file, save_file
+from sentence_transformers import (
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
+from torch import Tensor, nn
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback, set_seed
+
+from care_qdrant.errors import TrainingError
+from care_trainer.config import Stage
+from care_trainer.sampling import EpochSampler
+
+logger = logging.getLogger(__name__)
+
+TRAINABLE_FILE = "trainable.safetensors"
+COMPLETE_FILE = "complete"
+METRICS_FILE = "metrics.jsonl"
+BAD_BATCH_FILE = "bad-batch.pt"
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that one training loop needs beside model, loss and data."""
+
+    stage: Stage
+    folder: Path
+    """Of the stage; checkpoints and metrics go below."""
+    seed: int
+    checkpoint_minutes: float
+    resume: bool = False
+    report_to: Sequence[str] = ()
+    weights: Sequence[float] | None = None
+    """Per row, how often an epoch draws it."""
+    lengths: Sequence[int] | None = None
+    """Per row; given, batches hold rows of similar length."""
+    routes: Mapping[str, str] = field(default_factory=dict)
+    """Per column the side that encodes it, of a joined model."""
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    """Per column."""
+    rates: Mapping[str, float] = field(default_factory=dict)
+    """Learning rates by parameter name pattern."""
+    collator: Any = None
+    report: Callable[[int, int, float], None] = lambda step, steps, loss: None
+    """Called after each step with step, steps and the last loss."""
+    deadline: float | None = None
+    """Moment (`time.monotonic`) at which to save and stop."""
+
+
+class Interrupted(TrainingError):
+    """The time that a run was given is over; its checkpoint is saved."""
+
+
+def fit(model: SentenceTransformer, loss: nn.Module, rows: Dataset, job: Job) -> dict[str, float]:
+    """Train until the stage is over, and give its last metrics.
+
+    Raises:
+        TrainingError: the loss is not finite, or a checkpoint cannot be written; the last good one is intact.
+        Interrupted: the deadline came first.
+    """
+    set_seed(job.seed)
+    job.folder.mkdir(parents=True, exist_ok=True)
+    trainer = _Trainer(
+        job=job,
+        model=model,
+        loss=loss,
+        train_dataset=rows,
+        args=_arguments(job),
+        data_collator=job.collator,
+        callbacks=[_Metrics(job.folder / METRICS_FILE), _Watch(job)],
+    )
+    for callback in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(callback)
+    checkpoint = last_checkpoint(job.folder) if job.resume else None
+    try:
+        output = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    except OSError as error:
+        raise TrainingError(
+            f"{job.folder}: a checkpoint could not be written ({error}); the last one that is whole is "
+            f"{last_checkpoint(job.folder) or 'none'}. Make room, then go on with --resume."
+        ) from error
+    if trainer.state.global_step < trainer.state.max_steps:
+        raise Interrupted(
+            f"{job.folder.name}: stopped after step {trainer.state.global_step} of {trainer.state.max_steps}; "
+            "go on with --resume"
+        )
+    return {key: float(value) for key, value in output.metrics.items()}
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """Give the newest checkpoint of a stage that was written to its end."""
+    found = sorted(
+        (path for path in (folder / "checkpoints").glob("checkpoint-*") if (path / COMPLETE_FILE).exists()),
+        key=lambda path: int(path.name.rsplit("-", 1)[-1]),
+    )
+    return found[-1] if found else None
+
+
+def _arguments(job: Job) -> SentenceTransformerTrainingArguments:
+    stage = job.stage
+    return SentenceTransformerTrainingArguments(
+        output_dir=str(job.folder / "checkpoints"),
+        seed=job.seed,
+        data_seed=job.seed,
+        num_train_epochs=stage.epochs,
+        max_steps=stage.max_steps or -1,
+        per_device_train_batch_size=stage.batch_size,
+        gradient_accumulation_steps=stage.accumulate,
+        learning_rate=stage.learning_rate,
+        learning_rate_mapping=dict(job.rates),
+        warmup_steps=stage.warmup,
+        lr_scheduler_type=stage.schedule,
+        weight_decay=stage.weight_decay,
+        max_grad_norm=stage.max_grad_norm,
+        bf16=stage.bf16,
+        activation_checkpointing=stage.gradient_checkpointing,
+        activation_checkpointing_kwargs={"use_reentrant": False} if stage.gradient_checkpointing else None,
+        use_cpu=not torch.cuda.is_available(),
+        # Plain losses need False; with caching each replayed mini-batch touches one side only.
+        ddp_find_unused_parameters=stage.cached,
+        batch_sampler=partial(EpochSampler, weights=job.weights, lengths=job.lengths),
+        router_mapping=dict(job.routes),
+        prompts=dict(job.prompts) or None,
+        save_strategy="no",
+        save_total_limit=2,
+        logging_steps=10,
+        logging_nan_inf_filter=False,
+        report_to=list(job.report_to) or "none",
+        disable_tqdm=True,
+        dataloader_pin_memory=torch.cuda.is_available(),
+    )
+
+
+class _Trainer(SentenceTransformerTrainer):
+    """Sentence-transformers' trainer, with checkpoints of what trains, and a stop at the first loss that is not finite."""
+
+    def __init__(self, *, job: Job, **options: Any) -> None:
+        self.job = job
+        super().__init__(**options)
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], *rest: Any, **options: Any) -> Tensor:
+        loss: Tensor = super().training_step(model, dict(inputs), *rest, **options)
+        if not torch.isfinite(loss):
+            path = self.job.folder / BAD_BATCH_FILE
+            torch.save({key: value for key, value in inputs.items()}, path)
+            raise TrainingError(
+                f"{self.job.folder.name}: the loss is {loss.item()} in step {self.state.global_step + 1}; its batch is "
+                f"saved in {path}. Lower the learning rate, or train in bf16 rather than fp16."
+            )
+        self.job.report(self.state.global_step + 1, self.state.max_steps, loss.item())
+        return loss
+
+    def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
+        """Leave out sentence-transformers' model card: the CARE folder has its own."""
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        folder = Path(output_dir or self.args.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(self._trainable(), folder / TRAINABLE_FILE)
+
+    def _load_from_checkpoint(self, checkpoint_path: str, model: Any = None) -> None:
+        saved = load_file(Path(checkpoint_path) / TRAINABLE_FILE)
+        trainable = dict(self._named())
+        if saved.keys() != trainable.keys():
+            differing = sorted(saved.keys() ^ trainable.keys())
+            raise TrainingError(f"{checkpoint_path}: does not fit this stage ({differing[0]} is in only one of them)")
+        with torch.no_grad():
+            for name, parameter in trainable.items():
+                parameter.copy_(saved[name])
+
+    def _named(self) -> list[tuple[str, nn.Parameter]]:
+        """Give the trainable parameters of model and loss, each once, under names that wrapping does not change."""
+        parameters = self.loss.named_parameters()
+        return [(name.replace("model.module.", "model."), value) for name, value in parameters if value.requires_grad]
+
+    def _trainable(self) -> dict[str, Tensor]:
+        return {name: parameter.detach().cpu().contiguous() for name, parameter in self._named()}
+
+
+class _Watch(TrainerCallback):
+    """Decides when to save and when to stop, and marks a checkpoint as whole once all of it is on disk."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.last = job, time.monotonic()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **options: Any) -> Any:
+        now = time.monotonic()
+        over = self.job.deadline is not None and now >= self.job.deadline
+        due = now - self.last >= 60 * self.job.checkpoint_minutes
+        if over or (due and state.global_step < state.max_steps):
+            control.should_save, self.last = True, now
+        if over:
+            control.should_training_stop = True
+        return control
+
+    def on_save(self, args: Any, state: Any, control: Any, **options: Any) -> Any:
+        if state.is_world_process_zero:
+            (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE_FILE).touch()
+        return control
+
+
+class _Metrics(TrainerCallback):
+    """Writes what the trainer logs to metrics.jsonl; on a resume, what came after the checkpoint is dropped."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **options: Any) -> None:
+        if state.is_world_process_zero:
+            lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
+            kept = [line for line in lines if json.loads(line)["step"] <= state.global_step]
+            self.path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **options: Any) -> None:
+        if state.is_world_process_zero and logs:
+            with self.path.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps({"step": state.global_step, **logs}) + "\n")
+
+
+def drop_checkpoints(folder: Path) -> None:
+    """Remove the checkpoints of a stage that is finished and saved."""
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)

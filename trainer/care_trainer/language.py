@@ -1,0 +1,150 @@
+"""Language modelling as losses of sentence-transformers' trainer: RetroMAE for BERT, next-token for a decoder.
+
+RetroMAE (arXiv 2205.12035) [D.1]: the encoder sees a text with 30 % of its tokens masked; a one-layer decoder, which
+sees the sentence vector and for each position its own random half of the tokens, reconstructs the whole text. What the
+decoder lacks must be in the sentence vector.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AutoModelForMaskedLM
+
+Features = dict[str, Any]
+IGNORED = -100
+
+
+class RetroMaeLoss(nn.Module):
+    """Masked encoder and enhanced decoder, sharing the encoder's vocabulary head.
+
+    Args:
+        model: Transformer and pooling, not normalised; its sentence vector is what the decoder reads.
+        base: Where the vocabulary head comes from: a pretrained masked language model, or None for a new one.
+        encoder_masked: Share of masked tokens.
+        decoder_masked: Share of tokens that each decoder position does not see.
+    """
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        *,
+        base: str | None = None,
+        encoder_masked: float = 0.3,
+        decoder_masked: float = 0.5,
+    ) -> None:
+        super().__init__()
+        self.model: Any = model
+        self.encoder_masked, self.decoder_masked = encoder_masked, decoder_masked
+        tokenizer, config = model.tokenizer, model[0].model.config
+        self.mask_id, self.vocabulary = tokenizer.mask_token_id, len(tokenizer)
+        self.register_buffer("special", torch.tensor(sorted(tokenizer.all_special_ids)), persistent=False)
+        self.head = masked_head(model, base)
+        self.embeddings = model[0].model.get_input_embeddings()
+        self.position = nn.Embedding(model.max_seq_length, config.hidden_size)
+        nn.init.normal_(self.position.weight, std=0.02)
+        self.layer = DecoderLayer(config.hidden_size, config.num_attention_heads, config.intermediate_size)
+
+    def forward(self, sentence_features: Iterable[Features], labels: Tensor | None = None) -> dict[str, Tensor]:
+        """Give the losses of encoder and decoder for a batch of one text column."""
+        (features,) = sentence_features
+        ids, attention = features["input_ids"], features["attention_mask"].bool()
+        special = torch.isin(ids, self.special)
+        masked, targets = mask_tokens(ids, special, self.encoder_masked, self.mask_id, self.vocabulary)
+        output = self.model({**features, "input_ids": masked})
+        encoder = self._encoder_loss(output["token_embeddings"], targets)
+        decoder = self._decoder_loss(output["sentence_embedding"], ids, attention, special)
+        return {"encoder": encoder, "decoder": decoder}
+
+    def _encoder_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        wanted = targets != IGNORED  # the head costs as much as the model: only masked positions pass it
+        return functional.cross_entropy(self.head(hidden[wanted]).float(), targets[wanted])
+
+    def _decoder_loss(self, sentence: Tensor, ids: Tensor, attention: Tensor, special: Tensor) -> Tensor:
+        sentence, length = sentence[:, None], ids.shape[1]
+        position = self.position.weight[:length]
+        keys = torch.cat([sentence, self.embeddings(ids)[:, 1:] + position[1:]], dim=1)
+        hidden = self.layer(position + sentence, keys, decoder_visibility(attention, self.decoder_masked))
+        return functional.cross_entropy(self.head(hidden[~special]).float(), ids[~special])
+
+
+class DecoderLayer(nn.Module):
+    """One post-norm transformer layer whose queries and keys differ, as RetroMAE's enhanced decoding wants."""
+
+    def __init__(self, hidden: int, heads: int, intermediate: int) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(hidden, heads, dropout=0.1, batch_first=True)
+        self.feed_forward = nn.Sequential(nn.Linear(hidden, intermediate), nn.GELU(), nn.Linear(intermediate, hidden))
+        self.norms = nn.ModuleList([nn.LayerNorm(hidden), nn.LayerNorm(hidden)])
+        self.heads = heads
+
+    def forward(self, queries: Tensor, keys: Tensor, visible: Tensor) -> Tensor:
+        """Attend from (rows, length, hidden) to as many keys, where ``visible`` (rows, length, length) allows it."""
+        blocked = (~visible).repeat_interleave(self.heads, dim=0)
+        attended, _ = self.attention(queries, keys, keys, attn_mask=blocked, need_weights=False)
+        hidden = self.norms[0](queries + attended)
+        result: Tensor = self.norms[1](hidden + self.feed_forward(hidden))
+        return result
+
+
+def mask_tokens(ids: Tensor, special: Tensor, share: float, mask_id: int, vocabulary: int) -> tuple[Tensor, Tensor]:
+    """Mask a share of the tokens as BERT does (80 % mask, 10 % random, 10 % kept); give ids and targets."""
+    chosen = (torch.rand(ids.shape, device=ids.device) < share) & ~special
+    action = torch.rand(ids.shape, device=ids.device)
+    masked = ids.masked_fill(chosen & (action < 0.8), mask_id)
+    replaced = chosen & (action >= 0.8) & (action < 0.9)
+    masked = torch.where(replaced, torch.randint_like(ids, vocabulary), masked)
+    return masked, ids.masked_fill(~chosen, IGNORED)
+
+
+def decoder_visibility(attention: Tensor, hidden_share: float) -> Tensor:
+    """Draw what each decoder position sees: a random part of the text, the sentence vector, never itself."""
+    rows, length = attention.shape
+    visible = torch.rand((rows, length, length), device=attention.device) >= hidden_share
+    visible &= attention[:, None, :]
+    visible.diagonal(dim1=1, dim2=2).fill_(False)
+    visible[:, :, 0] = True
+    return visible
+
+
+def masked_head(model: SentenceTransformer, base: str | None) -> nn.Module:
+    """Give the vocabulary head of a masked language model, tied to the encoder's embeddings.
+
+    Args:
+        model: The encoder.
+        base: A pretrained masked language model of the same architecture; None is a new head.
+    """
+    encoder = model[0].model
+    if base is None:
+        language_model = AutoModelForMaskedLM.from_config(encoder.config)
+    else:
+        language_model = AutoModelForMaskedLM.from_pretrained(base)
+    language_model.get_output_embeddings().weight = encoder.get_input_embeddings().weight
+    head = next(getattr(language_model, name) for name in ("cls", "lm_head", "head") if hasattr(language_model, name))
+    assert isinstance(head, nn.Module)
+    return head
+
+
+class CausalLoss(nn.Module):
+    """Next-token prediction with the input embeddings as output weights: a decoder's first lesson.
+
+    Args:
+        model: Transformer and pooling of a decoder.
+    """
+
+    def __init__(self, model: SentenceTransformer) -> None:
+        super().__init__()
+        self.model: Any = model
+        self.embeddings = model[0].model.get_input_embeddings()
+
+    def forward(self, sentence_features: Iterable[Features], labels: Tensor | None = None) -> Tensor:
+        """Give the mean cross-entropy per token of a batch of one text column."""
+        (features,) = sentence_features
+        ids, attention = features["input_ids"], features["attention_mask"].bool()
+        hidden = self.model(dict(features))["token_embeddings"]
+        wanted = attention[:, 1:]
+        logits = hidden[:, :-1][wanted] @ self.embeddings.weight.to(hidden.dtype).T
+        return functional.cross_entropy(logits.float(), ids[:, 1:][wanted])

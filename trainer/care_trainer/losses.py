@@ -1,0 +1,106 @@
+"""How a batch gets its embeddings: sorted by length, in mini-batches, with or without gradient caching.
+
+The caching itself is sentence-transformers' (GradCache, arXiv 2101.06983). Sorting inside the batch keeps the batch
+random, which in-batch negatives want, and computes next to no padding.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.losses.gradcache import CachedLossMixin
+from torch import Tensor, nn
+
+from care_trainer.objectives import Batch
+
+Features = dict[str, Any]
+
+
+class EmbeddingLoss(CachedLossMixin, nn.Module):
+    """A loss for sentence-transformers' trainer: embeds each column and hands the whole batch to an objective.
+
+    Args:
+        model: Embeds every column.
+        objective: Module from `Batch` to a scalar.
+        mini_batch_size: Rows embedded at once.
+        mini_batch_tokens: Tokens embedded at once, instead of rows.
+        cached: Embed twice, and hold the activations of one mini-batch only.
+    """
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        objective: nn.Module,
+        *,
+        mini_batch_size: int = 64,
+        mini_batch_tokens: int | None = None,
+        cached: bool = False,
+    ) -> None:
+        super().__init__()
+        self.model: Any = model
+        self.objective = objective
+        self.mini_batch_size, self.mini_batch_num_tokens = mini_batch_size, mini_batch_tokens
+        self.uses_gradient_cache = cached
+        self._keys: list[Tensor] = []
+        self._orders: list[Tensor] = []
+
+    def forward(self, sentence_features: Iterable[Features], labels: Tensor | None = None) -> Tensor:
+        """Give the loss of a batch, one feature dictionary per column."""
+        columns = list(sentence_features)
+        self._keys = [text_keys(column) for column in columns]
+        self._orders = [column["attention_mask"].sum(dim=1).argsort(stable=True, descending=True) for column in columns]
+        columns = [_permute(column, order) for column, order in zip(columns, self._orders, strict=True)]
+        if self.uses_gradient_cache:
+            return self._forward_cached(columns, labels)
+        reps = [[rep for rep, _ in self.embed_minibatch_iter(column, True, False)] for column in columns]
+        return self.calculate_loss(reps, labels)
+
+    def calculate_loss(
+        self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
+    ) -> Tensor:
+        """Give the loss of mini-batches of embeddings; with ``with_backward`` also their gradients."""
+        embeddings = [
+            torch.cat(parts)[order.argsort()] for parts, order in zip(reps, self._orders, strict=True)
+        ]
+        loss: Tensor = self.objective(Batch(embeddings, self._keys, labels))
+        if with_backward:
+            loss.backward()
+            loss = loss.detach()
+        return loss
+
+    def _forward_cached(self, columns: list[Features], labels: Tensor | None) -> Tensor:
+        """Run GradCache, and let the objective's own parameters (τ) take part in the real backward pass.
+
+        GradCache calls backward inside forward, which would bypass gradient accumulation and scaling for them.
+        """
+        own = [parameter for parameter in self.objective.parameters() if parameter.requires_grad]
+        before = [parameter.grad for parameter in own]
+        for parameter in own:
+            parameter.grad = None
+        loss: Tensor = self.forward_cached(columns, labels)
+        for parameter, gradient in zip(own, before, strict=True):
+            cached, parameter.grad = parameter.grad, gradient
+            if cached is not None:
+                loss = loss + ((parameter - parameter.detach()) * cached).sum()
+        return loss
+
+
+def text_keys(column: Features) -> Tensor:
+    """Hash the token ids of each row, (rows,) int64: equal texts have equal keys, whatever the padding."""
+    mask = column["attention_mask"].long()
+    return (hash_tokens(column["input_ids"], mask.cumsum(dim=1)) * mask).sum(dim=1)
+
+
+def hash_tokens(ids: Tensor, positions: Tensor) -> Tensor:
+    """Hash each token with its position: odd multipliers of 64-bit mixing, and int64 that wraps around."""
+    mixed = (ids.long() + 1) * (positions * -7046029254386353131 + 1442695040888963407)
+    return (mixed ^ (mixed >> 29)) * -4658895280553007687
+
+
+def _permute(column: Features, order: Tensor) -> Features:
+    rows = len(order)
+    return {
+        key: value[order] if isinstance(value, Tensor) and value.ndim > 0 and len(value) == rows else value
+        for key, value in column.items()
+    }

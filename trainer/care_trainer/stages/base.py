@@ -1,0 +1,43 @@
+"""The first folder of a run: both encoders before any training."""
+
+from pathlib import Path
+
+from sentence_transformers import SentenceTransformer
+from transformers import set_seed
+
+from care_trainer import scratch, towers
+from care_trainer.config import Run
+from care_trainer.data import Row, Text, read_texts
+
+
+def build(run: Run, folder: Path) -> tuple[SentenceTransformer, SentenceTransformer]:
+    """Give the query and the document encoder, pretrained or with random weights.
+
+    Raises:
+        InputError: a base cannot be loaded, or a dimension or a marker does not fit.
+    """
+    set_seed(run.seed)
+    query_base, document_base = run.query.base, run.document.base
+    if run.vocabulary is not None:
+        texts = read_texts(run.data[run.vocabulary.data], Path(run.data_root))
+        tokenizer = scratch.train_tokenizer(run.vocabulary, _strings(_spread(texts, run.vocabulary.max_texts)))
+        if run.query.scratch is not None:
+            query_base = str(folder / "query-base")
+            scratch.write_query_base(run.query, tokenizer, Path(query_base))
+        if run.document.scratch is not None:
+            document_base = str(folder / "document-base")
+            scratch.write_document_base(run.document, tokenizer, Path(document_base))
+    assert query_base is not None and document_base is not None
+    return (
+        towers.build_query(query_base, run.query, run.dim),
+        towers.build_document(document_base, run.document, run.dim),
+    )
+
+
+def _spread(rows: list[Row], limit: int) -> list[Row]:
+    """Take every n-th row, so that all sources are there in proportion."""
+    return rows[:: -(-len(rows) // limit)]
+
+
+def _strings(texts: list[Text]) -> list[str]:
+    return [text.text for text in texts]
