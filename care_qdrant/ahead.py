@@ -1,14 +1,14 @@
 """Lets a producer run ahead of its consumer in a thread of its own."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
-def read_ahead(items: Iterator[T], depth: int) -> Iterator[T]:
+def read_ahead(items: Iterator[T], depth: int) -> Generator[T, None, None]:
     """Give the items in order, while a thread makes the next ones.
 
     Args:

@@ -3,8 +3,9 @@
 import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
+from care_qdrant.encoders import TokenCounter
 from care_qdrant.rows import Reject, Row
 from care_qdrant.types import Chunk, embedded_text
 
@@ -16,17 +17,6 @@ OVERLAP_SHARE = 1 / 8
 
 _SENTENCE_END = re.compile(r"(?:[。！？；!?;…]|\.(?=\s|$))+[”’」』）》)\]\"']*\s*|\n\s*")
 _CLAUSE_END = re.compile(r"[，、,：:）)\s]")
-
-
-class TokenCounter(Protocol):
-    """The part of an encoder that cutting needs."""
-
-    @property
-    def max_tokens(self) -> int:
-        """Longest input, special tokens and prompt included."""
-
-    def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Give the uncut length of each text, special tokens and prompt included."""
 
 
 class Sized(NamedTuple):

@@ -77,8 +77,8 @@ def _join(link: Link, vector_name: str, contract: VectorContract, sparse: bool) 
     return Schema(vector_name, contract, found)
 
 
-def create_collection(link: Link, schema: Schema, storage: Storage, *, bulk_load: bool) -> None:
-    """Create the collection with its contract, in one request.
+def create_collection(link: Link, schema: Schema, storage: Storage, *, bulk_load: bool) -> bool:
+    """Create the collection with its contract, in one request; False where another run did so in the meantime.
 
     Args:
         link: Where; no such collection is there.
@@ -108,11 +108,13 @@ def create_collection(link: Link, schema: Schema, storage: Storage, *, bulk_load
         # Another run made it in the meantime, or our own request did and its answer was lost.
         if join_collection(link, schema.vector_name, schema.dense, sparse=schema.sparse is not None) is None:
             raise
+        return False
     if schema.vector_name not in read_contracts(link.client, link.collection):
         link.client.delete_collection(link.collection)
         raise ServerTooOld(f"the server does not keep metadata of collection {link.collection!r}; it needs Qdrant 1.16")
     if not is_embedded(link.client):
-        link.call("indexing doc_id", lambda: _index_document_ids(link))
+        link.write("indexing doc_id", lambda: _index_document_ids(link))
+    return True
 
 
 def finish_bulk_load(link: Link) -> None:

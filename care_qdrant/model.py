@@ -3,14 +3,14 @@
 import hashlib
 import threading
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Literal
 
-from care_qdrant.card import CARD_FILE, Card, read_card
+from care_qdrant.card import CARD_FILE, Card, Side, read_card
 from care_qdrant.checkpoint import describe_side, verify_files
 from care_qdrant.collection import VectorContract
-from care_qdrant.encoders import Encoder
+from care_qdrant.encoders import Encoder, TokenCounter
 from care_qdrant.errors import IncompleteModel, ModelError
 from care_qdrant.hub import BUILT_IN, fetch_document_side, find_folder
 from care_qdrant.types import Vectors
@@ -35,6 +35,7 @@ class CareModel:
         temperature: float,
         load_query_encoder: Callable[[], Encoder],
         load_document_encoder: Callable[[], Encoder],
+        load_document_tokenizer: Callable[[], TokenCounter] | None = None,
         card: Card | None = None,
     ) -> None:
         """Put a pair together; `CareModel.load` is the usual way."""
@@ -42,6 +43,7 @@ class CareModel:
         self.card = card
         """None for a plain sentence-transformers model that stands in as a symmetric pair."""
         self._loaders = {"query": load_query_encoder, "document": load_document_encoder}
+        self._load_document_tokenizer = load_document_tokenizer or (lambda: self.document_encoder)
         self._encoders: dict[str, Encoder] = {}
         self._lock = threading.RLock()
 
@@ -83,6 +85,11 @@ class CareModel:
         """The offline side."""
         return self._encoder("document")
 
+    @cached_property
+    def document_tokenizer(self) -> TokenCounter:
+        """Counts the tokens of documents; loads no weights where the model has a ``tokenizer.json``."""
+        return self._load_document_tokenizer()
+
     def encode_query(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
         """Encode queries: (len(texts), dim) float32 unit rows. None takes the model's own prompt."""
         return self.query_encoder.encode(texts, prompt=prompt)
@@ -123,6 +130,11 @@ def _pair(
         verify_files(whole, card, (path for path in card.files if _is_torch_file(path, "document")))
         return _torch_side(whole / "document", "document", card, device)
 
+    def load_document_tokenizer() -> TokenCounter:
+        whole = fetch_document_side(source, revision=revision)
+        verify_files(whole, card, ["document/tokenizer.json"])
+        return _tokenizer(whole / "document", card.document)
+
     return CareModel(
         name=card.name,
         dim=card.dim,
@@ -130,6 +142,7 @@ def _pair(
         temperature=card.temperature,
         load_query_encoder=load_query_encoder,
         load_document_encoder=load_document_encoder,
+        load_document_tokenizer=load_document_tokenizer,
         card=card,
     )
 
@@ -139,7 +152,7 @@ def _symmetric(folder: Path, name: str, device: str | None) -> CareModel:
     from care_qdrant.encoders.torch import TorchEncoder, load_sentence_transformer
 
     load = cache(lambda: load_sentence_transformer(folder, device))
-    _, dim = describe_side(folder, "document")
+    side, dim = describe_side(folder, "document")
     digest = hashlib.sha256()
     for file in sorted(folder.rglob("*")):
         if file.is_file() and file.suffix in {".json", ".safetensors", ".txt", ".model"}:
@@ -153,7 +166,14 @@ def _symmetric(folder: Path, name: str, device: str | None) -> CareModel:
         temperature=0.05,
         load_query_encoder=lambda: TorchEncoder(load(), "query"),
         load_document_encoder=lambda: TorchEncoder(load(), "document"),
+        load_document_tokenizer=(lambda: _tokenizer(folder, side)) if (folder / "tokenizer.json").is_file() else None,
     )
+
+
+def _tokenizer(folder: Path, side: Side) -> TokenCounter:
+    from care_qdrant.encoders.tokens import TokenizerFile
+
+    return TokenizerFile(folder / "tokenizer.json", max_tokens=side.max_tokens, prompt=side.prompt)
 
 
 def _torch_side(folder: Path, side: Literal["query", "document"], card: Card, device: str | None) -> Encoder:

@@ -7,7 +7,6 @@ bounded: qdrant-client itself either never retries (``upsert``) or retries every
 import logging
 import random
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -54,12 +53,10 @@ class RetryPolicy:
     attempts: int = 12
     base_seconds: float = 0.5
     cap_seconds: float = 20.0
-    sleep: Callable[[float], None] = time.sleep
 
-    def wait(self, attempt: int, at_least: float) -> None:
-        """Wait before the next attempt: a uniform share of ``base * 2^attempt``, capped."""
-        longest = min(self.cap_seconds, self.base_seconds * 2**attempt)
-        self.sleep(max(random.uniform(0, longest), at_least))
+    def delay(self, attempt: int) -> float:
+        """Give the seconds until the next attempt: a random share of ``base * 2^attempt``, capped."""
+        return random.uniform(0, min(self.cap_seconds, self.base_seconds * 2**attempt))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +76,11 @@ class Link:
         self.client, self.collection = client, collection
         self.policy = policy or RetryPolicy()
         self._lock = threading.RLock() if is_embedded(client) else nullcontext()
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """End all waiting: a run that has failed or was interrupted makes no more attempts."""
+        self._stopped.set()
 
     def call(self, what: str, operation: Callable[[], T]) -> T:
         """Give the result of ``operation``, called as often as the policy allows.
@@ -102,7 +104,9 @@ class Link:
                     where = f"{what} in collection {self.collection!r}"
                     raise Unreachable(f"{where}: gave up after {attempt + 1} attempts ({_line(error)})") from error
                 logger.warning("%s: attempt %d failed (%s)", what, attempt + 1, _line(error))
-                self.policy.wait(attempt, passing.at_least_seconds)
+                seconds = max(self.policy.delay(attempt), passing.at_least_seconds)
+                if self._stopped.wait(seconds):
+                    raise Unreachable(f"{what}: stopped after {attempt + 1} attempts ({_line(error)})") from error
         raise AssertionError("a policy has at least one attempt")
 
     def write(self, what: str, operation: Callable[[], models.UpdateResult | Sequence[models.UpdateResult]]) -> None:

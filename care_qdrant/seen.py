@@ -43,7 +43,7 @@ class Seen:
     def has_chunk(self, document_id: str, number: int) -> bool:
         """Say whether a document was met and has a chunk of this number."""
         row = self._row("SELECT chunks FROM seen WHERE id = ?", _key(document_id))
-        return row is not None and number < row[0]
+        return row is not None and number < int(row[0])
 
     def _row(self, query: str, key: bytes) -> tuple[str] | tuple[int] | None:
         with closing(self._database.execute(query, (key,))) as cursor:

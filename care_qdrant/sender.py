@@ -1,8 +1,8 @@
 """Writes points from a few threads behind a bounded queue, so that the encoder never waits for the network."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -13,8 +13,6 @@ from care_qdrant.connection import is_embedded
 from care_qdrant.errors import QdrantError, Rejected
 from care_qdrant.retry import Link, RequestTooLarge
 
-MAX_POINTS = 256
-"""Of one request; a server's strict mode may ask for fewer."""
 MAX_BYTES = 5_000_000
 """Of one request, estimated. Servers refuse 32 MB, and a smaller request is sooner repeated."""
 THREADS = 4
@@ -98,35 +96,37 @@ class Sender:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self._failure = self._failure or error
+            self._fail(error)
         self._executor.shutdown(wait=True)
         if error is None:
             self._raise_failure()
 
-    def submit(self, write: Write) -> None:
-        """Queue a write; waits while the queue is full.
+    def submit(self, make: Callable[[], Iterable[Write]]) -> None:
+        """Queue what ``make`` gives; it is called in the background. Waits while the queue is full.
 
         Raises:
             QdrantError: an earlier write failed.
         """
-        if not len(write):
-            return
         self._room.acquire()
         self._raise_failure()
-        self._executor.submit(self._send, write).add_done_callback(self._done)
+        self._executor.submit(self._send, make).add_done_callback(lambda _: self._room.release())
 
-    def _send(self, write: Write) -> None:
-        if self._failure is None:
-            send_all(self._link, write, self._count)
+    def _send(self, make: Callable[[], Iterable[Write]]) -> None:
+        try:
+            for write in make():
+                if self._failure is None:
+                    send_all(self._link, write, self._count)
+        except BaseException as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            self._failure = self._failure or error
+        self._link.stop()
 
     def _count(self, points: int) -> None:
         with self._lock:
             self.stored += points
-
-    def _done(self, future: Future[None]) -> None:
-        with self._lock:
-            self._failure = self._failure or future.exception()
-        self._room.release()
 
     def _raise_failure(self) -> None:
         if isinstance(self._failure, QdrantError):
@@ -138,19 +138,19 @@ class Sender:
             raise self._failure
 
 
-def in_requests(points: Sequence[models.PointStruct], dim: int, max_points: int) -> Iterator[slice]:
-    """Cut points into requests of at most ``max_points`` and about `MAX_BYTES`."""
+def in_requests(write: Write, dim: int, max_points: int) -> Iterator[Write]:
+    """Cut a write into requests of at most ``max_points`` points and about `MAX_BYTES`."""
     start, size = 0, 0
-    for index, point in enumerate(points):
-        text = str((point.payload or {}).get("text", ""))
+    for index, point in enumerate(write.points):
         # The text is there twice, once for LlamaIndex.
-        cost = dim * _BYTES_PER_NUMBER + 2 * len(text.encode()) + 1_000
+        text_bytes = len(str((point.payload or {}).get("text", "")).encode())
+        cost = dim * _BYTES_PER_NUMBER + 2 * text_bytes + 1_000
         if index > start and (index - start == max_points or size + cost > MAX_BYTES):
-            yield slice(start, index)
+            yield write.part(start, index)
             start, size = index, 0
         size += cost
-    if start < len(points):
-        yield slice(start, len(points))
+    if start < len(write):
+        yield write.part(start, len(write))
 
 
 def send_all(link: Link, write: Write, acknowledge: Callable[[int], None]) -> None:

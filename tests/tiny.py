@@ -66,6 +66,11 @@ class HashModel:
         self.document_encoder_reads += 1
         return self._encoder
 
+    @property
+    def document_tokenizer(self) -> HashEncoder:
+        """Reading it is no reading of the model."""
+        return self._encoder
+
     def encode_query(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
         return self.query_encoder.encode(texts, prompt=prompt)
 

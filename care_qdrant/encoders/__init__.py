@@ -6,7 +6,18 @@ from typing import Protocol
 from care_qdrant.types import Vectors
 
 
-class Encoder(Protocol):
+class TokenCounter(Protocol):
+    """Knows how long a text is for an encoder; needs its tokenizer and not its weights."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Longest input in tokens, special tokens and prompt included; the rest is cut off."""
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        """Give the uncut length of each text in tokens, special tokens and prompt included."""
+
+
+class Encoder(TokenCounter, Protocol):
     """Turns texts into vectors of one space. Implementations may be called from several threads."""
 
     @property
@@ -14,15 +25,8 @@ class Encoder(Protocol):
         """Length of each vector."""
 
     @property
-    def max_tokens(self) -> int:
-        """Longest input in tokens, special tokens and prompt included; the rest is cut off."""
-
-    @property
     def prompt(self) -> str:
         """The model's own prompt, put before each text unless the caller gives another."""
 
     def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
         """Give one unit vector per text, in order: (len(texts), dim) float32. None is the model's own prompt."""
-
-    def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Give the uncut length of each text in tokens, special tokens and prompt included."""

@@ -1,0 +1,112 @@
+"""What an ingestion says of itself while it runs and when it is done."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a dry run expects of the real one."""
+
+    points: int
+    """To be written."""
+    tokens: int
+    """To be encoded."""
+    bytes: int
+    """Of vectors and payloads, without indexes."""
+    seconds: float | None
+    """At the speed of a first batch; None where nothing is to be encoded."""
+
+
+@dataclass(frozen=True, slots=True)
+class IngestReport:
+    """What a run did. Chunks are encoded, updated or unchanged; each is one point."""
+
+    documents: int
+    """Read and accepted, each id once."""
+    chunks: int
+    encoded: int
+    updated: int
+    """Chunks written without encoding: only their metadata or their sparse vector differed."""
+    unchanged: int
+    duplicates: int
+    """Rows that repeat an earlier one word for word."""
+    rejected: int
+    deleted: int
+    points: int
+    """In the collection with this vector, counted exactly."""
+    tokens: int
+    """Encoded."""
+    seconds: float
+    documents_per_second: float
+    tokens_per_second: float
+    """Over the time from the first to the end of the last encoding."""
+    encoder_wait_share: float
+    """Of that time: how much of it the encoder stood still."""
+    collection: str
+    vector_name: str
+    fingerprint: str
+    rejects_file: str | None = None
+    estimate: Estimate | None = None
+    """Of a dry run, which wrote nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run is."""
+
+    documents: int
+    encoded: int
+    tokens_per_second: float
+    share_read: float | None
+    """Of the corpus, from 0 to 1; None where its length is not known."""
+
+
+class Stopwatch:
+    """Measures how much of the time between its first start and its last stop it was running."""
+
+    def __init__(self) -> None:
+        self.running_seconds = 0.0
+        self._first: float | None = None
+        self._last = 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Run for the length of the block."""
+        start = time.perf_counter()
+        self._first = start if self._first is None else self._first
+        yield
+        self._last = time.perf_counter()
+        self.running_seconds += self._last - start
+
+    @property
+    def total_seconds(self) -> float:
+        """From the first start to the last stop."""
+        return 0.0 if self._first is None else self._last - self._first
+
+    @property
+    def idle_share(self) -> float:
+        """Of the total."""
+        return 1 - self.running_seconds / self.total_seconds if self.total_seconds else 0.0
+
+
+@dataclass(slots=True)
+class Tally:
+    """The counts of a run in progress."""
+
+    documents: int = 0
+    encoded: int = 0
+    updated: int = 0
+    unchanged: int = 0
+    duplicates: int = 0
+    rejected: int = 0
+    inserted: int = 0
+    deleted: int = 0
+    tokens: int = 0
+
+    @property
+    def chunks(self) -> int:
+        """All that were read."""
+        return self.encoded + self.updated + self.unchanged
