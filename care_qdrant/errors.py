@@ -14,6 +14,7 @@
     ├── QdrantError               5   Qdrant refused, is too old, or cannot be reached
     │   ├── Unreachable               gave up after bounded retries
     │   ├── Rejected                  Qdrant answered that the request is wrong; never retried
+    │   ├── NotVerified               what was read back is not what was written
     │   ├── ServerTooOld              the asked feature needs a newer server
     │   └── FolderLocked              another process holds the embedded folder
     ├── EncodingError             6   an encoder gave no usable vector
@@ -84,6 +85,10 @@ class Unreachable(QdrantError):
 
 class Rejected(QdrantError):
     """Qdrant answered that the request is wrong; a retry would give the same answer."""
+
+
+class NotVerified(QdrantError):
+    """What was read back is not what was written."""
 
 
 class ServerTooOld(QdrantError):
