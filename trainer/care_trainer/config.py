@@ -218,6 +218,8 @@ class Export:
 
     half_weights: bool = False
     """Store float16 (half the size; loads as float32)."""
+    fp32_onnx: bool = True
+    """Keep the float32 graph beside the int8 one; without it the folder is four bytes a query parameter smaller."""
     probe: str | None = None
     """Name of a data set whose queries gate the int8 query encoder; None takes the last stage's."""
     probe_texts: int = 256

@@ -3,7 +3,7 @@
 import gzip
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -101,7 +101,7 @@ def _rows(data: Data, root: Path) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def _pairs(row: Mapping[str, Any], where: str, limit: int | None) -> Iterator[Pair]:
-    query, positives, negatives = row.get("query"), _positives(row), row.get("negatives", row.get("neg", ()))
+    query, positives, negatives = row.get("query"), _positives(row), _negatives(row)
     if not isinstance(query, str) or not positives or not all(isinstance(text, str) for text in positives):
         raise InputError(
             f"{where}: is no pair (keys: {', '.join(row)}); expected 'query' with 'positive' and 'negatives', "
@@ -112,20 +112,27 @@ def _pairs(row: Mapping[str, Any], where: str, limit: int | None) -> Iterator[Pa
         yield Pair(
             query=prompt + query[:limit],
             positive=positive[:limit],
-            negatives=tuple(str(text)[:limit] for text in negatives or ()),
+            negatives=tuple(text[:limit] for text in negatives),
             source=str(row.get("source", "")),
         )
 
 
 def _positives(row: Mapping[str, Any]) -> list[Any]:
-    if "positive" in row:
-        return [row["positive"]]
-    positives = row.get("pos", [])
-    return positives if isinstance(positives, list) else [positives]
+    return _listed(row, ("positive", "pos"))
+
+
+def _negatives(row: Mapping[str, Any]) -> list[str]:
+    return [text for text in _listed(row, ("negatives", "negative", "neg")) if isinstance(text, str)]
+
+
+def _listed(row: Mapping[str, Any], keys: Sequence[str]) -> list[Any]:
+    """Give the first of the keys that a row has, as a list."""
+    value = next((row[key] for key in keys if row.get(key)), [])
+    return value if isinstance(value, list) else [value]
 
 
 def _texts(row: Mapping[str, Any], where: str, limit: int | None) -> Iterator[str]:
-    candidates = [row.get("text"), row.get("query"), *_positives(row), *(row.get("negatives") or row.get("neg") or ())]
+    candidates = [row.get("text"), row.get("query"), *_positives(row), *_negatives(row)]
     texts = [text[:limit] for text in candidates if isinstance(text, str) and text.strip()]
     if not texts:
         raise InputError(f"{where}: holds no text (keys: {', '.join(row)}); expected 'text', 'query' or 'positive'")

@@ -54,6 +54,7 @@ def export(run: Run, command: str) -> Card:
             [pair.query for pair in pairs],
             document_vectors=documents,
             relevant=[[row] for row in range(len(pairs))],
+            keep_fp32=run.export.fp32_onnx,
         )
         records = [chain.read_record(output / stage_name(stage)) for stage in run.stage]
         data = _data_sources(run)

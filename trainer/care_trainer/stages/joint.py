@@ -35,7 +35,13 @@ def train_joint(context: Context) -> Trained:
     job = context.job(
         weights=row_weights(pairs, context.data),
         routes=routes,
-        collator=PairCollator(stage.crop, preprocess_fn=model.preprocess, prompts=prompts, router_mapping=routes),
+        collator=PairCollator(
+            stage.crop,
+            preprocess_fn=model.preprocess,
+            prompts=prompts,
+            router_mapping=routes,
+            max_length=stage.max_tokens,
+        ),
         rates={} if stage.document_learning_rate is None else {r"sub_modules\.document": stage.document_learning_rate},
     )
     metrics = fit(model, loss, rows, job)

@@ -2,6 +2,7 @@
 
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 from care_trainer import towers
@@ -37,9 +38,13 @@ def train_causal(context: Context) -> Trained:
 
 def _fit(context: Context, model: SentenceTransformer, loss: RetroMaeLoss | CausalLoss) -> dict[str, float]:
     texts = read_texts(context.data, context.data_root)
-    if context.stage.max_tokens is not None:
-        model.max_seq_length = context.stage.max_tokens
-    job = context.job(weights=row_weights(texts, context.data), lengths=[len(text.text) for text in texts])
+    job = context.job(
+        weights=row_weights(texts, context.data),
+        lengths=[len(text.text) for text in texts],
+        collator=SentenceTransformerDataCollator(
+            preprocess_fn=model.preprocess, max_length=context.stage.max_tokens
+        ),
+    )
     return fit(model, loss, Dataset.from_dict({"text": [text.text for text in texts]}), job)
 
 
