@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import sys
+import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -31,13 +32,16 @@ class Corpus:
         """Open a file, or standard input for ``-``.
 
         Raises:
-            InputError: there is no such file, or its form is not known.
-            MissingExtra: its form needs a package that is not installed.
+            InputError: there is no such file.
         """
         self.path, self.fields = str(path), fields
         self._stack = ExitStack()
-        self._file: IO[bytes] = sys.stdin.buffer if self.path == STDIN else self._open(Path(path))
-        self._size = 0 if self.path == STDIN else Path(path).stat().st_size
+        self._file: IO[bytes] = sys.stdin.buffer
+        self._size = 0
+        if self.path != STDIN:
+            check_corpus(path)
+            self._file = self._stack.enter_context(Path(path).open("rb"))  # noqa: SIM115  # the stack closes it
+            self._size = Path(path).stat().st_size
 
     def __enter__(self) -> Self:
         return self
@@ -46,6 +50,23 @@ class Corpus:
         self._stack.close()
 
     def __iter__(self) -> Iterator[Row | Reject]:
+        """Give the rows in order.
+
+        Raises:
+            InputError: the file is damaged; the rows before the damage were given.
+            MissingExtra: its form needs a package that is not installed.
+        """
+        line = 0
+        try:
+            for row in self._rows():
+                line = row.line
+                yield row
+        except _damage() as error:
+            raise InputError(
+                f"{self.path}: is damaged after row {line:,} ({error}); rows before it were read"
+            ) from error
+
+    def _rows(self) -> Iterator[Row | Reject]:
         if self.path.endswith(".parquet"):
             yield from _read_parquet(self._file, self.fields)
             return
@@ -106,6 +127,17 @@ class RejectsFile:
         self._file.flush()
 
 
+def check_corpus(path: str | Path) -> None:
+    """Refuse a corpus that is no file, before anything else is touched.
+
+    Raises:
+        InputError: there is no such file.
+    """
+    if str(path) != STDIN and not Path(path).is_file():
+        found = "is a folder" if Path(path).is_dir() else "does not exist"
+        raise InputError(f"{path}: {found}; expected JSON lines (.jsonl, .jsonl.gz, .jsonl.zst), Parquet, or -")
+
+
 def corpus_name(path: str | Path) -> str:
     """Give the file's name without its extensions: ``data/corpus.jsonl.gz`` is ``corpus``."""
     return Path(path).name.split(".")[0]
@@ -114,6 +146,16 @@ def corpus_name(path: str | Path) -> str:
 def rejects_path(path: str | Path) -> Path:
     """Give where the rejected rows of a corpus go: ``corpus.jsonl.rejects.jsonl`` beside it."""
     return Path("stdin.rejects.jsonl") if str(path) == STDIN else Path(f"{path}.rejects.jsonl")
+
+
+def _damage() -> tuple[type[Exception], ...]:
+    """Give what the readers raise for a file that is cut off or not what its name says."""
+    kinds: list[type[Exception]] = [EOFError, OSError, zlib.error]
+    if "zstandard" in sys.modules:
+        kinds.append(sys.modules["zstandard"].ZstdError)
+    if "pyarrow" in sys.modules:
+        kinds.append(sys.modules["pyarrow"].ArrowException)
+    return tuple(kinds)
 
 
 def _numbered_lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | Reject]]:

@@ -1,0 +1,180 @@
+"""``care-ingest`` and ``care ingest``: a corpus into Qdrant."""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from care_qdrant.cli import run
+from care_qdrant.cli.options import Target, model_options, target_options
+from care_qdrant.errors import REJECTED_ROWS_EXIT_CODE
+
+if TYPE_CHECKING:
+    from care_qdrant.model import CareModel
+
+
+class _ShardType(click.ParamType[tuple[int, int]]):
+    """``i/n``, as two numbers."""
+
+    name = "i/n"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        if isinstance(value, tuple):
+            return value
+        number, _, of = str(value).partition("/")
+        if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+            self.fail(f"{value!r} is no share; the shares of four machines are 1/4, 2/4, 3/4 and 4/4", param, ctx)
+        return int(number), int(of)
+
+
+def _options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def add(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+_collection_options = _options(
+    click.option("--collection", help="Where to.  [default: the file's name without extensions]"),
+    click.option("--vector-name", help="Under which name.  [default: the model's name]"),
+)
+_row_options = _options(
+    click.option("--id-field", default="id", show_default=True),
+    click.option("--text-field", default="text", show_default=True),
+    click.option("--title-field", default="title", show_default=True, help="Embedded in front of the text."),
+    click.option(
+        "--long",
+        type=click.Choice(["split", "truncate", "reject"]),
+        default="split",
+        show_default=True,
+        help="What becomes of documents that are longer than the encoder reads.",
+    ),
+)
+_run_options = _options(
+    click.option(
+        "--dry-run", is_flag=True, help="Write nothing; say what would be written and how long it would take."
+    ),
+    click.option("--limit", type=click.IntRange(min=1), help="Read only the first rows."),
+    click.option(
+        "--shard", type=_ShardType(), default="1/1", help="Ingest one of n disjoint shares, as in a job array."
+    ),
+    click.option("--batch-tokens", type=click.IntRange(min=1), default=16_384, show_default=True, help="Of one batch."),
+    click.option("--sparse", type=click.Choice(["bm25"]), help="Write a BM25 vector, too, for hybrid search."),
+    click.option("--sync", is_flag=True, help="Delete points of documents that the corpus does not have any more."),
+    click.option(
+        "--max-delete-share",
+        type=click.FloatRange(0, 1),
+        default=0.2,
+        show_default=True,
+        help="Of the stored points: refuse a --sync that would delete more.",
+    ),
+    click.option("--sync-despite-rejects", is_flag=True, help="Let --sync delete although rows were rejected."),
+)
+_storage_options = _options(
+    click.option(
+        "--quantization",
+        type=click.Choice(["int8", "binary", "none"]),
+        default="none",
+        show_default=True,
+        help="New collection: search a smaller copy of the vectors first.",
+    ),
+    click.option("--on-disk", is_flag=True, help="New collection: keep the vectors on disk."),
+    click.option(
+        "--datatype",
+        type=click.Choice(["float32", "float16"]),
+        default="float32",
+        show_default=True,
+        help="New collection: how the vectors are stored.",
+    ),
+    click.option("--shards", type=click.IntRange(min=1), help="New collection: number of shards."),
+    click.option("--replicas", type=click.IntRange(min=1), help="New collection: copies of each shard."),
+)
+
+
+@click.command(name="ingest", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("corpus")
+@_collection_options
+@target_options
+@model_options
+@_row_options
+@_run_options
+@_storage_options
+def command(
+    corpus: str,
+    collection: str | None,
+    vector_name: str | None,
+    target: Target,
+    load_model: "Callable[[], CareModel]",
+    **options: Any,
+) -> None:
+    r"""Put CORPUS into a named vector of a Qdrant collection.
+
+    CORPUS is a file of JSON lines (.jsonl, .jsonl.gz, .jsonl.zst), a Parquet file, or - for JSON lines on standard
+    input. A row has an id, a text and, if you like, a title and metadata; its other fields join the metadata.
+
+    Documents that are stored already are neither encoded nor written again, so an interrupted run is finished by the
+    same command. Rows that cannot be ingested go to CORPUS.rejects.jsonl with line number and reason; then the exit
+    code is 8. The report is one line of JSON on stdout.
+
+    \b
+    Example:
+      care-ingest corpus.jsonl
+      care-ingest corpus.jsonl.gz --url http://localhost:6333 --sparse bm25
+      care-ingest rows.parquet --text-field body --collection guidelines --dry-run
+    """
+    from care_qdrant.corpus import STDIN, check_corpus, corpus_name
+    from care_qdrant.create import Storage
+    from care_qdrant.ingest import ingest
+    from care_qdrant.progress import progress_bar
+    from care_qdrant.rows import Fields
+
+    if corpus == STDIN and collection is None:
+        raise click.UsageError("standard input has no name: give --collection")
+    check_corpus(corpus)
+    model = load_model()
+    quantization = None if options["quantization"] == "none" else options["quantization"]
+    with target.open() as client, progress_bar(corpus) as show:
+        report = ingest(
+            corpus,
+            model,
+            client,
+            collection or corpus_name(corpus),
+            vector_name=vector_name,
+            settings=_settings(options),
+            storage=Storage(
+                quantization, options["on_disk"], options["datatype"], options["shards"], options["replicas"]
+            ),
+            fields=Fields(options["id_field"], options["text_field"], options["title_field"]),
+            on_progress=show,
+        )
+    click.echo(json.dumps(asdict(report), ensure_ascii=False))
+    if report.rejected:
+        click.echo(f"{report.rejected:,} rows were rejected: {report.rejects_file}", err=True)
+        sys.exit(REJECTED_ROWS_EXIT_CODE)
+
+
+def _settings(options: dict[str, Any]) -> Any:
+    from care_qdrant.reading import Shard
+    from care_qdrant.settings import IngestSettings
+
+    return IngestSettings(
+        long=options["long"],
+        sparse=options["sparse"] is not None,
+        limit=options["limit"],
+        shard=Shard(*options["shard"]),
+        sync=options["sync"],
+        max_delete_share=options["max_delete_share"],
+        sync_despite_rejects=options["sync_despite_rejects"],
+        dry_run=options["dry_run"],
+        batch_tokens=options["batch_tokens"],
+    )
+
+
+def main() -> None:
+    """Run `care-ingest`."""
+    run(command)

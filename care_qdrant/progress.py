@@ -1,0 +1,23 @@
+"""The one progress bar of this package, on stderr."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from tqdm import tqdm
+
+from care_qdrant.report import Progress
+
+
+@contextmanager
+def progress_bar(label: str) -> Iterator[Callable[[Progress], None]]:
+    """Give a function that shows how far an ingestion is: documents, tokens a second, time to go."""
+    with tqdm(desc=label, unit="doc", file=sys.stderr, dynamic_ncols=True, smoothing=0.05) as bar:
+
+        def show(progress: Progress) -> None:
+            bar.total = round(progress.documents / progress.share_read) if progress.share_read else None
+            speed = f"{progress.tokens_per_second:,.0f} tokens/s"
+            bar.set_postfix_str(f"{progress.encoded:,} encoded, {speed}", refresh=False)
+            bar.update(progress.documents - bar.n)
+
+        yield show
