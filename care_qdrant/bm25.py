@@ -29,6 +29,7 @@ from qdrant_client import models
 
 ANALYSER = "zh-char-bigram-1"
 """Name and version; any change to `terms` or `term_id` needs another one."""
+VECTOR_NAME = "bm25"
 DEFAULT_K1 = 1.2
 DEFAULT_B = 0.75
 

@@ -46,6 +46,38 @@ class SparseContract:
 Contract = VectorContract | SparseContract
 
 
+def collection_names(client: QdrantClient) -> list[str]:
+    """Give the names of all collections, sorted."""
+    return sorted(collection.name for collection in client.get_collections().collections)
+
+
+def only_collection(client: QdrantClient, where: str) -> str:
+    """Give the name of the collection when there is one, so that nobody has to type it.
+
+    Raises:
+        InputError: there is none, or several.
+    """
+    names = collection_names(client)
+    if not names:
+        raise InputError(f"{where}: no collections yet; make one with: care ingest corpus.jsonl")
+    if len(names) > 1:
+        raise InputError(f"{where}: several collections ({', '.join(names)}); name one with --collection")
+    return names[0]
+
+
+def require_collection(client: QdrantClient, collection: str) -> None:
+    """Refuse a name that is neither a collection nor an alias, and say what is there.
+
+    Raises:
+        InputError: the name is not known.
+    """
+    names = collection_names(client)
+    aliases = [alias.alias_name for alias in client.get_aliases().aliases]
+    if collection not in (*names, *aliases):
+        there = ", ".join([*names, *(f"{alias} (alias)" for alias in sorted(aliases))]) or "none"
+        raise InputError(f"there is no collection {collection!r} (there: {there})")
+
+
 def read_contracts(client: QdrantClient, collection: str) -> dict[str, Contract]:
     """Give the contract of each vector that carries one; empty for a collection that another tool made."""
     metadata = client.get_collection(collection).config.metadata or {}

@@ -1,0 +1,59 @@
+"""``care collections``: what is there."""
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from care_qdrant.cli.options import Target, json_option, target_options
+
+if TYPE_CHECKING:
+    from care_qdrant.inventory import CollectionSummary, VectorSummary
+
+
+@click.command(name="collections")
+@target_options
+@json_option
+def command(target: Target, as_json: bool) -> None:
+    """Show the collections, their vectors, the models that made them, and how many points have each.
+
+    \b
+    Example:
+      care collections
+      care collections --url http://localhost:6333 --json
+    """
+    from care_qdrant.inventory import describe_all
+
+    with target.open() as client:
+        collections = describe_all(client)
+    if as_json:
+        click.echo(json.dumps([asdict(collection) for collection in collections], ensure_ascii=False, indent=2))
+    elif collections:
+        click.echo(_table(collections))
+    else:
+        click.echo(f"{target}: no collections yet; make one with: care ingest corpus.jsonl")
+
+
+def _table(collections: "list[CollectionSummary]") -> str:
+    from care_qdrant.cli.table import table
+
+    rows = []
+    for collection in collections:
+        aliases = f" ({', '.join(collection.aliases)})" if collection.aliases else ""
+        rows.append([collection.name + aliases, str(collection.points), *_vector_cells(None)])
+        rows += [["", str(vector.points), *_vector_cells(vector)] for vector in collection.vectors]
+    return table(["collection", "points", "vector", "kind", "dim", "distance", "made by", "fingerprint"], rows)
+
+
+def _vector_cells(vector: "VectorSummary | None") -> list[str]:
+    if vector is None:
+        return [""] * 6
+    return [
+        vector.name or "(unnamed)",
+        vector.kind,
+        str(vector.dim or ""),
+        vector.distance or "",
+        vector.made_by or "another tool",
+        (vector.fingerprint or "")[:20],
+    ]

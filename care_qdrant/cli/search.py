@@ -1,0 +1,114 @@
+"""``care search``: ask a collection."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from care_qdrant.cli.options import Target, json_option, model_options, target_options
+
+if TYPE_CHECKING:
+    from care_qdrant.fusion import Fusion
+    from care_qdrant.model import CareModel
+    from care_qdrant.retriever import Mode
+    from care_qdrant.types import Hit
+
+
+@click.command(name="search")
+@click.argument("query")
+@click.option("--collection", help="Name or alias.  [default: the only one that is there]")
+@click.option(
+    "--mode",
+    type=click.Choice(["dense", "sparse", "hybrid"]),
+    default="dense",
+    show_default=True,
+    help="By the model's vectors, by BM25, or by both.",
+)
+@click.option("--top-k", type=click.IntRange(1), default=10, show_default=True, help="Documents to give.")
+@click.option(
+    "--filter", "conditions", multiple=True, help="On metadata: key=value, key!=value, key>=number; all hold."
+)
+@click.option("--vector-name", help="Of the dense vector.  [default: the one that the model made]")
+@click.option("--sparse-vector-name", help="Of the BM25 vector.  [default: the one that is there]")
+@click.option(
+    "--fusion",
+    type=click.Choice(["linear", "dbsf", "rrf"]),
+    default="linear",
+    show_default=True,
+    help="How a hybrid search scores: a weighted sum of both scores, or one of Qdrant's own fusions.",
+)
+@click.option("--alpha", type=click.FloatRange(0, 1), help="Share of the dense score in the linear fusion.")
+@click.option("--exact", is_flag=True, help="Compare with every vector instead of the index.")
+@click.option("--hnsw-ef", type=click.IntRange(1), help="Breadth of the index search.")
+@click.option(
+    "--oversampling", type=click.FloatRange(1), help="For quantized vectors: candidates to rescore, times top-k."
+)
+@target_options
+@model_options
+@json_option
+def command(
+    query: str,
+    collection: str | None,
+    mode: "Mode",
+    top_k: int,
+    conditions: tuple[str, ...],
+    vector_name: str | None,
+    sparse_vector_name: str | None,
+    fusion: "Fusion",
+    alpha: float | None,
+    exact: bool,
+    hnsw_ef: int | None,
+    oversampling: float | None,
+    target: Target,
+    load_model: Callable[[], "CareModel"],
+    as_json: bool,
+) -> None:
+    """Give the documents that answer QUERY, best first.
+
+    \b
+    Example:
+      care search "糖尿病人能吃西瓜吗"
+      care search "HbA1c 6.5%" --mode hybrid --top-k 3 --filter dept=内科 --json
+    """
+    from qdrant_client import models
+
+    from care_qdrant.cli.filters import parse_filter
+    from care_qdrant.collection import only_collection
+    from care_qdrant.errors import InputError
+    from care_qdrant.fusion import DEFAULT_ALPHA
+    from care_qdrant.retriever import Retriever
+
+    if not query.strip():
+        raise InputError("the query is empty")
+    quantization = oversampling and models.QuantizationSearchParams(rescore=True, oversampling=oversampling)
+    with target.open() as client:
+        retriever = Retriever(
+            client,
+            collection := collection or only_collection(client, str(target)),
+            None if mode == "sparse" else load_model(),
+            mode=mode,
+            vector_name=vector_name,
+            sparse_vector_name=sparse_vector_name,
+            fusion=fusion,
+            alpha=DEFAULT_ALPHA if alpha is None else alpha,
+            params=models.SearchParams(exact=exact, hnsw_ef=hnsw_ef, quantization=quantization or None),
+        )
+        [hits] = retriever.search([query], top_k, parse_filter(conditions))
+    if as_json:
+        found = {"query": query, "collection": collection, "mode": mode, "hits": [asdict(hit) for hit in hits]}
+        click.echo(json.dumps(found, ensure_ascii=False, indent=2))
+    else:
+        click.echo(_table(hits) if hits else "nothing found")
+
+
+def _table(hits: "list[Hit]") -> str:
+    from care_qdrant.cli.table import table
+    from care_qdrant.types import embedded_text
+
+    rows = [
+        [str(rank), f"{hit.score:.4f}", hit.document_id, embedded_text(hit.title, hit.text)]
+        for rank, hit in enumerate(hits, 1)
+    ]
+    return table(["#", "score", "document", "text"], rows)

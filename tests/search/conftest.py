@@ -1,0 +1,76 @@
+"""One small corpus in a collection with both kinds of vectors, in the embedded engine and behind HTTP."""
+
+from collections.abc import Iterator
+
+import pytest
+from qdrant_client import QdrantClient, models
+
+from care_qdrant import bm25
+from care_qdrant.collection import SparseContract, write_contract
+from care_qdrant.payload import chunk_payload
+from care_qdrant.types import Chunk, Document
+from tests.standin import StandIn
+from tests.tiny import HashModel, medical_texts
+
+COLLECTION = "corpus"
+
+
+@pytest.fixture(scope="session")
+def model() -> HashModel:
+    return HashModel()
+
+
+@pytest.fixture(scope="session")
+def documents() -> list[Document]:
+    departments = ("内科", "外科")
+    return [
+        Document(f"d{n}", text, metadata={"dept": departments[n % 2], "year": 2000 + n % 10})
+        for n, text in enumerate(medical_texts(60))
+    ]
+
+
+def fill(client: QdrantClient, model: HashModel, chunks: list[Chunk], collection: str = COLLECTION) -> None:
+    """Write chunks as ingestion does: both vectors, payload and contracts."""
+    average = bm25.average_length(chunk.embedded_text for chunk in chunks)
+    client.create_collection(
+        collection,
+        vectors_config={model.name: models.VectorParams(size=model.dim, distance=models.Distance.COSINE)},
+        sparse_vectors_config={bm25.VECTOR_NAME: models.SparseVectorParams(modifier=models.Modifier.IDF)},
+    )
+    write_contract(client, collection, model.name, model.contract())
+    contract = SparseContract(bm25.ANALYSER, bm25.DEFAULT_K1, bm25.DEFAULT_B, average)
+    write_contract(client, collection, bm25.VECTOR_NAME, contract)
+    dense = model.encode_document([chunk.embedded_text for chunk in chunks])
+    points = [
+        models.PointStruct(
+            id=chunk.point_id,
+            vector={
+                model.name: vector.tolist(),
+                bm25.VECTOR_NAME: bm25.document_vector(chunk.embedded_text, average_length=average),
+            },
+            payload=chunk_payload(chunk, {}),
+        )
+        for chunk, vector in zip(chunks, dense, strict=True)
+    ]
+    client.upsert(collection, points)
+
+
+@pytest.fixture(scope="session")
+def server(model: HashModel, documents: list[Document]) -> Iterator[StandIn]:
+    with StandIn() as server:
+        client = QdrantClient(url=server.url, check_compatibility=False)
+        fill(client, model, [Chunk(document, document.text) for document in documents])
+        client.close()
+        yield server
+
+
+@pytest.fixture(params=["embedded", "server"])
+def corpus(request: pytest.FixtureRequest, model: HashModel, documents: list[Document]) -> Iterator[QdrantClient]:
+    """The corpus in both engines, in turn; tests only read it."""
+    if request.param == "server":
+        client = QdrantClient(url=request.getfixturevalue("server").url, check_compatibility=False)
+    else:
+        client = QdrantClient(":memory:")
+        fill(client, model, [Chunk(document, document.text) for document in documents])
+    yield client
+    client.close()

@@ -1,0 +1,161 @@
+"""The two commands as a user runs them, on an embedded folder."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from qdrant_client import QdrantClient, models
+
+from care_qdrant.cli import collections, filters, search
+from care_qdrant.cli.table import cut, display_width, table
+from care_qdrant.errors import CareError, InputError
+from care_qdrant.model import CareModel
+from care_qdrant.types import Chunk, Document
+from tests.search.conftest import COLLECTION, fill
+from tests.tiny import TEXTS
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, pair_folder: Path) -> Path:
+    """A database that the tiny pair wrote: the texts with a department each."""
+    path = tmp_path_factory.mktemp("search") / "qdrant"
+    client = QdrantClient(path=str(path))
+    departments = ("内科", "外科")
+    rows = [Document(f"d{n}", text, metadata={"dept": departments[n % 2], "n": n}) for n, text in enumerate(TEXTS)]
+    fill(client, CareModel.load(pair_folder), [Chunk(row, row.text) for row in rows])
+    client.close()
+    return path
+
+
+@pytest.fixture
+def run(folder: Path, pair_folder: Path) -> Run:
+    def run(*arguments: str) -> Result:
+        options = ["--path", str(folder), "--model", str(pair_folder)]
+        return CliRunner().invoke(search.command, [*arguments, *options])
+
+    return run
+
+
+def test_json_has_every_field_of_a_hit(run: Run) -> None:
+    result = run("HbA1c 6.5%", "--mode", "hybrid", "--top-k", "2", "--json")
+    found = json.loads(result.stdout)
+    assert (found["query"], found["collection"], found["mode"]) == ("HbA1c 6.5%", COLLECTION, "hybrid")
+    assert len(found["hits"]) == 2
+    best = found["hits"][0]
+    assert (best["document_id"], best["text"], best["metadata"]) == ("d3", TEXTS[3], {"dept": "外科", "n": 3})
+
+
+def test_table_has_one_line_per_hit(run: Run) -> None:
+    lines = run("EGFR", "--mode", "sparse").stdout.splitlines()
+    assert lines[0].split() == ["#", "score", "document", "text"]
+    assert lines[1].split()[2] == "d7"
+    assert len(lines) == 2
+
+
+def test_filters_narrow_the_answer(run: Run) -> None:
+    def numbers(*options: str) -> list[int]:
+        hits = json.loads(run("高血压", "--json", *options).stdout)["hits"]
+        return sorted(hit["metadata"]["n"] for hit in hits)
+
+    assert numbers() == list(range(8))
+    assert numbers("--filter", "dept=外科") == [1, 3, 5, 7]
+    assert numbers("--filter", "dept!=外科", "--filter", "n>=2", "--filter", "n<6") == [2, 4]
+    assert numbers("--filter", "n=3") == [3]
+    assert numbers("--filter", "dept=儿科") == []
+
+
+def test_nothing_found_says_so(run: Run) -> None:
+    assert run("xyz", "--mode", "sparse").stdout == "nothing found\n"
+
+
+@pytest.mark.parametrize("condition", ["dept", "=内科", "n>=x", "n>true", "n=1.5"])
+def test_filter_that_cannot_be_read_is_refused(condition: str) -> None:
+    with pytest.raises(InputError, match="--filter"):
+        filters.parse_filter([condition])
+
+
+def test_filter_value_in_quotes_is_a_text() -> None:
+    parsed = filters.parse_filter(['code="017"', "age=17", "adult=false", "name=a=b"])
+    assert parsed is not None
+    assert [condition.match.value for condition in parsed.must] == ["017", 17, False, "a=b"]
+
+
+def test_collection_must_be_named_only_when_there_are_several(tmp_path: Path, pair_folder: Path) -> None:
+    def error(*arguments: str) -> str:
+        options = ["--path", str(tmp_path), "--mode", "sparse", *arguments]
+        exception = CliRunner().invoke(search.command, ["发热", *options]).exception
+        assert isinstance(exception, InputError)
+        return str(exception)
+
+    assert "no collections yet" in error()
+    client = QdrantClient(path=str(tmp_path))
+    for name in ("a", "b"):
+        client.create_collection(name, vectors_config={})
+    client.close()
+    assert "several collections (a, b)" in error()
+    assert "no collection 'x' (there: a, b)" in error("--collection", "x")
+
+
+def test_blank_query_is_refused(run: Run) -> None:
+    assert isinstance(run("  ").exception, CareError)
+
+
+def test_collections_shows_models_and_counts(folder: Path, pair_folder: Path) -> None:
+    [found] = json.loads(CliRunner().invoke(collections.command, ["--path", str(folder), "--json"]).stdout)
+    assert (found["name"], found["points"], found["aliases"]) == (COLLECTION, 8, [])
+    dense, sparse = found["vectors"]
+    card = CareModel.load(pair_folder)
+    assert dense == {
+        "name": "tiny-pair",
+        "kind": "dense",
+        "points": 8,
+        "dim": 32,
+        "distance": "Cosine",
+        "made_by": "tiny-pair",
+        "fingerprint": card.fingerprint,
+    }
+    assert (sparse["kind"], sparse["made_by"], sparse["points"]) == ("sparse", "zh-char-bigram-1", 8)
+    lines = CliRunner().invoke(collections.command, ["--path", str(folder)]).stdout.splitlines()
+    assert lines[1].split() == [COLLECTION, "8"]
+    assert card.fingerprint[:8] in lines[2]
+
+
+def test_vectors_of_another_tool_are_shown_as_such(tmp_path: Path) -> None:
+    client = QdrantClient(path=str(tmp_path))
+    client.create_collection("old", vectors_config=models.VectorParams(size=4, distance=models.Distance.DOT))
+    client.upsert("old", [models.PointStruct(id=1, vector=[1, 0, 0, 0])])
+    client.close()
+    lines = CliRunner().invoke(collections.command, ["--path", str(tmp_path)]).stdout.splitlines()
+    assert lines[2].split() == ["1", "(unnamed)", "dense", "4", "Dot", "another", "tool"]
+
+
+def test_the_online_half_imports_no_torch(folder: Path, pair_folder: Path) -> None:
+    command = ["search", "EGFR", "--path", str(folder), "--model", str(pair_folder)]
+    code = (
+        f"import sys; from care_qdrant.cli import care; care.main({command!r}, standalone_mode=False)\n"
+        "assert not {'torch', 'transformers', 'sentence_transformers'} & set(sys.modules), 'heavy imports'"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "d7" in done.stdout
+
+
+def test_columns_line_up_for_chinese() -> None:
+    assert display_width("糖尿病 HbA1c") == 12
+    assert display_width("e\u0301") == 1
+    lines = table(["id", "文本", "end"], [["一", "a\nb", "x"], ["22", "糖", "y"]], width=80).splitlines()
+    assert len({display_width(line[: line.rindex(line.split()[-1])]) for line in lines}) == 1
+
+
+def test_last_column_is_cut_to_the_width() -> None:
+    assert cut("糖尿病人", 5) == "糖尿…"
+    assert cut("糖尿病人", 8) == "糖尿病人"
+    lines = table(["#", "text"], [["1", "糖" * 100]], width=30).splitlines()
+    assert display_width(lines[1]) <= 30
+    assert lines[1].endswith("…")

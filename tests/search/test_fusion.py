@@ -1,0 +1,150 @@
+"""The fused scores against the formula in a few lines, in local mode, over HTTP and in Qdrant's own engine."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import qdrant_edge as edge
+from qdrant_client import QdrantClient, models
+
+from care_qdrant import bm25, fusion
+from care_qdrant.retriever import Retriever
+from care_qdrant.types import Document
+from tests.search.conftest import COLLECTION
+from tests.tiny import HashModel
+
+QUERIES = ["糖化血红蛋白 HbA1c 6.5% 说明什么", "二甲双胍恶心怎么办", "EGFR 靶向药"]
+ALPHA = 0.3
+
+
+@pytest.fixture
+def few_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that most points are in one of the two lists only."""
+    monkeypatch.setattr(fusion, "CANDIDATES", 8)
+
+
+def test_every_candidate_is_scored_by_both_vectors(
+    corpus: QdrantClient, model: HashModel, documents: list[Document], few_candidates: None
+) -> None:
+    retriever = Retriever(corpus, COLLECTION, model, mode="hybrid", alpha=ALPHA)
+    for query, hits in zip(QUERIES, retriever.search(QUERIES, top_k=8), strict=True):
+        expected = _linear(query, model, documents)
+        assert [hit.document_id for hit in hits] == list(expected)[:8]
+        assert [hit.score for hit in hits] == pytest.approx(list(expected.values())[:8], rel=1e-4)
+
+
+def test_alpha_reaches_from_one_score_to_the_other(corpus: QdrantClient, model: HashModel) -> None:
+    def scores(mode: str, alpha: float = 0.5) -> list[float]:
+        [hits] = Retriever(corpus, COLLECTION, model, mode=mode, alpha=alpha).search(QUERIES[:1], top_k=5)
+        return [hit.score for hit in hits]
+
+    weight = fusion.bm25_weight(len(bm25.query_vector(QUERIES[0]).indices))
+    assert scores("hybrid", alpha=1.0) == pytest.approx(scores("dense"), rel=1e-5)
+    assert scores("hybrid", alpha=0.0) == pytest.approx([score * weight for score in scores("sparse")], rel=1e-5)
+
+
+@pytest.mark.parametrize("method", ["dbsf", "rrf"])
+def test_qdrants_own_fusions_are_asked_for(corpus: QdrantClient, model: HashModel, method: "fusion.Fusion") -> None:
+    [hits] = Retriever(corpus, COLLECTION, model, mode="hybrid", fusion=method).search(QUERIES[:1], top_k=10)
+    dense = models.Prefetch(query=model.encode_query(QUERIES[:1])[0].tolist(), using=model.name, limit=100)
+    sparse = models.Prefetch(query=bm25.query_vector(QUERIES[0]), using=bm25.VECTOR_NAME, limit=100)
+    expected = corpus.query_points(
+        COLLECTION, prefetch=[dense, sparse], query=models.FusionQuery(fusion=models.Fusion(method)), limit=10
+    )
+    assert [hit.point_id for hit in hits] == [point.id for point in expected.points]
+
+
+def test_a_query_without_terms_is_searched_by_its_dense_vector(corpus: QdrantClient, model: HashModel) -> None:
+    dense, hybrid = (Retriever(corpus, COLLECTION, model, mode=mode) for mode in ("dense", "hybrid"))
+    assert hybrid.search(["？！"], top_k=3)[0][0].point_id == dense.search(["？！"], top_k=3)[0][0].point_id
+
+
+def test_a_point_that_lacks_the_dense_vector_is_still_found(corpus: QdrantClient, model: HashModel) -> None:
+    """An attach that is not finished leaves such points."""
+    client = QdrantClient(":memory:")
+    corpus.migrate(client, [COLLECTION])
+    [best] = Retriever(client, COLLECTION, mode="sparse").search(["EGFR"], top_k=1)[0]
+    client.delete_vectors(COLLECTION, [model.name], [best.point_id])
+    hits = Retriever(client, COLLECTION, model, mode="hybrid", alpha=0.1).search(["EGFR"], top_k=60)[0]
+    client.close()
+    assert best.point_id in {hit.point_id for hit in hits}
+
+
+def test_qdrants_engine_computes_what_local_mode_computes(
+    model: HashModel, documents: list[Document], few_candidates: None, tmp_path: Path
+) -> None:
+    shard = _shard(tmp_path, model, documents)
+    for query in QUERIES:
+        dense, sparse = model.encode_query([query])[0].tolist(), bm25.query_vector(query)
+        request = fusion.fused_request(
+            models.Prefetch(query=dense, using="dense"),
+            models.Prefetch(query=sparse, using="bm25"),
+            fusion="linear",
+            alpha=ALPHA,
+            limit=8,
+        )
+        found = [documents[point.id].id for point in shard.query(_edge_request(request))]
+        assert found == list(_linear(query, model, documents))[:8]
+    shard.close()
+
+
+def _linear(query: str, model: HashModel, documents: list[Document]) -> dict[str, float]:
+    """Score the union of both candidate lists by both vectors, best first."""
+    texts = [document.text for document in documents]
+    cosine = model.encode_document(texts) @ model.encode_query([query])[0]
+    average = bm25.average_length(texts)
+    vectors = [bm25.document_vector(text, average_length=average) for text in texts]
+    weights = [dict(zip(vector.indices, vector.values, strict=True)) for vector in vectors]
+    terms = bm25.query_vector(query)
+    lexical = np.zeros(len(texts))
+    for index, count in zip(terms.indices, terms.values, strict=True):
+        holders = [n for n, weight in enumerate(weights) if index in weight]
+        idf = math.log(1 + (len(texts) - len(holders) + 0.5) / (len(holders) + 0.5))
+        for n in holders:
+            lexical[n] += idf * count * weights[n][index]
+    candidates = {*np.argsort(-cosine)[:8], *(n for n in np.argsort(-lexical)[:8] if lexical[n] > 0)}
+    scores = ALPHA * cosine + (1 - ALPHA) * lexical / (10 * math.sqrt(len(terms.indices)))
+    return {documents[n].id: float(scores[n]) for n in sorted(candidates, key=lambda n: -scores[n])}
+
+
+def _shard(folder: Path, model: HashModel, documents: list[Document]) -> "edge.EdgeShard":
+    dense = edge.EdgeVectorParams(size=model.dim, distance=edge.Distance.Cosine)
+    sparse = edge.EdgeSparseVectorParams(modifier=edge.Modifier.Idf)
+    shard = edge.EdgeShard.create(
+        str(folder), edge.EdgeConfig(vectors={"dense": dense}, sparse_vectors={"bm25": sparse})
+    )
+    texts = [document.text for document in documents]
+    average = bm25.average_length(texts)
+    points = []
+    for n, (text, vector) in enumerate(zip(texts, model.encode_document(texts), strict=True)):
+        terms = bm25.document_vector(text, average_length=average)
+        vectors = {"dense": vector.tolist(), "bm25": edge.SparseVector(terms.indices, terms.values)}
+        points.append(edge.Point(n, vectors, {}))
+    shard.update(edge.UpdateOperation.upsert_points(points))
+    return shard
+
+
+def _edge_request(request: models.QueryRequest) -> "edge.QueryRequest":
+    """Translate our request word by word."""
+    formula = request.query
+    terms = [
+        edge.Expression.Mult([edge.Expression.Constant(part.mult[0]), edge.Expression.Variable(part.mult[1])])
+        for part in formula.formula.sum
+    ]
+    return edge.QueryRequest(
+        limit=request.limit,
+        prefetches=[_edge_prefetch(prefetch) for prefetch in request.prefetch],
+        query=edge.Formula(edge.Expression.Sum(terms), dict(formula.defaults)),
+    )
+
+
+def _edge_prefetch(prefetch: models.Prefetch) -> "edge.Prefetch":
+    vector = prefetch.query
+    if isinstance(vector, models.SparseVector):
+        vector = edge.SparseVector(vector.indices, vector.values)
+    return edge.Prefetch(
+        limit=prefetch.limit,
+        query=edge.Query.Nearest(vector, using=prefetch.using),
+        prefetches=[_edge_prefetch(inner) for inner in prefetch.prefetch or []],
+    )

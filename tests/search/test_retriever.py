@@ -1,0 +1,178 @@
+"""What a user gets from a search: the right hits, from the right vectors, or a refusal that says why."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from qdrant_client import QdrantClient, models
+
+from care_qdrant import bm25, retriever
+from care_qdrant.collection import SparseContract, write_contract
+from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch, Unreachable
+from care_qdrant.retriever import Retriever
+from care_qdrant.types import Chunk, Document
+from tests.search.conftest import COLLECTION, fill
+from tests.standin import StandIn
+from tests.tiny import HashModel
+
+QUERIES = ["糖化血红蛋白 HbA1c 6.5% 说明什么", "二甲双胍恶心怎么办", "EGFR 靶向药"]
+
+
+def test_dense_hits_are_the_nearest_documents(
+    corpus: QdrantClient, model: HashModel, documents: list[Document]
+) -> None:
+    answers = Retriever(corpus, COLLECTION, model).search(QUERIES, top_k=7)
+    similarity = model.encode_query(QUERIES) @ model.encode_document([document.text for document in documents]).T
+    for row, hits in zip(similarity, answers, strict=True):
+        nearest = np.argsort(-row)[:7]
+        assert [hit.document_id for hit in hits] == [documents[n].id for n in nearest]
+        assert [hit.score for hit in hits] == pytest.approx(row[nearest].tolist(), abs=1e-5)
+
+
+def test_a_hit_says_all_that_the_document_said(
+    corpus: QdrantClient, model: HashModel, documents: list[Document]
+) -> None:
+    [[hit]] = Retriever(corpus, COLLECTION, model).search([documents[5].text], top_k=1)
+    assert (hit.document_id, hit.text, hit.chunk) == ("d5", documents[5].text, 0)
+    assert hit.metadata == documents[5].metadata
+
+
+def test_sparse_search_needs_no_model(corpus: QdrantClient, documents: list[Document]) -> None:
+    [hits, none] = Retriever(corpus, COLLECTION, mode="sparse").search(["EGFR", "xyz"], top_k=100)
+    assert {hit.document_id for hit in hits} == {d.id for d in documents if "EGFR" in d.text}
+    assert none == []
+    assert all(a.score >= b.score for a, b in pairwise(hits))
+
+
+@pytest.mark.parametrize("mode", ["dense", "sparse", "hybrid"])
+def test_filter_holds_in_every_mode(corpus: QdrantClient, model: HashModel, mode: retriever.Mode) -> None:
+    only = models.Filter(must=[models.FieldCondition(key="dept", match=models.MatchValue(value="外科"))])
+    answers = Retriever(corpus, COLLECTION, model, mode=mode).search(QUERIES, top_k=20, filter=only)
+    assert all(answers)
+    assert {hit.metadata["dept"] for hits in answers for hit in hits} == {"外科"}
+
+
+@pytest.mark.parametrize("mode", ["dense", "sparse", "hybrid"])
+def test_queries_keep_their_order_over_batches(
+    corpus: QdrantClient, model: HashModel, mode: retriever.Mode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def search(queries: list[str]) -> list[list[str]]:
+        answers = Retriever(corpus, COLLECTION, model, mode=mode).search(queries, top_k=3)
+        return [[hit.document_id for hit in hits] for hits in answers]
+
+    one_by_one = [search([query])[0] for query in QUERIES]
+    monkeypatch.setattr(retriever, "BATCH_QUERIES", 2)
+    assert search([" ", *QUERIES, ""]) == [[], *one_by_one, []]
+
+
+def test_one_request_for_a_batch(server: StandIn, model: HashModel) -> None:
+    client = QdrantClient(url=server.url, check_compatibility=False)
+    search = Retriever(client, COLLECTION, model, mode="hybrid").search
+    search(QUERIES[:1])
+    before = len(server.requests)
+    search(QUERIES)
+    client.close()
+    assert len(server.requests) == before + 1
+
+
+def test_only_the_query_encoder_is_read(corpus: QdrantClient) -> None:
+    model = HashModel()
+    Retriever(corpus, COLLECTION, model, mode="hybrid").search(QUERIES)
+    assert model.document_encoder_reads == 0
+
+
+def test_a_document_comes_once_by_its_best_chunk(client: QdrantClient, model: HashModel) -> None:
+    long, short = Document("long", "长"), Document("short", "短")
+    texts = [f"第{n}段 糖尿病" for n in range(30)]
+    chunks = [Chunk(long, text, number, 30) for number, text in enumerate(texts)]
+    fill(client, model, [*chunks, Chunk(short, "感冒")])
+    hits = Retriever(client, COLLECTION, model).search([texts[17]], top_k=2)[0]
+    assert [hit.document_id for hit in hits] == ["long", "short"]
+    assert (hits[0].chunk, hits[0].text) == (17, texts[17])
+    hits = Retriever(client, COLLECTION, model, unique_documents=False).search([texts[17]], top_k=2)[0]
+    assert [hit.document_id for hit in hits] == ["long", "long"]
+
+
+def test_points_of_other_tools_are_read(client: QdrantClient, model: HashModel) -> None:
+    fill(client, model, [Chunk(Document("d0", "感冒"), "感冒")])
+    vector = {model.name: model.encode_document(["发热"])[0].tolist()}
+    langchain = {"page_content": "发热", "metadata": {"source": "a.pdf", "page": 3}}
+    client.upsert(COLLECTION, [models.PointStruct(id=7, vector=vector, payload=langchain)])
+    client.upsert(COLLECTION, [models.PointStruct(id=8, vector=vector, payload={"n": 1})])
+    hits = {hit.point_id: hit for hit in Retriever(client, COLLECTION, model).search(["发热"], top_k=3)[0]}
+    assert hits["7"].text == "发热"
+    assert hits["7"].document_id == "a.pdf"
+    assert hits["7"].metadata == {"source": "a.pdf", "page": 3}
+    assert (hits["8"].text, hits["8"].document_id, hits["8"].metadata) == ("", "8", {"n": 1})
+
+
+def test_another_model_of_the_same_dimension_is_refused(corpus: QdrantClient, model: HashModel) -> None:
+    other = HashModel(name="other", salt="other")
+    with pytest.raises(FingerprintMismatch, match="was made by hash-model"):
+        Retriever(corpus, COLLECTION, other, vector_name=model.name).search(QUERIES)
+    with pytest.raises(InputError, match=r"no vector 'other' \(it has: hash-model\)"):
+        Retriever(corpus, COLLECTION, other).search(QUERIES)
+
+
+def test_the_vector_of_the_model_is_found_under_any_name(client: QdrantClient, model: HashModel) -> None:
+    """Beside an unnamed vector of equal dimension: the stock LlamaIndex store would search that one."""
+    params = models.VectorParams(size=model.dim, distance=models.Distance.COSINE)
+    client.create_collection("c", vectors_config={"": params, "mine": params})
+    write_contract(client, "c", "mine", model.contract())
+    wrong, right = model.encode_document(["错"])[0].tolist(), model.encode_document(["对"])[0].tolist()
+    for n, (old, new) in enumerate([(right, wrong), (wrong, right)]):
+        client.upsert("c", [models.PointStruct(id=n, vector={"": old, "mine": new}, payload={"text": str(n)})])
+    [[hit]] = Retriever(client, "c", model).search(["对"], top_k=1)
+    assert hit.text == "1"
+
+
+def test_a_vector_of_unknown_origin_is_refused(client: QdrantClient, model: HashModel) -> None:
+    params = models.VectorParams(size=model.dim, distance=models.Distance.COSINE)
+    client.create_collection("c", vectors_config={"old": params})
+    with pytest.raises(FingerprintMismatch, match="carries no fingerprint"):
+        Retriever(client, "c", model, vector_name="old").search(QUERIES)
+
+
+def test_another_analyser_is_refused(client: QdrantClient, model: HashModel) -> None:
+    fill(client, model, [Chunk(Document("d0", "感冒"), "感冒")])
+    write_contract(client, COLLECTION, bm25.VECTOR_NAME, SparseContract("zh-word-0", 1.2, 0.75, 10.0))
+    for mode in ("sparse", "hybrid"):
+        with pytest.raises(FingerprintMismatch, match=f"zh-word-0, not by {bm25.ANALYSER}"):
+            Retriever(client, COLLECTION, model, mode=mode).search(QUERIES)
+    assert Retriever(client, COLLECTION, model).search(QUERIES)
+
+
+def test_sparse_vector_without_idf_is_refused(client: QdrantClient) -> None:
+    client.create_collection("c", vectors_config={}, sparse_vectors_config={"bm25": models.SparseVectorParams()})
+    with pytest.raises(SchemaMismatch, match="IDF"):
+        Retriever(client, "c", mode="sparse").search(QUERIES)
+
+
+def test_refusals_before_anything_is_asked(client: QdrantClient, model: HashModel) -> None:
+    with pytest.raises(InputError, match="needs a model"):
+        Retriever(client, COLLECTION, mode="hybrid")
+    with pytest.raises(InputError, match="alpha is 2"):
+        Retriever(client, COLLECTION, model, alpha=2)
+    with pytest.raises(InputError, match="top_k is 0"):
+        Retriever(client, COLLECTION, model).search(QUERIES, top_k=0)
+    with pytest.raises(InputError, match=r"no collection 'corpus' \(there: none\)"):
+        Retriever(client, COLLECTION, model).search(QUERIES)
+
+
+def test_alias_is_a_name(client: QdrantClient, model: HashModel) -> None:
+    fill(client, model, [Chunk(Document("d0", "感冒"), "感冒")])
+    operation = models.CreateAlias(collection_name=COLLECTION, alias_name="live")
+    client.update_collection_aliases([models.CreateAliasOperation(create_alias=operation)])
+    assert Retriever(client, "live", model).search(["感冒"])[0][0].document_id == "d0"
+
+
+def test_a_short_fault_is_outlived_and_a_long_one_is_told(server: StandIn, model: HashModel) -> None:
+    client = QdrantClient(url=server.url, check_compatibility=False)
+    search = Retriever(client, COLLECTION, model).search
+    expected = search(QUERIES)
+    server.faults.add("500", times=1, method="POST", path="/query/batch$")
+    assert search(QUERIES) == expected
+    server.faults.add("500", times=3, method="POST", path="/query/batch$")
+    with pytest.raises(Unreachable, match="searching for 3 queries"):
+        search(QUERIES)
+    client.close()
