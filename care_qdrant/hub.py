@@ -2,9 +2,6 @@
 
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
 from care_qdrant.errors import ModelError
 
 BUILT_IN = "built-in"
@@ -38,6 +35,10 @@ def fetch_document_side(source: str | Path, *, revision: str | None = None) -> P
 
 
 def _download(name: str, revision: str | None, ignore: list[str]) -> Path:
+    # A quarter of a second that a model on this machine does not need.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
     try:
         return Path(snapshot_download(name, revision=revision, ignore_patterns=[*ignore, "*.bin", "*.h5", "*.msgpack"]))
     except LocalEntryNotFoundError as error:
