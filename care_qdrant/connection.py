@@ -47,7 +47,7 @@ def open_client(
 
 def is_embedded(client: QdrantClient) -> bool:
     """Say whether the client is the in-process database (one process at a time, brute-force search)."""
-    return type(client._client).__name__ == "QdrantLocal"
+    return type(getattr(client, "_client", None)).__name__ == "QdrantLocal"
 
 
 def require_server(client: QdrantClient, version: tuple[int, int], feature: str) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from llama_index.core.schema import BaseNode, MetadataMode, TextNode, TransformComponent
+from llama_index.core.schema import BaseNode, MetadataMode, Node, TextNode, TransformComponent
 from typing_extensions import override
 
 TITLE_KEY = "title"
@@ -31,10 +31,14 @@ class CareNodeText(TransformComponent):
 
 
 def embed_title_and_text_only(node: BaseNode) -> None:
-    """Let a node's embedded text be `care_qdrant.types.embedded_text` of its title and its text."""
-    node.excluded_embed_metadata_keys = sorted(key for key in node.metadata if key != TITLE_KEY)
-    if isinstance(node, TextNode):
-        node.metadata_template = "{value}"
+    """Let a node's embedded text be `care_qdrant.types.embedded_text` of its title and its text.
+
+    LlamaIndex has one template for the embedding model and the language model, so both read the same.
+    """
+    excluded = sorted(key for key in node.metadata if key != TITLE_KEY)
+    node.excluded_embed_metadata_keys = node.excluded_llm_metadata_keys = excluded
+    node.metadata_template = "{value}"
+    if isinstance(node, Node | TextNode):
         node.text_template = "{metadata_str} {content}"
 
 

@@ -98,6 +98,8 @@ class SharedPair:
             encoder = self._model().document_encoder
         except (MissingExtra, IncompleteModel) as error:
             raise type(error)(f"{error}. {_INGEST_INSTEAD}") from error
+        # As `embedded_text` does it for the ingestion: a last line feed is a token to a language model.
+        texts = [text.strip() for text in texts]
         _check_lengths(encoder, texts, "document", settings.document_prompt, settings.on_truncation)
         return [_as_list(row) for row in encoder.encode(texts, prompt=settings.document_prompt)]
 

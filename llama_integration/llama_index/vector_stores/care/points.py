@@ -1,0 +1,104 @@
+"""Points as nodes and nodes as points, whoever wrote them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from llama_index.core.schema import BaseNode, NodeRelationship, ObjectType, RelatedNodeInfo, TextNode
+from llama_index.core.vector_stores.utils import metadata_dict_to_node
+from qdrant_client import models
+
+from care_qdrant.errors import InputError
+from care_qdrant.layout import Layout
+from care_qdrant.payload import CARE_KEY
+
+Point = models.ScoredPoint | models.Record | models.PointStruct
+
+
+def read_node(point: Point, layout: Layout | None) -> BaseNode:
+    """Give the node of a point; its text is empty where the point has none.
+
+    Args:
+        point: With its payload.
+        layout: How to read payloads that LlamaIndex did not write; None when there is no text in any.
+    """
+    payload = point.payload or {}
+    if "_node_content" in payload:
+        return metadata_dict_to_node(dict(payload))
+    if layout is None:
+        return TextNode(id_=str(point.id), text="", metadata=dict(payload))
+    node = TextNode(id_=str(point.id), text=layout.find_text(payload) or "", metadata=layout.metadata(payload))
+    document_id = layout.ref_doc_id(payload)
+    if document_id is not None:
+        source = RelatedNodeInfo(node_id=document_id, node_type=ObjectType.DOCUMENT)
+        node.relationships[NodeRelationship.SOURCE] = source
+    return node
+
+
+def vector_of(point: Point, vector_name: str, *, or_unnamed: bool = False) -> list[float] | None:
+    """Give the stored vector of that name; None where the answer has none.
+
+    Args:
+        point: As Qdrant answered.
+        vector_name: Of the vector.
+        or_unnamed: Take an unnamed vector that is the only one, as the stock store does.
+    """
+    vector: Any = getattr(point, "vector", None)
+    if isinstance(vector, list):
+        vector = {"": vector}
+    if not isinstance(vector, Mapping):
+        return None
+    if or_unnamed and list(vector) == [""]:
+        vector_name = ""
+    values = vector.get(vector_name)
+    return list(values) if values else None
+
+
+def check_ids(nodes: Iterable[BaseNode]) -> None:
+    """Refuse ids that Qdrant does not take, before anything is written.
+
+    Raises:
+        InputError: an id is no UUID.
+    """
+    for node in nodes:
+        try:
+            UUID(node.node_id)
+        except ValueError as error:
+            raise InputError(
+                f"node id {node.node_id!r} is no UUID, and Qdrant takes no other strings as point ids: "
+                "use care_qdrant.types.point_id(document_id), and keep your own id as ref_doc_id"
+            ) from error
+
+
+def merge_operations(
+    points: Sequence[models.PointStruct], stored: Iterable[models.Record], shard_key: Any | None
+) -> list[models.UpdateOperation]:
+    """Write points without touching the vectors that other models have on them.
+
+    An upsert replaces a whole point. So points that are there get their vectors updated and their payload overwritten,
+    but for our own bookkeeping of the other vectors; only the rest is upserted.
+    """
+    there = {str(UUID(str(record.id))): record.payload or {} for record in stored}
+    old = [point for point in points if _uuid(point) in there]
+    new = [point for point in points if _uuid(point) not in there]
+    operations: list[models.UpdateOperation] = []
+    if new:
+        upsert = models.PointsList(points=new, shard_key=shard_key)
+        operations.append(models.UpsertOperation(upsert=upsert))
+    if old:
+        vectors = [models.PointVectors(id=point.id, vector=point.vector) for point in old]
+        update = models.UpdateVectors(points=vectors, shard_key=shard_key)
+        operations.append(models.UpdateVectorsOperation(update_vectors=update))
+    for point in old:
+        payload = {**there[_uuid(point)], **(point.payload or {})}
+        overwrite = models.SetPayload(payload=payload, points=[point.id], shard_key=shard_key)
+        operations.append(models.OverwritePayloadOperation(overwrite_payload=overwrite))
+    return operations
+
+
+KEPT_PAYLOAD = [CARE_KEY]
+"""What of a stored payload `merge_operations` wants to see."""
+
+
+def _uuid(point: models.PointStruct) -> str:
+    return str(UUID(str(point.id)))

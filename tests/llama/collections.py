@@ -1,0 +1,93 @@
+"""Collections as tools really leave them, with vectors of `HashEncoder`."""
+
+import json
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from qdrant_client import QdrantClient, models
+
+from care_qdrant import bm25
+from care_qdrant.collection import METADATA_KEY, SparseContract, VectorContract
+from care_qdrant.payload import chunk_payload
+from care_qdrant.types import Chunk, Document
+from tests.tiny import HashEncoder, HashModel
+
+NAME = "corpus"
+DOCUMENTS = [
+    Document("d0", "高血压患者要少吃盐。", metadata={"dept": "心内科", "year": 2020, "tags": ["饮食", "慢病"]}),
+    Document("d1", "二甲双胍可引起腹泻。", metadata={"dept": "内分泌科", "year": 2021, "tags": ["用药"]}),
+    Document("d2", "耳鸣可由噪声引起。", metadata={"dept": "耳鼻喉科", "year": 2022, "tags": ["用药", "慢病"]}),
+    Document("d3", "阑尾炎可有右下腹痛。", metadata={"year": 2023}),
+]
+
+Write = Callable[[Document], Mapping[str, Any]]
+
+
+def ours(document: Document) -> dict[str, Any]:
+    return chunk_payload(Chunk(document, document.text), {})
+
+
+def llama_index(document: Document) -> dict[str, Any]:
+    node = {
+        "id_": node_id(document),
+        "text": document.text,
+        "metadata": dict(document.metadata),
+        "relationships": {"1": {"node_id": document.id, "class_name": "RelatedNodeInfo"}},
+        "class_name": "TextNode",
+    }
+    content = {"_node_content": json.dumps(node), "_node_type": "TextNode", "doc_id": document.id}
+    return {**document.metadata, **content}
+
+
+def langchain(document: Document) -> dict[str, Any]:
+    return {"page_content": document.text, "metadata": {**document.metadata, "source": document.id}}
+
+
+def haystack(document: Document) -> dict[str, Any]:
+    return {"id": document.id, "content": document.text, "meta": dict(document.metadata)}
+
+
+def plain(document: Document) -> dict[str, Any]:
+    return {"text": document.text, "doc_id": document.id, **document.metadata}
+
+
+def node_id(document: Document) -> str:
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, document.id))
+
+
+def vector(text: str, salt: str = "") -> list[float]:
+    return [float(value) for value in HashEncoder(salt=salt).encode([text])[0]]
+
+
+def fill(
+    client: QdrantClient,
+    write: Write = ours,
+    *,
+    unnamed: bool = False,
+    sparse: bool = False,
+    contract: VectorContract | None = None,
+) -> None:
+    """Create a collection with the vector ``care``, beside an unnamed one of another model if asked for."""
+    dense = models.VectorParams(size=32, distance=models.Distance.COSINE)
+    lexical = SparseContract(bm25.ANALYSER, bm25.DEFAULT_K1, bm25.DEFAULT_B, average_length=12.0)
+    contracts = {"care": asdict(contract or HashModel().contract())} | ({"bm25": asdict(lexical)} if sparse else {})
+    client.create_collection(
+        NAME,
+        vectors_config=dense if unnamed else {"care": dense},
+        sparse_vectors_config={"bm25": models.SparseVectorParams(modifier=models.Modifier.IDF)} if sparse else None,
+        metadata={METADATA_KEY: contracts},
+    )
+    if unnamed:
+        named = models.DenseVectorNameConfig(dense=models.DenseVectorConfig(size=32, distance=models.Distance.COSINE))
+        client.create_vector_name(NAME, "care", named)
+    for document in DOCUMENTS:
+        vectors: dict[str, Any] = {"care": vector(document.text)}
+        if unnamed:
+            # Another model, whose space is so different that each text lies where another one should be.
+            vectors[""] = vector(DOCUMENTS[DOCUMENTS.index(document) - 1].text)
+        if sparse:
+            vectors["bm25"] = bm25.document_vector(document.text, average_length=12.0)
+        point = models.PointStruct(id=node_id(document), vector=vectors, payload=dict(write(document)))
+        client.upsert(NAME, [point], wait=True)

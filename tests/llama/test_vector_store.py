@@ -1,0 +1,366 @@
+"""`CareVectorStore`: the right vector of the right model, whoever wrote the collection."""
+
+import asyncio
+import logging
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llama_index.core import Document as LlamaDocument
+from llama_index.core import StorageContext, VectorStoreIndex
+from llama_index.core.schema import TextNode
+from llama_index.core.vector_stores import FilterCondition, FilterOperator, MetadataFilter, MetadataFilters
+from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryMode
+from llama_index.embeddings.care import CareEmbedding, CareNodeText
+from llama_index.vector_stores.care import CareVectorStore
+from llama_index.vector_stores.qdrant import QdrantVectorStore
+from qdrant_client import AsyncQdrantClient, QdrantClient, models
+
+from care_qdrant.collection import VectorContract, read_contracts
+from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch
+from tests.llama import collections as made
+from tests.llama.collections import DOCUMENTS, NAME, Write, fill, node_id, vector
+from tests.tiny import HashModel
+
+WRITERS = [made.ours, made.llama_index, made.langchain, made.haystack, made.plain]
+
+
+@pytest.fixture
+def embedding(hash_model: HashModel) -> CareEmbedding:
+    return CareEmbedding(model="m")
+
+
+def find(store: QdrantVectorStore, text: str, top_k: int = 1, **query: Any) -> list[str]:
+    result = store.query(VectorStoreQuery(query_embedding=vector(text), similarity_top_k=top_k, **query))
+    return [node.get_content() for node in result.nodes or ()]
+
+
+def filtered(store: CareVectorStore, *filters: Any, condition: str = "and") -> list[str]:
+    chosen = MetadataFilters(filters=list(filters), condition=FilterCondition(condition))
+    by_sync = [node.ref_doc_id or "" for node in store.get_nodes(filters=chosen)]
+    searched = store.query(VectorStoreQuery(query_embedding=vector("x"), similarity_top_k=9, filters=chosen))
+    assert sorted(by_sync) == sorted(node.ref_doc_id for node in searched.nodes or ())  # type: ignore[type-var]
+    return sorted(by_sync)
+
+
+class TestWhichVector:
+    """Never the wrong one, and never without a word."""
+
+    @pytest.mark.parametrize("unnamed", [False, True])
+    @pytest.mark.parametrize("write", WRITERS)
+    def test_the_named_vector_is_searched_in_every_collection(
+        self, client: QdrantClient, embedding: CareEmbedding, write: Write, unnamed: bool
+    ) -> None:
+        fill(client, write, unnamed=unnamed)
+        index = VectorStoreIndex.from_vector_store(
+            CareVectorStore(NAME, client, embedding=embedding), embed_model=embedding
+        )
+        for document in DOCUMENTS:
+            (hit,) = index.as_retriever(similarity_top_k=1).retrieve(document.text)
+            assert hit.node.get_content() == document.text
+            assert hit.node.ref_doc_id == document.id
+            assert hit.node.metadata.get("year") == document.metadata["year"]
+            assert hit.score == pytest.approx(1)
+
+    def test_the_stock_store_takes_the_other_model(self, client: QdrantClient) -> None:
+        """The trap itself, so that we notice when it is gone."""
+        fill(client, made.llama_index, unnamed=True)
+        assert find(QdrantVectorStore(NAME, client, dense_vector_name="care"), DOCUMENTS[1].text) != [DOCUMENTS[1].text]
+
+    def test_the_stock_store_reads_what_we_write(self, client: QdrantClient, embedding: CareEmbedding) -> None:
+        fill(client, made.ours)
+        stock = QdrantVectorStore(NAME, client, dense_vector_name="care")
+        (hit,) = (
+            VectorStoreIndex.from_vector_store(stock, embed_model=embedding)
+            .as_retriever(similarity_top_k=1)
+            .retrieve(DOCUMENTS[2].text)
+        )
+        assert (hit.node.get_content(), hit.node.ref_doc_id) == (DOCUMENTS[2].text, "d2")
+        assert hit.node.metadata == DOCUMENTS[2].metadata
+
+    def test_another_model_is_refused(self, client: QdrantClient, embedding: CareEmbedding) -> None:
+        fill(client, contract=HashModel(salt="other").contract())
+        with pytest.raises(FingerprintMismatch, match="care attach corpus"):
+            CareVectorStore(NAME, client, embedding=embedding, vector_name="care")
+        with pytest.raises(FingerprintMismatch):
+            CareVectorStore(NAME, client, fingerprint="0" * 64)
+
+    def test_the_fingerprint_alone_is_enough(self, client: QdrantClient) -> None:
+        fill(client)
+        store = CareVectorStore(NAME, client, fingerprint=HashModel().fingerprint)
+        assert find(store, DOCUMENTS[0].text) == [DOCUMENTS[0].text]
+
+    def test_another_dimension_is_refused(self, client: QdrantClient, embedding: CareEmbedding) -> None:
+        contract = VectorContract(HashModel().fingerprint, "hash-model", 64)
+        fill(client)
+        with pytest.raises(SchemaMismatch, match="32-dimensional"):
+            CareVectorStore(NAME, client, embedding=_Contract(contract))
+
+    def test_a_vector_that_is_not_there_names_those_that_are(self, client: QdrantClient) -> None:
+        fill(client)
+        with pytest.raises(InputError, match=r"has no vector 'nope'.*'care'"):
+            CareVectorStore(NAME, client, vector_name="nope")
+
+    def test_an_unclear_choice_is_not_made(self, client: QdrantClient) -> None:
+        dense = models.VectorParams(size=32, distance=models.Distance.COSINE)
+        client.create_collection(NAME, vectors_config={"a": dense, "b": dense})
+        with pytest.raises(InputError, match="'a', 'b'; say which"):
+            CareVectorStore(NAME, client)
+
+    async def test_an_async_client_alone_is_checked_too(self, embedding: CareEmbedding) -> None:
+        aclient = AsyncQdrantClient(":memory:")
+        dense = models.VectorParams(size=32, distance=models.Distance.COSINE)
+        await aclient.create_collection(NAME, vectors_config={"care": dense})
+        store = CareVectorStore(NAME, aclient=aclient, embedding=embedding)
+        with pytest.raises(FingerprintMismatch, match="carries no fingerprint"):
+            await store.aquery(VectorStoreQuery(query_embedding=vector("x")))
+        await aclient.close()
+
+
+class TestReading:
+    """Payloads that LlamaIndex did not write."""
+
+    @pytest.mark.parametrize("write", WRITERS)
+    def test_filters_mean_what_llama_index_says(self, client: QdrantClient, write: Write) -> None:
+        fill(client, write)
+        store = CareVectorStore(NAME, client)
+        op = FilterOperator
+
+        def one(key: str, operator: FilterOperator, value: Any) -> MetadataFilter:
+            return MetadataFilter(key=key, operator=operator, value=value)
+
+        assert filtered(store, one("dept", op.EQ, "心内科")) == ["d0"]
+        assert filtered(store, one("dept", op.NE, "心内科")) == ["d1", "d2", "d3"], "d3 has no dept"
+        assert filtered(store, one("dept", op.IN, ["心内科", "耳鼻喉科"])) == ["d0", "d2"]
+        assert filtered(store, one("dept", op.NIN, ["心内科", "耳鼻喉科"])) == ["d1", "d3"]
+        assert filtered(store, one("year", op.IN, [2020, 2023])) == ["d0", "d3"]
+        assert filtered(store, one("year", op.IN, [2020.0, 2023.0])) == ["d0", "d3"]
+        assert filtered(store, one("year", op.GTE, 2022)) == ["d2", "d3"]
+        assert filtered(store, one("tags", op.CONTAINS, "用药")) == ["d1", "d2"]
+        assert filtered(store, one("tags", op.ANY, ["用药", "饮食"])) == ["d0", "d1", "d2"]
+        assert filtered(store, one("tags", op.ALL, ["用药", "慢病"])) == ["d2"]
+        assert filtered(store, one("dept", op.IS_EMPTY, None)) == ["d3"]
+        either = one("dept", op.EQ, "心内科"), one("tags", op.ALL, ["用药", "慢病"])
+        assert filtered(store, *either, condition="or") == ["d0", "d2"]
+        assert filtered(store, *either, condition="not") == ["d1", "d3"]
+        nested = MetadataFilters(filters=list(either), condition=FilterCondition.OR)
+        assert filtered(store, nested, one("year", op.LT, 2022)) == ["d0"]
+
+    @pytest.mark.parametrize("write", WRITERS)
+    def test_documents_are_selected_and_deleted_by_their_own_id(self, client: QdrantClient, write: Write) -> None:
+        fill(client, write)
+        store = CareVectorStore(NAME, client)
+        assert find(store, "x", 9, doc_ids=["d1"]) == [DOCUMENTS[1].text]
+        store.delete("d1")
+        assert client.count(NAME).count == 3
+        assert find(store, "x", 9, doc_ids=["d1"]) == []
+
+    def test_a_point_without_text_does_not_fail_the_query(self, client: QdrantClient) -> None:
+        fill(client, made.langchain)
+        client.set_payload(NAME, {"page_content": None}, [node_id(DOCUMENTS[0])])
+        assert find(CareVectorStore(NAME, client), DOCUMENTS[0].text) == [""]
+
+    def test_a_collection_without_text_names_its_keys(self, client: QdrantClient) -> None:
+        fill(client, lambda document: dict(document.metadata))
+        with pytest.raises(InputError, match="keys: dept, tags, year"):
+            CareVectorStore(NAME, client)
+
+    def test_the_text_can_be_anywhere(self, client: QdrantClient) -> None:
+        fill(client, lambda document: {"record": {"report": document.text}, "title": "x"})
+        store = CareVectorStore(NAME, client, text_path="record.report")
+        assert find(store, DOCUMENTS[0].text) == [DOCUMENTS[0].text]
+
+    def test_nodes_come_by_the_thousand(self, client: QdrantClient) -> None:
+        dense = models.VectorParams(size=2, distance=models.Distance.COSINE)
+        client.create_collection(NAME, vectors_config={"care": dense})
+        points = [models.PointStruct(id=i, vector={"care": [1.0, i]}, payload={"text": "x"}) for i in range(10_050)]
+        client.upload_points(NAME, points)
+        store = CareVectorStore(NAME, client)
+        assert len(store.get_nodes()) == 10_050
+        assert len(store.get_nodes(limit=1_500)) == 1_500
+
+    def test_node_ids_narrow_a_filter(self, client: QdrantClient) -> None:
+        fill(client)
+        store = CareVectorStore(NAME, client)
+        either = MetadataFilters(
+            filters=[MetadataFilter(key="year", value=2020), MetadataFilter(key="year", value=2021)],
+            condition=FilterCondition.OR,
+        )
+        assert [node.ref_doc_id for node in store.get_nodes([node_id(DOCUMENTS[0])], either)] == ["d0"]
+        store.delete_nodes([node_id(DOCUMENTS[0])], either)
+        assert client.count(NAME).count == 3
+
+
+class TestWriting:
+    """What `add` leaves behind."""
+
+    def test_a_new_collection_has_a_named_vector_and_its_contract(
+        self, client: QdrantClient, embedding: CareEmbedding
+    ) -> None:
+        store = CareVectorStore(NAME, client, embedding=embedding)
+        context = StorageContext.from_defaults(vector_store=store)
+        index = VectorStoreIndex.from_documents(
+            [LlamaDocument(text=document.text, doc_id=document.id) for document in DOCUMENTS],
+            storage_context=context,
+            embed_model=embedding,
+        )
+        assert list(client.get_collection(NAME).config.params.vectors) == ["hash-model"]  # type: ignore[arg-type]
+        assert read_contracts(client, NAME) == {"hash-model": HashModel().contract()}
+        (hit,) = index.as_retriever(similarity_top_k=1).retrieve(DOCUMENTS[1].text)
+        assert hit.node.ref_doc_id == "d1"
+        again = CareVectorStore(NAME, client, embedding=embedding)
+        assert find(again, DOCUMENTS[1].text) == [DOCUMENTS[1].text]
+
+    def test_vectors_of_another_dimension_create_nothing(self, client: QdrantClient, embedding: CareEmbedding) -> None:
+        node = TextNode(id_=str(uuid.uuid4()), text="x", embedding=[1.0, 0.0])
+        with pytest.raises(SchemaMismatch, match="2 dimensions"):
+            CareVectorStore(NAME, client, embedding=embedding).add([node])
+        assert not client.collection_exists(NAME)
+
+    @pytest.mark.parametrize("use_async", [False, True])
+    def test_the_vectors_of_other_models_stay(
+        self, client: QdrantClient, embedding: CareEmbedding, use_async: bool
+    ) -> None:
+        fill(client, made.llama_index, unnamed=True)
+        client.set_payload(NAME, {"_care": {"vectors": {"other": "hash"}}, "stale": 1}, [node_id(DOCUMENTS[0])])
+        before = _stored(client, node_id(DOCUMENTS[0]))
+        store = CareVectorStore(NAME, client, embedding=embedding)
+        changed = TextNode(id_=node_id(DOCUMENTS[0]), text="新的内容", metadata={"dept": "急诊科"})
+        fresh = TextNode(id_=str(uuid.uuid4()), text="全新的")
+        for node in (changed, fresh):
+            node.embedding = vector(node.text)
+        if use_async:
+            asyncio.run(store.async_add([changed, fresh]))
+        else:
+            store.add([changed, fresh])
+        after = _stored(client, node_id(DOCUMENTS[0]))
+        assert after.vector[""] == before.vector[""]
+        assert after.payload["dept"] == "急诊科"
+        assert after.payload["_care"] == {"vectors": {"other": "hash"}}
+        assert "stale" not in after.payload
+        assert find(store, "新的内容") == ["新的内容"]
+        assert find(store, "全新的") == ["全新的"]
+        assert client.count(NAME).count == 5
+
+    def test_an_id_that_qdrant_does_not_take_is_explained(self, client: QdrantClient) -> None:
+        with pytest.raises(InputError, match="'doc-1' is no UUID"):
+            CareVectorStore(NAME, client).add([TextNode(id_="doc-1", text="x", embedding=[1.0])])
+
+    def test_metadata_in_the_embedded_text_is_said(
+        self, client: QdrantClient, embedding: CareEmbedding, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        document = LlamaDocument(text=DOCUMENTS[0].text, metadata={"dept": "内科", "title": "标题"})
+        store = CareVectorStore(NAME, client, embedding=embedding)
+        context = StorageContext.from_defaults(vector_store=store)
+        with caplog.at_level(logging.WARNING, "llama_index.vector_stores.care"):
+            VectorStoreIndex.from_documents([document], context, embed_model=embedding)
+        assert len(caplog.records) == 1
+        caplog.clear()
+        VectorStoreIndex.from_documents([document], context, embed_model=embedding, transformations=[CareNodeText()])
+        assert not caplog.records
+        assert find(store, f"标题 {DOCUMENTS[0].text}") == [DOCUMENTS[0].text]
+
+
+class TestAsync:
+    """One client, sync and async."""
+
+    async def test_one_embedded_folder_serves_both(self, tmp_path: Path, embedding: CareEmbedding) -> None:
+        client = QdrantClient(path=str(tmp_path), force_disable_check_same_thread=True)
+        fill(client)
+        store = CareVectorStore(NAME, client, embedding=embedding)
+        retriever = VectorStoreIndex.from_vector_store(store, embed_model=embedding).as_retriever(similarity_top_k=1)
+        answers = await asyncio.gather(*(retriever.aretrieve(document.text) for document in DOCUMENTS * 5))
+        for document, (hit,) in zip(DOCUMENTS * 5, answers, strict=True):
+            assert hit.node.ref_doc_id == document.id
+            assert retriever.retrieve(document.text)[0].node.ref_doc_id == document.id
+        assert len(await store.aget_nodes()) == 4
+        await store.adelete("d1")
+        await store.adelete_nodes([node_id(DOCUMENTS[0])])
+        assert client.count(NAME).count == 2
+        await store.aclear()
+        assert not client.collection_exists(NAME)
+        client.close()
+
+
+class TestHybrid:
+    """Dense and sparse in one answer."""
+
+    def query(self, text: str, mode: VectorStoreQueryMode = VectorStoreQueryMode.HYBRID, **more: Any) -> Any:
+        return VectorStoreQuery(
+            query_embedding=vector(DOCUMENTS[0].text), query_str=text, mode=mode, similarity_top_k=4, **more
+        )
+
+    async def test_alpha_says_who_counts_and_zero_is_zero(self, client: QdrantClient, embedding: CareEmbedding) -> None:
+        fill(client, sparse=True)
+        store = CareVectorStore(NAME, client, embedding=embedding, enable_hybrid=True)
+        for alpha, best in ((1.0, "d0"), (0.0, "d2")):
+            asked = self.query("耳鸣 噪声", alpha=alpha)
+            for result in (store.query(asked), await store.aquery(asked)):
+                scores = result.similarities or []
+                assert (result.nodes or [])[0].ref_doc_id == best
+                assert all(0 <= score <= 1 for score in scores)
+                assert scores == sorted(scores, reverse=True)
+
+    def test_sparse_alone(self, client: QdrantClient, embedding: CareEmbedding) -> None:
+        fill(client, sparse=True)
+        store = CareVectorStore(NAME, client, embedding=embedding, enable_hybrid=True)
+        found = store.query(self.query("阑尾炎", VectorStoreQueryMode.SPARSE))
+        assert [node.ref_doc_id for node in found.nodes or ()] == ["d3"]
+        assert store.query(self.query("？！", VectorStoreQueryMode.SPARSE)).nodes == []
+
+    def test_a_query_without_terms_is_dense(self, client: QdrantClient, embedding: CareEmbedding) -> None:
+        fill(client, sparse=True)
+        store = CareVectorStore(NAME, client, embedding=embedding, enable_hybrid=True)
+        assert (store.query(self.query("？")).nodes or [])[0].ref_doc_id == "d0"
+
+    def test_it_can_create_and_fill_a_collection(self, client: QdrantClient, embedding: CareEmbedding) -> None:
+        store = CareVectorStore(NAME, client, embedding=embedding, enable_hybrid=True)
+        nodes = [TextNode(id_=node_id(document), text=document.text) for document in DOCUMENTS]
+        for node in nodes:
+            node.embedding = vector(node.text)
+        store.add(nodes)
+        assert set(read_contracts(client, NAME)) == {"hash-model", "bm25"}
+        reopened = CareVectorStore(NAME, client, embedding=embedding, enable_hybrid=True)
+        found = reopened.query(self.query("阑尾炎", alpha=0.0))
+        assert (found.nodes or [])[0].get_content() == DOCUMENTS[3].text
+
+    def test_another_sparse_encoder_is_fused_by_rank_of_score(self, client: QdrantClient) -> None:
+        fill(client, sparse=True)
+
+        def words(texts: list[str]) -> tuple[list[list[int]], list[list[float]]]:
+            from care_qdrant import bm25
+
+            vectors = [bm25.query_vector(text) for text in texts]
+            return [one.indices for one in vectors], [[50 * value for value in one.values] for one in vectors]
+
+        store = CareVectorStore(
+            NAME, client, vector_name="care", enable_hybrid=True, sparse_query_fn=words, sparse_doc_fn=words
+        )
+        for alpha, best in ((1.0, "d0"), (0.0, "d2")):
+            result = store.query(self.query("耳鸣 噪声", alpha=alpha))
+            assert (result.nodes or [])[0].ref_doc_id == best
+            assert max(result.similarities or [2]) <= 1
+
+    def test_a_hybrid_query_must_be_asked_for(self, client: QdrantClient) -> None:
+        fill(client, sparse=True)
+        with pytest.raises(ValueError, match="enable_hybrid=True"):
+            CareVectorStore(NAME, client).query(self.query("x"))
+
+    def test_another_analyser_is_refused(self, client: QdrantClient, monkeypatch: pytest.MonkeyPatch) -> None:
+        fill(client, sparse=True)
+        monkeypatch.setattr("care_qdrant.bm25.ANALYSER", "another")
+        with pytest.raises(FingerprintMismatch, match="cut into terms"):
+            CareVectorStore(NAME, client, enable_hybrid=True)
+
+
+class _Contract:
+    def __init__(self, contract: VectorContract) -> None:
+        self._contract = contract
+
+    def contract(self) -> VectorContract:
+        return self._contract
+
+
+def _stored(client: QdrantClient, point_id: str) -> Any:
+    return client.retrieve(NAME, [point_id], with_vectors=True)[0]
