@@ -116,6 +116,6 @@ def _token_weights(tokenizer: Any, lengths: Tensor) -> WordWeights:
     tokens = tokenizer.convert_ids_to_tokens(list(range(len(lengths))))
     marks = {tokenizer.cls_token, tokenizer.sep_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.mask_token}
     weights = {
-        token: 0.0 if token in marks else length for token, length in zip(tokens, lengths.tolist(), strict=True)
+        token: 0.0 if token in marks else round(length, 4) for token, length in zip(tokens, lengths.tolist(), strict=True)
     }
     return WordWeights(tokens, weights)
