@@ -95,18 +95,7 @@ def _load_tower(folder: Path) -> "SentenceTransformer":
 def _export_fp32(tower: "SentenceTransformer", file: Path) -> None:
     import torch
 
-    class Graph(torch.nn.Module):
-        """All modules of the tower as one function of the two arrays that the serving side makes."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.tower = tower
-
-        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-            features = {"input_ids": input_ids, "attention_mask": attention_mask}
-            for module in self.tower:
-                features = module(features)
-            return features["sentence_embedding"]
+    from care_qdrant.onnx_graph import QueryGraph
 
     input_ids = torch.ones((2, 8), dtype=torch.int64)
     attention_mask = torch.tensor([[1] * 8, [1] * 5 + [0] * 3])
@@ -114,7 +103,7 @@ def _export_fp32(tower: "SentenceTransformer", file: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter warns about its own internals
         torch.onnx.export(
-            Graph().eval(),
+            QueryGraph(tower).eval(),
             (input_ids, attention_mask),
             file,
             input_names=["input_ids", "attention_mask"],
