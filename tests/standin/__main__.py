@@ -4,6 +4,8 @@ import threading
 
 import click
 
+from tests.standin.counting import CountingEngine
+from tests.standin.engine import Engine
 from tests.standin.server import StandIn
 
 
@@ -11,9 +13,11 @@ from tests.standin.server import StandIn
 @click.option("--port", default=0, help="0 takes a free one.")
 @click.option("--path", default=None, help="Folder of the engine's data; without it, they are kept in memory.")
 @click.option("--version", default="1.19.0", help="The version to report.")
-def main(port: int, path: str | None, version: str) -> None:
+@click.option("--counting", is_flag=True, help="Remember only the ids of points, for measuring a client.")
+def main(port: int, path: str | None, version: str, counting: bool) -> None:
     """Serve until the process is ended."""
-    with StandIn(port=port, path=path, version=version) as server:
+    engine = CountingEngine if counting else Engine
+    with StandIn(port=port, path=path, version=version, engine=engine) as server:
         click.echo(server.url)
         threading.Event().wait()
 

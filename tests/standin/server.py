@@ -38,8 +38,9 @@ class StandIn:
         port: int = 0,
         api_key: str | None = None,
         read_only_key: str | None = None,
+        engine: type[Engine] = Engine,
     ) -> None:
-        self.engine = Engine(path, version)
+        self.engine = engine(path, version)
         self.max_bytes = max_bytes
         self.api_key = api_key
         self.read_only_key = read_only_key

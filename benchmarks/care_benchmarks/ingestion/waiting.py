@@ -1,0 +1,44 @@
+"""How long an encoder of a given speed stands still while the rest of the ingestion reads and writes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from care_benchmarks.ingestion.fake import ReadyModel, write_corpus
+from care_benchmarks.ingestion.processes import standin_server
+from care_qdrant.connection import open_client
+from care_qdrant.ingest import ingest
+from care_qdrant.settings import IngestSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """One ingestion with an encoder that sleeps instead of working, as the CPU does while a GPU works."""
+
+    target: str
+    encoder_documents_per_second: float
+    documents: int
+    documents_per_second: float
+    encoder_wait_share: float
+    """Of the time from the first to the end of the last batch."""
+
+
+def measure_waiting(scratch: Path, target: str, documents: int, documents_per_second: float, dim: int) -> Waiting:
+    """Ingest into the embedded database or the stand-in server.
+
+    Args:
+        scratch: An empty folder.
+        target: ``embedded`` or ``server``.
+        documents: How many, each one point.
+        documents_per_second: Of the encoder; a 4B model on an H200 does about 720 of 150 tokens.
+        dim: Of the vectors.
+    """
+    corpus = write_corpus(scratch / f"waiting-{target}.jsonl", documents, sentences=6)
+    model = ReadyModel(dim, max_tokens=512, texts_per_second=documents_per_second)
+    settings = IngestSettings(batch_tokens=8_192)
+    if target == "server":
+        with standin_server(counting=True) as url, open_client(url=url) as client:
+            report = ingest(corpus, model, client, "corpus", settings=settings)
+    else:
+        with open_client(path=scratch / "waiting") as client:
+            report = ingest(corpus, model, client, "corpus", settings=settings)
+    return Waiting(target, documents_per_second, documents, report.documents_per_second, report.encoder_wait_share)
