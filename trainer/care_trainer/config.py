@@ -239,7 +239,8 @@ class Run:
     query: Tower
     document: Tower
     data: dict[str, Data]
-    stage: tuple[Stage, ...]
+    stage: tuple[Stage, ...] = ()
+    """In order; without any, a run writes the base models and nothing else."""
     data_root: str = "."
     seed: int = 0
     checkpoint_minutes: float = 5.0

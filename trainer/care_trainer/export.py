@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 
 from care_qdrant.card import Card
 from care_qdrant.checkpoint import write_checkpoint
-from care_qdrant.errors import TrainingError
+from care_qdrant.errors import InputError, TrainingError
 from care_qdrant.onnx_export import export_query_encoder
 from care_qdrant.types import Vectors
 from care_trainer import chain, towers
@@ -39,9 +39,11 @@ def export(run: Run, command: str) -> Card:
         command: What a reader would type to train it again; goes into the model card.
 
     Raises:
-        InputError: a stage is not finished.
+        InputError: there is no stage, or one is not finished.
         TrainingError: a reloaded encoder gives other vectors than the trained one.
     """
+    if not run.stage:
+        raise InputError(f"{run.name}: has no stage, so there is nothing to export; add a [[stage]]")
     sources = {side: chain.newest(run, side) for side in chain.SIDES}
     pairs = _probe_pairs(run)
     output = Path(run.output)

@@ -1,0 +1,88 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from tests.trainer.tiny_run import pairs, stage, tiny_run
+
+from care_qdrant.errors import InputError
+from care_trainer import chain, towers
+from care_trainer.bag import BagLoss, bag_keys, random_bag, start_from_bag
+from care_trainer.config import Run
+from care_trainer.objectives import InfoNce
+
+TEXTS = [row["positive"] for row in pairs()[:12]] + [row["query"] for row in pairs()[:12]]
+
+
+@pytest.fixture(scope="module")
+def mean_base(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    run = tiny_run(tmp_path_factory.mktemp("mean"), document_pooling="mean")
+    chain.run_stages(run)
+    return run
+
+
+def _bag(encoder: SentenceTransformer) -> SentenceTransformer:
+    torch.manual_seed(0)
+    return random_bag(encoder.tokenizer.backend_tokenizer, 32, TEXTS, 48)
+
+
+@pytest.mark.parametrize(("side", "tolerance"), [("document", 1e-3), ("query", 0.3)])
+def test_an_encoder_starts_as_the_bag_and_stays_it_when_reloaded(
+    mean_base: Run, tmp_path: Path, side: str, tolerance: float
+) -> None:
+    encoder = towers.load(Path(mean_base.output) / "base" / side)
+    bag = _bag(encoder)
+    start_from_bag(encoder, bag).save_pretrained(str(tmp_path / side), create_model_card=False)
+    reloaded = SentenceTransformer(str(tmp_path / side))
+    encode = reloaded.encode_document if side == "document" else reloaded.encode_query
+    expected = bag.encode(TEXTS, normalize_embeddings=True)
+    # BERT's LayerNorm also takes the mean out, one of 32 directions here; Qwen3's RMSNorm takes nothing.
+    np.testing.assert_allclose(encode(TEXTS) @ encode(TEXTS).T, expected @ expected.T, atol=tolerance)
+
+
+def test_every_layer_of_a_started_encoder_learns(mean_base: Run) -> None:
+    encoder = towers.load(Path(mean_base.output) / "base" / "document")
+    model = start_from_bag(encoder, _bag(encoder))
+    towers.make_trainable(model, side="document", lora=False)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters() if parameter.requires_grad}
+    optimizer = torch.optim.Adam([parameter for parameter in model.parameters() if parameter.requires_grad], lr=1e-3)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(model.preprocess(TEXTS))["sentence_embedding"].square()[:, :4].sum().backward()
+        optimizer.step()
+    still = [name for name, parameter in model.named_parameters() if name in before and torch.equal(parameter, before[name])]
+    assert still == []
+
+
+def test_dropping_tokens_keeps_each_text_its_own(mean_base: Run) -> None:
+    bag = _bag(towers.load(Path(mean_base.output) / "base" / "document"))
+    column = bag.preprocess(["高血压吃什么好", "哮喘", "痛风的检查"])
+    loss = BagLoss(bag, InfoNce(0.05), token_dropout=0.5)
+    torch.manual_seed(0)
+    dropped = loss._dropped(column)
+    whole = [part.tolist() for part in torch.tensor_split(column["input_ids"], column["offsets"][1:])]
+    kept = [part.tolist() for part in torch.tensor_split(dropped["input_ids"], dropped["offsets"][1:])]
+    assert all(set(short) <= set(long) for short, long in zip(kept, whole, strict=True))
+    assert 0 < sum(map(len, kept)) < sum(map(len, whole))
+
+
+def test_equal_bags_have_equal_keys(mean_base: Run) -> None:
+    bag = _bag(towers.load(Path(mean_base.output) / "base" / "document"))
+    keys = bag_keys(bag.preprocess(["哮喘", "高血压吃什么好", "哮喘", "喘哮"]))
+    assert keys[0] == keys[2]
+    assert len(set(keys.tolist())) == 3
+
+
+def test_a_bag_needs_mean_pooling(document_folder: Path) -> None:
+    encoder = towers.load(document_folder)
+    with pytest.raises(InputError, match="pooling = 'mean'"):
+        start_from_bag(encoder, _bag(encoder))
+
+
+def test_the_stage_trains_both_sides_at_once(tmp_path: Path) -> None:
+    bag = stage("bag", batch_size=16, max_steps=40, learning_rate=1e-2, temperature=0.05, evaluate=True, crop=0.2)
+    run = tiny_run(tmp_path, bag, document_pooling="mean")
+    (record,) = chain.run_stages(run)
+    assert record["evaluation"]["ndcg@10"] > 0.8
+    assert chain.newest(run, "query").parent.name == chain.newest(run, "document").parent.name == "bag"

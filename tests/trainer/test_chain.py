@@ -1,0 +1,130 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+from tests.trainer.tiny_run import pairs, stage, tiny_run
+
+from care_qdrant.checkpoint import verify
+from care_qdrant.errors import InputError
+from care_qdrant.model import CareModel
+from care_trainer import chain, towers
+from care_trainer.export import export
+
+TEXTS = [row["query"] for row in pairs()[:8]]
+RECIPE = (
+    stage("retromae"),
+    stage("causal"),
+    stage("unsupervised", learn_temperature=True, cached=True),
+    stage("supervised", hard_negatives=1),
+    stage("document", hard_negatives=1, matryoshka=[48, 32]),
+    stage("align"),
+    stage("joint", hard_negatives=1, document_learning_rate=5e-4, evaluate=True),
+)
+
+
+def test_the_recipe_runs_from_base_models_to_a_folder_that_is_what_was_trained(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, *RECIPE)
+    records = chain.run_stages(run)
+    assert [record["stage"] for record in records] == [values["kind"] for values in RECIPE]
+    assert records[-1]["trainable"].keys() == {"query", "document"}
+    assert 0 <= records[-1]["evaluation"]["ndcg@10"] <= 1
+    assert records[2]["temperature"] != 0.02, "learned"
+    for record in records:
+        folder = Path(run.output) / record["stage"]
+        assert {"config.json", "data.json", "metrics.jsonl", "stage.json"} <= {path.name for path in folder.iterdir()}
+        assert not (folder / "checkpoints").exists()
+
+    export(run, "care-train run run.toml")
+    folder = Path(run.output) / run.name
+    card = verify(folder)
+    assert [entry["stage"] for entry in card.stages] == [values["kind"] for values in RECIPE]
+    query = towers.load(Path(run.output) / "joint/query").encode_query(TEXTS)
+    document = towers.load(Path(run.output) / "joint/document").encode_document(TEXTS)
+    stock = SentenceTransformer(str(folder))
+    np.testing.assert_allclose(stock.encode_query(TEXTS), query, atol=1e-5)
+    np.testing.assert_allclose(stock.encode_document(TEXTS), document, atol=1e-5)
+    ours = CareModel.load(str(folder), precision="fp32")
+    np.testing.assert_allclose(ours.encode_query(TEXTS), query, atol=1e-5)
+    assert "care-train run run.toml" in (folder / "README.md").read_text(encoding="utf-8")
+
+
+def test_each_stage_starts_where_the_one_before_ended(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, stage("supervised"), stage("document"), stage("align"), stage("joint"))
+    chain.run_stages(run)
+    found = {side: chain.newest(run, side, run.stage[:3]).parent.name for side in chain.SIDES}
+    assert found == {"query": "align", "document": "document"}
+
+
+def test_a_finished_run_resumes_to_itself_and_is_never_overwritten(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, stage("supervised"))
+    (first,) = chain.run_stages(run)
+    (again,) = chain.run_stages(run, resume=True)
+    assert json.loads(json.dumps(first)) == again
+    with pytest.raises(InputError, match="is finished already; pass --resume"):
+        chain.run_stages(run)
+
+
+def test_other_settings_or_other_data_are_not_mixed_into_a_run(tmp_path: Path) -> None:
+    chain.run_stages(tiny_run(tmp_path, stage("supervised")))
+    with pytest.raises(InputError, match=r"trained with other settings \(learning_rate\)"):
+        chain.run_stages(tiny_run(tmp_path, stage("supervised", learning_rate=2e-3)), resume=True)
+    with pytest.raises(InputError, match=r"trained with other settings \(dim, seed\)|other settings \(seed\)"):
+        chain.run_stages(tiny_run(tmp_path, stage("supervised"), overrides=["seed=1"]), resume=True)
+
+
+def test_a_single_stage_needs_those_before_it(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, stage("supervised"), stage("joint"))
+    with pytest.raises(InputError, match="stage supervised: is not finished"):
+        chain.run_stages(run, only="joint")
+    chain.run_stages(run, only="supervised", resume=True)
+    (record,) = chain.run_stages(run, only="joint", resume=True)
+    assert record["stage"] == "joint"
+    with pytest.raises(InputError, match="there is no such stage"):
+        chain.run_stages(run, only="none")
+
+
+def test_a_frozen_document_side_keeps_its_vectors(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, stage("joint", freeze_document=True))
+    (record,) = chain.run_stages(run)
+    assert record["trainable"].keys() == {"query"}
+    assert chain.newest(run, "document").parent.name == "base"
+    assert chain.newest(run, "query").parent.name == "joint"
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks for it
+def test_adapters_train_through_the_stages_and_are_merged_at_the_end(tmp_path: Path) -> None:
+    recipe = (stage("document", learning_rate=1e-2), stage("align"), stage("joint", learning_rate=1e-2))
+    run = tiny_run(tmp_path, *recipe, document="lora = { rank = 4, alpha = 8 }")
+    records = chain.run_stages(run)
+    assert records[0]["trainable"]["document"] == records[2]["trainable"]["document"] > 0
+    after = [towers.load(Path(run.output) / name / "document").encode_document(TEXTS) for name in ("base", "document", "joint")]
+    assert np.abs(after[0] - after[1]).max() > 1e-3
+    assert np.abs(after[1] - after[2]).max() > 1e-3, "the trap: a reloaded adapter that stays frozen"
+    export(run, "care-train run run.toml")
+    folder = Path(run.output) / run.name
+    assert not list(folder.rglob("adapter*"))
+    np.testing.assert_allclose(SentenceTransformer(str(folder)).encode_document(TEXTS), after[2], atol=1e-4)
+
+
+def test_half_weights_load_as_float32_and_are_half_the_size(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, stage("joint"), overrides=["export.half_weights=true", "export.fp32_onnx=false"])
+    chain.run_stages(run)
+    export(run, "care-train run run.toml")
+    folder = Path(run.output) / run.name
+    trained = Path(run.output) / "joint"
+    halved = (folder / "document/model.safetensors").stat().st_size
+    assert halved < 0.6 * (trained / "document/model.safetensors").stat().st_size
+    stock = SentenceTransformer(str(folder))
+    assert {parameter.dtype.itemsize for parameter in stock.parameters()} == {4}
+    np.testing.assert_allclose(
+        stock.encode_document(TEXTS), towers.load(trained / "document").encode_document(TEXTS), atol=5e-3
+    )
+
+
+def test_a_run_without_stages_has_nothing_to_export(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path)
+    chain.run_stages(run)
+    with pytest.raises(InputError, match="has no stage"):
+        export(run, "")
