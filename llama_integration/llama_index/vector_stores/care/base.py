@@ -20,6 +20,7 @@ from llama_index.vector_stores.care.facade import AsyncView
 from llama_index.vector_stores.care.filters import build_filter, of_documents
 from llama_index.vector_stores.care.points import (
     KEPT_PAYLOAD,
+    as_point_id,
     check_ids,
     merge_operations,
     read_node,
@@ -156,6 +157,11 @@ class CareVectorStore(QdrantVectorStore):
     def class_name(cls) -> str:
         return "CareVectorStore"
 
+    @property
+    def contract(self) -> VectorContract | None:
+        """What the model that this store was opened for makes; None when it was opened for none."""
+        return self._wanted.contract
+
     @override
     def query(self, query: VectorStoreQuery, **options: Any) -> VectorStoreQueryResult:
         return run(self._query(query, options), self._client)
@@ -164,6 +170,15 @@ class CareVectorStore(QdrantVectorStore):
     async def aquery(self, query: VectorStoreQuery, **options: Any) -> VectorStoreQueryResult:
         self._ensure_async_client()
         return await arun(self._query(query, options), self._aclient)
+
+    def score(self, query_embedding: list[float], node_ids: Sequence[str]) -> dict[str, float]:
+        """Give the cosine of a query with the stored vector of each node; nodes without one are not in the answer."""
+        return run(self._score(query_embedding, node_ids), self._client)
+
+    async def ascore(self, query_embedding: list[float], node_ids: Sequence[str]) -> dict[str, float]:
+        """Give the same as `score`."""
+        self._ensure_async_client()
+        return await arun(self._score(query_embedding, node_ids), self._aclient)
 
     @override
     def get_nodes(
@@ -339,6 +354,22 @@ class CareVectorStore(QdrantVectorStore):
             return None
         (indices,), (values,) = self._sparse_query_fn([query.query_str])
         return models.SparseVector(indices=indices, values=values) if indices else None
+
+    def _score(self, query_embedding: list[float], node_ids: Sequence[str]) -> Steps[dict[str, float]]:
+        yield from self._pin()
+        asked = {point_id: node_id for node_id in node_ids if (point_id := as_point_id(node_id)) is not None}
+        if not asked:
+            return {}
+        answer = yield call(
+            "query_points",
+            self.collection_name,
+            query_embedding,
+            using=self.dense_vector_name,
+            query_filter=models.Filter(must=[models.HasIdCondition(has_id=list(asked))]),
+            limit=len(asked),
+            with_payload=False,
+        )
+        return {asked[str(point.id)]: point.score for point in answer.points}
 
     def _get_nodes(
         self,

@@ -61,13 +61,19 @@ def check_ids(nodes: Iterable[BaseNode]) -> None:
         InputError: an id is no UUID.
     """
     for node in nodes:
-        try:
-            UUID(node.node_id)
-        except ValueError as error:
+        if as_point_id(node.node_id) is None:
             raise InputError(
                 f"node id {node.node_id!r} is no UUID, and Qdrant takes no other strings as point ids: "
                 "use care_qdrant.types.point_id(document_id), and keep your own id as ref_doc_id"
-            ) from error
+            )
+
+
+def as_point_id(node_id: str) -> str | None:
+    """Give the id as Qdrant writes it, or None where no point can have it."""
+    try:
+        return str(UUID(node_id))
+    except ValueError:
+        return None
 
 
 def merge_operations(

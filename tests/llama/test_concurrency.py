@@ -1,0 +1,121 @@
+"""Queries from many coroutines, threads and processes at once: each gets its own vector."""
+
+import asyncio
+import gc
+import multiprocessing
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import pytest
+from llama_index.embeddings.care import CareEmbedding
+
+from care_qdrant.errors import InputError
+from care_qdrant.model import CareModel
+from care_qdrant.types import Vectors
+from tests.tiny import HashEncoder, HashModel, medical_texts
+
+
+def expected(text: str) -> list[float]:
+    return [float(value) for value in HashEncoder().encode([text])[0]]
+
+
+@pytest.fixture
+def gate(hash_model: HashModel, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """The encoder of `hash_model` answers when this is set."""
+    opened = threading.Event()
+    encoder = hash_model.query_encoder
+    encode = encoder.encode
+
+    def waiting(texts: list[str], *, prompt: str | None = None) -> Vectors:
+        assert opened.wait(30)
+        return encode(texts, prompt=prompt)
+
+    monkeypatch.setattr(encoder, "encode", waiting)
+    return opened
+
+
+async def test_batched_vectors_are_those_of_single_queries(pair_folder: Path) -> None:
+    embedding = CareEmbedding(model=str(pair_folder), query_cache_size=0, query_batch_size=16)
+    texts = medical_texts(64)
+    together = await asyncio.gather(*(embedding.aget_query_embedding(text) for text in texts))
+    alone = CareModel.load(pair_folder)
+    for text, vector in zip(texts, together, strict=True):
+        assert np.allclose(vector, alone.encode_query([text])[0], atol=1e-6)
+
+
+async def test_the_event_loop_goes_on_while_the_encoder_runs(gate: threading.Event) -> None:
+    embedding = CareEmbedding(model="m", query_cache_size=0)
+    query = asyncio.create_task(embedding.aget_query_embedding("a"))
+    document = asyncio.create_task(embedding.aget_text_embedding("b"))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert not query.done()
+    gate.set()
+    assert await query == expected("a")
+    assert await document == expected("b")
+
+
+async def test_cancelled_and_failing_queries_harm_nobody(gate: threading.Event, hash_model: HashModel) -> None:
+    embedding = CareEmbedding(model="m", query_cache_size=0, on_truncation="error")
+    texts = [f"query {number}" if number % 5 else "长" * (100 + number) for number in range(60)]
+    tasks = [asyncio.create_task(embedding.aget_query_embedding(text)) for text in texts]
+    await asyncio.sleep(0)
+    for task in tasks[1::7]:
+        task.cancel()
+    gate.set()
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    for number, (text, answer) in enumerate(zip(texts, answers, strict=True)):
+        if number % 7 == 1:
+            assert isinstance(answer, asyncio.CancelledError)
+        elif number % 5 == 0:
+            assert isinstance(answer, InputError)
+            assert f"{len(text) + 2} tokens" in str(answer), "each its own error"
+        else:
+            assert answer == expected(text)
+    assert len(hash_model.query_encoder.encoded) < 60
+
+
+def test_threads_share_one_embedding(hash_model: HashModel) -> None:
+    embedding = CareEmbedding(model="m", query_cache_size=8)
+    texts = [f"query {number % 40}" for number in range(400)]
+    with ThreadPoolExecutor(8) as pool:
+        for text, vector in zip(texts, pool.map(embedding.get_query_embedding, texts), strict=True):
+            assert vector == expected(text)
+
+
+def test_close_ends_the_worker_and_the_next_call_starts_again(hash_model: HashModel) -> None:
+    embedding = CareEmbedding(model="m", query_cache_size=0)
+    asyncio.run(embedding.aget_query_embedding("a"))
+    assert _workers()
+    embedding.close()
+    gc.collect()
+    assert not _workers()
+    assert embedding.get_query_embedding("b") == expected("b")
+
+
+def _in_child(embedding: CareEmbedding, pipe: Connection) -> None:
+    sync = embedding.get_query_embedding("高血压")
+    pipe.send((sync, asyncio.run(embedding.aget_query_embedding("糖尿病"))))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_server_worker_queries_with_the_loaded_encoder(pair_folder: Path) -> None:
+    embedding = CareEmbedding(model=str(pair_folder), query_cache_size=0)
+    here = (embedding.get_query_embedding("高血压"), asyncio.run(embedding.aget_query_embedding("糖尿病")))
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=_in_child, args=(embedding, theirs))
+    child.start()
+    assert ours.poll(30), "the child hangs"
+    assert np.allclose(ours.recv(), here, atol=1e-6)
+    child.join()
+    assert child.exitcode == 0
+
+
+def _workers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("care-encoder")]
