@@ -188,7 +188,7 @@ def _check_lengths(
         if count + other_prompt <= encoder.max_tokens:
             continue
         message = (
-            f"{role} of {count + other_prompt} tokens is cut at {encoder.max_tokens}: {text[:24]!r}… "
+            f"{role} of {count + other_prompt} tokens is cut at {encoder.max_tokens} "
             "(on_truncation='ignore' accepts that silently)"
         )
         if on_truncation == "error":

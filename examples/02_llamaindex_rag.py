@@ -1,0 +1,76 @@
+"""A LlamaIndex query engine over the ingested sample: CARE retrieves, and a stand-in for the language model quotes.
+
+Put your own model in the place of `QuotingLLM`; nothing else changes. Runs offline:
+
+    python examples/02_llamaindex_rag.py [MODEL]
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from llama_index.core import VectorStoreIndex
+from llama_index.core.llms import CompletionResponse, CompletionResponseGen, CustomLLM, LLMMetadata
+from llama_index.core.vector_stores import MetadataFilter, MetadataFilters
+from llama_index.embeddings.care import CareEmbedding
+from llama_index.postprocessor.care import CareRerank
+from llama_index.vector_stores.care import CareVectorStore
+from typing_extensions import override
+
+from care_qdrant import CareModel, open_client
+from care_qdrant.ingest import ingest
+from care_qdrant.settings import IngestSettings
+
+SAMPLE = Path(__file__).parent / "sample" / "corpus.jsonl"
+QUESTIONS = ["心梗发作的时候家里人该怎么办", "二甲双胍要饭前吃还是饭后吃", "孩子发烧多少度要用退烧药"]
+
+
+class QuotingLLM(CustomLLM):
+    """Answers with the first two sentences of the best passage: it cannot make anything up."""
+
+    @property
+    @override
+    def metadata(self) -> LLMMetadata:
+        return LLMMetadata(model_name="quoting", context_window=8_192)
+
+    @override
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        context = prompt.split("---------------------")[1]
+        passage = max(context.strip().split("\n"), key=len)
+        return CompletionResponse(text="".join(sentence + "。" for sentence in passage.split("。")[:2] if sentence))
+
+    @override
+    def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
+        yield self.complete(prompt)
+
+
+def main(model: str = "built-in") -> None:
+    with tempfile.TemporaryDirectory() as folder, open_client(path=Path(folder)) as client:
+        # Offline, once: the document encoder writes the corpus. On the command line: care-ingest corpus.jsonl
+        ingest(SAMPLE, CareModel.load(model), client, "sample", settings=IngestSettings(sparse=True))
+
+        # Online: the small query encoder. documents=False makes sure that the large one is never loaded.
+        embedding = CareEmbedding(model=model, documents=False)
+        store = CareVectorStore("sample", client, embedding=embedding, enable_hybrid=True)
+        index = VectorStoreIndex.from_vector_store(store, embed_model=embedding)
+
+        engine = index.as_query_engine(llm=QuotingLLM(), similarity_top_k=3, vector_store_query_mode="hybrid")
+        for question in QUESTIONS:
+            answer = engine.query(question)
+            print(f"问：{question}\n答：{answer}")
+            for source in answer.source_nodes:
+                title, department = (source.node.metadata[key] for key in ("title", "department"))
+                print(f"    {source.score:.3f}  {source.node.ref_doc_id}  {title}  [{department}]")
+            print()
+
+        print("只看药剂科，用 BM25 找，再按文档向量重排：")
+        pharmacy = MetadataFilters(filters=[MetadataFilter(key="department", value="药剂科")])
+        lexical = index.as_retriever(similarity_top_k=10, vector_store_query_mode="sparse", filters=pharmacy)
+        rerank = CareRerank(embedding=embedding, vector_store=store, top_n=3)
+        for found in rerank.postprocess_nodes(lexical.retrieve(QUESTIONS[1]), query_str=QUESTIONS[1]):
+            print(f"    {found.score:.3f}  {found.node.ref_doc_id}  {found.node.metadata['title']}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
