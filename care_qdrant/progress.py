@@ -1,4 +1,4 @@
-"""The one progress bar of this package, on stderr."""
+"""The progress bars of this package, on stderr."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -19,5 +19,17 @@ def progress_bar(label: str) -> Iterator[Callable[[Progress], None]]:
             speed = f"{progress.tokens_per_second:,.0f} tokens/s"
             bar.set_postfix_str(f"{progress.encoded:,} encoded, {speed}", refresh=False)
             bar.update(progress.documents - bar.n)
+
+        yield show
+
+
+@contextmanager
+def points_bar(label: str) -> Iterator[Callable[[int, int], None]]:
+    """Give a function that shows how many points, and of how many, are dealt with."""
+    with tqdm(desc=label, unit="point", file=sys.stderr, dynamic_ncols=True) as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
 
         yield show

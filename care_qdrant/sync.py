@@ -4,7 +4,7 @@ Stamping the kept and deleting the rest destroys good points as soon as one laye
 only if it carries our payload, its id is the one that this payload gives, and the corpus, read to its end, lacks it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -51,7 +51,7 @@ def delete_missing(link: Link, seen: Seen, *, in_share: Callable[[str], bool], m
     return missing
 
 
-def delete_points(link: Link, ids: list[str]) -> None:
+def delete_points(link: Link, ids: Sequence[models.ExtendedPointId]) -> None:
     """Delete points by id; those that are not there do not matter."""
     selector = models.PointIdsList(points=list(ids))
     link.write(

@@ -1,4 +1,4 @@
-"""The command line. Each command is a thin module that imports what it runs inside its function: `--help` is instant."""
+"""The command line. Each command is a thin module that imports what it runs in its function: `--help` is instant."""
 
 import sys
 from importlib import import_module
@@ -8,7 +8,7 @@ import click
 from care_qdrant import __version__
 from care_qdrant.errors import CareError
 
-_COMMANDS = ("attach", "collections", "detach", "doctor", "ingest", "model", "search", "verify")
+_COMMANDS = ("attach", "collections", "detach", "doctor", "ingest", "model", "promote", "publish", "search", "verify")
 
 
 class _LazyGroup(click.Group):

@@ -77,6 +77,8 @@ class Engine:
         self.version = version
         self.settings: dict[str, Settings] = {}
         self.lock = threading.RLock()
+        self.yellow_answers = 0
+        """So many more times a collection says that its index is being built."""
 
     def answer(self, method: str, path: str, body: bytes) -> Any:
         """Give the result of a request. Raises: NotFound, KeyError, ValueError as a server's 404 and 400."""
@@ -112,6 +114,9 @@ def _merge(target: dict[str, Any], name: str, value: dict[str, Any] | None) -> N
 
 def _collection_info(call: Call) -> Any:
     info = to_jsonable_python(call.local.get_collection(call.collection))
+    if call.engine.yellow_answers:
+        call.engine.yellow_answers -= 1
+        info["status"] = "yellow"
     settings = call.engine.settings_of(call.collection)
     for name, value in settings.config.items():
         info["config"][name] = {**(info["config"].get(name) or {}), **value}

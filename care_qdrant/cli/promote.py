@@ -1,0 +1,65 @@
+"""``care promote``: from the embedded database to a server."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from care_qdrant.cli.options import Target
+
+
+@click.command(name="promote")
+@click.argument("collection")
+@click.option(
+    "--path",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    default="qdrant",
+    show_default=True,
+    help="Folder of the embedded database.",
+)
+@click.option("--url", envvar="QDRANT_URL", show_envvar=True, required=True, help="Qdrant server.")
+@click.option("--api-key", envvar="QDRANT_API_KEY", show_envvar=True, help="Key of the server.")
+@click.option("--grpc", is_flag=True, help="Send points over gRPC.")
+@click.option("--to", "name", help="Collection on the server.  [default: the same name]")
+@click.option("--overwrite", is_flag=True, help="Replace points that are there with other content.")
+@click.option(
+    "--sample",
+    type=click.IntRange(min=0),
+    default=1_000,
+    show_default=True,
+    help="Points that are read back and compared at the end.",
+)
+@click.option("--dry-run", is_flag=True, help="Compare, and write nothing.")
+def command(
+    collection: str,
+    path: Path,
+    url: str,
+    api_key: str | None,
+    grpc: bool,
+    name: str | None,
+    overwrite: bool,
+    sample: int,
+    dry_run: bool,
+) -> None:
+    """Copy COLLECTION from the embedded database in a folder to a Qdrant server.
+
+    Ids, payloads, all vectors and the contracts with their models come over as they are. A run that was stopped at any
+    moment is finished by the same command; run over a finished copy, it compares every point. The report is one line
+    of JSON on stdout.
+
+    \b
+    Example:
+      care promote corpus --url http://localhost:6333
+      care promote corpus --path ./qdrant --url http://localhost:6333 --to corpus-2024 --dry-run
+    """
+    from care_qdrant.copying import CopySettings
+    from care_qdrant.progress import points_bar
+    from care_qdrant.promote import promote
+    from care_qdrant.retry import Link
+
+    settings = CopySettings(overwrite=overwrite, dry_run=dry_run, sample=sample)
+    source, target = Target(path, None, None, grpc=False), Target(None, url, api_key, grpc)
+    with source.open() as folder, target.open() as server, points_bar(collection) as show:
+        report = promote(Link(folder, collection), Link(server, name or collection), settings, on_progress=show)
+    click.echo(json.dumps(asdict(report), ensure_ascii=False))

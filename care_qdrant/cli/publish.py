@@ -1,0 +1,66 @@
+"""``care publish``: a verified copy behind an alias, and the way back."""
+
+import json
+from dataclasses import asdict
+
+import click
+
+from care_qdrant.cli.options import Target, target_options
+
+
+@click.command(name="publish")
+@click.argument("collection")
+@click.option("--as", "alias", help="The alias that readers search.  [default: COLLECTION, where it is an alias]")
+@target_options
+@click.option("--rollback", is_flag=True, help="Switch the alias back to the version before; copy nothing.")
+@click.option(
+    "--keep", type=click.IntRange(min=0), help="Delete former versions but this many.  [default: delete nothing]"
+)
+@click.option(
+    "--sample",
+    type=click.IntRange(min=1),
+    default=1_000,
+    show_default=True,
+    help="Points that are read back and compared before the switch.",
+)
+@click.option(
+    "--index-minutes",
+    type=click.FloatRange(min=0),
+    default=120.0,
+    show_default=True,
+    help="How long the server may build the search index before the switch.",
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and write nothing.")
+def command(
+    collection: str,
+    alias: str | None,
+    target: Target,
+    rollback: bool,
+    keep: int | None,
+    sample: int,
+    index_minutes: float,
+    dry_run: bool,
+) -> None:
+    """Copy COLLECTION to the next version of an alias, verify the copy, and switch the alias to it in one step.
+
+    The versions are collections named ALIAS_v1, ALIAS_v2 and so on. Readers who search the alias see the former version
+    until the switch. A run that was stopped at any moment is finished by the same command. The report is one line of
+    JSON on stdout.
+
+    \b
+    Example:
+      care publish corpus --as medical --url http://localhost:6333 --keep 2
+      care publish medical --rollback --url http://localhost:6333
+    """
+    from care_qdrant.progress import points_bar
+    from care_qdrant.publish import PublishSettings, publish, roll_back
+
+    with target.open() as client:
+        if rollback:
+            switched = roll_back(client, alias or collection, dry_run=dry_run)
+            click.echo(json.dumps(asdict(switched), ensure_ascii=False))
+            return
+        settings = PublishSettings(keep, sample, index_minutes, dry_run)
+        with points_bar(collection) as show:
+            report = publish(client, collection, alias, settings, on_progress=show)
+    click.echo(json.dumps(asdict(report), ensure_ascii=False))
