@@ -112,7 +112,7 @@ def command(
     load_model: "Callable[[], CareModel]",
     **options: Any,
 ) -> None:
-    r"""Put CORPUS into a named vector of a Qdrant collection.
+    """Put CORPUS into a named vector of a Qdrant collection.
 
     CORPUS is a file of JSON lines (.jsonl, .jsonl.gz, .jsonl.zst), a Parquet file, or - for JSON lines on standard
     input. A row has an id, a text and, if you like, a title and metadata; its other fields join the metadata.
