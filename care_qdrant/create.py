@@ -98,7 +98,7 @@ def create_collection(link: Link, schema: Schema, storage: Storage, *, bulk_load
                 link.collection,
                 vectors_config={schema.vector_name: _vector_params(schema.dense.dim, storage, waits)},
                 sparse_vectors_config=_sparse_params(schema),
-                quantization_config=_QUANTIZATION[storage.quantization],
+                quantization_config=QUANTIZATION[storage.quantization],
                 shard_number=storage.shards,
                 replication_factor=storage.replicas,
                 metadata={METADATA_KEY: contracts, **load},
@@ -109,7 +109,8 @@ def create_collection(link: Link, schema: Schema, storage: Storage, *, bulk_load
         if join_collection(link, schema.vector_name, schema.dense, sparse=schema.sparse is not None) is None:
             raise
         return False
-    if schema.vector_name not in read_contracts(link.client, link.collection):
+    kept = link.call("reading its contract", lambda: read_contracts(link.client, link.collection))
+    if schema.vector_name not in kept:
         link.client.delete_collection(link.collection)
         raise ServerTooOld(f"the server does not keep metadata of collection {link.collection!r}; it needs Qdrant 1.16")
     if not is_embedded(link.client):
@@ -119,7 +120,7 @@ def create_collection(link: Link, schema: Schema, storage: Storage, *, bulk_load
 
 def finish_bulk_load(link: Link) -> None:
     """Let the server build the search graph of a collection whose bulk load is over; else do nothing."""
-    config = link.client.get_collection(link.collection).config
+    config = link.call("reading its settings", lambda: link.client.get_collection(link.collection)).config
     load = (config.metadata or {}).get(LOAD_KEY)
     if not load or load["done"]:
         return
@@ -132,7 +133,7 @@ def finish_bulk_load(link: Link) -> None:
     )
 
 
-_QUANTIZATION: dict[str | None, models.QuantizationConfig | None] = {
+QUANTIZATION: dict[str | None, models.QuantizationConfig | None] = {
     None: None,
     "int8": models.ScalarQuantization(
         scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8, quantile=0.99, always_ram=True)

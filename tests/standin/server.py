@@ -158,8 +158,9 @@ class _Handler(BaseHTTPRequestHandler):
             _cut(self.connection)
         else:
             code, answer = _result(standin.engine, self.command, path, body)
-            if isinstance(answer["result"], dict):
-                answer["result"]["status"] = "wait_timeout"
+            result = answer.get("result")
+            if isinstance(result, dict) and result.get("status") == "completed":
+                result["status"] = "wait_timeout"
             self._answer(code, answer)
         return True
 
