@@ -5,15 +5,17 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from care_qdrant.card import CARD_FILE, Card, Side, read_card
 from care_qdrant.checkpoint import describe_side, verify_files
-from care_qdrant.collection import VectorContract
 from care_qdrant.encoders import Encoder, TokenCounter
 from care_qdrant.errors import IncompleteModel, ModelError
 from care_qdrant.hub import BUILT_IN, fetch_document_side, find_folder
 from care_qdrant.types import Vectors
+
+if TYPE_CHECKING:
+    from care_qdrant.collection import VectorContract
 
 Precision = Literal["auto", "int8", "fp32"]
 
@@ -98,8 +100,11 @@ class CareModel:
         """Encode documents: (len(texts), dim) float32 unit rows. None takes the model's own prompt."""
         return self.document_encoder.encode(texts, prompt=prompt)
 
-    def contract(self) -> VectorContract:
+    def contract(self) -> "VectorContract":
         """Give what a collection must remember of this model's vectors."""
+        # Here, because it takes the Qdrant client with it: a second that a process that only encodes need not pay.
+        from care_qdrant.collection import VectorContract
+
         return VectorContract(fingerprint=self.fingerprint, model=self.name, dim=self.dim)
 
     def _encoder(self, side: str) -> Encoder:

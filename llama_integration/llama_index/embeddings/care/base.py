@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from inspect import unwrap
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from llama_index.core.base.embeddings.base import BaseEmbedding, Embedding
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, field_validator, model_validator
@@ -14,9 +14,11 @@ from llama_index.embeddings.care.nodes import embed_title_and_text_only
 from llama_index.embeddings.care.pair import OnTruncation, PairSettings, SharedPair, shared_pair
 from typing_extensions import override
 
-from care_qdrant.collection import VectorContract
 from care_qdrant.hub import BUILT_IN
 from care_qdrant.model import Precision
+
+if TYPE_CHECKING:
+    from care_qdrant.collection import VectorContract
 
 DOCUMENT_BATCH_SIZE = 512
 """Documents of one call: the encoder sorts them by length into batches of its own, the more the better."""
@@ -119,7 +121,7 @@ class CareEmbedding(BaseEmbedding):
             return type(self)(**{**self.__dict__, **update})
         return super().model_copy(deep=deep)
 
-    def contract(self) -> VectorContract:
+    def contract(self) -> "VectorContract":
         """Give what a collection must say of its vectors for this embedding to search it; reads no weights."""
         return self._shared().contract()
 

@@ -9,15 +9,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from care_qdrant.card import CARD_FILE
-from care_qdrant.collection import VectorContract
 from care_qdrant.encoders import Encoder
 from care_qdrant.encoders.microbatch import MicroBatcher, Vector
 from care_qdrant.errors import FingerprintMismatch, IncompleteModel, InputError, MissingExtra
 from care_qdrant.model import CareModel, Precision
 from care_qdrant.types import Vectors
+
+if TYPE_CHECKING:
+    from care_qdrant.collection import VectorContract
 
 OnTruncation = Literal["ignore", "warn", "error"]
 
@@ -64,7 +66,7 @@ class SharedPair:
     def __reduce__(self) -> tuple[object, ...]:
         return shared_pair, (self.settings,)
 
-    def contract(self) -> VectorContract:
+    def contract(self) -> "VectorContract":
         """Give what a collection must say of its vectors for this pair to search it."""
         return self._model().contract()
 
@@ -184,7 +186,7 @@ def _check_lengths(
     if prompt is not None:
         with_prompt, with_own_prompt = encoder.count_tokens([prompt, encoder.prompt])
         other_prompt = with_prompt - with_own_prompt
-    for text, count in zip(texts, encoder.count_tokens(texts), strict=True):
+    for count in encoder.count_tokens(texts):
         if count + other_prompt <= encoder.max_tokens:
             continue
         message = (
