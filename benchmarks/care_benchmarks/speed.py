@@ -21,6 +21,9 @@ from care_benchmarks.cold_start import ColdStart
 from care_qdrant.errors import CareError
 
 WARM_UP_QUERIES = 20
+WARM_UP_SECONDS = 5.0
+"""The warm-up of a slow system ends here."""
+BUDGET_SECONDS = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,37 +67,60 @@ class Speed:
     """On the disk, text and payload included; None on a server."""
 
 
-def measure_load(answer: Callable[[str], object], queries: Sequence[str], concurrency: int, samples: int) -> LoadPoint:
-    """Send ``samples`` queries from ``concurrency`` clients in a closed loop, after a warm-up that is not counted."""
-    for query in itertools.islice(itertools.cycle(queries), WARM_UP_QUERIES):
-        answer(query)
+def measure_load(
+    answer: Callable[[str], object],
+    queries: Sequence[str],
+    concurrency: int,
+    samples: int,
+    budget_seconds: float = BUDGET_SECONDS,
+) -> LoadPoint:
+    """Send queries from ``concurrency`` clients in a closed loop, after a warm-up that is not counted.
+
+    Args:
+        answer: Called with one query; from several threads.
+        queries: Sent in turn.
+        concurrency: Clients.
+        samples: Queries to send.
+        budget_seconds: No client starts another query after this; a slow system gets fewer samples.
+    """
+    warm_up(lambda number: answer(queries[number % len(queries)]))
     tickets, lock, seconds = itertools.count(), threading.Lock(), list[float]()
+    began = time.perf_counter()
 
     def client() -> None:
-        while (ticket := next(tickets)) < samples:
-            began = time.perf_counter()
+        while (ticket := next(tickets)) < samples and time.perf_counter() - began < budget_seconds:
+            sent = time.perf_counter()
             answer(queries[ticket % len(queries)])
-            took = time.perf_counter() - began
+            took = time.perf_counter() - sent
             with lock:
                 seconds.append(took)
 
-    began = time.perf_counter()
     with ThreadPoolExecutor(concurrency) as pool:
         for future in [pool.submit(client) for _ in range(concurrency)]:
             future.result()
     return LoadPoint(concurrency, len(seconds) / (time.perf_counter() - began), summarise(seconds))
 
 
-def measure_calls(call: Callable[[int], object], samples: int) -> Latency:
-    """Time ``call(0) … call(samples - 1)`` one after another, after a warm-up that is not counted."""
-    for number in range(min(WARM_UP_QUERIES, samples)):
-        call(number)
-    seconds = []
+def measure_calls(call: Callable[[int], object], samples: int, budget_seconds: float = BUDGET_SECONDS) -> Latency:
+    """Time ``call(0)``, ``call(1)``, … one after another, after a warm-up that is not counted."""
+    warm_up(call)
+    seconds: list[float] = []
     for number in range(samples):
         began = time.perf_counter()
         call(number)
         seconds.append(time.perf_counter() - began)
+        if sum(seconds) > budget_seconds:
+            break
     return summarise(seconds)
+
+
+def warm_up(call: Callable[[int], object]) -> None:
+    """Call until caches, threads and allocators are in their steady state."""
+    began = time.perf_counter()
+    for number in range(WARM_UP_QUERIES):
+        call(number)
+        if time.perf_counter() - began > WARM_UP_SECONDS:
+            return
 
 
 def summarise(seconds: Sequence[float]) -> Latency:

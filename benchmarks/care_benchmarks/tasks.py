@@ -52,7 +52,7 @@ STS_SIDES: dict[StsSides, tuple[PromptType, PromptType]] = {
 """Which encoder reads the first and the second sentence; ``qd`` is the one that an asymmetric model is made for."""
 
 _MtebType = Literal["Retrieval", "Reranking", "STS"]
-_KINDS: dict[str, Kind] = {"Retrieval": "retrieval", "Reranking": "rerank", "STS": "sts"}
+KINDS: dict[str, Kind] = {"Retrieval": "retrieval", "Reranking": "rerank", "STS": "sts"}
 _MTEB_MAIN_SCORE: dict[_MtebType, str] = {
     "Retrieval": "ndcg_at_10",
     "Reranking": "map_at_10",
@@ -166,7 +166,7 @@ def hub_task(name: str) -> AbsTask:
 
 def kind_of(task: AbsTask) -> Kind:
     """Say whether a task is retrieval, reranking or STS."""
-    return _KINDS[str(task.metadata.type)]
+    return KINDS[str(task.metadata.type)]
 
 
 def qrels_of(task: AbsTask) -> Qrels:

@@ -1,0 +1,1 @@
+"""The commands of ``care-bench``, one module each."""

@@ -1,0 +1,62 @@
+"""Saved results side by side: the same tasks, paired query by query, whoever ran them and when."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from care_benchmarks.results import PerQuery, Result, TaskInfo, load_per_query, load_result
+from care_benchmarks.statistics import Comparison, compare_with_base
+from care_qdrant.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class TaskComparison:
+    """One task that all results have."""
+
+    task: str
+    measure: str
+    scores: dict[str, float]
+    """Mean by system, as ``result/system``."""
+    comparisons: list[Comparison]
+    """Each against the first system of the first result."""
+
+
+def compare_results(folders: Sequence[Path]) -> list[TaskComparison]:
+    """Compare every system of every result with the first system of the first one.
+
+    Raises:
+        InputError: a result cannot be read, the results share no task, or a shared task has other data.
+    """
+    saved = {_label(folder, folders): (load_result(folder), load_per_query(folder)) for folder in folders}
+    first = next(iter(saved.values()))[0]
+    tasks = [task for task in first.tasks if all(_find(result, task.name) for result, _ in saved.values())]
+    if not tasks:
+        raise InputError(f"{', '.join(map(str, folders))}: have no task in common")
+    return [_compare(task, saved) for task in tasks]
+
+
+def _compare(task: TaskInfo, saved: Mapping[str, tuple[Result, list[PerQuery]]]) -> TaskComparison:
+    scores: dict[str, list[float]] = {}
+    for label, (result, entries) in saved.items():
+        found = _find(result, task.name)
+        if found is None or found.revision != task.revision:
+            raise InputError(
+                f"{label}: task {task.name} has other data ({found and found.revision[:12]}, not "
+                f"{task.revision[:12]}); scores over different queries cannot be paired"
+            )
+        for entry in entries:
+            if entry.task == task.name:
+                scores[f"{label}/{entry.system}"] = entry.scores[task.measure]
+    base = next(iter(scores))
+    means = {name: sum(values) / len(values) for name, values in scores.items()}
+    return TaskComparison(task.name, task.measure, means, compare_with_base(base, scores))
+
+
+def _find(result: Result, task: str) -> TaskInfo | None:
+    return next((info for info in result.tasks if info.name == task), None)
+
+
+def _label(folder: Path, folders: Sequence[Path]) -> str:
+    """Give the folder's name; the whole path where two have the same."""
+    names = [other.resolve().name for other in folders]
+    return str(folder) if names.count(folder.resolve().name) > 1 else folder.resolve().name

@@ -1,0 +1,113 @@
+"""What is compared: the pair, its symmetric controls, BM25 and the hybrid of both, each under a name."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from care_qdrant.bm25 import ANALYSER
+from care_qdrant.card import CARD_FILE
+from care_qdrant.errors import InputError
+from care_qdrant.hub import fetch_document_side
+from care_qdrant.model import CareModel, Precision
+from care_qdrant.retriever import Mode
+
+Control = Literal["bm25", "hybrid", "document", "query"]
+CONTROLS: tuple[Control, ...] = ("bm25", "hybrid", "document", "query")
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """One system of a run."""
+
+    name: str
+    description: str
+    model: CareModel
+    """For BM25 too: its sparse vectors stand beside those of this model, but a search does not read it."""
+    source: str
+    """What the model was loaded from."""
+    precision: Precision
+    device: str | None
+    """Of torch encoders; None is the best that is there."""
+    mode: Mode
+    query_parameters: int
+    document_parameters: int
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the weights; of the analyser for BM25."""
+        return ANALYSER if self.mode == "sparse" else self.model.fingerprint
+
+    @property
+    def dim(self) -> int:
+        """Of the dense vector; 0 where there is none."""
+        return 0 if self.mode == "sparse" else self.model.dim
+
+
+def load_contestants(
+    sources: Sequence[str], controls: Sequence[Control], *, precision: Precision = "auto", device: str | None = None
+) -> list[Contestant]:
+    """Open the models, then the controls of the first one; the first contestant is the base of all comparisons.
+
+    Args:
+        sources: CARE folders, hub names, ``built-in``, or any sentence-transformers model (a symmetric system).
+        controls: ``bm25``; ``hybrid`` (the first model with BM25); ``document`` and ``query`` (one encoder of the
+            first model on both sides).
+        precision: Of ONNX query encoders.
+        device: Of torch encoders.
+
+    Raises:
+        InputError: no model is given, or a control needs a pair and the first model is none.
+        ModelError: a model cannot be loaded.
+    """
+    if not sources:
+        raise InputError("no model is given: pass at least one --model")
+    models = [_dense(source, precision, device) for source in sources]
+    found = models + [_control(control, models[0]) for control in controls]
+    names = [contestant.name for contestant in found]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise InputError(f"two systems have the name {min(twice)!r}; give each model's folder a name of its own")
+    return found
+
+
+def _dense(source: str, precision: Precision, device: str | None) -> Contestant:
+    model = CareModel.load(source, device=device, precision=precision)
+    folder = fetch_document_side(source)
+    sides = [folder, folder] if model.card is None else [folder / "query", folder / "document"]
+    return Contestant(
+        name=model.name,
+        description="one encoder on both sides" if model.card is None else "asymmetric pair",
+        model=model,
+        source=source,
+        precision=precision,
+        device=device,
+        mode="dense",
+        query_parameters=_count_parameters(sides[0]),
+        document_parameters=_count_parameters(sides[1]),
+    )
+
+
+def _control(control: Control, base: Contestant) -> Contestant:
+    if control == "bm25":
+        what = "characters and pairs of Han text; no model"
+        return replace(base, name="BM25", description=what, mode="sparse", query_parameters=0, document_parameters=0)
+    if control == "hybrid":
+        return replace(base, name=f"{base.name} + BM25", description="both scores, weighted", mode="hybrid")
+    folder = fetch_document_side(base.source)
+    if not (folder / CARD_FILE).is_file():
+        raise InputError(f"{base.source}: is one encoder, not a pair; it is its own control {control!r}")
+    twice = _dense(str(folder / control), "auto", base.device)
+    return replace(twice, name=f"{base.name}, {control} encoder twice", description="symmetric control")
+
+
+def _count_parameters(folder: Path) -> int:
+    """Count the weights in the safetensors files of one encoder, from their headers."""
+    from safetensors import safe_open
+
+    total = 0
+    for file in sorted(folder.rglob("*.safetensors")):
+        with safe_open(str(file), framework="np") as tensors:
+            for key in tensors.keys():  # noqa: SIM118  # not a mapping
+                total += math.prod(tensors.get_slice(key).get_shape())
+    return total

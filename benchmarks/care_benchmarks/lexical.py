@@ -1,0 +1,119 @@
+"""BM25 and hybrid search over all stored vectors as one matrix, for the embedded database.
+
+qdrant-client's embedded database compares sparse vectors in pure Python: about a second per query at 9,000 documents
+(three for a hybrid), which is an hour for a development set. The vectors that ingestion wrote are therefore read back
+and multiplied at once, by the formulas of `care_qdrant.bm25` and `care_qdrant.fusion`. Every run checks its first
+queries against `care_qdrant.retriever.Retriever`, and stops where they differ. On a server nothing of this is used.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from qdrant_client import QdrantClient, models
+from scipy import sparse
+
+from care_benchmarks.variants import scroll_points
+from care_qdrant import bm25
+from care_qdrant.create import SPARSE_VECTOR_NAME
+from care_qdrant.errors import CareError
+from care_qdrant.fusion import CANDIDATES, DEFAULT_ALPHA, bm25_weight
+from care_qdrant.model import CareModel
+from care_qdrant.retriever import Mode, Retriever
+
+CHECKED_QUERIES = 3
+SMALLEST = 1_000
+"""Documents below which the embedded database is fast enough by itself."""
+_TOLERANCE = 1e-4
+
+Scores = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+
+class MatrixSearch:
+    """Answers like a sparse or hybrid `Retriever` of one collection, with all of its vectors in memory."""
+
+    path = "stored vectors multiplied as one matrix"
+
+    def __init__(self, client: QdrantClient, collection: str, model: CareModel, mode: Mode) -> None:
+        """Read the vectors of a collection that ingestion has filled, one point per document."""
+        self._model = model if mode == "hybrid" else None
+        names = [SPARSE_VECTOR_NAME, model.name] if self._model else [SPARSE_VECTOR_NAME]
+        points = list(scroll_points(client, collection, names))
+        self._documents = [document for document, _ in points]
+        self._rows = {document: row for row, document in enumerate(self._documents)}
+        self._terms, self._weights = _term_matrix([vectors[SPARSE_VECTOR_NAME] for _, vectors in points])
+        self._dense = np.asarray([vectors[model.name] for _, vectors in points]) if self._model else None
+
+    def __call__(self, query: str, top_k: int, among: Sequence[str] | None = None) -> dict[str, float]:
+        """Give document id → score."""
+        allowed = np.ones(len(self._documents), dtype=bool)
+        if among is not None:
+            allowed[:] = False
+            allowed[[self._rows[document] for document in among]] = True
+        terms = bm25.query_vector(query)
+        lexical, matches = self._bm25(terms)
+        if self._model is None or self._dense is None:
+            return self._best(lexical, allowed & matches, top_k)
+        cosine = self._dense @ self._model.encode_query([query])[0].astype(np.float64)
+        return self._fused(cosine, lexical, matches, bm25_weight(max(1, len(terms.indices))), allowed, top_k)
+
+    def _fused(
+        self, cosine: Scores, lexical: Scores, matches: Mask, weight: float, allowed: Mask, top_k: int
+    ) -> dict[str, float]:
+        """Score the best of both lists by both, as `care_qdrant.fusion` asks Qdrant to."""
+        limit = max(CANDIDATES, top_k)
+        candidates = np.zeros(len(self._documents), dtype=bool)
+        for scores, usable in ((cosine, allowed), (lexical, allowed & matches)):
+            candidates[_top(scores, usable, limit)] = True
+        fused = DEFAULT_ALPHA * cosine + (1 - DEFAULT_ALPHA) * weight * lexical
+        return self._best(fused, candidates, top_k)
+
+    def _bm25(self, query: models.SparseVector) -> tuple[Scores, Mask]:
+        """Give the BM25 score of every document, and which of them share a term with the query."""
+        places = np.searchsorted(self._terms, query.indices)
+        known = [
+            (place, value)
+            for place, term, value in zip(places, query.indices, query.values, strict=True)
+            if place < len(self._terms) and self._terms[place] == term
+        ]
+        if not known:
+            return np.zeros(len(self._documents)), np.zeros(len(self._documents), dtype=bool)
+        columns = self._weights[:, [place for place, _ in known]]
+        frequency = columns.getnnz(axis=0)
+        idf = np.log((len(self._documents) - frequency + 0.5) / (frequency + 0.5) + 1)
+        return columns @ (idf * [value for _, value in known]), columns.getnnz(axis=1) > 0
+
+    def _best(self, scores: Scores, usable: Mask, top_k: int) -> dict[str, float]:
+        return {self._documents[row]: float(scores[row]) for row in _top(scores, usable, top_k)}
+
+
+def check_against(retriever: Retriever, search: MatrixSearch, queries: Sequence[str], top_k: int) -> None:
+    """Compare the scores of the first queries with those of Qdrant.
+
+    Raises:
+        CareError: they differ.
+    """
+    answers = retriever.search(list(queries[:CHECKED_QUERIES]), top_k)
+    for query, hits in zip(queries, answers, strict=False):
+        ours = sorted(search(query, top_k).values(), reverse=True)
+        theirs = [hit.score for hit in hits]
+        if len(ours) != len(theirs) or not np.allclose(ours, theirs, atol=_TOLERANCE, rtol=_TOLERANCE):
+            raise CareError(
+                f"query {query[:40]!r}: the matrix search gives {ours[:3]}, Qdrant {theirs[:3]}; "
+                "the formulas of care_qdrant.bm25 or care_qdrant.fusion have changed: adapt care_benchmarks.lexical"
+            )
+
+
+def _term_matrix(vectors: Sequence[models.SparseVector]) -> tuple[npt.NDArray[np.int64], sparse.csc_matrix]:
+    """Give the sorted term ids, and the weights of all documents: (documents, terms)."""
+    lengths = [len(vector.indices) for vector in vectors]
+    terms, columns = np.unique(np.concatenate([vector.indices for vector in vectors]), return_inverse=True)
+    weights = np.concatenate([vector.values for vector in vectors])
+    rows = np.repeat(np.arange(len(vectors)), lengths)
+    return terms, sparse.csc_matrix((weights, (rows, columns)), shape=(len(vectors), len(terms)))
+
+
+def _top(scores: Scores, usable: Mask, count: int) -> npt.NDArray[np.int64]:
+    rows = np.flatnonzero(usable)
+    return rows[np.argsort(-scores[rows], kind="stable")[:count]]

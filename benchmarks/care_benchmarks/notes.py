@@ -1,0 +1,51 @@
+"""What a reader must know before drawing a conclusion from a report."""
+
+from collections.abc import Iterator, Sequence
+
+from care_benchmarks.contestants import Contestant
+from care_benchmarks.paper import CMEDQA_1, CMEDQA_2, RERANK, RETRIEVAL, STS
+from care_benchmarks.results import TaskInfo
+
+_PAPER_TASKS = {CMEDQA_1, CMEDQA_2, RETRIEVAL, RERANK, STS}
+
+
+def notes_for(contestants: Sequence[Contestant], tasks: Sequence[TaskInfo]) -> list[str]:
+    """Give the cautions that hold for this run."""
+    return [*_on_tasks(tasks), *_on_training(contestants), *_on_sides(contestants, tasks)]
+
+
+def _on_tasks(tasks: Sequence[TaskInfo]) -> Iterator[str]:
+    own = [task.name for task in tasks if task.name not in _PAPER_TASKS]
+    if own:
+        yield (
+            f"{', '.join(own)}: not tasks of the paper. They have its shapes, not its data, so its figures cannot be "
+            "set against these."
+        )
+    if any(task.kind != "sts" for task in tasks):
+        yield (
+            "Judgements are incomplete, as in every set of this kind: a relevant document that nobody judged counts "
+            "as wrong. Differences between systems are safer to read than the figures themselves; "
+            "care-bench audit exports what is worth judging."
+        )
+
+
+def _on_training(contestants: Sequence[Contestant]) -> Iterator[str]:
+    for contestant in contestants:
+        card = contestant.model.card
+        if card is None or contestant.mode != "dense":
+            continue
+        stages = [str(stage.get("stage", stage.get("name", "?"))) for stage in card.stages]
+        yield (
+            f"{contestant.name} was trained in {len(stages)} stages ({', '.join(stages) or 'none recorded'}). Its "
+            "symmetric controls are its own two encoders, without a further step: they are controls of the "
+            "architecture, not of equal training compute, which neither this run nor the paper offers."
+        )
+
+
+def _on_sides(contestants: Sequence[Contestant], tasks: Sequence[TaskInfo]) -> Iterator[str]:
+    if any(task.kind == "sts" for task in tasks) and any(contestant.model.card for contestant in contestants):
+        yield (
+            "STS is shown for each choice of encoders (qd: first sentence by the query encoder, second by the document "
+            "encoder; qq; dd), since the paper does not say which it took. For a symmetric system all three are equal "
+            "unless its prompts differ."
+        )
