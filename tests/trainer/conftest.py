@@ -1,10 +1,10 @@
 from pathlib import Path
 
 import pytest
-from tests.trainer.tiny_run import tiny_run
-
 from care_trainer import chain
 from care_trainer.config import Run
+
+from tests.trainer.tiny_run import tiny_run
 
 
 @pytest.fixture(scope="session")

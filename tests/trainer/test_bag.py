@@ -3,14 +3,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from care_trainer import chain, towers
+from care_trainer.bag import Parts, bag_keys, drop_tokens, random_bag, start_from_bag
+from care_trainer.config import Run
 from sentence_transformers import SentenceTransformer
-from tests.trainer.tiny_run import pairs, stage, tiny_run
 
 from care_qdrant.errors import InputError
-from care_trainer import chain, towers
-from care_trainer.bag import BagLoss, bag_keys, random_bag, start_from_bag
-from care_trainer.config import Run
-from care_trainer.objectives import InfoNce
+from tests.trainer.tiny_run import pairs, stage, tiny_run
 
 TEXTS = [row["positive"] for row in pairs()[:12]] + [row["query"] for row in pairs()[:12]]
 
@@ -33,7 +32,9 @@ def test_an_encoder_starts_as_the_bag_and_stays_it_when_reloaded(
 ) -> None:
     encoder = towers.load(Path(mean_base.output) / "base" / side)
     bag = _bag(encoder)
-    start_from_bag(encoder, bag).save_pretrained(str(tmp_path / side), create_model_card=False)
+    start_from_bag(encoder, bag[0].embedding.weight.detach()).save_pretrained(
+        str(tmp_path / side), create_model_card=False
+    )
     reloaded = SentenceTransformer(str(tmp_path / side))
     encode = reloaded.encode_document if side == "document" else reloaded.encode_query
     expected = bag.encode(TEXTS, normalize_embeddings=True)
@@ -43,28 +44,59 @@ def test_an_encoder_starts_as_the_bag_and_stays_it_when_reloaded(
 
 def test_every_layer_of_a_started_encoder_learns(mean_base: Run) -> None:
     encoder = towers.load(Path(mean_base.output) / "base" / "document")
-    model = start_from_bag(encoder, _bag(encoder))
+    model = start_from_bag(encoder, _bag(encoder)[0].embedding.weight.detach())
     towers.make_trainable(model, side="document", lora=False)
-    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters() if parameter.requires_grad}
+    before = {
+        name: parameter.detach().clone() for name, parameter in model.named_parameters() if parameter.requires_grad
+    }
     optimizer = torch.optim.Adam([parameter for parameter in model.parameters() if parameter.requires_grad], lr=1e-3)
     for _ in range(2):
         optimizer.zero_grad()
         model(model.preprocess(TEXTS))["sentence_embedding"].square()[:, :4].sum().backward()
         optimizer.step()
-    still = [name for name, parameter in model.named_parameters() if name in before and torch.equal(parameter, before[name])]
+    still = [
+        name for name, parameter in model.named_parameters() if name in before and torch.equal(parameter, before[name])
+    ]
     assert still == []
 
 
 def test_dropping_tokens_keeps_each_text_its_own(mean_base: Run) -> None:
     bag = _bag(towers.load(Path(mean_base.output) / "base" / "document"))
     column = bag.preprocess(["高血压吃什么好", "哮喘", "痛风的检查"])
-    loss = BagLoss(bag, InfoNce(0.05), token_dropout=0.5)
     torch.manual_seed(0)
-    dropped = loss._dropped(column)
+    ids, offsets = drop_tokens(column["input_ids"], column["offsets"], 0.5)
     whole = [part.tolist() for part in torch.tensor_split(column["input_ids"], column["offsets"][1:])]
-    kept = [part.tolist() for part in torch.tensor_split(dropped["input_ids"], dropped["offsets"][1:])]
+    kept = [part.tolist() for part in torch.tensor_split(ids, offsets[1:])]
     assert all(set(short) <= set(long) for short, long in zip(kept, whole, strict=True))
     assert 0 < sum(map(len, kept)) < sum(map(len, whole))
+
+
+def test_a_token_is_itself_and_its_characters(mean_base: Run) -> None:
+    bag = _bag(towers.load(Path(mean_base.output) / "base" / "document"))
+    vocabulary = bag.tokenizer.get_vocab()
+    word = next(token for token in vocabulary if len(token) == 3 and all(mark in vocabulary for mark in token))
+    ids, offsets = torch.tensor([vocabulary[word[0]], vocabulary[word]]), torch.tensor([0, 1])
+    parts = Parts(bag.tokenizer, compose=True)
+    found, starts = parts.expand(ids, offsets)
+    assert found.tolist() == [vocabulary[word[0]], vocabulary[word], *(vocabulary[mark] for mark in word)]
+    assert starts.tolist() == [0, 1]
+    alone, _ = Parts(bag.tokenizer, compose=False).expand(ids, offsets)
+    assert alone.tolist() == ids.tolist()
+
+
+def test_a_folded_table_is_the_composed_one(mean_base: Run) -> None:
+    bag = _bag(towers.load(Path(mean_base.output) / "base" / "document"))
+    parts, column = Parts(bag.tokenizer, compose=True), bag.preprocess(TEXTS)
+    table = bag[0].embedding.weight.detach()
+    sums = torch.nn.functional.embedding_bag(
+        *_swapped(parts.expand(column["input_ids"], column["offsets"]), table), mode="sum"
+    )
+    folded = torch.nn.functional.embedding_bag(column["input_ids"], parts.fold(table), column["offsets"], mode="sum")
+    torch.testing.assert_close(sums, folded)
+
+
+def _swapped(bags: tuple[torch.Tensor, torch.Tensor], table: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return bags[0], table, bags[1]
 
 
 def test_equal_bags_have_equal_keys(mean_base: Run) -> None:
@@ -77,7 +109,7 @@ def test_equal_bags_have_equal_keys(mean_base: Run) -> None:
 def test_a_bag_needs_mean_pooling(document_folder: Path) -> None:
     encoder = towers.load(document_folder)
     with pytest.raises(InputError, match="pooling = 'mean'"):
-        start_from_bag(encoder, _bag(encoder))
+        start_from_bag(encoder, _bag(encoder)[0].embedding.weight.detach())
 
 
 def test_the_stage_trains_both_sides_at_once(tmp_path: Path) -> None:

@@ -3,14 +3,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from care_trainer import chain, towers
+from care_trainer.export import export
 from sentence_transformers import SentenceTransformer
-from tests.trainer.tiny_run import pairs, stage, tiny_run
 
 from care_qdrant.checkpoint import verify
 from care_qdrant.errors import InputError
 from care_qdrant.model import CareModel
-from care_trainer import chain, towers
-from care_trainer.export import export
+from tests.trainer.tiny_run import pairs, stage, tiny_run
 
 TEXTS = [row["query"] for row in pairs()[:8]]
 RECIPE = (
@@ -99,7 +99,10 @@ def test_adapters_train_through_the_stages_and_are_merged_at_the_end(tmp_path: P
     run = tiny_run(tmp_path, *recipe, document="lora = { rank = 4, alpha = 8 }")
     records = chain.run_stages(run)
     assert records[0]["trainable"]["document"] == records[2]["trainable"]["document"] > 0
-    after = [towers.load(Path(run.output) / name / "document").encode_document(TEXTS) for name in ("base", "document", "joint")]
+    after = [
+        towers.load(Path(run.output) / name / "document").encode_document(TEXTS)
+        for name in ("base", "document", "joint")
+    ]
     assert np.abs(after[0] - after[1]).max() > 1e-3
     assert np.abs(after[1] - after[2]).max() > 1e-3, "the trap: a reloaded adapter that stays frozen"
     export(run, "care-train run run.toml")

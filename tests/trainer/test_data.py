@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trainer.tiny_run import write_jsonl
-
-from care_qdrant.errors import InputError
 from care_trainer.config import Data
 from care_trainer.data import Pair, read_pairs, read_texts, row_weights
+
+from care_qdrant.errors import InputError
+from tests.trainer.tiny_run import write_jsonl
 
 SIMPLE = {"query": "q", "positive": "p", "negatives": ["n"], "source": "s", "licence": "MIT"}
 
@@ -69,7 +69,7 @@ def test_missing_broken_and_empty_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none.jsonl: no such file; set data_root"):
         read_pairs(Data(files=("none.jsonl",)), tmp_path)
     (tmp_path / "rows.jsonl").write_text("{", encoding="utf-8")
-    with pytest.raises(InputError, match="rows.jsonl:1: not JSON"):
+    with pytest.raises(InputError, match=r"rows.jsonl:1: not JSON"):
         read_pairs(Data(files=("rows.jsonl",)), tmp_path)
     (tmp_path / "rows.jsonl").write_text("", encoding="utf-8")
     with pytest.raises(InputError, match="no row is left"):

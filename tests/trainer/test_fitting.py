@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
-from tests.trainer.tiny_run import pairs
-
-from care_qdrant.errors import TrainingError
 from care_trainer import fitting, towers
 from care_trainer.augment import PairCollator
 from care_trainer.config import Contrastive
 from care_trainer.fitting import Interrupted, Job, fit, last_checkpoint
 from care_trainer.losses import EmbeddingLoss
 from care_trainer.objectives import InfoNce
+from datasets import Dataset
+
+from care_qdrant.errors import TrainingError
+from tests.trainer.tiny_run import pairs
 
 ROWS = Dataset.from_dict({key: [row[key] for row in pairs()] for key in ("query", "positive")})
 STAGE = Contrastive(

@@ -2,12 +2,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
-from tests.trainer.tiny_run import pairs
-
 from care_trainer import towers
 from care_trainer.language import IGNORED, CausalLoss, RetroMaeLoss, decoder_visibility, mask_tokens
 from care_trainer.stages.language import _without_normalisation
+from sentence_transformers import SentenceTransformer
+
+from tests.trainer.tiny_run import pairs
 
 
 def _texts() -> list[str]:

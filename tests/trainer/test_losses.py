@@ -3,13 +3,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
-from tests.trainer.tiny_run import pairs
-
 from care_trainer import towers
 from care_trainer.losses import EmbeddingLoss, Features, text_keys
 from care_trainer.objectives import AlignObjective, InfoNce, Matryoshka
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+
+from tests.trainer.tiny_run import pairs
 
 
 def _columns(model: SentenceTransformer, joined: bool = False) -> list[Features]:
@@ -21,7 +21,9 @@ def _columns(model: SentenceTransformer, joined: bool = False) -> list[Features]
     return [{**model.preprocess(column, task=task), "task": task} for column, task in zip(texts, tasks, strict=True)]
 
 
-def _gradients(loss: torch.nn.Module, columns: list[Features], labels: torch.Tensor | None = None) -> tuple[float, dict[str, torch.Tensor]]:
+def _gradients(
+    loss: torch.nn.Module, columns: list[Features], labels: torch.Tensor | None = None
+) -> tuple[float, dict[str, torch.Tensor]]:
     loss.zero_grad()
     value = loss([dict(column) for column in columns], labels)
     (value / 2).backward()  # what gradient accumulation over two steps does
@@ -46,7 +48,9 @@ def test_sorting_and_mini_batches_change_nothing(query_folder: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("limits", [{"mini_batch_size": 3}, {"mini_batch_tokens": 40}])
-def test_cached_is_uncached(query_folder: Path, objective: Callable[[], torch.nn.Module], limits: dict[str, int]) -> None:
+def test_cached_is_uncached(
+    query_folder: Path, objective: Callable[[], torch.nn.Module], limits: dict[str, int]
+) -> None:
     model = towers.load(query_folder).eval()
     columns = _columns(model)
     plain, plain_gradients = _gradients(EmbeddingLoss(model, objective(), **limits), columns)
@@ -71,7 +75,9 @@ def test_cached_is_uncached_through_both_towers(query_folder: Path, document_fol
 def test_align_with_labels_cached_is_uncached(query_folder: Path) -> None:
     model = towers.load(query_folder).eval()
     columns, labels = _columns(model)[:1], torch.randn(10, 32).half()
-    plain, plain_gradients = _gradients(EmbeddingLoss(model, AlignObjective(InfoNce(0.05)), mini_batch_size=3), columns, labels)
+    plain, plain_gradients = _gradients(
+        EmbeddingLoss(model, AlignObjective(InfoNce(0.05)), mini_batch_size=3), columns, labels
+    )
     loss = EmbeddingLoss(model, AlignObjective(InfoNce(0.05)), mini_batch_size=3, cached=True)
     cached, cached_gradients = _gradients(loss, columns, labels)
     assert cached == pytest.approx(plain, rel=1e-6)
@@ -82,6 +88,8 @@ def test_align_with_labels_cached_is_uncached(query_folder: Path) -> None:
 def test_equal_texts_have_equal_keys_whatever_the_padding(query_folder: Path) -> None:
     model = towers.load(query_folder)
     narrow = text_keys(model.preprocess(["高血压吃什么好", "哮喘"]))
-    wide = text_keys(model.preprocess(["哮喘", "高血压吃什么好", "好么什吃压血高", "糖尿病的检查：可以做血常规、超声和影像学检查"]))
+    wide = text_keys(
+        model.preprocess(["哮喘", "高血压吃什么好", "好么什吃压血高", "糖尿病的检查：可以做血常规、超声和影像学检查"])
+    )
     assert narrow[0] == wide[1] and narrow[1] == wide[0]
     assert len(set(wide.tolist())) == 4

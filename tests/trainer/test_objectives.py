@@ -1,9 +1,8 @@
 import numpy as np
 import pytest
 import torch
-from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
-
 from care_trainer.objectives import AlignObjective, Batch, InfoNce, Matryoshka, false_negatives
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
 ROWS, DIM = 6, 8
 
@@ -17,7 +16,9 @@ def _distinct_keys(count: int) -> list[torch.Tensor]:
     return [torch.arange(ROWS) + 100 * column for column in range(count)]
 
 
-def _numpy_info_nce(columns: list[torch.Tensor], temperature: float, masked: set[tuple[int, int]] = frozenset()) -> float:
+def _numpy_info_nce(
+    columns: list[torch.Tensor], temperature: float, masked: set[tuple[int, int]] = frozenset()
+) -> float:
     unit = [column.numpy() / np.linalg.norm(column.numpy(), axis=1, keepdims=True) for column in columns]
     scores = unit[0] @ np.concatenate(unit[1:]).T / temperature
     for row, candidate in masked:
@@ -90,7 +91,10 @@ def test_align_is_equation_3_with_the_squared_norm_of_equation_2() -> None:
     found = AlignObjective(InfoNce(0.05), contrastive_weight=0.5, mse_weight=2.0)(
         Batch([student], [torch.arange(ROWS)], teacher.half())
     )
-    unit = [value.numpy() / np.linalg.norm(value.numpy(), axis=1, keepdims=True) for value in (student, teacher.half().float())]
+    unit = [
+        value.numpy() / np.linalg.norm(value.numpy(), axis=1, keepdims=True)
+        for value in (student, teacher.half().float())
+    ]
     squared = ((unit[0] - unit[1]) ** 2).sum(axis=1).mean()
     expected = 0.5 * _numpy_info_nce([student, teacher.half().float()], 0.05) + 2.0 * squared
     assert found.item() == pytest.approx(float(expected), rel=1e-4)

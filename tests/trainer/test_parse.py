@@ -1,11 +1,11 @@
 from pathlib import Path
 
 import pytest
-from tests.trainer.tiny_run import stage, tiny_run
-
-from care_qdrant.errors import InputError
 from care_trainer.config import Joint, Run
 from care_trainer.parse import load_run
+
+from care_qdrant.errors import InputError
+from tests.trainer.tiny_run import stage, tiny_run
 
 CONFIGS = sorted((Path(__file__).parents[2] / "trainer/care_trainer/configs").glob("*.toml"))
 

@@ -3,14 +3,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
-from tests.trainer.tiny_run import pairs
-
-from care_qdrant.errors import EncodingError
 from care_trainer import teacher, towers
 from care_trainer.losses import EmbeddingLoss
 from care_trainer.objectives import AlignObjective, Batch, InfoNce
 from care_trainer.teacher import TeacherCollator, teacher_vectors
+from sentence_transformers import SentenceTransformer
+
+from care_qdrant.errors import EncodingError
+from tests.trainer.tiny_run import pairs
 
 TEXTS = [row["query"] for row in pairs()[:20]]
 

@@ -4,12 +4,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from care_trainer import towers
+from care_trainer.config import Lora, Run
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense
 
 from care_qdrant.errors import InputError
-from care_trainer import towers
-from care_trainer.config import Lora, Run
 
 TEXTS = ["高血压吃什么好？", "糖尿病的检查：可以做血常规、超声和影像学检查来明确诊断。" * 5, "哮喘"]
 
@@ -39,9 +39,7 @@ def test_every_text_ends_with_the_marker_also_a_cut_one_also_after_reloading(doc
 
 def test_the_slice_is_exact_and_vectors_have_unit_length(document_folder: Path) -> None:
     model = towers.load(document_folder)
-    whole = torch.nn.functional.normalize(
-        torch.tensor(towers.unsliced(model).encode(TEXTS))[:, :32], dim=1
-    ).numpy()
+    whole = torch.nn.functional.normalize(torch.tensor(towers.unsliced(model).encode(TEXTS))[:, :32], dim=1).numpy()
     vectors = model.encode_document(TEXTS)
     assert vectors.shape == (3, 32)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
@@ -56,7 +54,9 @@ def test_the_slice_is_exact_and_vectors_have_unit_length(document_folder: Path) 
         ("document", {"eos": "<|none|>"}, 32, "does not know the marker"),
     ],
 )
-def test_sides_that_do_not_fit_are_refused(base: Run, side: str, change: dict[str, str], dim: int, problem: str) -> None:
+def test_sides_that_do_not_fit_are_refused(
+    base: Run, side: str, change: dict[str, str], dim: int, problem: str
+) -> None:
     query_base, document_base = _bases(base)
     with pytest.raises(InputError, match=problem):
         if side == "query":

@@ -83,7 +83,9 @@ def write_world(root: Path) -> None:
     write_jsonl(root / "data" / "pairs.jsonl", rows)
     documents = {row["positive"]: f"d{number}" for number, row in enumerate(rows)}
     write_jsonl(root / "data/dev/corpus.jsonl", ({"id": name, "text": text} for text, name in documents.items()))
-    write_jsonl(root / "data/dev/queries.jsonl", ({"id": f"q{at}", "text": row["query"]} for at, row in enumerate(rows)))
+    write_jsonl(
+        root / "data/dev/queries.jsonl", ({"id": f"q{at}", "text": row["query"]} for at, row in enumerate(rows))
+    )
     write_jsonl(
         root / "data/dev/qrels.jsonl",
         ({"query_id": f"q{at}", "document_id": documents[row["positive"]], "score": 1} for at, row in enumerate(rows)),

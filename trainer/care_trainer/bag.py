@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from care_qdrant.errors import InputError
+from care_trainer import towers
 from care_trainer.losses import Features, hash_tokens
 from care_trainer.objectives import Batch
 
@@ -36,33 +37,80 @@ def random_bag(tokenizer: Tokenizer, dim: int, texts: Sequence[str], max_tokens:
     return SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_weights=table)])
 
 
+def bag_table(bag: SentenceTransformer) -> Tensor:
+    """Give the token vectors of a bag, (tokens, dim)."""
+    static = bag[0]
+    assert isinstance(static, StaticEmbedding)
+    return static.embedding.weight.detach()
+
+
+class Parts:
+    """Which tokens make up a token: itself and, for a longer piece, its characters.
+
+    Args:
+        tokenizer: Of the bag.
+        compose: Without, a token is itself alone.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, compose: bool) -> None:
+        vocabulary = tokenizer.get_vocab()
+        rows = [[number] for number in range(tokenizer.get_vocab_size())]
+        for token, number in vocabulary.items():
+            plain = token.removeprefix("##")
+            if compose and len(plain) > 1 and not token.startswith("["):
+                rows[number] += [vocabulary[mark] for mark in plain if mark in vocabulary]
+        self.counts = torch.tensor([len(row) for row in rows])
+        self.starts = self.counts.cumsum(0) - self.counts
+        self.flat = torch.tensor([part for row in rows for part in row])
+
+    def expand(self, ids: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        """Give the parts of all tokens of flat bags, and the bags' new offsets."""
+        counts = self.counts[ids]
+        ends = counts.cumsum(0)
+        within = torch.arange(int(ends[-1]) if len(ends) else 0) - (ends - counts).repeat_interleave(counts)
+        before = torch.cat([ends.new_zeros(1), ends])
+        return self.flat[self.starts[ids].repeat_interleave(counts) + within], before[offsets]
+
+    def fold(self, table: Tensor) -> Tensor:
+        """Give the table whose rows are the sums of their parts: a bag of it needs no parts."""
+        ids, offsets = self.expand(torch.arange(len(table)), torch.arange(len(table)))
+        return nn.functional.embedding_bag(ids, table, offsets, mode="sum")
+
+
 class BagLoss(nn.Module):
     """An objective over bags.
 
     Args:
         model: One `StaticEmbedding`.
         objective: Module from `Batch` to a scalar.
+        parts: Of each token.
         token_dropout: Share of the tokens left out of each text.
     """
 
-    def __init__(self, model: SentenceTransformer, objective: nn.Module, token_dropout: float) -> None:
+    def __init__(self, model: SentenceTransformer, objective: nn.Module, parts: Parts, token_dropout: float) -> None:
         super().__init__()
         self.model: Any = model
-        self.objective, self.token_dropout = objective, token_dropout
+        self.objective, self.parts, self.token_dropout = objective, parts, token_dropout
 
-    def forward(self, sentence_features: Iterable[Features], labels: Tensor | None = None) -> Tensor:
+    def forward(self, sentence_features: Iterable[Features], _labels: Tensor | None = None) -> Tensor:
         """Give the loss of a batch, one flat feature dictionary per column."""
         columns = list(sentence_features)
         keys = [bag_keys(column) for column in columns]
-        vectors = [self.model(self._dropped(column))["sentence_embedding"] for column in columns]
+        vectors = [self.model(self._parts_of(column))["sentence_embedding"] for column in columns]
         loss: Tensor = self.objective(Batch(vectors, keys))
         return loss
 
-    def _dropped(self, column: Features) -> Features:
-        ids, offsets = column["input_ids"], column["offsets"]
-        kept = torch.rand(len(ids), device=ids.device) >= self.token_dropout
-        before = torch.cat([kept.new_zeros(1, dtype=torch.long), kept.cumsum(dim=0)])
-        return {**column, "input_ids": ids[kept], "offsets": before[offsets]}
+    def _parts_of(self, column: Features) -> Features:
+        ids, offsets = drop_tokens(column["input_ids"], column["offsets"], self.token_dropout)
+        ids, offsets = self.parts.expand(ids, offsets)
+        return {**column, "input_ids": ids, "offsets": offsets}
+
+
+def drop_tokens(ids: Tensor, offsets: Tensor, share: float) -> tuple[Tensor, Tensor]:
+    """Leave a random share of the tokens out of flat bags."""
+    kept = torch.rand(len(ids), device=ids.device) >= share
+    before = torch.cat([kept.new_zeros(1, dtype=torch.long), kept.cumsum(dim=0)])
+    return ids[kept], before[offsets]
 
 
 def bag_keys(column: Features) -> Tensor:
@@ -74,8 +122,8 @@ def bag_keys(column: Features) -> Tensor:
     return torch.zeros(len(offsets), dtype=torch.long, device=ids.device).index_add(0, rows, hashes)
 
 
-def start_from_bag(encoder: SentenceTransformer, bag: SentenceTransformer) -> SentenceTransformer:
-    """Give an encoder that computes what a bag does, with layers that are ready to learn more.
+def start_from_bag(encoder: SentenceTransformer, table: Tensor) -> SentenceTransformer:
+    """Give an encoder that computes what a bag of a table's rows does, with layers that are ready to learn more.
 
     The encoder may be wider than the bag: the bag takes the first dimensions, those that the slice keeps.
 
@@ -83,13 +131,14 @@ def start_from_bag(encoder: SentenceTransformer, bag: SentenceTransformer) -> Se
         InputError: the encoder does not pool the mean, or does not share the bag's vocabulary.
     """
     modules = list(encoder.children())
-    transformer, pooling = modules[0], modules[1]
+    transformer, pooling = towers.transformer_of(encoder), modules[1]
     if not isinstance(pooling, Pooling) or pooling.pooling_mode != "mean":
         raise InputError("stage bag: the encoders need pooling = 'mean': a bag is a mean of its tokens")
-    table = bag[0].embedding.weight.detach()
-    embeddings = transformer.model.get_input_embeddings().weight
+    embeddings = towers.word_embeddings(encoder)
     if len(embeddings) != len(table):
-        raise InputError(f"stage bag: the bag knows {len(table)} tokens, the encoder {len(embeddings)}; train both anew")
+        raise InputError(
+            f"stage bag: the bag knows {len(table)} tokens, the encoder {len(embeddings)}; train both anew"
+        )
     lengths = table.norm(dim=1).clamp(min=1e-6)
     with torch.no_grad():
         embeddings.zero_()
@@ -97,13 +146,20 @@ def start_from_bag(encoder: SentenceTransformer, bag: SentenceTransformer) -> Se
     _flatten(transformer.model)
     weights = _token_weights(transformer.tokenizer, lengths)
     return SentenceTransformer(
-        modules=[transformer, weights, *modules[1:]], prompts=encoder.prompts, similarity_fn_name="cosine"
+        modules=[transformer, weights, *modules[1:]], prompts=towers.prompts_of(encoder), similarity_fn_name="cosine"
     )
 
 
 def _flatten(model: nn.Module) -> None:
     """Make each layer the identity: BERT's and Qwen3's residual branches end in these projections."""
-    outputs = ("attention.output.dense", "output.dense", "o_proj", "down_proj", "position_embeddings", "type_embeddings")
+    outputs = (
+        "attention.output.dense",
+        "output.dense",
+        "o_proj",
+        "down_proj",
+        "position_embeddings",
+        "type_embeddings",
+    )
     with torch.no_grad():
         for name, module in model.named_modules():
             if name.endswith(outputs):
@@ -116,6 +172,7 @@ def _token_weights(tokenizer: Any, lengths: Tensor) -> WordWeights:
     tokens = tokenizer.convert_ids_to_tokens(list(range(len(lengths))))
     marks = {tokenizer.cls_token, tokenizer.sep_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.mask_token}
     weights = {
-        token: 0.0 if token in marks else round(length, 4) for token, length in zip(tokens, lengths.tolist(), strict=True)
+        token: 0.0 if token in marks else round(length, 4)
+        for token, length in zip(tokens, lengths.tolist(), strict=True)
     }
     return WordWeights(tokens, weights)

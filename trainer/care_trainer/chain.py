@@ -18,7 +18,7 @@ from care_trainer.data import file_hashes
 from care_trainer.fitting import drop_checkpoints
 from care_trainer.parse import stage_name
 from care_trainer.stages import align, bag, base, contrastive, joint, language
-from care_trainer.stages.context import Context, Report, Trained
+from care_trainer.stages.context import Context, Report, Trained, silent
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ def run_stages(
     *,
     only: str | None = None,
     resume: bool = False,
-    report: Report = lambda what, step, steps, loss: None,
+    report: Report = silent,
     deadline: float | None = None,
 ) -> list[dict[str, Any]]:
     """Train all stages of a run, or one, and give the records that they wrote.

@@ -1,6 +1,7 @@
 """``care-train``: thin commands; torch is imported when one runs, never for ``--help``."""
 
 import logging
+import math
 import shlex
 import sys
 import time
@@ -8,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -54,7 +55,7 @@ def run(config: str, stage: str | None, resume: bool, overrides: tuple[str, ...]
         from care_trainer.export import export
     _quiet()
     deadline = None if minutes is None else started + 60 * minutes
-    with _bar() as report:
+    with _bars() as report:
         run_stages(loaded, only=stage, resume=resume, report=report, deadline=deadline)
     if stage is None:
         card = export(loaded, shlex.join(["care-train", "run", config]))
@@ -88,26 +89,25 @@ def _find(config: str) -> Path:
 
 
 @contextmanager
-def _bar() -> Iterator["Report"]:
+def _bars() -> Iterator["Report"]:
     """Draw one progress bar a stage on stderr, with the last loss."""
     from tqdm import tqdm
 
-    bar: tqdm[None] | None = None
+    bars: dict[str, tqdm[NoReturn]] = {}
 
     def report(what: str, step: int, steps: int, loss: float) -> None:
-        nonlocal bar
-        if bar is None or bar.desc != f"{what}: ":
-            if bar is not None:
+        if what not in bars:
+            for bar in bars.values():
                 bar.close()
-            bar = tqdm(total=steps, initial=step - 1 if step else 0, desc=what, file=sys.stderr, dynamic_ncols=True)
-        bar.update(step - bar.n)
-        if loss == loss:
-            bar.set_postfix_str(f"loss {loss:.4f}", refresh=False)
+            bars[what] = tqdm(total=steps, initial=max(0, step - 1), desc=what, file=sys.stderr, dynamic_ncols=True)
+        bars[what].update(step - bars[what].n)
+        if not math.isnan(loss):
+            bars[what].set_postfix_str(f"loss {loss:.4f}", refresh=False)
 
     try:
         yield report
     finally:
-        if bar is not None:
+        for bar in bars.values():
             bar.close()
 
 
@@ -115,8 +115,8 @@ def _quiet() -> None:
     """Leave stderr to the progress bar: transformers draws one for each file that it loads."""
     from transformers.utils import logging as transformers_logging
 
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("care_trainer").setLevel(logging.INFO)
 

@@ -151,7 +151,7 @@ class Causal(Stage):
 
 @dataclass(frozen=True, kw_only=True)
 class Contrastive(Stage):
-    """Stages ``unsupervised``, ``supervised`` (query side) and ``document``: InfoNCE, both texts through one encoder."""
+    """Stages ``unsupervised``, ``supervised`` (query side) and ``document``: both texts through one encoder."""
 
     temperature: float = 0.02
     """Left open by the paper for all stages but ``unsupervised``, where it is learned [D.1]."""
@@ -178,6 +178,8 @@ class Bag(Contrastive):
 
     token_dropout: float = 0.1
     """Share of the tokens left out of each text."""
+    compose: bool = True
+    """A token's vector is its own plus those of its characters, so that what is learned of 肾 is known of 肾结石."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -127,7 +127,7 @@ def _negatives(row: Mapping[str, Any]) -> list[str]:
 
 def _listed(row: Mapping[str, Any], keys: Sequence[str]) -> list[Any]:
     """Give the first of the keys that a row has, as a list."""
-    value = next((row[key] for key in keys if row.get(key)), [])
+    value: Any = next((row[key] for key in keys if row.get(key)), [])
     return value if isinstance(value, list) else [value]
 
 

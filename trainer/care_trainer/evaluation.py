@@ -19,7 +19,8 @@ def load_evaluator(evaluation: Evaluation, root: Path) -> InformationRetrievalEv
     """
     folder = root / evaluation.retrieval
     corpus = {
-        str(row["id"]): embedded_text(row.get("title", ""), row["text"]) for row, _ in read_rows(_file(folder, "corpus"))
+        str(row["id"]): embedded_text(row.get("title", ""), row["text"])
+        for row, _ in read_rows(_file(folder, "corpus"))
     }
     relevant: dict[str, set[str]] = {}
     for row, _ in read_rows(_file(folder, "qrels")):
@@ -31,7 +32,7 @@ def load_evaluator(evaluation: Evaluation, root: Path) -> InformationRetrievalEv
         raise InputError(f"{folder}: no query has a relevant document")
     return InformationRetrievalEvaluator(
         queries,
-        corpus,
+        corpus,  # type: ignore[arg-type]  # dict is invariant in its values
         {query: relevant[query] for query in queries},
         ndcg_at_k=[10],
         mrr_at_k=[10],

@@ -80,8 +80,6 @@ def _write_side(run: Run, source: Path, folder: Path, texts: list[str]) -> Vecto
     side, half = folder.name, run.export.half_weights
     trained = _encode(towers.load(source), side, texts)
     model = merged(source)
-    if folder.name == "query":
-        model[0].tokenizer.model_max_length = run.query.max_tokens
     model.save_pretrained(str(folder), create_model_card=False)
     if half:
         _halve(folder)
@@ -151,4 +149,3 @@ def _data_sources(run: Run) -> list[dict[str, Any]]:
         {"file": file, "source": source, "licence": licence, "rows": rows}
         for (file, source, licence), rows in sorted(counts.items())
     ]
-

@@ -5,10 +5,8 @@ started from. So it is small with adapters, it loads without rebuilding the mode
 not load at all), and the loss's own parameters (τ, RetroMAE's decoder) survive a resume.
 """
 
-import json
 import logging
 import shutil
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,18 +22,22 @@ from sentence_transformers import (
     SentenceTransformerTrainingArguments,
 )
 from torch import Tensor, nn
-from transformers import PrinterCallback, ProgressCallback, TrainerCallback, set_seed
+from transformers import PrinterCallback, ProgressCallback, set_seed
 
 from care_qdrant.errors import TrainingError
+from care_trainer.callbacks import COMPLETE_FILE, Metrics, Watch
 from care_trainer.config import Stage
 from care_trainer.sampling import EpochSampler
 
 logger = logging.getLogger(__name__)
 
 TRAINABLE_FILE = "trainable.safetensors"
-COMPLETE_FILE = "complete"
 METRICS_FILE = "metrics.jsonl"
 BAD_BATCH_FILE = "bad-batch.pt"
+
+
+def _silent(_step: int, _steps: int, _loss: float) -> None:
+    """Report nothing."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Job:
     rates: Mapping[str, float] = field(default_factory=dict)
     """Learning rates by parameter name pattern."""
     collator: Any = None
-    report: Callable[[int, int, float], None] = lambda step, steps, loss: None
+    report: Callable[[int, int, float], None] = _silent
     """Called after each step with step, steps and the last loss."""
     deadline: float | None = None
     """Moment (`time.monotonic`) at which to save and stop."""
@@ -86,7 +88,7 @@ def fit(model: SentenceTransformer, loss: nn.Module, rows: Dataset, job: Job) ->
         train_dataset=rows,
         args=_arguments(job),
         data_collator=job.collator,
-        callbacks=[_Metrics(job.folder / METRICS_FILE), _Watch(job)],
+        callbacks=[Metrics(job.folder / METRICS_FILE), Watch(job.checkpoint_minutes, job.deadline)],
     )
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
@@ -151,7 +153,7 @@ def _arguments(job: Job) -> SentenceTransformerTrainingArguments:
 
 
 class _Trainer(SentenceTransformerTrainer):
-    """Sentence-transformers' trainer, with checkpoints of what trains, and a stop at the first loss that is not finite."""
+    """Sentence-transformers' trainer with our checkpoints, and a stop at the first loss that is not finite."""
 
     def __init__(self, *, job: Job, **options: Any) -> None:
         self.job = job
@@ -161,7 +163,7 @@ class _Trainer(SentenceTransformerTrainer):
         loss: Tensor = super().training_step(model, dict(inputs), *rest, **options)
         if not torch.isfinite(loss):
             path = self.job.folder / BAD_BATCH_FILE
-            torch.save({key: value for key, value in inputs.items()}, path)
+            torch.save(dict(inputs), path)
             raise TrainingError(
                 f"{self.job.folder.name}: the loss is {loss.item()} in step {self.state.global_step + 1}; its batch is "
                 f"saved in {path}. Lower the learning rate, or train in bf16 rather than fp16."
@@ -172,12 +174,13 @@ class _Trainer(SentenceTransformerTrainer):
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
         """Leave out sentence-transformers' model card: the CARE folder has its own."""
 
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        folder = Path(output_dir or self.args.output_dir)
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:  # noqa: ARG002
+        assert output_dir is not None, "the trainer always names its checkpoint"
+        folder = Path(output_dir)
         folder.mkdir(parents=True, exist_ok=True)
         save_file(self._trainable(), folder / TRAINABLE_FILE)
 
-    def _load_from_checkpoint(self, checkpoint_path: str, model: Any = None) -> None:
+    def _load_from_checkpoint(self, checkpoint_path: str, *_: Any) -> None:
         saved = load_file(Path(checkpoint_path) / TRAINABLE_FILE)
         trainable = dict(self._named())
         if saved.keys() != trainable.keys():
@@ -189,51 +192,12 @@ class _Trainer(SentenceTransformerTrainer):
 
     def _named(self) -> list[tuple[str, nn.Parameter]]:
         """Give the trainable parameters of model and loss, each once, under names that wrapping does not change."""
+        assert isinstance(self.loss, nn.Module)
         parameters = self.loss.named_parameters()
         return [(name.replace("model.module.", "model."), value) for name, value in parameters if value.requires_grad]
 
     def _trainable(self) -> dict[str, Tensor]:
         return {name: parameter.detach().cpu().contiguous() for name, parameter in self._named()}
-
-
-class _Watch(TrainerCallback):
-    """Decides when to save and when to stop, and marks a checkpoint as whole once all of it is on disk."""
-
-    def __init__(self, job: Job) -> None:
-        self.job, self.last = job, time.monotonic()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **options: Any) -> Any:
-        now = time.monotonic()
-        over = self.job.deadline is not None and now >= self.job.deadline
-        due = now - self.last >= 60 * self.job.checkpoint_minutes
-        if over or (due and state.global_step < state.max_steps):
-            control.should_save, self.last = True, now
-        if over:
-            control.should_training_stop = True
-        return control
-
-    def on_save(self, args: Any, state: Any, control: Any, **options: Any) -> Any:
-        if state.is_world_process_zero:
-            (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE_FILE).touch()
-        return control
-
-
-class _Metrics(TrainerCallback):
-    """Writes what the trainer logs to metrics.jsonl; on a resume, what came after the checkpoint is dropped."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **options: Any) -> None:
-        if state.is_world_process_zero:
-            lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
-            kept = [line for line in lines if json.loads(line)["step"] <= state.global_step]
-            self.path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **options: Any) -> None:
-        if state.is_world_process_zero and logs:
-            with self.path.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps({"step": state.global_step, **logs}) + "\n")
 
 
 def drop_checkpoints(folder: Path) -> None:

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoModelForMaskedLM
 
+from care_trainer import towers
+
 Features = dict[str, Any]
 IGNORED = -100
 
@@ -39,16 +41,18 @@ class RetroMaeLoss(nn.Module):
         super().__init__()
         self.model: Any = model
         self.encoder_masked, self.decoder_masked = encoder_masked, decoder_masked
-        tokenizer, config = model.tokenizer, model[0].model.config
+        transformer = towers.transformer_of(model)
+        tokenizer, config = towers.tokenizer_of(transformer), transformer.model.config
         self.mask_id, self.vocabulary = tokenizer.mask_token_id, len(tokenizer)
+        self.special: Tensor
         self.register_buffer("special", torch.tensor(sorted(tokenizer.all_special_ids)), persistent=False)
         self.head = masked_head(model, base)
-        self.embeddings = model[0].model.get_input_embeddings()
-        self.position = nn.Embedding(model.max_seq_length, config.hidden_size)
+        self.embeddings = transformer.model.get_input_embeddings()
+        self.position = nn.Embedding(tokenizer.model_max_length, config.hidden_size)
         nn.init.normal_(self.position.weight, std=0.02)
         self.layer = DecoderLayer(config.hidden_size, config.num_attention_heads, config.intermediate_size)
 
-    def forward(self, sentence_features: Iterable[Features], labels: Tensor | None = None) -> dict[str, Tensor]:
+    def forward(self, sentence_features: Iterable[Features], _labels: Tensor | None = None) -> dict[str, Tensor]:
         """Give the losses of encoder and decoder for a batch of one text column."""
         (features,) = sentence_features
         ids, attention = features["input_ids"], features["attention_mask"].bool()
@@ -117,9 +121,9 @@ def masked_head(model: SentenceTransformer, base: str | None) -> nn.Module:
         model: The encoder.
         base: A pretrained masked language model of the same architecture; None is a new head.
     """
-    encoder = model[0].model
+    encoder = towers.transformer_of(model).model
     if base is None:
-        language_model = AutoModelForMaskedLM.from_config(encoder.config)
+        language_model = AutoModelForMaskedLM.from_config(encoder.config)  # type: ignore[no-untyped-call]
     else:
         language_model = AutoModelForMaskedLM.from_pretrained(base)
     language_model.get_output_embeddings().weight = encoder.get_input_embeddings().weight
@@ -138,9 +142,9 @@ class CausalLoss(nn.Module):
     def __init__(self, model: SentenceTransformer) -> None:
         super().__init__()
         self.model: Any = model
-        self.embeddings = model[0].model.get_input_embeddings()
+        self.embeddings = towers.transformer_of(model).model.get_input_embeddings()
 
-    def forward(self, sentence_features: Iterable[Features], labels: Tensor | None = None) -> Tensor:
+    def forward(self, sentence_features: Iterable[Features], _labels: Tensor | None = None) -> Tensor:
         """Give the mean cross-entropy per token of a batch of one text column."""
         (features,) = sentence_features
         ids, attention = features["input_ids"], features["attention_mask"].bool()

@@ -60,12 +60,10 @@ class EmbeddingLoss(CachedLossMixin, nn.Module):
         self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
     ) -> Tensor:
         """Give the loss of mini-batches of embeddings; with ``with_backward`` also their gradients."""
-        embeddings = [
-            torch.cat(parts)[order.argsort()] for parts, order in zip(reps, self._orders, strict=True)
-        ]
+        embeddings = [torch.cat(parts)[order.argsort()] for parts, order in zip(reps, self._orders, strict=True)]
         loss: Tensor = self.objective(Batch(embeddings, self._keys, labels))
         if with_backward:
-            loss.backward()
+            torch.autograd.backward(loss)
             loss = loss.detach()
         return loss
 
@@ -89,7 +87,8 @@ class EmbeddingLoss(CachedLossMixin, nn.Module):
 def text_keys(column: Features) -> Tensor:
     """Hash the token ids of each row, (rows,) int64: equal texts have equal keys, whatever the padding."""
     mask = column["attention_mask"].long()
-    return (hash_tokens(column["input_ids"], mask.cumsum(dim=1)) * mask).sum(dim=1)
+    keys: Tensor = (hash_tokens(column["input_ids"], mask.cumsum(dim=1)) * mask).sum(dim=1)
+    return keys
 
 
 def hash_tokens(ids: Tensor, positions: Tensor) -> Tensor:

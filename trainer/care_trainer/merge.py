@@ -4,7 +4,6 @@ from pathlib import Path
 
 from peft import PeftConfig, PeftModel
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Transformer
 from transformers import AutoModel
 
 from care_trainer import towers
@@ -21,8 +20,7 @@ def merged(folder: Path) -> SentenceTransformer:
     encoder = towers.load(folder)
     if not (folder / ADAPTER_FILE).exists():
         return encoder
-    transformer = encoder[0]
-    assert isinstance(transformer, Transformer)
+    transformer = towers.transformer_of(encoder)
     config = PeftConfig.from_pretrained(str(folder))
     base = AutoModel.from_pretrained(config.base_model_name_or_path, revision=config.revision)
     transformer.model = PeftModel.from_pretrained(base, str(folder)).merge_and_unload().to(encoder.device)

@@ -110,7 +110,12 @@ def _value(hint: Any, raw: Any, where: str, problems: list[str]) -> Any:
     if hint is float and isinstance(raw, int) and not isinstance(raw, bool):
         return float(raw)
     if not isinstance(raw, hint) or (isinstance(raw, bool) and hint is not bool):
-        return _wrong({"str": "a string", "int": "a whole number", "float": "a number"}.get(hint.__name__, "true or false"), raw, where, problems)
+        return _wrong(
+            {"str": "a string", "int": "a whole number", "float": "a number"}.get(hint.__name__, "true or false"),
+            raw,
+            where,
+            problems,
+        )
     return raw
 
 
@@ -155,9 +160,13 @@ def _tower_problems(side: str, tower: Tower, run: Run) -> list[str]:
         if run.vocabulary is None:
             problems.append(f"{side}.scratch: needs a [vocabulary] to train the tokenizer")
         if tower.scratch.hidden % tower.scratch.heads:
-            problems.append(f"{side}.scratch: hidden {tower.scratch.hidden} is no multiple of heads {tower.scratch.heads}")
+            problems.append(
+                f"{side}.scratch: hidden {tower.scratch.hidden} is no multiple of heads {tower.scratch.heads}"
+            )
         if tower.scratch.hidden < run.dim:
             problems.append(f"{side}.scratch.hidden: {tower.scratch.hidden} is smaller than dim {run.dim}")
         if tower.max_tokens > tower.scratch.positions:
-            problems.append(f"{side}.max_tokens: {tower.max_tokens} is more than its {tower.scratch.positions} positions")
+            problems.append(
+                f"{side}.max_tokens: {tower.max_tokens} is more than its {tower.scratch.positions} positions"
+            )
     return problems

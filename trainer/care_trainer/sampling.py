@@ -40,7 +40,7 @@ class EpochSampler(DefaultBatchSampler):
         super().__init__(dataset, batch_size, drop_last, valid_label_columns, generator, seed)
         self.weights = np.ones(len(dataset)) if weights is None else np.asarray(weights, dtype=np.float64)
         self.lengths = None if lengths is None else np.asarray(lengths)
-        self.rows = int(round(float(self.weights.sum())))
+        self.rows = round(float(self.weights.sum()))
 
     def __len__(self) -> int:
         return self.rows // self.batch_size if self.drop_last else -(-self.rows // self.batch_size)
@@ -70,7 +70,7 @@ class EpochSampler(DefaultBatchSampler):
     def _group(self, order: npt.NDArray[np.int64], random: np.random.Generator) -> npt.NDArray[np.int64]:
         assert self.lengths is not None
         window = self.batch_size * WINDOW_BATCHES
-        batches = []
+        batches: list[npt.NDArray[np.int64]] = []
         for start in range(0, len(order), window):
             part = order[start : start + window]
             part = part[np.argsort(self.lengths[part], kind="stable")]

@@ -23,9 +23,7 @@ def train_tokenizer(vocabulary: Vocabulary, texts: Iterable[str]) -> Tokenizer:
         [normalizers.NFKC(), normalizers.Lowercase(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
     )
     if vocabulary.kind == "wordpiece":
-        tokenizer.normalizer = normalizers.Sequence(
-            [normalizers.NFKC(), normalizers.BertNormalizer(lowercase=True)]
-        )
+        tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.BertNormalizer(lowercase=True)])
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     else:
         tokenizer.pre_tokenizer = pre_tokenizers.Split(_HAN_RUN, "isolated")
@@ -107,7 +105,7 @@ def _fast(tokenizer: Tokenizer, template: str, tower: Tower) -> PreTrainedTokeni
     own = Tokenizer.from_str(tokenizer.to_str())
     marks = [(mark, own.token_to_id(mark)) for mark in (CLS, SEP, EOS)]
     own.post_processor = processors.TemplateProcessing(single=template, special_tokens=marks)
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=own,
         pad_token=PAD,
         unk_token=UNK,

@@ -24,6 +24,10 @@ Half = npt.NDArray[np.float16]
 PIECE_ROWS = 4096
 
 
+def _silent(_: int) -> None:
+    """Report nothing."""
+
+
 def teacher_vectors(
     teacher: Callable[[], SentenceTransformer],
     teacher_folder: Path,
@@ -32,7 +36,7 @@ def teacher_vectors(
     *,
     dim: int,
     batch_size: int = 64,
-    report: Callable[[int], None] = lambda rows: None,
+    report: Callable[[int], None] = _silent,
 ) -> Half:
     """Give the teacher's vectors of texts as a read-only memmap (len(texts), dim), computing those that are missing.
 
@@ -74,7 +78,9 @@ def _compute(
         piece = list(texts[start : start + PIECE_ROWS])
         encoded = model.encode_document(piece, batch_size=batch_size, show_progress_bar=False)
         if not np.isfinite(encoded).all():
-            raise EncodingError(f"the teacher gave a vector that is not finite, in rows {start} to {start + len(piece)}")
+            raise EncodingError(
+                f"the teacher gave a vector that is not finite, in rows {start} to {start + len(piece)}"
+            )
         vectors[start : start + len(piece)] = encoded
         vectors.flush()
         _write(progress, {"key": key, "rows": start + len(piece)})

@@ -10,9 +10,10 @@ from pathlib import Path
 import torch
 from peft import LoraConfig, TaskType
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Dense, Normalize, Router, Transformer
+from sentence_transformers.base.modules import Dense, Module, Normalize, Router, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling, WordWeights
 from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
 
 from care_qdrant.errors import InputError
 from care_trainer.config import Tower
@@ -77,9 +78,12 @@ def _transformer(base: str, tower: Tower) -> Transformer:
         )
     except OSError as error:
         raise InputError(f"base {base}: cannot be loaded ({error})") from error
+    if not isinstance(transformer.tokenizer, PreTrainedTokenizerFast):
+        raise InputError(f"base {base}: has no fast tokenizer (tokenizer.json); convert it first")
     # Left padding would make mini-batches carry the widest text's padding; causal attention does not mind the side.
     transformer.tokenizer.padding_side = "right"
     transformer.tokenizer.model_max_length = tower.max_tokens
+    assert isinstance(transformer, Transformer)
     return transformer
 
 
@@ -92,7 +96,7 @@ def append_marker(transformer: Transformer, marker: str | None) -> None:
     Raises:
         InputError: the tokenizer does not know the marker.
     """
-    tokenizer = transformer.tokenizer
+    tokenizer = tokenizer_of(transformer)
     marker = marker or tokenizer.eos_token
     vocabulary = tokenizer.get_vocab()
     if marker is None or marker not in vocabulary:
@@ -100,6 +104,32 @@ def append_marker(transformer: Transformer, marker: str | None) -> None:
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single=f"$A {marker}", special_tokens=[(marker, vocabulary[marker])]
     )
+
+
+def tokenizer_of(transformer: Transformer) -> PreTrainedTokenizerFast:
+    """Give the tokenizer of an encoder's first module."""
+    tokenizer = transformer.tokenizer
+    assert isinstance(tokenizer, PreTrainedTokenizerFast), "bases without a fast tokenizer end in _transformer"
+    return tokenizer
+
+
+def transformer_of(model: SentenceTransformer) -> Transformer:
+    """Give an encoder's first module."""
+    transformer: torch.nn.Module = model[0]
+    assert isinstance(transformer, Transformer), "every encoder here is assembled around one"
+    return transformer
+
+
+def word_embeddings(model: SentenceTransformer) -> torch.nn.Parameter:
+    """Give an encoder's token vectors, (tokens, hidden)."""
+    embeddings = transformer_of(model).model.get_input_embeddings()
+    assert isinstance(embeddings, torch.nn.Embedding)
+    return embeddings.weight
+
+
+def prompts_of(model: SentenceTransformer) -> dict[str, str]:
+    """Give an encoder's prompts, without those that are not set."""
+    return {name: prompt for name, prompt in model.prompts.items() if prompt is not None}
 
 
 def identity_slice(hidden: int, dim: int) -> Dense:
@@ -123,10 +153,9 @@ def load(folder: Path) -> SentenceTransformer:
 
 def pair(query: SentenceTransformer, document: SentenceTransformer) -> SentenceTransformer:
     """Join two encoders into one model that routes by task; without a default route, so nothing is routed wrong."""
-    router = Router.for_query_document(
-        list(query.children()), list(document.children()), default_route=None, allow_empty_key=False
-    )
-    prompts = {"query": query.prompts.get("query", ""), "document": document.prompts.get("document", "")}
+    sides = [[module for module in side.children() if isinstance(module, Module)] for side in (query, document)]
+    router = Router.for_query_document(sides[0], sides[1], default_route=None, allow_empty_key=False)
+    prompts = {"query": query.prompts.get("query") or "", "document": document.prompts.get("document") or ""}
     return SentenceTransformer(modules=[router], prompts=prompts, similarity_fn_name="cosine")
 
 
@@ -138,9 +167,9 @@ def freeze(model: torch.nn.Module) -> None:
 def make_trainable(model: torch.nn.Module, *, side: str, lora: bool) -> int:
     """Train what the recipe trains of one encoder, and give the number of trainable parameters.
 
-    With adapters these alone; otherwise everything but the slice, the token weights (sentence-transformers reloads those
-    from their configuration, so training them would be lost) and BERT's unused pooler (whose missing gradient would
-    stop distributed training).
+    With adapters these alone. Otherwise everything but the slice, the token weights (sentence-transformers reloads
+    them from their configuration, so their training would be lost) and BERT's unused pooler (whose missing gradient
+    would stop distributed training).
 
     Raises:
         InputError: nothing would train.

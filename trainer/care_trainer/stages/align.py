@@ -34,9 +34,7 @@ def train_align(context: Context) -> Trained:
     )
     rows = Dataset.from_dict({"text": [text.text for text in texts], "label": list(range(len(texts)))})
     prompts = {"text": context.run.query.prompt}
-    collator = TeacherCollator(
-        vectors, preprocess_fn=query.preprocess, prompts=prompts, max_length=stage.max_tokens
-    )
+    collator = TeacherCollator(vectors, preprocess_fn=query.preprocess, prompts=prompts, max_length=stage.max_tokens)
     job = context.job(weights=row_weights(texts, context.data), collator=collator)
     metrics = fit(query, loss, rows, job)
     document = towers.load(context.document)

@@ -2,7 +2,7 @@
 
 from care_trainer import towers
 from care_trainer.augment import PairCollator
-from care_trainer.bag import BagLoss, random_bag, start_from_bag
+from care_trainer.bag import BagLoss, Parts, bag_table, random_bag, start_from_bag
 from care_trainer.config import Bag
 from care_trainer.data import read_pairs, row_weights
 from care_trainer.fitting import fit
@@ -28,8 +28,10 @@ def train_bag(context: Context) -> Trained:
         weights=row_weights(pairs, context.data),
         collator=PairCollator(stage.crop, preprocess_fn=bag.preprocess),
     )
-    loss = BagLoss(bag, info_nce, stage.token_dropout)
+    parts = Parts(bag.tokenizer, stage.compose)
+    loss = BagLoss(bag, info_nce, parts, stage.token_dropout)
     metrics = fit(bag, loss, pair_rows(pairs, stage.hard_negatives), job)
-    query, document = start_from_bag(query, bag), start_from_bag(document, bag)
+    table = parts.fold(bag_table(bag))
+    query, document = start_from_bag(query, table), start_from_bag(document, table)
     joined = towers.pair(query, document)
     return Trained(query, document, {"bag": trainable}, metrics, info_nce.temperature, joined)

@@ -13,6 +13,10 @@ Report = Callable[[str, int, int, float], None]
 """Called with what is being done, steps done, steps in all, and the last loss."""
 
 
+def silent(_what: str, _step: int, _steps: int, _loss: float) -> None:
+    """Report nothing."""
+
+
 @dataclass(frozen=True)
 class Context:
     """A stage's surroundings."""

@@ -43,9 +43,7 @@ def _train(context: Context, side: str) -> Trained:
     pairs = read_pairs(context.data, context.data_root)
     rows = pair_rows(pairs, stage.hard_negatives)
     prompts = {"query": tower.prompt} if side == "query" else {"positive": tower.prompt}
-    collator = PairCollator(
-        stage.crop, preprocess_fn=model.preprocess, prompts=prompts, max_length=stage.max_tokens
-    )
+    collator = PairCollator(stage.crop, preprocess_fn=model.preprocess, prompts=prompts, max_length=stage.max_tokens)
     job = context.job(weights=row_weights(pairs, context.data), collator=collator)
     metrics = fit(model, loss, rows, job)
     query, document = (encoder, None) if side == "query" else (None, encoder)

@@ -41,9 +41,7 @@ def _fit(context: Context, model: SentenceTransformer, loss: RetroMaeLoss | Caus
     job = context.job(
         weights=row_weights(texts, context.data),
         lengths=[len(text.text) for text in texts],
-        collator=SentenceTransformerDataCollator(
-            preprocess_fn=model.preprocess, max_length=context.stage.max_tokens
-        ),
+        collator=SentenceTransformerDataCollator(preprocess_fn=model.preprocess, max_length=context.stage.max_tokens),
     )
     return fit(model, loss, Dataset.from_dict({"text": [text.text for text in texts]}), job)
 

@@ -1,0 +1,56 @@
+"""What happens beside the training steps: checkpoints at the right moment, and metrics.jsonl."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+COMPLETE_FILE = "complete"
+"""In a checkpoint that was written to its end."""
+
+
+class Watch(TrainerCallback):
+    """Decides when to save and when to stop, and marks a checkpoint as whole once all of it is on disk."""
+
+    def __init__(self, checkpoint_minutes: float, deadline: float | None) -> None:
+        self.checkpoint_minutes, self.deadline = checkpoint_minutes, deadline
+        self.last = time.monotonic()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:  # noqa: ARG002
+        """Ask for a checkpoint when one is due, and for the end at the deadline."""
+        now = time.monotonic()
+        over = self.deadline is not None and now >= self.deadline
+        due = now - self.last >= 60 * self.checkpoint_minutes
+        if over or (due and state.global_step < state.max_steps):
+            control.should_save, self.last = True, now
+        if over:
+            control.should_training_stop = True
+        return control
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:  # noqa: ARG002
+        """Mark the checkpoint as whole."""
+        if state.is_world_process_zero:
+            (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE_FILE).touch()
+        return control
+
+
+class Metrics(TrainerCallback):
+    """Writes what the trainer logs to metrics.jsonl; on a resume, what came after the checkpoint is dropped."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Drop what an interrupted run logged after its last checkpoint."""
+        if state.is_world_process_zero:
+            lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
+            kept = [line for line in lines if json.loads(line)["step"] <= state.global_step]
+            self.path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
+        """Append one line."""
+        if state.is_world_process_zero and logs:
+            with self.path.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps({"step": state.global_step, **logs}) + "\n")
