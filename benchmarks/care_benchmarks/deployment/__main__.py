@@ -1,0 +1,50 @@
+"""``python -m care_benchmarks.deployment``: attack the commands that live with collections that exist."""
+
+import json
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+
+@click.group()
+def command() -> None:
+    """Attack promoting and publishing."""
+
+
+@command.command()
+@click.option("--trials", type=click.IntRange(min=1), default=50, show_default=True, help="For each case.")
+@click.option("--points", type=click.IntRange(min=8), default=1_000, show_default=True)
+@click.option("--seed", default=0, show_default=True)
+@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="JSON file.")
+def kill_promote(trials: int, points: int, seed: int, output: Path) -> None:
+    """Kill promotions and publications at random moments, and check that one more run makes all right.
+
+    \b
+    Example:
+      python -m care_benchmarks.deployment kill-promote --output benchmarks/results/deployment-kill-promote.json
+    """
+    from care_benchmarks.deployment.kill_promote import CASES, Trial, run_trials
+    from care_benchmarks.ingestion.processes import standin_server
+    from care_benchmarks.machine import describe_machine
+
+    results: list[Trial] = []
+    with tempfile.TemporaryDirectory() as scratch, standin_server() as url:
+        for number, case in enumerate(CASES):
+            for trial in run_trials(case, trials, points, Path(scratch), url, seed + number):
+                click.echo(trial, err=True)
+                results.append(trial)
+    good = sum(trial.is_good for trial in results)
+    killed = sum(trial.was_killed for trial in results)
+    summary = {"points": points, "seed": seed, "trials": len(results), "killed": killed, "good": good}
+    whole = {"machine": asdict(describe_machine()), **summary, "results": [asdict(trial) for trial in results]}
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(whole, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    click.echo(json.dumps(summary))
+    if good < len(results):
+        raise click.ClickException(f"{len(results) - good} of {len(results)} trials went wrong: {output}")
+
+
+if __name__ == "__main__":
+    command()

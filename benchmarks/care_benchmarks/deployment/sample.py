@@ -1,0 +1,84 @@
+"""A collection with all that can be lost on the way: two kinds of ids, dense, sparse and missing vectors, payloads."""
+
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from qdrant_client import QdrantClient, models
+
+from care_qdrant.collection import VectorContract, write_contract
+from care_qdrant.connection import tune_embedded
+
+DIM = 32
+Contents = Mapping[Any, tuple[dict[str, Any], dict[str, Any]]]
+"""Id → payload and vectors by name; of a sparse vector, its numbers by index."""
+
+
+def make_collection(client: QdrantClient, name: str, points: int) -> None:
+    """Create a collection and fill it."""
+    client.create_collection(
+        name,
+        vectors_config={
+            "pair": models.VectorParams(size=DIM, distance=models.Distance.COSINE),
+            "old": models.VectorParams(size=DIM, distance=models.Distance.EUCLID),
+        },
+        sparse_vectors_config={"bm25": models.SparseVectorParams(modifier=models.Modifier.IDF)},
+    )
+    tune_embedded(client, name)
+    write_contract(client, name, "pair", VectorContract("a" * 64, "pair", DIM))
+    write_points(client, name, range(points))
+
+
+def write_points(client: QdrantClient, name: str, numbers: range, seed: int = 0) -> None:
+    """Write points; another seed gives the same ids other content."""
+    for start in range(numbers.start, numbers.stop, 256):
+        batch = [_point(number, seed) for number in range(start, min(start + 256, numbers.stop))]
+        client.upsert(name, batch, wait=True)
+
+
+def read_contents(client: QdrantClient, name: str) -> Contents:
+    """Give all that a collection holds; of a collection that is not there, nothing."""
+    if not client.collection_exists(name):
+        return {}
+    records, _ = client.scroll(name, limit=1_000_000, with_payload=True, with_vectors=True)
+    return {record.id: (record.payload or {}, _numbers(record.vector)) for record in records}
+
+
+def differing(found: Contents, wanted: Contents) -> int:
+    """Count the points of ``found`` that ``wanted`` has not, or has otherwise."""
+    return sum(key not in wanted or not _is_same(content, wanted[key]) for key, content in found.items())
+
+
+def _point(number: int, seed: int) -> models.PointStruct:
+    random = np.random.default_rng([number, seed])
+    vectors: dict[str, Any] = {name: random.normal(size=DIM).astype(np.float32).tolist() for name in ("pair", "old")}
+    vectors["bm25"] = models.SparseVector(indices=[number % 97, 100], values=[1.5, 0.25])
+    if number % 5 == 0:
+        del vectors["old"]
+    return models.PointStruct(
+        id=number if number % 2 else str(uuid.uuid5(uuid.NAMESPACE_URL, str(number))),
+        vector=vectors,
+        payload={"text": f"document {number} of seed {seed}", "nested": {"numbers": [number / 7, None]}},
+    )
+
+
+def _numbers(vectors: Any) -> dict[str, Any]:
+    return {
+        name: sorted(zip(vector.indices, vector.values, strict=True))
+        if isinstance(vector, models.SparseVector)
+        else _unit(vector)
+        for name, vector in dict(vectors or {}).items()
+    }
+
+
+def _unit(vector: Any) -> Any:
+    """Give the direction: a folder that is opened again gives lengths that a server does not keep."""
+    row = np.asarray(vector)
+    return row / np.linalg.norm(row)
+
+
+def _is_same(one: tuple[dict[str, Any], dict[str, Any]], other: tuple[dict[str, Any], dict[str, Any]]) -> bool:
+    if one[0] != other[0] or one[1].keys() != other[1].keys():
+        return False
+    return all(np.allclose(one[1][name], other[1][name], rtol=0, atol=1e-6) for name in one[1])
