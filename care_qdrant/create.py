@@ -77,19 +77,22 @@ def _join(link: Link, vector_name: str, contract: VectorContract, sparse: bool) 
     return Schema(vector_name, contract, found)
 
 
-def create_collection(link: Link, schema: Schema, storage: Storage, *, bulk_load: bool) -> bool:
-    """Create the collection with its contract, in one request; False where another run did so in the meantime.
+def create_collection(link: Link, schema: Schema, storage: Storage, *, bulk_load: bool) -> Schema | None:
+    """Create the collection with its contract, in one request.
 
     Args:
         link: Where; no such collection is there.
         schema: Its named vectors.
         storage: Options of the server.
-        bulk_load: Build no search graph until `finish_bulk_load`: nobody searches a collection that is being made,
-            and building once at the end is cheaper. What to restore is kept in the collection's metadata, so that
-            any later run can finish an interrupted load.
+        bulk_load: Build no search graph until `finish_load`: nobody searches a collection that is being made, and
+            building once at the end is cheaper. That something is left to do is kept in the collection's metadata, so
+            that any later run can finish an interrupted load.
+
+    Returns:
+        None; or what the points carry of a collection that another run made in the meantime.
     """
     waits = bulk_load and not is_embedded(link.client)
-    load = {LOAD_KEY: {"vector": schema.vector_name, "done": False}} if waits else {}
+    load = {} if is_embedded(link.client) else {LOAD_KEY: {"vector": schema.vector_name, "graph": waits, "done": False}}
     contracts = {name: asdict(contract) for name, contract in schema.contracts().items()}
     try:
         link.call(
@@ -105,27 +108,27 @@ def create_collection(link: Link, schema: Schema, storage: Storage, *, bulk_load
             ),
         )
     except Rejected:
-        # Another run made it in the meantime, or our own request did and its answer was lost.
-        if join_collection(link, schema.vector_name, schema.dense, sparse=schema.sparse is not None) is None:
+        # Another run made it, or our own request did and its answer was lost.
+        joined = join_collection(link, schema.vector_name, schema.dense, sparse=schema.sparse is not None)
+        if joined is None:
             raise
-        return False
+        return joined
     kept = link.call("reading its contract", lambda: read_contracts(link.client, link.collection))
     if schema.vector_name not in kept:
         link.client.delete_collection(link.collection)
         raise ServerTooOld(f"the server does not keep metadata of collection {link.collection!r}; it needs Qdrant 1.16")
-    if not is_embedded(link.client):
-        link.write("indexing doc_id", lambda: _index_document_ids(link))
-    return True
+    return None
 
 
-def finish_bulk_load(link: Link) -> None:
-    """Let the server build the search graph of a collection whose bulk load is over; else do nothing."""
+def finish_load(link: Link) -> None:
+    """Let the server index a collection that ingestion made and that is loaded now; else do nothing."""
     config = link.call("reading its settings", lambda: link.client.get_collection(link.collection)).config
     load = (config.metadata or {}).get(LOAD_KEY)
     if not load or load["done"]:
         return
-    graph = models.HnswConfigDiff(m=config.hnsw_config.m)
-    vectors = {load["vector"]: models.VectorParamsDiff(hnsw_config=graph)}
+    link.write("indexing doc_id", lambda: _index_document_ids(link))
+    graph = models.VectorParamsDiff(hnsw_config=models.HnswConfigDiff(m=config.hnsw_config.m))
+    vectors = {load["vector"]: graph} if load["graph"] else None
     done = {LOAD_KEY: {**load, "done": True}}
     link.call(
         "building the search graph",

@@ -20,7 +20,7 @@ from care_qdrant.claims import drop_false_claims
 from care_qdrant.collection import SparseContract
 from care_qdrant.connection import tune_embedded
 from care_qdrant.corpus import Corpus, RejectsFile, rejects_path
-from care_qdrant.create import Schema, Storage, create_collection, finish_bulk_load, join_collection
+from care_qdrant.create import Schema, Storage, create_collection, finish_load, join_collection
 from care_qdrant.dry_run import estimate
 from care_qdrant.encoders.batching import token_batches
 from care_qdrant.errors import InputError, QdrantError
@@ -91,7 +91,8 @@ def ingest(
             sparse, rows = _sparse_contract(rows) if settings.sparse else (None, rows)
             schema = Schema(vector_name or model.name, model.contract(), sparse)
         if is_new and not settings.dry_run:
-            is_new = create_collection(link, schema, storage or Storage(), bulk_load=settings.shard.of == 1)
+            joined = create_collection(link, schema, storage or Storage(), bulk_load=settings.shard.of == 1)
+            schema, is_new = joined or schema, joined is None
         run = _Run(link, model, schema, settings, is_new, seen, on_progress)
         return run.go(_Source(rows, source.share_read, source.rejects))
 
@@ -202,13 +203,14 @@ class _Run:
 
     def _requests(self, tasks: Sequence[Task], vectors: Vectors | None, limits: Limits) -> Iterator[Write]:
         """Build points; called in a sender's thread, so that the encoder does not wait for it."""
-        rows = [None] * len(tasks) if vectors is None else vectors.tolist()
-        new: list[models.PointStruct] = []
-        stored: list[models.PointStruct] = []
-        for task, row in zip(tasks, rows, strict=True):
-            (new if task.stored is None else stored).append(task.point(self.schema, row))
-        yield from in_requests(Insert(new), self.schema.dense.dim, limits.write)
-        yield from in_requests(Change(stored), self.schema.dense.dim, limits.write)
+        for start in range(0, len(tasks), limits.write):
+            page = tasks[start : start + limits.write]
+            rows = [None] * len(page) if vectors is None else vectors[start : start + limits.write].tolist()
+            points = [task.point(self.schema, row) for task, row in zip(page, rows, strict=True)]
+            new = [point for task, point in zip(page, points, strict=True) if task.stored is None]
+            stored = [point for task, point in zip(page, points, strict=True) if task.stored is not None]
+            yield from in_requests(Insert(new), self.schema.dense.dim, limits.write)
+            yield from in_requests(Change(stored), self.schema.dense.dim, limits.write)
 
     def _sync(self) -> None:
         settings = self.settings
@@ -216,8 +218,8 @@ class _Run:
             return
         if self.tally.rejected and not settings.sync_despite_rejects:
             raise InputError(
-                f"{self.tally.rejected} rows were rejected, and one of them may be a document that is stored: "
-                "the others are stored, and nothing was deleted. Mend the corpus, or give --sync-despite-rejects"
+                f"rejected rows: {self.tally.rejected:,}, and each may be a document that is stored. The others are "
+                "stored, and nothing was deleted. Mend the corpus, or give --sync-despite-rejects"
             )
         self.tally.deleted += delete_missing(
             self.link,
@@ -239,7 +241,7 @@ class _Run:
         points = self._count(has_vector)
         if self.settings.dry_run:
             return points
-        finish_bulk_load(self.link)
+        finish_load(self.link)
         # Other shares of the corpus may be written, and synchronised, at the same time.
         lowest = before + self.tally.inserted - self.tally.deleted if self.settings.shard.of == 1 else 0
         if points < self.tally.chunks or self._count() < lowest:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from qdrant_client import models
 
@@ -70,7 +70,21 @@ class Change:
         return link.client.batch_update_points(link.collection, operations, wait=True)
 
 
-Write = Insert | Change
+class Write(Protocol):
+    """Points of one kind of request."""
+
+    @property
+    def points(self) -> Sequence[models.PointStruct]:
+        """Those to write."""
+
+    def __len__(self) -> int:
+        """How many."""
+
+    def part(self, start: int, end: int) -> "Write":
+        """Give some of the points."""
+
+    def send(self, link: Link) -> models.UpdateResult | Sequence[models.UpdateResult]:
+        """Write them; safe to repeat."""
 
 
 class Sender:
@@ -108,7 +122,9 @@ class Sender:
             QdrantError: an earlier write failed.
         """
         self._room.acquire()
-        self._raise_failure()
+        if self._failure is not None:
+            self._executor.shutdown(wait=True)
+            self._raise_failure()
         self._executor.submit(self._send, make).add_done_callback(lambda _: self._room.release())
 
     def _send(self, make: Callable[[], Iterable[Write]]) -> None:
@@ -142,9 +158,9 @@ def in_requests(write: Write, dim: int, max_points: int) -> Iterator[Write]:
     """Cut a write into requests of at most ``max_points`` points and about `MAX_BYTES`."""
     start, size = 0, 0
     for index, point in enumerate(write.points):
-        # The text is there twice, once for LlamaIndex.
-        text_bytes = len(str((point.payload or {}).get("text", "")).encode())
-        cost = dim * _BYTES_PER_NUMBER + 2 * text_bytes + 1_000
+        # LlamaIndex's node holds text and metadata, and both are there a second time.
+        node = str((point.payload or {}).get("_node_content", ""))
+        cost = dim * _BYTES_PER_NUMBER + 2 * len(node.encode()) + 1_000
         if index > start and (index - start == max_points or size + cost > MAX_BYTES):
             yield write.part(start, index)
             start, size = index, 0

@@ -154,7 +154,7 @@ def command(
         )
     click.echo(json.dumps(asdict(report), ensure_ascii=False))
     if report.rejected:
-        click.echo(f"{report.rejected:,} rows were rejected: {report.rejects_file}", err=True)
+        click.echo(f"rejected rows: {report.rejected:,}, listed in {report.rejects_file}", err=True)
         sys.exit(REJECTED_ROWS_EXIT_CODE)
 
 

@@ -49,7 +49,7 @@ def test_rejected_rows_give_exit_code_8(write_corpus: WriteCorpus) -> None:
     assert result.exit_code == 8
     assert json.loads(result.stdout)["points"] == 3
     assert Path(f"{corpus}.rejects.jsonl").is_file()
-    assert "1 rows were rejected" in result.stderr
+    assert "rejected rows: 1, listed in" in result.stderr
     write_corpus(short_rows(3))
     assert run(corpus).exit_code == 0
     assert not Path(f"{corpus}.rejects.jsonl").exists()

@@ -228,7 +228,9 @@ def test_a_new_collection_is_loaded_without_a_graph_which_is_built_at_the_end(wr
             ingest([Document("a", "坏")], model, client, "corpus", storage=storage)
         loading = client.get_collection("corpus").config
         ingest(corpus, HashModel(), client, "corpus")
-        config = client.get_collection("corpus").config
+        loaded = client.get_collection("corpus")
+        config = loaded.config
+    assert "doc_id" in loaded.payload_schema
     assert isinstance(loading.params.vectors, dict)
     assert isinstance(config.params.vectors, dict)
     graph = loading.params.vectors[NAME].hnsw_config
