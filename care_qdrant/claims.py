@@ -35,7 +35,9 @@ def _hashes(record: models.Record) -> dict[str, str]:
 
 def _delete_hash(link: Link, vector_name: str, ids: list[models.ExtendedPointId]) -> models.UpdateResult:
     keys = [f'{CARE_KEY}.vectors."{vector_name}"']
-    return link.client.delete_payload(link.collection, keys, ids, wait=True)
+    # By condition and not by list of ids: an id that somebody deletes meanwhile would fail the request.
+    there = models.Filter(must=[models.HasIdCondition(has_id=ids)])
+    return link.client.delete_payload(link.collection, keys, there, wait=True)
 
 
 def _scroll(link: Link, condition: models.Filter, offset: Any, page_size: int) -> tuple[list[models.Record], Any]:

@@ -6,14 +6,13 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-import numpy as np
 from qdrant_client import models
 
 from care_qdrant import bm25
 from care_qdrant.chunking import Sized
 from care_qdrant.collection import SparseContract
 from care_qdrant.create import SPARSE_VECTOR_NAME, Schema
-from care_qdrant.errors import EncodingError
+from care_qdrant.encoders.usable import require_usable
 from care_qdrant.payload import CARE_KEY, chunk_payload, content_hash, payload_hash
 from care_qdrant.retry import Link
 from care_qdrant.types import Chunk, Vectors, point_id
@@ -116,16 +115,7 @@ def check_vectors(vectors: Vectors, tasks: Sequence[Task], dim: int) -> None:
     Raises:
         EncodingError: a vector has the wrong shape, is not finite or has no length.
     """
-    if vectors.shape != (len(tasks), dim):
-        raise EncodingError(f"the document encoder gave vectors of shape {vectors.shape}; expected {(len(tasks), dim)}")
-    norms = np.linalg.norm(vectors, axis=1)
-    bad = np.flatnonzero(~(np.isfinite(norms) & (norms > 1e-6)))
-    if bad.size:
-        document = tasks[bad[0]].chunk.document
-        raise EncodingError(
-            f"the document encoder gave a vector of length {norms[bad[0]]} for document {document.id!r}; "
-            "nothing of its batch was written. Check the model with: care model verify"
-        )
+    require_usable(vectors, (len(tasks), dim), lambda row: f"document {tasks[row].chunk.document.id!r}")
 
 
 def _sort_in(plan: Plan, task: Task, schema: Schema) -> None:

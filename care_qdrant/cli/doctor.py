@@ -1,0 +1,82 @@
+"""``care doctor``: what a collection is, and what attaching to it would do."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from care_qdrant.cli.options import Target, json_option, model_options, target_options
+
+if TYPE_CHECKING:
+    from care_qdrant.doctor import Diagnosis
+    from care_qdrant.model import CareModel
+
+
+@click.command(name="doctor")
+@click.argument("collection")
+@click.option("--vector-name", help="That attach would add.  [default: the model's name]")
+@click.option("--text-field", help="Where a payload has the text.  [default: guessed]")
+@click.option("--time", "timed", is_flag=True, help="Encode a few texts and say how long all would take.")
+@target_options
+@model_options
+@json_option
+def command(
+    collection: str,
+    vector_name: str | None,
+    text_field: str | None,
+    timed: bool,
+    target: Target,
+    load_model: "Callable[[], CareModel]",
+    as_json: bool,
+) -> None:
+    """Say what COLLECTION holds, who wrote it, and what care attach would do, cost and refuse. Writes nothing.
+
+    \b
+    Example:
+      care doctor articles --url http://localhost:6333
+      care doctor articles --url http://localhost:6333 --time --json
+    """
+    from care_qdrant.doctor import diagnose
+
+    model = load_model()
+    with target.open() as client:
+        found = diagnose(client, collection, model, vector_name=vector_name, text_path=text_field, timed=timed)
+    if as_json:
+        click.echo(json.dumps(asdict(found), ensure_ascii=False, indent=2))
+    else:
+        click.echo("\n".join(_lines(found)))
+
+
+def _lines(found: "Diagnosis") -> Iterator[str]:
+    summary = found.summary
+    aliases = f", aliases: {', '.join(summary.aliases)}" if summary.aliases else ""
+    yield f"{summary.name}: {summary.points:,} points, server {found.server_version}{aliases}"
+    for vector in summary.vectors:
+        shape = f"{vector.dim} {vector.distance}" if vector.dim else "terms"
+        made_by = f"{vector.made_by} ({(vector.fingerprint or '')[:12]})" if vector.made_by else "another tool"
+        yield f"  vector {vector.name or '(unnamed)'}: {vector.kind}, {shape}, {vector.points:,} points, by {made_by}"
+    for name, value in found.strict_mode.items():
+        yield f"  strict mode: {name} = {value}"
+    if found.tool is not None:
+        yield f"  payloads of {found.tool}: {found.evidence}"
+    for text in found.texts:
+        yield f"    {' '.join(text.split())}…"
+    if found.sampled_without_text:
+        yield f"  {found.sampled_without_text} of {found.sampled} sampled points have no text and would get no vector"
+    yield from _attach_lines(found)
+
+
+def _attach_lines(found: "Diagnosis") -> Iterator[str]:
+    name = found.summary.name
+    if found.refusals:
+        yield f"care attach {name} would refuse:"
+        yield from (f"  - {refusal}" for refusal in found.refusals)
+        return
+    duration = f", about {found.seconds:,.0f} s of encoding" if found.seconds is not None else ""
+    yield (
+        f"care attach {name} would give vector {found.vector_name!r} of {found.model} to at most "
+        f"{found.points_to_encode:,} points: {found.new_bytes / 1e6:,.1f} MB{duration}"
+    )
+    yield from (f"  note: {notice}" for notice in found.notices)

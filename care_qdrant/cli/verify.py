@@ -1,0 +1,63 @@
+"""``care verify``: whether the vectors of a collection are what they say."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from care_qdrant.cli.options import Target, model_options, target_options
+
+if TYPE_CHECKING:
+    from care_qdrant.model import CareModel
+
+
+@click.command(name="verify")
+@click.argument("collection")
+@click.option("--vector-name", help="To verify.  [default: the one that the model made]")
+@click.option("--text-field", help="Where a payload has the text.  [default: where attach read it, or guessed]")
+@click.option("--sample", type=click.IntRange(1), default=64, show_default=True, help="Points to encode again.")
+@click.option(
+    "--least-cosine", type=click.FloatRange(-1, 1), default=0.999, show_default=True, help="To that encoding."
+)
+@click.option(
+    "--least-known",
+    type=click.FloatRange(0, 1),
+    default=0.5,
+    show_default=True,
+    help="Share of the sample that its own opening has to find.",
+)
+@target_options
+@model_options
+def command(
+    collection: str,
+    vector_name: str | None,
+    text_field: str | None,
+    sample: int,
+    least_cosine: float,
+    least_known: float,
+    target: Target,
+    load_model: "Callable[[], CareModel]",
+) -> None:
+    """Check the vectors that the model made in COLLECTION, and write nothing.
+
+    It counts the points that have the vector, compares the hash of each text, encodes a sample again, and searches
+    for each sampled document by its own opening. The report is JSON on stdout; anything wrong gives exit code 5.
+
+    \b
+    Example:
+      care verify articles --url http://localhost:6333
+    """
+    from care_qdrant.errors import NotVerified
+    from care_qdrant.verify_collection import VerifySettings, verify_collection
+
+    settings = VerifySettings(sample, least_cosine, least_known)
+    model = load_model()
+    with target.open() as client:
+        report = verify_collection(
+            client, collection, model, vector_name=vector_name, text_path=text_field, settings=settings
+        )
+    click.echo(json.dumps(asdict(report), ensure_ascii=False, indent=2))
+    if report.problems:
+        raise NotVerified(f"collection {report.collection!r}: " + "; ".join(report.problems))

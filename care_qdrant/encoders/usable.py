@@ -1,0 +1,30 @@
+"""Refuses what an encoder should never give: Qdrant's engine would take it and never find the point again."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from care_qdrant.errors import EncodingError
+from care_qdrant.types import Vectors
+
+
+def require_usable(vectors: Vectors, shape: tuple[int, int], name_of: Callable[[int], str]) -> None:
+    """Check the vectors of one batch.
+
+    Args:
+        vectors: What the encoder gave.
+        shape: What it was to give, (texts, dim).
+        name_of: Says what a row was made of, as "document 'd7'".
+
+    Raises:
+        EncodingError: a vector has the wrong shape, is not finite or has no length.
+    """
+    if vectors.shape != shape:
+        raise EncodingError(f"the document encoder gave vectors of shape {vectors.shape}; expected {shape}")
+    norms = np.linalg.norm(vectors, axis=1)
+    bad = np.flatnonzero(~(np.isfinite(norms) & (norms > 1e-6)))
+    if bad.size:
+        raise EncodingError(
+            f"the document encoder gave a vector of length {norms[bad[0]]} for {name_of(int(bad[0]))}; "
+            "nothing of its batch was written. Check the model with: care model verify"
+        )

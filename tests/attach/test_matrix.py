@@ -1,0 +1,70 @@
+"""Whoever wrote a collection: nothing of theirs changes, whatever happens to the attach."""
+
+from collections.abc import Sequence
+
+import pytest
+from qdrant_client import QdrantClient
+
+from care_qdrant.attach import AttachSettings, attach
+from care_qdrant.detach import detach
+from care_qdrant.retriever import Retriever
+from care_qdrant.types import Vectors
+from care_qdrant.verify_collection import verify_collection
+from tests.attach.collections import NAME, SCHEMAS, TOOLS, contents, fill, old_answers
+from tests.tiny import HashEncoder, HashModel, medical_texts
+
+SMALL_BATCHES = AttachSettings(batch_tokens=200)
+
+
+class Killed(BaseException):
+    """Ends a run without any of its clean-up being asked for."""
+
+
+class MortalModel(HashModel):
+    """Encodes a few batches and then dies."""
+
+    def __init__(self, batches: int) -> None:
+        super().__init__(name="care")
+        self._encoder = _MortalEncoder(batches)
+
+
+class _MortalEncoder(HashEncoder):
+    def __init__(self, batches: int) -> None:
+        super().__init__()
+        self.left = batches
+
+    def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
+        if not self.left:
+            raise Killed
+        self.left -= 1
+        return super().encode(texts, prompt=prompt)
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_attach_kill_resume_detach(qdrant: QdrantClient, schema: str, tool: str) -> None:
+    fill(qdrant, schema, tool)
+    before, answers = contents(qdrant), old_answers(qdrant, schema)
+
+    with pytest.raises(Killed):
+        attach(qdrant, NAME, MortalModel(batches=3), settings=SMALL_BATCHES)
+    assert contents(qdrant, without="care") == before
+    assert old_answers(qdrant, schema) == answers
+    stored = sum("_care" in payload for payload, _ in contents(qdrant).values())
+
+    model = HashModel(name="care")
+    report = attach(qdrant, NAME, model, settings=SMALL_BATCHES)
+    assert (report.unchanged, report.encoded, report.covered, report.points) == (stored, 40 - stored, 40, 40)
+    assert len(model.document_encoder.encoded) == report.encoded
+    assert report.tool == ("plain" if tool == "nested" else tool)
+    assert contents(qdrant, without="care") == before
+    assert old_answers(qdrant, schema) == answers
+
+    text = medical_texts(40)[17]
+    assert Retriever(qdrant, NAME, model).search([text], top_k=1)[0][0].text == text
+    assert verify_collection(qdrant, NAME, model).problems == []
+
+    detach(qdrant, NAME)
+    assert contents(qdrant) == before
+    assert old_answers(qdrant, schema) == answers
+    assert qdrant.get_collection(NAME).config.metadata == {"owner": "team"}
