@@ -1,6 +1,7 @@
 """The same models by mteb's own runner: no Qdrant, no code of ours between mteb and sentence-transformers."""
 
 import logging
+import warnings
 from collections.abc import Sequence
 
 import mteb
@@ -29,7 +30,10 @@ def measure_peers(outcomes: Sequence[Outcome], tasks: Sequence[AbsTask]) -> list
             continue
         logger.info("%s: once more, by mteb's own runner", contestant.name)
         model = load_sentence_transformer(fetch_document_side(contestant.source), None)
-        wrapper = SentenceTransformerEncoderWrapper(model)
+        with warnings.catch_warnings():
+            # mteb asks sentence-transformers for the dimension by a name that is going away.
+            warnings.simplefilter("ignore", FutureWarning)
+            wrapper = SentenceTransformerEncoderWrapper(model)
         wrapper.mteb_model_meta = ModelMeta.create_empty(
             overwrites={"name": "mteb/peer", "similarity_fn_name": ScoringFunction.COSINE}
         )

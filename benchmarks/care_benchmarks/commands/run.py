@@ -70,6 +70,7 @@ if TYPE_CHECKING:
 )
 @click.option("--samples", type=click.IntRange(1), default=200, show_default=True, help="Queries of each load.")
 @click.option("--no-speed", is_flag=True, help="Measure no speed.")
+@click.option("--no-cold-start", is_flag=True, help="Start no fresh processes for the speed.")
 @click.option(
     "--variants", is_flag=True, help="Measure HNSW, int8, float16 and fewer dimensions as well (first model)."
 )
@@ -113,7 +114,9 @@ def _run(tasks: "list[AbsTask]", output: Path, name: str, options: dict[str, Any
     settings = RunSettings(
         through=options["through"],
         instructions=Instructions(sides in ("query", "both"), sides in ("document", "both"), template),
-        speed=None if options["no_speed"] else SpeedSettings(options["clients"] or (1, 4, 16), options["samples"]),
+        speed=None
+        if options["no_speed"]
+        else SpeedSettings(options["clients"] or (1, 4, 16), options["samples"], not options["no_cold_start"]),
         variants=options["variants"],
         peers=options["peers"],
         texts=not options["without_texts"],

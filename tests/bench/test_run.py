@@ -1,0 +1,210 @@
+"""Whole runs through the command line, with the tiny random pair, and what they leave behind."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import mteb
+import pytest
+from care_benchmarks.cli import care_bench
+from care_benchmarks.results import load_per_query, load_result
+from click.testing import CliRunner, Result
+
+from care_qdrant.errors import CareError, InputError
+from tests.bench import conftest
+
+Run = Callable[..., Result]
+
+CONTROLS = ["--control", "bm25", "--control", "hybrid", "--control", "document", "--control", "query"]
+QUICK = ["--clients", "2", "--samples", "3", "--no-cold-start"]
+
+
+def bench(*arguments: object) -> Result:
+    result = CliRunner().invoke(care_bench, [str(argument) for argument in arguments])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+@pytest.fixture(scope="module")
+def clinic(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tasks") / "clinic"
+    conftest.write_jsonl(directory / "retrieval/corpus.jsonl", conftest.CORPUS)
+    conftest.write_jsonl(directory / "retrieval/queries.jsonl", conftest.QUERIES)
+    conftest.write_jsonl(directory / "retrieval/qrels.jsonl", conftest.QRELS)
+    conftest.write_jsonl(directory / "rerank.jsonl", conftest.RERANK)
+    conftest.write_jsonl(directory / "sts.jsonl", conftest.STS)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def saved(clinic: Path, pair_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A full run, and what it printed."""
+    output = tmp_path_factory.mktemp("results") / "full"
+    options = ["--model", pair_folder, "--precision", "fp32", "--variants", "--peers", *CONTROLS, *QUICK]
+    return output, bench("run", clinic, "--output", output, *options).stdout
+
+
+def test_every_system_has_every_task_that_it_can_take(saved: tuple[Path, str]) -> None:
+    result = load_result(saved[0])
+    ranking, sts = ["clinic-Retrieval", "clinic-Rerank"], [f"clinic-STS-{sides}" for sides in ("qd", "qq", "dd")]
+    assert {system.name: [score.task for score in system.scores] for system in result.systems} == {
+        "tiny-pair": ranking + sts,
+        "BM25": ranking,
+        "tiny-pair + BM25": ranking,
+        "tiny-pair, document encoder twice": ranking + sts,
+        "tiny-pair, query encoder twice": ranking + sts,
+    }
+    assert {name: len(rows) for name, rows in result.comparisons.items()} == {
+        **dict.fromkeys(ranking, 4),
+        **dict.fromkeys(sts, 2),
+    }
+
+
+def test_printed_scores_are_the_saved_ones(saved: tuple[Path, str]) -> None:
+    line = next(line for line in saved[1].splitlines() if line.startswith("BM25 "))
+    bm25 = load_result(saved[0]).systems[1]
+    assert line.split()[1:3] == [f"{100 * score.value:.2f}" for score in bm25.scores]
+
+
+def test_scores_per_query_average_to_the_saved_scores(saved: tuple[Path, str]) -> None:
+    result = load_result(saved[0])
+    measures = {task.name: task.measure for task in result.tasks}
+    systems = {system.name: system for system in result.systems}
+    entries = load_per_query(saved[0])
+    assert len(entries) == sum(len(system.scores) for system in result.systems)
+    for entry in entries:
+        score = systems[entry.system].score(entry.task)
+        values = entry.scores[measures[entry.task]]
+        assert score and sum(values) / len(values) == pytest.approx(score.value, abs=1e-5)
+
+
+def test_peers_by_mteb_alone_give_the_same_scores(saved: tuple[Path, str]) -> None:
+    peers = load_result(saved[0]).peers
+    assert len(peers) == 15
+    for peer in peers:
+        assert peer.here == pytest.approx(peer.mteb, abs=1e-5), (peer.system, peer.task)
+
+
+def test_symmetric_controls_have_the_parameters_of_their_encoder(saved: tuple[Path, str]) -> None:
+    pair, bm25, hybrid, document, query = load_result(saved[0]).systems
+    assert document.query_parameters == document.document_parameters == pair.document_parameters
+    assert query.query_parameters == query.document_parameters == pair.query_parameters
+    assert (bm25.query_parameters, bm25.dim) == (0, 0)
+    assert hybrid.query_parameters == pair.query_parameters > 0
+
+
+def test_mtebs_cache_has_the_fingerprint_as_revision(saved: tuple[Path, str]) -> None:
+    pair = load_result(saved[0]).systems[0]
+    found = mteb.ResultCache(saved[0] / "mteb").load_results(include_remote=False)
+    by_name = {model.model_name: model for model in found.model_results}
+    assert by_name["care-qdrant/tiny-pair"].model_revision == pair.fingerprint
+    scores = {task.task_name: task.get_score() for task in by_name["care-qdrant/tiny-pair"].task_results}
+    assert scores["clinic-Retrieval"] == pytest.approx(pair.scores[0].value, abs=1e-5)
+
+
+def test_speed_says_what_was_timed_and_how_often(saved: tuple[Path, str]) -> None:
+    pair, bm25, *_ = (system.speed for system in load_result(saved[0]).systems)
+    assert pair and bm25
+    assert "CareEmbedding" in pair.path and "Retriever" in bm25.path
+    assert [(load.concurrency, load.latency.samples) for load in pair.whole] == [(2, 3)]
+    assert pair.encode and pair.search and bm25.encode is None
+    assert pair.documents_per_second and pair.index_bytes_per_document
+
+
+def test_report_is_one_file_with_chinese_text_and_charts(saved: tuple[Path, str]) -> None:
+    page = (saved[0] / "report.html").read_text(encoding="utf-8")
+    assert not re.search(r"<(script|link|img|iframe)\b|url\(\s*[\"']?http|@import", page)
+    assert page.count("<svg") == 6
+    assert "耳鸣需要吃什么药？" in page
+    assert "not run here (needs the weights of bge-m3, the CMedTEB test sets" in page
+    markdown = (saved[0] / "report.md").read_text(encoding="utf-8")
+    tables = [line for line in markdown.splitlines() if line.startswith("|")]
+    assert any(line.startswith("| BM25 | – / – | – |") for line in tables)
+    assert "耳鸣" not in markdown
+
+
+def test_without_texts_no_text_of_the_tasks_is_written(clinic: Path, pair_folder: Path, tmp_path: Path) -> None:
+    options = ["--model", pair_folder, "--no-speed", "--without-texts", "--path", tmp_path / "qdrant"]
+    bench("run", clinic, "--output", tmp_path / "out", *options)
+    written = [file.read_text(encoding="utf-8") for file in (tmp_path / "out").rglob("*") if file.is_file()]
+    assert len(written) > 5
+    for row in (*conftest.CORPUS, *conftest.QUERIES):
+        assert not any(row["text"] in text for text in written)
+
+
+def test_bad_data_stop_a_run_before_anything_is_encoded(clinic: Path, pair_folder: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    conftest.write_jsonl(broken / "corpus.jsonl", conftest.CORPUS)
+    conftest.write_jsonl(broken / "queries.jsonl", conftest.QUERIES)
+    conftest.write_jsonl(broken / "qrels.jsonl", conftest.QRELS[:1])
+    with pytest.raises(InputError, match=r"queries.jsonl:2: query 'q2' has no positive"):
+        bench("run", clinic, broken, "--model", pair_folder, "--output", tmp_path / "out")
+    assert not (tmp_path / "out/result.json").exists()
+    assert not list((tmp_path / "out").rglob("*.sqlite"))
+
+
+def test_compare_finds_a_result_equal_to_itself(saved: tuple[Path, str]) -> None:
+    found = json.loads(bench("compare", saved[0], "--json").stdout)
+    assert [task["task"] for task in found][:2] == ["clinic-Retrieval", "clinic-Rerank"]
+    expected = load_result(saved[0]).comparisons["clinic-Retrieval"]
+    assert [row["difference"] for row in found[0]["comparisons"]] == pytest.approx(
+        [row.difference for row in expected], abs=1e-5
+    )
+    assert "full/BM25" in bench("compare", saved[0]).stdout
+
+
+def test_compare_refuses_other_data_under_the_same_name(
+    saved: tuple[Path, str], pair_folder: Path, tmp_path: Path
+) -> None:
+    other = conftest.write_jsonl(tmp_path / "clinic/sts.jsonl", conftest.STS[:3]).parent
+    bench("run", other, "--model", pair_folder, "--no-speed", "--output", tmp_path / "other")
+    with pytest.raises(InputError, match="has other data"):
+        bench("compare", tmp_path / "other", saved[0])
+
+
+def test_audit_exports_what_nobody_judged(saved: tuple[Path, str], clinic: Path, tmp_path: Path) -> None:
+    printed = bench("audit", clinic, saved[0], "--output", tmp_path / "judge.jsonl").stdout
+    assert "tiny-pair + BM25" in printed
+    rows = [json.loads(line) for line in (tmp_path / "judge.jsonl").read_text(encoding="utf-8").splitlines()]
+    judged = {(row["query_id"], row["document_id"]) for row in conftest.QRELS}
+    assert {(row["query_id"], row["document_id"]) for row in rows}.isdisjoint(judged)
+    assert len(rows) == 3 * 5 - len(judged)
+
+
+def test_audit_refuses_another_task(saved: tuple[Path, str], clinic: Path, tmp_path: Path) -> None:
+    changed = tmp_path / "clinic"
+    for name, rows in (
+        ("corpus", conftest.CORPUS[:-1]),
+        ("queries", conftest.QUERIES[:2]),
+        ("qrels", conftest.QRELS[:3]),
+    ):
+        conftest.write_jsonl(changed / f"{name}.jsonl", rows)
+    with pytest.raises(InputError, match="was not measured on the retrieval task"):
+        bench("audit", changed, saved[0], "--output", tmp_path / "judge.jsonl")
+
+
+def test_fetch_says_what_cannot_be_had() -> None:
+    """Tests run without a network: the real loader fails, and the reason is printed."""
+    result = bench("fetch", "CMedQAv1-reranking")
+    assert result.exit_code == 1
+    assert result.stdout.startswith("CMedQAv1-reranking: cannot be had: ")
+    with pytest.raises(InputError, match="is unknown"):
+        bench("fetch", "CMedTEB-Retrieval")
+
+
+def test_results_of_another_version_are_refused(saved: tuple[Path, str], tmp_path: Path) -> None:
+    result = json.loads((saved[0] / "result.json").read_text(encoding="utf-8"))
+    del result["systems"][0]["scores"]
+    (tmp_path / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    with pytest.raises(InputError, match=r"systems\.0\.scores: Field required"):
+        load_result(tmp_path)
+    with pytest.raises(InputError, match="is not there"):
+        load_result(tmp_path / "nowhere")
+
+
+def test_a_symmetric_model_is_no_base_for_one_sided_controls(clinic: Path, pair_folder: Path, tmp_path: Path) -> None:
+    options = ["--model", pair_folder / "query", "--control", "document"]
+    with pytest.raises(CareError, match="is one encoder, not a pair"):
+        bench("run", clinic, "--output", tmp_path / "out", *options)

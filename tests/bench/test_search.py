@@ -1,0 +1,201 @@
+"""The path of production against mteb's own: the same model must give the same scores."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import mteb
+import numpy as np
+import pytest
+from care_benchmarks.contestants import Contestant, load_contestants
+from care_benchmarks.evaluation import Outcome, compare, evaluate
+from care_benchmarks.instructions import Instructions
+from care_benchmarks.search import QdrantSearch
+from care_benchmarks.tasks import directory_tasks
+from mteb.models.abs_encoder import AbsEncoder
+from mteb.models.model_meta import ModelMeta, ScoringFunction
+from mteb.types import PromptType
+from qdrant_client import QdrantClient
+
+from care_qdrant.errors import InputError
+from care_qdrant.model import CareModel
+from care_qdrant.types import Vectors
+from tests.tiny import HashEncoder
+
+SAMPLE = Path(__file__).parents[2] / "examples/sample"
+
+
+class PlainEncoder(AbsEncoder):
+    """What mteb calls an encoder: it multiplies the vectors itself."""
+
+    def __init__(self, model: CareModel) -> None:
+        self.model = model
+        overwrites = {"name": "tests/plain", "similarity_fn_name": ScoringFunction.COSINE}
+        self.mteb_model_meta = ModelMeta.create_empty(overwrites=overwrites)
+
+    def encode(
+        self, inputs: Iterable[Mapping[str, Any]], *, prompt_type: PromptType | None = None, **_: Any
+    ) -> Vectors:
+        is_document = prompt_type is PromptType.document
+        encode = self.model.encode_document if is_document else self.model.encode_query
+        return np.concatenate([encode(batch["text"]) for batch in inputs])
+
+
+def hash_pair(dim: int = 24) -> CareModel:
+    """Give a pair whose two sides differ, and whose vectors do not depend on their batch."""
+    query, document = HashEncoder(dim, salt="query"), HashEncoder(dim, salt="document")
+    return CareModel(
+        name="hash-pair",
+        dim=dim,
+        fingerprint="f" * 64,
+        temperature=0.05,
+        load_query_encoder=lambda: query,
+        load_document_encoder=lambda: document,
+    )
+
+
+def contestant(model: CareModel, mode: str = "dense") -> Contestant:
+    name = "BM25" if mode == "sparse" else model.name
+    return Contestant(name, "", model, "", "auto", None, mode, 0, 0)  # type: ignore[arg-type]
+
+
+def mteb_scores(outcome_or_encoder: Any, tasks: Any, output: Path) -> dict[str, dict[str, Any]]:
+    result = mteb.evaluate(
+        outcome_or_encoder,
+        tasks,
+        cache=None,
+        co2_tracker=False,
+        show_progress_bar=False,
+        encode_kwargs={"batch_size": 7, "show_progress_bar": False},
+        prediction_folder=output,
+    )
+    return {found.task_name: found.scores["test"][0] for found in result.task_results}
+
+
+def test_every_measure_equals_mtebs_own_path(client: QdrantClient, tmp_path: Path) -> None:
+    tasks = directory_tasks(SAMPLE)
+    for task in tasks:
+        task.load_data()
+    model = hash_pair()
+    ours = mteb_scores(QdrantSearch(contestant(model), client, through="core"), tasks, tmp_path / "ours")
+    theirs = mteb_scores(PlainEncoder(model), tasks, tmp_path / "theirs")
+    compared = 0
+    for task, scores in theirs.items():
+        for measure, value in scores.items():
+            if isinstance(value, float) and not np.isnan(value):
+                assert ours[task][measure] == pytest.approx(value, abs=1e-6), (task, measure)
+                compared += 1
+    assert compared > 100
+
+
+@pytest.fixture(scope="module")
+def pair(pair_folder: Path) -> Contestant:
+    return load_contestants([str(pair_folder)], [], precision="fp32")[0]
+
+
+def rankings(outcome: Outcome) -> dict[str, dict[str, float]]:
+    return {f"{task}/{query}": dict(answers) for task, run in outcome.runs.items() for query, answers in run.items()}
+
+
+def test_llama_index_and_the_core_give_the_same_scores(
+    pair: Contestant, client: QdrantClient, task_directory: Path, tmp_path: Path
+) -> None:
+    tasks = directory_tasks(task_directory)
+    for task in tasks:
+        task.load_data()
+    by_llama = rankings(evaluate(QdrantSearch(pair, client), tasks, tmp_path / "llama"))
+    by_core = rankings(evaluate(QdrantSearch(pair, client, through="core"), tasks, tmp_path / "core"))
+    assert by_llama.keys() == by_core.keys()
+    assert len(by_llama) == 5
+    for query, answers in by_llama.items():
+        assert answers == pytest.approx(by_core[query], abs=1e-6)
+
+
+def test_reranking_answers_only_with_the_candidates(client: QdrantClient, task_directory: Path, tmp_path: Path) -> None:
+    task = directory_tasks(task_directory)[1]
+    task.load_data()
+    outcome = evaluate(QdrantSearch(contestant(hash_pair()), client, through="core"), [task], tmp_path)
+    split: Any = task.dataset
+    candidates = split["default"]["test"]["top_ranked"]
+    assert {query: set(answers) for query, answers in outcome.runs["clinic-Rerank"].items()} == {
+        query: set(documents) for query, documents in candidates.items()
+    }
+
+
+def test_a_second_run_encodes_no_document(client: QdrantClient, task_directory: Path, tmp_path: Path) -> None:
+    tasks = directory_tasks(task_directory)[:2]
+    for task in tasks:
+        task.load_data()
+    first, again = (QdrantSearch(contestant(hash_pair()), client, through="core") for _ in range(2))
+    scores = [evaluate(search, tasks, tmp_path).scores for search in (first, again)]
+    assert [indexing.encoded for indexing in first.indexed.values()] == [5, 5]
+    assert [indexing.encoded for indexing in again.indexed.values()] == [0, 0]
+    assert scores[0] == scores[1]
+
+
+def test_another_corpus_or_document_instruction_never_meets_old_points(
+    client: QdrantClient, task_directory: Path
+) -> None:
+    metadata = directory_tasks(task_directory)[0].metadata
+    plain = QdrantSearch(contestant(hash_pair()), client)
+    instructed = QdrantSearch(contestant(hash_pair()), client, instructions=Instructions(document=True))
+    names = {plain.collection(metadata), instructed.collection(metadata)}
+    with (task_directory / "retrieval/corpus.jsonl").open("a") as corpus:
+        corpus.write('{"id": "d6", "text": "新"}\n')
+    names.add(plain.collection(directory_tasks(task_directory)[0].metadata))
+    assert len(names) == 3
+
+
+def test_instructions_reach_the_side_that_they_are_for(client: QdrantClient, task_directory: Path) -> None:
+    model = hash_pair()
+    search = QdrantSearch(contestant(model), client, instructions=Instructions(query=True, template="[{instruction}]"))
+    instructed = search.model_for(directory_tasks(task_directory)[0].metadata)
+    prompt = "[Given a Chinese medical question, retrieve medical documents that answer the question.]"
+    assert np.array_equal(instructed.encode_query(["耳鸣"]), model.encode_query(["耳鸣"], prompt=prompt))
+    assert np.array_equal(instructed.encode_document(["耳鸣"]), model.encode_document(["耳鸣"]))
+    assert instructed.query_encoder.count_tokens(["耳鸣"]) == [len(prompt) + 2 + 2]
+
+
+def test_a_query_without_an_answer_counts_as_zero(client: QdrantClient, task_directory: Path, tmp_path: Path) -> None:
+    """BM25 finds nothing for a query whose characters no document has; mteb would leave it out of the mean."""
+    path = task_directory / "retrieval/queries.jsonl"
+    path.write_text(path.read_text(encoding="utf-8").replace("血压高要注意什么", "zzz"), encoding="utf-8")
+    task = directory_tasks(task_directory)[0]
+    task.load_data()
+    outcome = evaluate(QdrantSearch(contestant(hash_pair(), "sparse"), client), [task], tmp_path)
+    assert outcome.runs["clinic-Retrieval"]["q3"] == {}
+    [entry] = outcome.per_query
+    assert dict(zip(entry.queries, entry.scores["nDCG@10"], strict=True)) == {"q1": 1.0, "q2": 1.0, "q3": 0.0}
+    assert outcome.scores[0].value == pytest.approx(2 / 3)
+
+
+def test_bm25_takes_no_sts(client: QdrantClient, task_directory: Path, tmp_path: Path) -> None:
+    tasks = directory_tasks(task_directory)
+    for task in tasks:
+        task.load_data()
+    searches = [QdrantSearch(contestant(hash_pair(), mode), client, through="core") for mode in ("dense", "sparse")]
+    outcomes = [evaluate(search, tasks, tmp_path) for search in searches]
+    assert [score.task for score in outcomes[1].scores] == ["clinic-Retrieval", "clinic-Rerank"]
+    with pytest.raises(InputError, match="has no vectors"):
+        searches[1].encode([{"text": ["x"]}], task_metadata=tasks[2].metadata)
+    compared = compare(outcomes, tasks)
+    assert {task: [row.other for row in rows] for task, rows in compared.items()} == {
+        "clinic-Retrieval": ["BM25"],
+        "clinic-Rerank": ["BM25"],
+    }
+
+
+def test_sts_by_side_equals_the_cosines_of_those_sides(
+    client: QdrantClient, task_directory: Path, tmp_path: Path
+) -> None:
+    tasks = directory_tasks(task_directory)[2:]
+    for task in tasks:
+        task.load_data()
+    model = hash_pair()
+    outcome = evaluate(QdrantSearch(contestant(model), client, through="core"), tasks, tmp_path)
+    first = ["碳酸氢钠片是否会引起头皮痒", "感冒发烧怎么办", "孩子发热", "耳鸣吃什么药"]
+    second = ["服用小苏打片是否可能导致头皮发痒？", "肾结石怎么办", "小孩发烧", "贫血吃什么"]
+    encode = {"q": model.encode_query, "d": model.encode_document}
+    for entry, sides in zip(outcome.per_query, ("qd", "qq", "dd"), strict=True):
+        cosines = (encode[sides[0]](first) * encode[sides[1]](second)).sum(axis=1)
+        assert entry.scores["similarity"] == pytest.approx(cosines.tolist(), abs=1e-5)
