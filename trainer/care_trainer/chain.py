@@ -160,14 +160,24 @@ def _finished(folder: Path, settings: Any, resume: bool) -> bool:
         return False
     if not resume:
         raise InputError(f"{folder}: is finished already; pass --resume to keep it, or give another output")
-    found = read_record(folder)["settings"]
-    if found != json.loads(json.dumps(settings)):
-        changed = sorted(key for key in settings if found.get(key) != json.loads(json.dumps(settings[key])))
+    changed = _changed(read_record(folder)["settings"], json.loads(json.dumps(settings)))
+    if changed:
         raise InputError(
             f"{folder}: was trained with other settings ({', '.join(changed)}); remove it and the stages after it, "
             "or give another output"
         )
     return True
+
+
+def _changed(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    """Name the settings that differ; one that the version which wrote the record did not know is as it was then."""
+    changed = []
+    for key in sorted(found.keys() & wanted.keys()):
+        if isinstance(found[key], dict) and isinstance(wanted[key], dict) and key != "weights":
+            changed += [f"{key}.{inner}" for inner in _changed(found[key], wanted[key])]
+        elif found[key] != wanted[key]:
+            changed.append(key)
+    return changed
 
 
 def _check_hashes(folder: Path, hashes: dict[str, str], resume: bool) -> None:

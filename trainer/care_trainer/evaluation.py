@@ -20,13 +20,15 @@ def load_evaluator(evaluation: Evaluation, root: Path) -> InformationRetrievalEv
     folder = root / evaluation.retrieval
     corpus = {
         str(row["id"]): embedded_text(row.get("title", ""), row["text"])
-        for row, _ in read_rows(_file(folder, "corpus"))
+        for row, _ in read_rows(retrieval_file(folder, "corpus"))
     }
     relevant: dict[str, set[str]] = {}
-    for row, _ in read_rows(_file(folder, "qrels")):
+    for row, _ in read_rows(retrieval_file(folder, "qrels")):
         if float(row["score"]) > 0:
             relevant.setdefault(str(row["query_id"]), set()).add(str(row["document_id"]))
-    queries = {str(row["id"]): row["text"] for row, _ in read_rows(_file(folder, "queries")) if row["id"] in relevant}
+    queries = {
+        str(row["id"]): row["text"] for row, _ in read_rows(retrieval_file(folder, "queries")) if row["id"] in relevant
+    }
     queries = dict(list(queries.items())[: evaluation.max_queries])
     if not queries:
         raise InputError(f"{folder}: no query has a relevant document")
@@ -52,7 +54,12 @@ def score(evaluator: InformationRetrievalEvaluator, model: SentenceTransformer) 
     return {key.removeprefix(prefix): float(value) for key, value in found.items() if key.startswith(prefix)}
 
 
-def _file(folder: Path, name: str) -> Path:
+def retrieval_file(folder: Path, name: str) -> Path:
+    """Find ``corpus``, ``queries`` or ``qrels`` of a retrieval set, plain or gzipped.
+
+    Raises:
+        InputError: there is neither.
+    """
     for path in (folder / f"{name}.jsonl", folder / f"{name}.jsonl.gz"):
         if path.is_file():
             return path

@@ -6,6 +6,7 @@ is decided here after every load, counted and logged, and a side that should tra
 
 import logging
 from pathlib import Path
+from typing import cast
 
 import torch
 from peft import LoraConfig, TaskType
@@ -73,7 +74,7 @@ def build_document(base: str, tower: Tower, dim: int) -> SentenceTransformer:
 def _transformer(base: str, tower: Tower) -> Transformer:
     options = {"revision": tower.revision} if tower.revision else {}
     try:
-        transformer = Transformer(
+        transformer: Transformer = Transformer(
             base, max_seq_length=tower.max_tokens, model_kwargs=dict(options), processor_kwargs=dict(options)
         )
     except OSError as error:
@@ -83,7 +84,6 @@ def _transformer(base: str, tower: Tower) -> Transformer:
     # Left padding would make mini-batches carry the widest text's padding; causal attention does not mind the side.
     transformer.tokenizer.padding_side = "right"
     transformer.tokenizer.model_max_length = tower.max_tokens
-    assert isinstance(transformer, Transformer)
     return transformer
 
 
@@ -115,15 +115,14 @@ def tokenizer_of(transformer: Transformer) -> PreTrainedTokenizerFast:
 
 def transformer_of(model: SentenceTransformer) -> Transformer:
     """Give an encoder's first module."""
-    transformer: torch.nn.Module = model[0]
-    assert isinstance(transformer, Transformer), "every encoder here is assembled around one"
-    return transformer
+    return cast(Transformer, model[0])
 
 
 def word_embeddings(model: SentenceTransformer) -> torch.nn.Parameter:
     """Give an encoder's token vectors, (tokens, hidden)."""
     embeddings = transformer_of(model).model.get_input_embeddings()
     assert isinstance(embeddings, torch.nn.Embedding)
+    assert isinstance(embeddings.weight, torch.nn.Parameter)
     return embeddings.weight
 
 

@@ -1,4 +1,4 @@
-"""``care-train``: thin commands; torch is imported when one runs, never for ``--help``."""
+"""``care-train run`` and ``care-train configs``."""
 
 import logging
 import math
@@ -13,25 +13,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from care_qdrant.cli import run as run_command
 from care_qdrant.errors import InputError, needs_extra
 
 if TYPE_CHECKING:
     from care_trainer.stages.context import Report
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
-def care_train() -> None:
-    """Train an asymmetric pair, from base models to a CARE folder.
-
-    \b
-    Example:
-      care-train configs
-      care-train run nano --set data_root=data
-    """
-
-
-@care_train.command()
+@click.command()
 @click.argument("config")
 @click.option("--stage", help="Run only this stage; those before it must be finished.")
 @click.option("--resume", is_flag=True, help="Keep finished stages, continue an interrupted one where it stopped.")
@@ -48,7 +36,7 @@ def run(config: str, stage: str | None, resume: bool, overrides: tuple[str, ...]
     from care_trainer.parse import load_run
 
     started = time.monotonic()
-    path = _find(config)
+    path = find_config(config)
     loaded = load_run(path, overrides)
     with needs_extra("train", "training"):
         from care_trainer.chain import run_stages
@@ -62,7 +50,7 @@ def run(config: str, stage: str | None, resume: bool, overrides: tuple[str, ...]
         click.echo(str(Path(loaded.output) / card.name))
 
 
-@care_train.command()
+@click.command()
 def configs() -> None:
     """List the shipped configurations.
 
@@ -79,7 +67,8 @@ def _shipped() -> list[Path]:
     return sorted(Path(str(files("care_trainer") / "configs")).glob("*.toml"))
 
 
-def _find(config: str) -> Path:
+def find_config(config: str) -> Path:
+    """Give the file of a configuration that is named by path or by its shipped name."""
     if Path(config).suffix == ".toml":
         return Path(config)
     for path in _shipped():
@@ -119,12 +108,3 @@ def _quiet() -> None:
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("care_trainer").setLevel(logging.INFO)
-
-
-def main() -> None:
-    """Run `care-train`."""
-    run_command(care_train)
-
-
-if __name__ == "__main__":
-    main()

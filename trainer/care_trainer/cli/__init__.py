@@ -1,0 +1,28 @@
+"""``care-train``: thin commands; torch is imported when one runs, never for ``--help``."""
+
+import click
+
+from care_qdrant.cli import run as run_program
+from care_trainer.cli.data import data
+from care_trainer.cli.mine import mine
+from care_trainer.cli.run import configs, run
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def care_train() -> None:
+    """Train an asymmetric pair, from base models to a CARE folder.
+
+    \b
+    Example:
+      care-train configs
+      care-train run nano --set data_root=data
+    """
+
+
+for command in (run, configs, data, mine):
+    care_train.add_command(command)
+
+
+def main() -> None:
+    """Run `care-train`."""
+    run_program(care_train)

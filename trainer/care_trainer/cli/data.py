@@ -1,0 +1,80 @@
+"""``care-train data``: look at what a configuration would train on."""
+
+import json
+from pathlib import Path
+
+import click
+
+from care_qdrant.errors import InputError
+from care_trainer.cli.run import find_config
+
+_set_option = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a value.")
+
+
+@click.group()
+def data() -> None:
+    """Look at training data.
+
+    \b
+    Example:
+      care-train data check nano --set data_root=data
+    """
+
+
+@data.command()
+@click.argument("config")
+@_set_option
+def stats(config: str, overrides: tuple[str, ...]) -> None:
+    """Print rows, sources, weights and lengths of each stage of CONFIG, as JSON.
+
+    \b
+    Example:
+      care-train data stats nano --set data_root=data
+    """
+    from care_trainer.parse import load_run
+    from care_trainer.report import describe
+
+    click.echo(json.dumps(describe(load_run(find_config(config), overrides)), ensure_ascii=False, indent=2))
+
+
+@data.command()
+@click.argument("config")
+@_set_option
+def check(config: str, overrides: tuple[str, ...]) -> None:
+    """Read all data of CONFIG, and refuse it when a text of the evaluation set is in it.
+
+    \b
+    Example:
+      care-train data check nano --set data_root=data
+    """
+    from care_trainer.parse import load_run
+    from care_trainer.report import describe, leaks
+
+    loaded = load_run(find_config(config), overrides)
+    figures = describe(loaded)
+    if loaded.evaluation is not None and (found := leaks(loaded)):
+        raise InputError(
+            f"{len(found)} training texts are in the evaluation set, among them:\n  " + "\n  ".join(found[:10])
+        )
+    click.echo(f"{sum(stage['rows'] for stage in figures.values())} rows in {len(figures)} stages, no leak")
+
+
+@data.command(name="self-pairs")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="JSONL to write.")
+def self_pairs(files: tuple[Path, ...], output: Path) -> None:
+    """Write every text of JSONL FILES once, paired with itself: alignment data for Stage I.
+
+    \b
+    Example:
+      care-train data self-pairs pairs.jsonl queries.jsonl --output alignment.jsonl
+    """
+    from care_trainer.config import Data
+    from care_trainer.data import read_texts
+
+    texts = read_texts(Data(files=tuple(str(file.resolve()) for file in files)), Path("/"))
+    with output.open("w", encoding="utf-8") as stream:
+        for text in texts:
+            row = {"query": text.text, "positive": text.text, "source": text.source}
+            stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+    click.echo(f"{len(texts)} self-pairs → {output}")

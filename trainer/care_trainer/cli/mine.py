@@ -1,0 +1,64 @@
+"""``care-train mine``: hard negatives out of a Qdrant collection."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from care_qdrant.cli.options import Target, model_options, target_options
+
+if TYPE_CHECKING:
+    from care_qdrant.model import CareModel
+
+
+@click.command()
+@click.argument("pairs", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--collection", required=True, help="What the negatives come from; see: care ingest")
+@click.option("--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="JSONL to write.")
+@click.option("--mode", type=click.Choice(["dense", "sparse"]), default="dense", show_default=True)
+@click.option("--negatives", default=5, show_default=True, help="Of each query, at most.")
+@click.option("--ranks", nargs=2, default=(10, 60), show_default=True, type=int, help="First and last rank that count.")
+@click.option("--margin", default=0.05, show_default=True, help="Dense: stay this share below the positive's score.")
+@click.option("--max-score", type=float, help="Never take a hit above this score.")
+@target_options
+@model_options
+def mine(
+    pairs: Path,
+    collection: str,
+    output: Path,
+    mode: str,
+    negatives: int,
+    ranks: tuple[int, int],
+    margin: float,
+    max_score: float | None,
+    target: Target,
+    load_model: Callable[[], "CareModel"],
+) -> None:
+    """Add hard negatives from a collection to PAIRS, a JSONL file.
+
+    \b
+    Example:
+      care-train mine pairs.jsonl --collection corpus --output mined.jsonl --ranks 10 60
+    """
+    from tqdm import tqdm
+
+    from care_qdrant.retriever import Retriever
+    from care_trainer.config import Data
+    from care_trainer.data import read_pairs
+    from care_trainer.mining import MiningRule, mine_pairs, similarity
+
+    rule = MiningRule(negatives, ranks[0], ranks[1], margin if mode == "dense" else None, max_score)
+    read = read_pairs(Data(files=(pairs.name,)), pairs.parent)
+    model = load_model() if mode == "dense" else None
+    found = 0
+    with target.open() as client, output.open("w", encoding="utf-8") as stream:
+        retriever = Retriever(client, collection, model, mode="dense" if model else "sparse")
+        for pair in tqdm(
+            mine_pairs(read, retriever.search, rule, similarity(model) if model else None), total=len(read)
+        ):
+            found += bool(pair.negatives)
+            row = {"query": pair.query, "positive": pair.positive, "negatives": pair.negatives, "source": pair.source}
+            stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+    click.echo(f"{found} of {len(read)} pairs have negatives → {output}")

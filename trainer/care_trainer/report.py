@@ -1,0 +1,79 @@
+"""What a run will be trained on: counts per source and licence, lengths, and leaks of the evaluation set."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from care_qdrant.errors import InputError
+from care_trainer.config import Data, Run, Stage
+from care_trainer.data import Pair, Text, read_pairs, read_rows, read_texts
+from care_trainer.evaluation import retrieval_file
+
+SINGLE_TEXT_STAGES = ("retromae", "causal", "align")
+
+
+def describe(run: Run) -> dict[str, Any]:
+    """Give the figures of every data set that a stage uses.
+
+    Raises:
+        InputError: a file is missing or a row is wrong.
+    """
+    root = Path(run.data_root)
+    return {
+        stage.name or stage.kind: {"data": stage.data, **_figures(_rows(stage, run.data[stage.data], root), run, stage)}
+        for stage in run.stage
+    }
+
+
+def leaks(run: Run) -> list[str]:
+    """Name the training texts that are also queries or documents of the evaluation set.
+
+    Raises:
+        InputError: the run has no evaluation set.
+    """
+    if run.evaluation is None:
+        raise InputError("the configuration has no [evaluation], so there is nothing to leak")
+    root = Path(run.data_root)
+    held_out = set(_evaluation_texts(root / run.evaluation.retrieval))
+    found: dict[str, None] = {}
+    for stage in run.stage:
+        for text in _strings(_rows(stage, run.data[stage.data], root)):
+            if _plain(text) in held_out:
+                found.setdefault(f"{stage.data}: {text[:60]}")
+    return list(found)
+
+
+def _rows(stage: Stage, data: Data, root: Path) -> Sequence[Pair | Text]:
+    return read_texts(data, root) if stage.kind in SINGLE_TEXT_STAGES else read_pairs(data, root)
+
+
+def _figures(rows: Sequence[Pair | Text], run: Run, stage: Stage) -> dict[str, Any]:
+    weights = run.data[stage.data].weights
+    sources = Counter(row.source for row in rows)
+    lengths = [len(text) for text in _strings(rows)]
+    return {
+        "rows": len(rows),
+        "rows_an_epoch": round(sum(count * weights.get(source, 1.0) for source, count in sources.items())),
+        "sources": {
+            source: {"rows": count, "weight": weights.get(source, 1.0)} for source, count in sources.most_common()
+        },
+        "characters": {f"p{share}": int(np.percentile(lengths, share)) for share in (50, 95, 100)},
+    }
+
+
+def _strings(rows: Iterable[Pair | Text]) -> Iterator[str]:
+    for row in rows:
+        yield from (row.query, row.positive) if isinstance(row, Pair) else (row.text,)
+
+
+def _evaluation_texts(folder: Path) -> Iterator[str]:
+    for name in ("queries", "corpus"):
+        for row, _ in read_rows(retrieval_file(folder, name)):
+            yield _plain(row["text"])
+
+
+def _plain(text: str) -> str:
+    return "".join(text.split())
