@@ -28,9 +28,6 @@ FP32_FILE = "onnx/model.onnx"
 INT8_FILE = "onnx/model_int8.onnx"
 FP32_TOLERANCE = 1e-5
 """Largest difference of a coordinate from stock sentence-transformers; above it the export is refused."""
-OPSET = 23
-"""The first with an Attention operator; transformers' SDPA becomes one node a layer."""
-
 logger = logging.getLogger(__name__)
 
 
@@ -100,16 +97,17 @@ def _export_fp32(tower: "SentenceTransformer", file: Path) -> None:
     input_ids = torch.ones((2, 8), dtype=torch.int64)
     attention_mask = torch.tensor([[1] * 8, [1] * 5 + [0] * 3])
     axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=tower.max_seq_length)}
+    graph = QueryGraph(tower).eval()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter warns about its own internals
         torch.onnx.export(
-            QueryGraph(tower).eval(),
+            graph,
             (input_ids, attention_mask),
             file,
             input_names=["input_ids", "attention_mask"],
             output_names=["sentence_embedding"],
             dynamic_shapes=(axes, axes),
-            opset_version=OPSET,
+            opset_version=graph.opset,
             external_data=False,
             dynamo=True,
             verbose=False,

@@ -9,6 +9,11 @@ from torch import Tensor
 from transformers import BertModel
 from transformers.models.bert.modeling_bert import BertLayer
 
+BERT_OPSET = 23
+"""The first with an attention operator."""
+OPSET = 21
+"""Of other architectures. From 23 on the exporter writes rotary embeddings that onnxruntime 1.31 refuses."""
+
 
 class QueryGraph(torch.nn.Module):
     """All modules of a query encoder, pooling and normalisation included."""
@@ -16,8 +21,10 @@ class QueryGraph(torch.nn.Module):
     def __init__(self, tower: SentenceTransformer) -> None:
         super().__init__()
         self.tower = copy.deepcopy(tower)
+        self.opset = OPSET
         transformer, pooling = self.tower[0], self.tower[1]
         if isinstance(transformer.model, BertModel):
+            self.opset = BERT_OPSET
             layers: Any = transformer.model.encoder.layer
             for number, layer in enumerate(layers):
                 is_last = number == len(layers) - 1

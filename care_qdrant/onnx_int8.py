@@ -26,7 +26,7 @@ _MIN_TABLE_ROWS = 1_024
 """Smaller tables (positions, token types) are not worth the precision."""
 
 # Activations are unsigned with the zero at 128: onnxruntime has fast kernels for unsigned × signed on every x86, while
-# signed × signed falls back to one that is ten times slower.
+# signed × signed is ten times slower.
 _CONSTANTS: dict[str, npt.NDArray[Any]] = {
     "int8.last_axis": np.array([-1], np.int64),
     "int8.one": np.array(1, np.float32),
@@ -47,12 +47,10 @@ def quantize(fp32_file: Path, int8_file: Path) -> None:
         import onnx
 
     model = onnx.load(fp32_file)
-    _Rewrite(model.graph).apply()
+    if not _Rewrite(model.graph).apply():
+        raise ModelError(f"{fp32_file}: has no matrix product with a constant weight, so int8 would change nothing")
     model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
-    try:
-        onnx.save(model, int8_file)
-    except ValueError as error:
-        raise ModelError(f"{fp32_file}: its int8 rendering cannot be written ({error})") from error
+    onnx.save(model, int8_file)
 
 
 class _Rewrite:
@@ -70,8 +68,8 @@ class _Rewrite:
         for name, value in _CONSTANTS.items():
             self._add_tensor(name, value)
 
-    def apply(self) -> None:
-        """Replace the graph's nodes and tensors."""
+    def apply(self) -> int:
+        """Replace the graph's nodes and tensors, and give how many products now run on int8."""
         for node in self._graph.node:
             if self._is_product(node):
                 self._add_int8_product(node)
@@ -83,6 +81,7 @@ class _Rewrite:
         del self._graph.node[:], self._graph.initializer[:]
         self._graph.node.extend(self._nodes)
         self._graph.initializer.extend(tensor for name, tensor in self._tensors.items() if name in used)
+        return sum(node.op_type == "MatMulIntegerToFloat" for node in self._nodes)
 
     def _is_product(self, node: "NodeProto") -> bool:
         weight = self._tensors.get(node.input[1]) if node.op_type == "MatMul" else None
@@ -122,9 +121,9 @@ class _Rewrite:
     def _add_int8_lookup(self, lookup: "NodeProto") -> None:
         name, indices = lookup.output[0], lookup.input[1]
         rounded, scale = _quantize(self._to_array(self._tensors[lookup.input[0]]), axis=1)
-        levels = self._add("Gather", [self._add_tensor(f"{name}.table", rounded), indices], f"{name}.levels")
-        factor = self._add("Gather", [self._add_tensor(f"{name}.table_scale", scale), indices], f"{name}.scale")
-        as_float = self._add("CastLike", [levels, factor], f"{name}.unscaled")
+        levels = self._add("Gather", [self._add_tensor(f"{name}.table", rounded), indices], f"{name}.row_levels")
+        factor = self._add("Gather", [self._add_tensor(f"{name}.table_scale", scale), indices], f"{name}.row_scale")
+        as_float = self._add("CastLike", [levels, factor], f"{name}.row_unscaled")
         self._add("Mul", [as_float, factor], name)
 
     def _add(self, operator: str, inputs: Sequence[str], *outputs: str, domain: str = "", **attributes: Any) -> str:

@@ -3,21 +3,24 @@
 The graph holds pooling and normalisation (`care_qdrant.onnx_export`), so a query is: tokenise, run, done.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime  # type: ignore[import-untyped]
 from tokenizers import Encoding, Tokenizer
 
-from care_qdrant.encoders.batching import token_batches
+from care_qdrant.encoders.saturation import int8_saturates
 from care_qdrant.errors import EncodingError, IncompleteModel, ModelError
 from care_qdrant.types import Vectors
 
 BATCH_TOKENS = 4_096
 """Padded tokens of one run: enough to amortise reading the weights, small enough to stay in the cache."""
+_LENGTH_STEP = 4
+"""A text is always padded to the next multiple, alone or not, and shares a run only with texts of that length. Padding
+to a neighbour's length would move float sums by their last bit, and int8 can turn a last bit into a level."""
 
 
 class OnnxEncoder:
@@ -65,9 +68,11 @@ class OnnxEncoder:
             EncodingError: a text has no tokens, or the graph gave a vector that is not of unit length.
         """
         token_ids = [encoding.ids for encoding in self._tokenize(texts, prompt)]
+        if not all(token_ids):
+            raise EncodingError(f"text {token_ids.index([])} has no tokens, not even a special one: leave it out")
         vectors = np.empty((len(texts), self.dim), dtype=np.float32)
-        for batch in token_batches([len(ids) for ids in token_ids], self.batch_tokens):
-            vectors[batch] = self._run([token_ids[index] for index in batch])
+        for length, batch in self._batches(token_ids):
+            (vectors[batch],) = self._session.run(None, _pad([token_ids[index] for index in batch], length))
         _check_unit_rows(vectors, texts)
         return vectors
 
@@ -84,10 +89,14 @@ class OnnxEncoder:
         parts = [encoding, *encoding.overflowing]
         return sum(len(part.ids) for part in parts) - self._special_tokens * (len(parts) - 1)
 
-    def _run(self, token_ids: Sequence[Sequence[int]]) -> Vectors:
-        inputs = _pad(token_ids)
-        (vectors,) = self._session.run(None, inputs)
-        return np.asarray(vectors, dtype=np.float32)
+    def _batches(self, token_ids: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[int]]]:
+        """Yield a padded length and the indices of texts that have it."""
+        by_length: dict[int, list[int]] = defaultdict(list)
+        for index, ids in enumerate(token_ids):
+            by_length[min(-len(ids) // _LENGTH_STEP * -_LENGTH_STEP, self.max_tokens)].append(index)
+        for length, indices in by_length.items():
+            size = max(1, self.batch_tokens // length)
+            yield from ((length, indices[start : start + size]) for start in range(0, len(indices), size))
 
 
 def _load_tokenizer(folder: Path, max_tokens: int) -> Tokenizer:
@@ -104,16 +113,30 @@ def _load_tokenizer(folder: Path, max_tokens: int) -> Tokenizer:
     return tokenizer
 
 
-def _load_session(path: Path, dim: int, threads: int) -> onnxruntime.InferenceSession:
-    if not path.is_file():
-        raise IncompleteModel(f"{path} is missing; export the query encoder again")
+def session_options(threads: int, *, exact_kernels: bool) -> onnxruntime.SessionOptions:
+    """Give the options of a session.
+
+    Args:
+        threads: Cores that one run may use.
+        exact_kernels: Take the slower int8 kernels that are exact on every CPU (`care_qdrant.encoders.saturation`).
+    """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    # The higher levels fuse Add + LayerNormalization and Add + Gelu into kernels that are several times slower.
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     # A spinning pool burns a core between queries and stalls up to 34 times on a contended machine.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if exact_kernels:
+        options.add_session_config_entry("session.x64quantprecision", "1")
+    else:
+        # The higher levels fuse Add + LayerNormalization and Add + Gelu into kernels that are several times slower.
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    return options
+
+
+def _load_session(path: Path, dim: int, threads: int) -> onnxruntime.InferenceSession:
+    if not path.is_file():
+        raise IncompleteModel(f"{path} is missing; export the query encoder again")
+    options = session_options(threads, exact_kernels=int8_saturates())
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's own exceptions share no public base
@@ -124,9 +147,9 @@ def _load_session(path: Path, dim: int, threads: int) -> onnxruntime.InferenceSe
     return session
 
 
-def _pad(token_ids: Sequence[Sequence[int]]) -> dict[str, npt.NDArray[Any]]:
-    """Give (batch, longest) arrays, padded on the right; masked positions never reach a vector."""
-    shape = (len(token_ids), max(len(ids) for ids in token_ids))
+def _pad(token_ids: Sequence[Sequence[int]], length: int) -> dict[str, npt.NDArray[np.int64]]:
+    """Give (batch, length) arrays, padded on the right; masked positions never reach a vector."""
+    shape = (len(token_ids), length)
     input_ids, attention_mask = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
     for row, ids in enumerate(token_ids):
         input_ids[row, : len(ids)] = ids

@@ -1,0 +1,30 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from care_qdrant.encoders.batching import token_batches
+
+LENGTHS = st.lists(st.integers(1, 600), max_size=80)
+
+
+@given(LENGTHS, st.integers(1, 5_000))
+def test_each_text_is_in_one_batch_and_no_batch_costs_more_than_the_budget(lengths: list[int], budget: int) -> None:
+    batches = list(token_batches(lengths, budget))
+
+    assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
+    for batch in batches:
+        padded = max(lengths[index] for index in batch) * len(batch)
+        assert padded <= budget or len(batch) == 1
+
+
+@given(LENGTHS)
+def test_the_longest_texts_come_first_so_that_memory_runs_out_at_once_or_never(lengths: list[int]) -> None:
+    order = [lengths[index] for batch in token_batches(lengths, 1_024) for index in batch]
+
+    assert order == sorted(lengths, reverse=True)
+
+
+def test_a_window_of_documents_pays_little_for_padding() -> None:
+    lengths = [20 + (37 * n) % 480 for n in range(4_096)]
+    padded = sum(max(lengths[i] for i in batch) * len(batch) for batch in token_batches(lengths, 16_384))
+
+    assert padded / sum(lengths) < 1.02
