@@ -78,14 +78,34 @@ def copy_points(
         InputError: a point of the target differs, and ``overwrite`` is off.
         QdrantError: a side refused or could not be reached; what was stored stays.
     """
+    sample = Sample(settings.sample)
     copy = _Copy(source, target, measures(vectors), settings, is_new, count_points(source), on_progress)
     size = _page_size(target, vectors) if not settings.dry_run else _page_size(source, vectors)
     with Sender(target) as sender:
         for ids in read_ids(source):
-            copy.draw(ids)
+            sample.draw(ids)
             for page in in_pages(ids, size):
                 sender.submit(partial(copy.writes, page))
+    copy.copied.sample = sample.ids
     return copy.copied
+
+
+class Sample:
+    """Ids of which each had the same chance to be drawn (Vitter 1985, algorithm R)."""
+
+    def __init__(self, size: int) -> None:
+        self.ids: list[PointId] = []
+        self._size = size
+        self.drawn_from = 0
+
+    def draw(self, ids: Sequence[PointId]) -> None:
+        """Let more ids have a chance."""
+        for point_id in ids:
+            self.drawn_from += 1
+            if len(self.ids) < self._size:
+                self.ids.append(point_id)
+            elif (place := random.randrange(self.drawn_from)) < self._size:
+                self.ids[place] = point_id
 
 
 def verify_copy(
@@ -125,18 +145,7 @@ class _Copy:
     total: int
     on_progress: OnProgress
     copied: Copied = field(default_factory=Copied)
-    drawn_from: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def draw(self, ids: Sequence[PointId]) -> None:
-        """Let each id have the same chance to be in the sample (Vitter 1985, algorithm R)."""
-        sample, size = self.copied.sample, self.settings.sample
-        for point_id in ids:
-            self.drawn_from += 1
-            if len(sample) < size:
-                sample.append(point_id)
-            elif (place := random.randrange(self.drawn_from)) < size:
-                sample[place] = point_id
 
     def writes(self, ids: Sequence[PointId]) -> Iterable[Write]:
         """Give what has to be written of a page."""

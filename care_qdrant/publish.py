@@ -6,16 +6,18 @@ former version stays, so that going back is a switch, too.
 
 import time
 from dataclasses import dataclass
+from typing import Literal
 
 from qdrant_client import QdrantClient
 
 from care_qdrant.blueprint import Blueprint, check_like, create_indexes, create_like, read_blueprint, resolve
 from care_qdrant.connection import tune_embedded
-from care_qdrant.copying import Copied, CopySettings, OnProgress, copy_points, verify_copy
+from care_qdrant.copying import Copied, CopySettings, OnProgress, Sample, copy_points, verify_copy
 from care_qdrant.errors import InputError
-from care_qdrant.points import ids_beyond
+from care_qdrant.points import count_points, ids_beyond, read_ids
 from care_qdrant.readiness import KnownItems, check_known_items, wait_until_indexed
 from care_qdrant.retry import Link, RetryPolicy
+from care_qdrant.snapshot import fill_by_snapshot, require_snapshots
 from care_qdrant.sync import delete_points
 from care_qdrant.versions import Mark, as_metadata, delete_old, point_alias, read_versions, write_mark
 
@@ -33,6 +35,8 @@ class PublishSettings:
     """Points that are read back and compared."""
     index_minutes: float = 120.0
     """How long the server may take to build the search index before the alias is switched."""
+    via: Literal["copy", "snapshot"] = "copy"
+    """Read and write each point; or let a server of one node fill the version from its own snapshot."""
     dry_run: bool = False
 
 
@@ -174,10 +178,15 @@ def _compare(origin: Link, target: Link, settings: PublishSettings, on_progress:
 
 def _build(origin: Link, target: Link, settings: PublishSettings, on_progress: OnProgress) -> _Built:
     """Make the version equal to the source, and verify it."""
+    if settings.via == "snapshot":
+        require_snapshots(origin)
     blueprint = read_blueprint(origin)
     is_new = _prepare(origin, target, blueprint)
     copying, deleted = CopySettings(overwrite=True, sample=settings.sample), 0
-    copied = copy_points(origin, target, blueprint.dense, copying, is_new=is_new, on_progress=on_progress)
+    if is_new and settings.via == "snapshot":
+        copied = _recover(origin, target, settings)
+    else:
+        copied = copy_points(origin, target, blueprint.dense, copying, is_new=is_new, on_progress=on_progress)
     for page in () if is_new else list(ids_beyond(origin, target)):
         delete_points(target, page)
         deleted += len(page)
@@ -185,6 +194,15 @@ def _build(origin: Link, target: Link, settings: PublishSettings, on_progress: O
     verify_copy(origin, target, blueprint.dense, copied.sample)
     known_items = check_known_items(origin, target, blueprint.dense, copied.sample[:KNOWN_ITEMS])
     return _Built(copied, deleted, known_items)
+
+
+def _recover(origin: Link, target: Link, settings: PublishSettings) -> Copied:
+    """Fill an empty version from a snapshot."""
+    fill_by_snapshot(origin, target, settings.index_minutes * 60)
+    sample = Sample(settings.sample)
+    for ids in read_ids(origin):
+        sample.draw(ids)
+    return Copied(added=count_points(target), sample=sample.ids)
 
 
 def _prepare(origin: Link, target: Link, blueprint: Blueprint) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from typing import Literal
 
 import click
 
@@ -30,6 +31,13 @@ from care_qdrant.cli.options import Target, target_options
     show_default=True,
     help="How long the server may build the search index before the switch.",
 )
+@click.option(
+    "--via",
+    type=click.Choice(["copy", "snapshot"]),
+    default="copy",
+    show_default=True,
+    help="Copy each point, or let a server of one node recover its own snapshot.",
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and write nothing.")
 def command(
     collection: str,
@@ -39,6 +47,7 @@ def command(
     keep: int | None,
     sample: int,
     index_minutes: float,
+    via: Literal["copy", "snapshot"],
     dry_run: bool,
 ) -> None:
     """Copy COLLECTION to the next version of an alias, verify the copy, and switch the alias to it in one step.
@@ -60,7 +69,7 @@ def command(
             switched = roll_back(client, alias or collection, dry_run=dry_run)
             click.echo(json.dumps(asdict(switched), ensure_ascii=False))
             return
-        settings = PublishSettings(keep, sample, index_minutes, dry_run)
+        settings = PublishSettings(keep, sample, index_minutes, via, dry_run)
         with points_bar(collection) as show:
             report = publish(client, collection, alias, settings, on_progress=show)
     click.echo(json.dumps(asdict(report), ensure_ascii=False))

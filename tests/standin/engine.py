@@ -11,6 +11,7 @@ from pydantic_core import to_jsonable_python
 from qdrant_client import models
 from qdrant_client.local.qdrant_local import QdrantLocal
 
+from tests.standin import snapshots
 from tests.standin.strict import StrictMode
 
 T = TypeVar("T")
@@ -77,6 +78,7 @@ class Engine:
         self.version = version
         self.settings: dict[str, Settings] = {}
         self.lock = threading.RLock()
+        self.snapshots: snapshots.Snapshots = {}
         self.yellow_answers = 0
         """So many more times a collection says that its index is being built."""
 
@@ -191,6 +193,18 @@ def _delete_index(call: Call) -> Any:
 
 def _change_aliases(call: Call) -> bool:
     return call.local.update_collection_aliases(call.parse(models.ChangeAliasesOperation).actions)
+
+
+def _create_snapshot(call: Call) -> Any:
+    return snapshots.create(call.local, call.engine.snapshots, call.collection)
+
+
+def _recover_snapshot(call: Call) -> bool:
+    return snapshots.recover(call.local, call.engine.snapshots, call.collection, call.parse(models.SnapshotRecover))
+
+
+def _delete_snapshot(call: Call) -> bool:
+    return call.engine.snapshots.pop((call.names[0], call.names[1]), None) is not None
 
 
 # --- points: writing ------------------------------------------------------------------------------------------------
@@ -362,6 +376,10 @@ ROUTES = [
     _route("DELETE", "/collections/{}/vectors/{}", _delete_vector),
     _route("PUT", "/collections/{}/index", _create_index),
     _route("DELETE", "/collections/{}/index/{}", _delete_index),
+    _route("GET", "/cluster", lambda _: {"status": "disabled"}),
+    _route("POST", "/collections/{}/snapshots", _create_snapshot),
+    _route("PUT", "/collections/{}/snapshots/recover", _recover_snapshot),
+    _route("DELETE", "/collections/{}/snapshots/{}", _delete_snapshot),
     _route("GET", "/aliases", lambda call: call.local.get_aliases()),
     _route("GET", "/collections/{}/aliases", lambda call: call.local.get_collection_aliases(call.names[0])),
     _route("POST", "/collections/aliases", _change_aliases),
