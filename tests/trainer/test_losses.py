@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 from care_trainer import towers
-from care_trainer.losses import EmbeddingLoss, Features, text_keys
+from care_trainer.losses import EmbeddingLoss, Features, hide_tokens, text_keys
 from care_trainer.objectives import AlignObjective, InfoNce, Matryoshka
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
@@ -93,3 +93,15 @@ def test_equal_texts_have_equal_keys_whatever_the_padding(query_folder: Path) ->
     )
     assert narrow[0] == wide[1] and narrow[1] == wide[0]
     assert len(set(wide.tolist())) == 4
+
+
+def test_hidden_tokens_are_neither_the_first_nor_the_last(document_folder: Path) -> None:
+    column = towers.load(document_folder).preprocess(["高血压吃什么好", "哮喘的检查：可以做血常规、超声和影像学检查"])
+    torch.manual_seed(0)
+    hidden = hide_tokens(column, 0.5)["attention_mask"]
+    mask = column["attention_mask"]
+    last = mask.sum(dim=1) - 1
+    assert hidden[:, 0].all() and hidden[torch.arange(2), last].all()
+    assert hidden.sum() < mask.sum()
+    assert torch.equal(hidden & mask, hidden)
+    assert hide_tokens(column, 0.0) is column

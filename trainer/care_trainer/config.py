@@ -164,6 +164,8 @@ class Contrastive(Stage):
     """Also document → query, averaged."""
     matryoshka: tuple[int, ...] = ()
     """Dimensions of equation (4); empty is the full dimension only."""
+    token_dropout: float = 0.0
+    """Share of the tokens left out of each text in training, against learning the pairs by heart."""
     crop: float = 0.0
     """Share of the pairs that are replaced by two parts of their document: a short span, and what is left."""
 
@@ -176,8 +178,6 @@ class Bag(Contrastive):
     the weights of the mean, and the layers start as the identity: training goes on from the bag, not from noise.
     """
 
-    token_dropout: float = 0.1
-    """Share of the tokens left out of each text."""
     compose: bool = True
     """A token's vector is its own plus those of its characters, so that what is learned of 肾 is known of 肾结石."""
 

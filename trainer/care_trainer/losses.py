@@ -26,6 +26,7 @@ class EmbeddingLoss(CachedLossMixin, nn.Module):
         mini_batch_size: Rows embedded at once.
         mini_batch_tokens: Tokens embedded at once, instead of rows.
         cached: Embed twice, and hold the activations of one mini-batch only.
+        token_dropout: Share of the tokens that the encoder does not see.
     """
 
     def __init__(
@@ -36,10 +37,11 @@ class EmbeddingLoss(CachedLossMixin, nn.Module):
         mini_batch_size: int = 64,
         mini_batch_tokens: int | None = None,
         cached: bool = False,
+        token_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.model: Any = model
-        self.objective = objective
+        self.objective, self.token_dropout = objective, token_dropout
         self.mini_batch_size, self.mini_batch_num_tokens = mini_batch_size, mini_batch_tokens
         self.uses_gradient_cache = cached
         self._keys: list[Tensor] = []
@@ -50,7 +52,10 @@ class EmbeddingLoss(CachedLossMixin, nn.Module):
         columns = list(sentence_features)
         self._keys = [text_keys(column) for column in columns]
         self._orders = [column["attention_mask"].sum(dim=1).argsort(stable=True, descending=True) for column in columns]
-        columns = [_permute(column, order) for column, order in zip(columns, self._orders, strict=True)]
+        columns = [
+            hide_tokens(_permute(column, order), self.token_dropout)
+            for column, order in zip(columns, self._orders, strict=True)
+        ]
         if self.uses_gradient_cache:
             return self._forward_cached(columns, labels)
         reps = [[rep for rep, _ in self.embed_minibatch_iter(column, True, False)] for column in columns]
@@ -82,6 +87,16 @@ class EmbeddingLoss(CachedLossMixin, nn.Module):
             if cached is not None:
                 loss = loss + ((parameter - parameter.detach()) * cached).sum()
         return loss
+
+
+def hide_tokens(column: Features, share: float) -> Features:
+    """Hide a random share of the tokens from the encoder, never the first or the last of a text."""
+    if share == 0:
+        return column
+    mask = column["attention_mask"]
+    inner = (mask.cumsum(dim=1) > 1) & (mask.flip(1).cumsum(dim=1).flip(1) > 1)
+    hidden = inner & (torch.rand(mask.shape, device=mask.device) < share)
+    return {**column, "attention_mask": mask.masked_fill(hidden, 0)}
 
 
 def text_keys(column: Features) -> Tensor:

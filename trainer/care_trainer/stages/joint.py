@@ -27,6 +27,7 @@ def train_joint(context: Context) -> Trained:
         mini_batch_size=stage.mini_batch_size,
         mini_batch_tokens=stage.mini_batch_tokens,
         cached=stage.cached,
+        token_dropout=stage.token_dropout,
     )
     pairs = read_pairs(context.data, context.data_root)
     rows = pair_rows(pairs, stage.hard_negatives)
