@@ -1,0 +1,1 @@
+"""How fast and how sound the LlamaIndex integration is, against the stock classes with the same weights."""

@@ -1,0 +1,63 @@
+"""A pair of any size with random weights: speed does not depend on what the weights say."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from care_qdrant.checkpoint import write_checkpoint
+from care_qdrant.onnx_export import export_query_encoder
+
+HIDDEN = 768
+MAX_TOKENS = 512
+_SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+_EXAMPLES = Path(__file__).parents[3] / "examples" / "sample"
+
+
+def sample_queries(tokens: int = 36) -> list[str]:
+    """Give distinct queries of about so many tokens, cut from the sample corpus."""
+    lines = (_EXAMPLES / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
+    whole = "".join(json.loads(line)["text"] for line in lines)
+    step = tokens - 2
+    return [whole[start : start + step] for start in range(0, len(whole) - step, step)]
+
+
+def write_random_pair(folder: Path, layers: int) -> Path:
+    """Write a CARE folder whose query encoder is a BERT of that depth, 768 wide, with ONNX files; give the folder.
+
+    The document encoder is a BERT of one layer, since nothing here embeds documents.
+    """
+    queries = sample_queries()
+    query = _write_tower(folder.with_name(folder.name + "-query"), queries, layers)
+    document = _write_tower(folder.with_name(folder.name + "-document"), queries, 1)
+    onnx = export_query_encoder(query, queries[:50])
+    write_checkpoint(folder, name=f"random-bert-{layers}", query=query, document=document, onnx=onnx)
+    return folder
+
+
+def _write_tower(folder: Path, texts: Sequence[str], layers: int) -> Path:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Normalize, Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+    from transformers import BertConfig, BertModel, BertTokenizer, set_seed
+
+    set_seed(layers)
+    base = folder.with_name(folder.name + "-base")
+    base.mkdir(parents=True, exist_ok=True)
+    letters = sorted({character.lower() for text in texts for character in text if not character.isspace()})
+    vocabulary = base / "vocab.txt"
+    vocabulary.write_text("\n".join([*_SPECIAL_TOKENS, *letters]) + "\n", encoding="utf-8")
+    tokenizer = BertTokenizer(str(vocabulary), model_max_length=MAX_TOKENS)
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=HIDDEN,
+        num_hidden_layers=layers,
+        num_attention_heads=12,
+        intermediate_size=4 * HIDDEN,
+        max_position_embeddings=MAX_TOKENS,
+    )
+    BertModel(config).save_pretrained(base)
+    tokenizer.save_pretrained(base)
+    transformer = Transformer(str(base), max_seq_length=MAX_TOKENS)
+    model = SentenceTransformer(modules=[transformer, Pooling(HIDDEN, "cls"), Normalize()], device="cpu")
+    model.save_pretrained(str(folder), create_model_card=False)
+    return folder
