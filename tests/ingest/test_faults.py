@@ -80,6 +80,14 @@ def test_giving_up_names_what_is_stored_and_how_to_go_on(corpus: Path, client: Q
     assert stored_texts(client) == TEXTS
 
 
+@pytest.mark.parametrize("kind", ["429", "drop", "reset", "wait_timeout"])
+def test_no_fault_is_endured_for_ever(corpus: Path, client: QdrantClient, standin: StandIn, kind: Kind) -> None:
+    fault = standin.faults.add(kind, times=10_000, method="PUT", path="/points$", seconds=0)
+    with pytest.raises(Unreachable, match=r"gave up after 6 attempts.* 0 points of this run are stored"):
+        ingest(corpus, HashModel(), client, "corpus", settings=SMALL_BATCHES, retries=IMPATIENT)
+    assert 10_000 - fault.times <= 24
+
+
 def test_requests_that_are_too_large_are_halved(write_corpus: WriteCorpus) -> None:
     rows = [{"id": f"d{n}", "text": f"{n}" + "长" * 2_000} for n in range(60)]
     with StandIn(max_bytes=60_000) as server, open_client(url=server.url) as client:

@@ -116,6 +116,28 @@ def waiting(documents: int, rate: float, dim: int, scratch: Path | None, output:
     _save(output, {"runs": _plain(results)})
 
 
+@command.command()
+@click.option("--documents", type=click.IntRange(min=1), default=5_000, show_default=True)
+@click.option("--seconds", type=click.FloatRange(min=0), default=20, show_default=True, help="How long it is gone.")
+@click.option("--dim", type=click.IntRange(min=1), default=64, show_default=True)
+@scratch_option
+@output_option
+def outage(documents: int, seconds: float, dim: int, scratch: Path | None, output: Path) -> None:
+    """Let the server be gone in the middle of an ingestion, and count in the end.
+
+    \b
+    Example:
+      care-bench ingestion outage --output benchmarks/results/ingestion-outage.json
+    """
+    from care_benchmarks.ingestion.outage import measure_outage
+
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        result = _shown(measure_outage(Path(folder), documents, seconds, dim))
+    _save(output, asdict(result))
+    if result.points != result.chunks:
+        raise click.ClickException(f"{result.points} points of {result.chunks} are stored")
+
+
 def _shown(result: Any) -> Any:
     click.echo(result, err=True)
     return result
