@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,10 @@ from care_qdrant.cli.options import Target, model_options, target_options
 from care_qdrant.errors import REJECTED_ROWS_EXIT_CODE
 
 if TYPE_CHECKING:
+    from qdrant_client import QdrantClient
+
     from care_qdrant.model import CareModel
+    from care_qdrant.settings import IngestSettings
 
 
 class _ShardType(click.ParamType[tuple[int, int]]):
@@ -138,7 +142,7 @@ def command(
     check_corpus(corpus)
     model = load_model()
     quantization = None if options["quantization"] == "none" else options["quantization"]
-    with target.open() as client, progress_bar(corpus) as show:
+    with _database(target, options["dry_run"]) as client, progress_bar(corpus) as show:
         report = ingest(
             corpus,
             model,
@@ -158,7 +162,16 @@ def command(
         sys.exit(REJECTED_ROWS_EXIT_CODE)
 
 
-def _settings(options: dict[str, Any]) -> Any:
+def _database(target: Target, dry_run: bool) -> "AbstractContextManager[QdrantClient]":
+    """Open the target; for a dry run that would have to create its folder, an empty database in memory."""
+    if dry_run and target.path is not None and not target.path.exists():
+        from qdrant_client import QdrantClient
+
+        return closing(QdrantClient(":memory:"))
+    return target.open()
+
+
+def _settings(options: dict[str, Any]) -> "IngestSettings":
     from care_qdrant.reading import Shard
     from care_qdrant.settings import IngestSettings
 

@@ -96,10 +96,11 @@ def test_a_share_that_is_none_is_a_usage_error(write_corpus: WriteCorpus, share:
     assert "1/4, 2/4, 3/4 and 4/4" in result.stderr
 
 
-def test_a_dry_run_says_what_it_would_cost(write_corpus: WriteCorpus) -> None:
+def test_a_dry_run_says_what_it_would_cost_and_leaves_nothing(write_corpus: WriteCorpus, tmp_path: Path) -> None:
     report = json.loads(run(write_corpus(short_rows(9)), "--dry-run").stdout)
     assert report["estimate"]["points"] == 9
     assert report["points"] == 0
+    assert not (tmp_path / "qdrant").exists()
 
 
 def test_the_program_ends_with_one_line_and_the_exit_code_of_the_error(tmp_path: Path) -> None:
