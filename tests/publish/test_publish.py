@@ -201,6 +201,14 @@ def test_settings_and_indexes_of_a_server_come_along(client: QdrantClient) -> No
     assert there.payload_schema.keys() == {"score"}
 
 
+def test_shards_by_key_are_refused(client: QdrantClient, server: StandIn) -> None:
+    fill(client, "docs", PAIR, 2)
+    server.engine.settings_of("docs").params["sharding_method"] = "custom"
+    with pytest.raises(InputError, match="shards by key"):
+        publish(client, "docs", "live")
+    assert versions(client) == []
+
+
 def test_a_dry_run_writes_nothing(qdrant: QdrantClient) -> None:
     fill(qdrant, "docs", PAIR, 20)
     report = publish(qdrant, "docs", "live", PublishSettings(dry_run=True))

@@ -109,7 +109,10 @@ def _prepare(case: Case, points: int, scratch: Path, url: str, name: str) -> Pla
         with open_client(path=folder) as client:
             if not client.collection_exists("docs"):
                 make_collection(client, "docs", points)
-            return Place(case, folder, url, name, read_contents(client, "docs"))
+            first = read_contents(client, "docs")
+        with open_client(url=url) as client:
+            make_collection(client, name, 0)
+        return Place(case, folder, url, name, first)
     place = Place(case, folder, url, name, {})
     with place.open() as client:
         make_collection(client, name, points)

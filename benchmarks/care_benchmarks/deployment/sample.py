@@ -11,12 +11,14 @@ from care_qdrant.collection import VectorContract, write_contract
 from care_qdrant.connection import tune_embedded
 
 DIM = 32
+BATCH = 25
+"""Points of one request."""
 Contents = Mapping[Any, tuple[dict[str, Any], dict[str, Any]]]
 """Id → payload and vectors by name; of a sparse vector, its numbers by index."""
 
 
 def make_collection(client: QdrantClient, name: str, points: int) -> None:
-    """Create a collection and fill it."""
+    """Create a collection and fill it. A server takes few points at once, so that a kill falls between requests."""
     client.create_collection(
         name,
         vectors_config={
@@ -24,6 +26,7 @@ def make_collection(client: QdrantClient, name: str, points: int) -> None:
             "old": models.VectorParams(size=DIM, distance=models.Distance.EUCLID),
         },
         sparse_vectors_config={"bm25": models.SparseVectorParams(modifier=models.Modifier.IDF)},
+        strict_mode_config=models.StrictModeConfig(enabled=True, upsert_max_batchsize=BATCH),
     )
     tune_embedded(client, name)
     write_contract(client, name, "pair", VectorContract("a" * 64, "pair", DIM))
@@ -32,8 +35,8 @@ def make_collection(client: QdrantClient, name: str, points: int) -> None:
 
 def write_points(client: QdrantClient, name: str, numbers: range, seed: int = 0) -> None:
     """Write points; another seed gives the same ids other content."""
-    for start in range(numbers.start, numbers.stop, 256):
-        batch = [_point(number, seed) for number in range(start, min(start + 256, numbers.stop))]
+    for start in range(numbers.start, numbers.stop, BATCH):
+        batch = [_point(number, seed) for number in range(start, min(start + BATCH, numbers.stop))]
         client.upsert(name, batch, wait=True)
 
 
