@@ -44,7 +44,8 @@ def payload(tool: str, number: int, text: str) -> dict[str, Any]:
 def fill(client: QdrantClient, schema: str, tool: str, count: int = 40) -> None:
     """Make the collection."""
     client.create_collection(NAME, **SCHEMAS[schema], metadata={"owner": "team"})
-    client.upsert(NAME, [point(schema, tool, n, text) for n, text in enumerate(medical_texts(count))], wait=True)
+    if count:
+        client.upsert(NAME, [point(schema, tool, n, text) for n, text in enumerate(medical_texts(count))], wait=True)
 
 
 def point(schema: str, tool: str, number: int, text: str) -> models.PointStruct:
