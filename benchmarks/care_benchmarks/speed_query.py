@@ -1,0 +1,165 @@
+"""The query encoder by itself: CPU time by length and batch against LlamaIndex's stock class, what int8 changes.
+
+Everything runs in one process on one core, one measurement of each encoder after the other, so that a noisy machine
+hits all alike; ratios are paired, absolute times are the machine's.
+"""
+
+import json
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from care_qdrant.card import Card, read_card
+from care_qdrant.encoders.onnx import OnnxEncoder
+from care_qdrant.types import Vectors
+
+Encode = Callable[[Sequence[str]], Vectors]
+
+STOCK = "HuggingFaceEmbedding"
+LENGTHS = (16, 36, 64)
+"""Tokens of a query, special tokens included."""
+BATCHES = (1, 8, 32)
+COMPANY = 32
+"""Queries of mixed lengths that a query is encoded with to see whether they move it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """One encoder on queries of one length, so many in a call."""
+
+    encoder: str
+    tokens: int
+    batch: int
+    cpu_ms_per_query: float
+    """Median over the rounds."""
+    times_faster: float
+    """Median over the rounds of the stock class's time divided by this one's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fidelity:
+    """What an encoder's vectors are worth."""
+
+    encoder: str
+    file_mib: float
+    least_cosine: float
+    """Of its vectors with those of the stock class."""
+    mean_cosine: float
+    largest_difference: float
+    """Of a coordinate from that of the stock class."""
+    moved_by_company: float
+    """Largest change of a coordinate between a query alone and the same query among others."""
+
+
+def measure(model: Path, rounds: int) -> dict[str, Any]:
+    """Measure the ONNX renderings of a CARE folder's query encoder against the stock class with the same weights.
+
+    Args:
+        model: A CARE folder with both ONNX files.
+        rounds: Measurements of each cell.
+    """
+    card = read_card(model)
+    encoders = _open_encoders(model, card)
+    costs = [cost for tokens in LENGTHS for batch in BATCHES for cost in _cell(encoders, tokens, batch, rounds)]
+    return {
+        "model": card.name,
+        "int8_gate": dict(card.onnx.gate) if card.onnx else {},
+        "fidelity": [asdict(_fidelity(name, encoders, model, card)) for name in encoders if name != STOCK],
+        "costs": [asdict(cost) for cost in costs],
+    }
+
+
+def _open_encoders(model: Path, card: Card) -> dict[str, Encode]:
+    from care_benchmarks.llama.stacks import open_stack
+
+    stock = open_stack("huggingface", model)
+    stock.embed_batch_size = max(BATCHES)
+    encoders: dict[str, Encode] = {
+        STOCK: lambda texts: np.array(stock.get_text_embedding_batch(list(texts)), dtype=np.float32)
+    }
+    for name, file in _onnx_files(card).items():
+        side = card.query
+        encoder = OnnxEncoder(model / "query", file, dim=card.dim, max_tokens=side.max_tokens, prompt=side.prompt)
+        encoders[name] = encoder.encode
+    return encoders
+
+
+def _onnx_files(card: Card) -> dict[str, str]:
+    files = {"fp32": card.onnx.fp32, "int8": card.onnx.int8} if card.onnx else {}
+    return {name: file for name, file in files.items() if file}
+
+
+def _cell(encoders: Mapping[str, Encode], tokens: int, batch: int, rounds: int) -> list[Cost]:
+    from care_benchmarks.llama.random_pair import sample_queries
+
+    queries, rng = sample_queries(tokens), random.Random(0)
+    seconds: dict[str, list[float]] = {name: [] for name in encoders}
+    for number in range(-1, max(2, rounds // batch)):
+        texts = rng.sample(queries, batch)
+        for name in rng.sample(list(encoders), len(encoders)):
+            began = time.process_time()
+            encoders[name](texts)
+            if number >= 0:
+                seconds[name].append((time.process_time() - began) / batch)
+    stock = np.array(seconds[STOCK])
+    return [
+        Cost(name, tokens, batch, float(np.median(own) * 1e3), float(np.median(stock / np.array(own))))
+        for name, own in seconds.items()
+    ]
+
+
+def _fidelity(name: str, encoders: Mapping[str, Encode], model: Path, card: Card) -> Fidelity:
+    from care_benchmarks.llama.random_pair import sample_queries
+
+    texts = [text[: 4 + number] for number, text in enumerate(sample_queries(COMPANY + 8)[:COMPANY])]
+    together, stock = encoders[name](texts), encoders[STOCK](texts)
+    alone = np.concatenate([encoders[name]([text]) for text in texts])
+    cosines = np.sum(together * stock, axis=1)
+    return Fidelity(
+        encoder=name,
+        file_mib=(model / "query" / _onnx_files(card)[name]).stat().st_size / 2**20,
+        least_cosine=float(cosines.min()),
+        mean_cosine=float(cosines.mean()),
+        largest_difference=float(np.abs(together - stock).max()),
+        moved_by_company=float(np.abs(together - alone).max()),
+    )
+
+
+@click.command(name="encoder")
+@click.option("--model", type=click.Path(path_type=Path, exists=True, file_okay=False), help="A CARE folder.")
+@click.option("--layers", default=12, show_default=True, help="Of a BERT with random weights, where no model is named.")
+@click.option("--rounds", type=click.IntRange(min=2), default=40, show_default=True, help="Queries of each cell.")
+@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="JSON file.")
+def command(model: Path | None, layers: int, rounds: int, output: Path) -> None:
+    """Time the query encoder by length and batch, in float32 and int8, against LlamaIndex's stock class.
+
+    \b
+    Example:
+      OMP_NUM_THREADS=1 care-bench encoder --output benchmarks/results/query_speed.json
+    """
+    from care_benchmarks.machine import describe_machine
+
+    with _model(model, layers) as folder:
+        result = {"machine": asdict(describe_machine()), "layers": layers, "rounds": rounds, **measure(folder, rounds)}
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(result, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    click.echo(str(output))
+
+
+@contextmanager
+def _model(model: Path | None, layers: int) -> Iterator[Path]:
+    if model is not None:
+        yield model
+        return
+    from care_benchmarks.llama.random_pair import write_random_pair
+
+    with tempfile.TemporaryDirectory() as folder:
+        yield write_random_pair(Path(folder) / "pair", layers)
