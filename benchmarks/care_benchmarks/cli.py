@@ -20,8 +20,11 @@ _COMMANDS = {
     "run": _Entry("commands.run:command", "Score models on tasks through Qdrant, with speed and statistics."),
     "compare": _Entry("commands.compare:command", "Put saved results side by side, paired query by query."),
     "audit": _Entry("commands.audit:command", "Export unjudged documents that rank high, for annotation."),
+    "golden": _Entry("commands.golden:command", "Make the vectors that an embeddings server is checked with."),
     "fetch": _Entry("commands.fetch:command", "Download public task sets."),
     "hybrid": _Entry("hybrid:hybrid", "Measure fusions of dense search and BM25."),
+    "llama": _Entry("llama.cli:command", "Compare the LlamaIndex integration with the stock classes."),
+    "encoder": _Entry("speed_query:command", "Time the query encoder against the stock class."),
     "ingestion": _Entry("ingestion.cli:command", "Measure ingestion: kill -9, throughput, memory, waiting."),
 }
 

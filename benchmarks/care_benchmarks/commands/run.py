@@ -2,6 +2,8 @@
 
 import logging
 import sys
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,7 @@ from care_qdrant.cli.options import Target
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
 
+    from care_benchmarks.contestants import Contestant
     from care_benchmarks.results import Result
 
 
@@ -40,6 +43,16 @@ if TYPE_CHECKING:
 @click.option("--url", envvar="QDRANT_URL", show_envvar=True, help="Qdrant server, instead of a folder.")
 @click.option("--api-key", envvar="QDRANT_API_KEY", show_envvar=True, help="Key of the server.")
 @click.option("--grpc", is_flag=True, help="Send points over gRPC.")
+@click.option(
+    "--document-server", metavar="URL", help="Embeddings server (OpenAI's protocol) for the first model's documents."
+)
+@click.option("--document-server-model", metavar="NAME", help="Its name there.  [default: the model's own]")
+@click.option("--document-server-key", envvar="CARE_DOCUMENT_SERVER_KEY", show_envvar=True, help="Bearer token.")
+@click.option(
+    "--golden",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Vectors that the server must give (care-bench golden).  [default: made here, by the document encoder itself]",
+)
 @click.option(
     "--through",
     type=click.Choice(["llama-index", "core"]),
@@ -129,7 +142,10 @@ def _run(tasks: "list[AbsTask]", output: Path, name: str, options: dict[str, Any
     )
     store = None if options["url"] and options["path"] is None else options["path"] or output / "qdrant"
     target = Target(store, options["url"] if store is None else None, options["api_key"], options["grpc"])
-    with target.open() as client:
+    with ExitStack() as stack:
+        if options["document_server"]:
+            contestants = _let_server_encode(contestants, options, stack)
+        client = stack.enter_context(target.open())
         return run(
             name,
             contestants,
@@ -137,10 +153,39 @@ def _run(tasks: "list[AbsTask]", output: Path, name: str, options: dict[str, Any
             client,
             output,
             settings=settings,
-            command=" ".join(["care-bench", *sys.argv[1:]]),
+            command=_command_line(),
             store=store,
             progress=progress_bar,
         )
+
+
+def _let_server_encode(
+    contestants: "list[Contestant]", options: dict[str, Any], stack: ExitStack
+) -> "list[Contestant]":
+    """Replace the document encoder of the first model, and of the controls that share it."""
+    from care_benchmarks.remote import load_golden, make_golden, served_documents
+    from care_qdrant.hub import fetch_document_side
+
+    model, source = contestants[0].model, contestants[0].source
+    served = stack.enter_context(
+        served_documents(
+            model,
+            fetch_document_side(source) / "document" / "tokenizer.json",
+            options["document_server"],
+            options["document_server_model"] or model.name,
+            load_golden(options["golden"]) if options["golden"] else make_golden(model),
+            api_key=options["document_server_key"],
+        )
+    )
+    return [
+        replace(contestant, model=served) if contestant.model is model else contestant for contestant in contestants
+    ]
+
+
+def _command_line() -> str:
+    """Give the command as it was typed; of absolute paths only the last part, since results are published."""
+    parts = (f"…/{Path(part).name}" if part.startswith(("/", "~")) else part for part in sys.argv[1:])
+    return " ".join(["care-bench", *parts])
 
 
 def _print(result: "Result") -> None:

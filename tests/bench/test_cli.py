@@ -1,0 +1,37 @@
+import re
+import subprocess
+import sys
+
+import click
+import pytest
+from care_benchmarks.cli import care_bench
+from click.testing import CliRunner
+
+
+def commands(command: click.Command, path: str) -> list[tuple[str, click.Command]]:
+    if not isinstance(command, click.Group):
+        return [(path, command)]
+    context = click.Context(command)
+    children = ((name, command.get_command(context, name)) for name in command.list_commands(context))
+    return [found for name, child in children if child for found in commands(child, f"{path} {name}")]
+
+
+@pytest.mark.parametrize(
+    ("path", "command"), commands(care_bench, "care-bench"), ids=lambda value: str(value).replace(" ", "-")
+)
+def test_every_command_has_an_example(path: str, command: click.Command) -> None:
+    assert re.search(rf"Example:\s+{path} ", command.help or ""), f"{path} has no example"
+
+
+def test_the_list_of_commands_opens_without_the_libraries() -> None:
+    code = (
+        "import sys; from click.testing import CliRunner; from care_benchmarks.cli import care_bench; "
+        "assert 'Put saved results side by side' in CliRunner().invoke(care_bench, ['--help']).output; "
+        "heavy = {'numpy', 'torch', 'mteb', 'qdrant_client', 'scipy', 'matplotlib'} & set(sys.modules); "
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_an_unknown_command_is_a_usage_error() -> None:
+    assert CliRunner().invoke(care_bench, ["nothing"]).exit_code == 2
