@@ -91,7 +91,7 @@ class Sender:
     """Sends writes in the background; use it in a ``with`` block.
 
     Leaving the block waits for everything that was submitted. The first failure stops the others and is raised by the
-    next `submit`, or at the end of the block.
+    next `submit`, or at the end of the block. A `QdrantError` of the block itself leaves it with the same advice.
     """
 
     def __init__(self, link: Link, *, threads: int = THREADS, queue: int = QUEUE) -> None:
@@ -100,6 +100,7 @@ class Sender:
         self._room = threading.BoundedSemaphore(queue)
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
+        self._is_told = False
         self.stored = 0
         """Points that Qdrant has acknowledged as written."""
 
@@ -112,7 +113,7 @@ class Sender:
         if error is not None:
             self._fail(error)
         self._executor.shutdown(wait=True)
-        if error is None:
+        if error is None or (isinstance(error, QdrantError) and not self._is_told):
             self._raise_failure()
 
     def submit(self, make: Callable[[], Iterable[Write]]) -> None:
@@ -145,6 +146,8 @@ class Sender:
             self.stored += points
 
     def _raise_failure(self) -> None:
+        """Raise the first failure; that of Qdrant with what is stored and how to go on."""
+        self._is_told = True
         if isinstance(self._failure, QdrantError):
             kind = type(self._failure)
             raise kind(

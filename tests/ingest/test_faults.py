@@ -80,6 +80,13 @@ def test_giving_up_names_what_is_stored_and_how_to_go_on(corpus: Path, client: Q
     assert stored_texts(client) == TEXTS
 
 
+def test_a_failed_read_names_what_is_stored_too(corpus: Path, client: QdrantClient, standin: StandIn) -> None:
+    ingest(corpus, HashModel(), client, "corpus", settings=IngestSettings(limit=10), retries=IMPATIENT)
+    standin.faults.add("500", times=10_000, method="POST", path="/points$")
+    with pytest.raises(Unreachable, match=r"reading stored hashes .* 0 points of this run are stored; run the same"):
+        ingest(corpus, HashModel(), client, "corpus", retries=IMPATIENT)
+
+
 @pytest.mark.parametrize("kind", ["429", "drop", "reset", "wait_timeout"])
 def test_no_fault_is_endured_for_ever(corpus: Path, client: QdrantClient, standin: StandIn, kind: Kind) -> None:
     fault = standin.faults.add(kind, times=10_000, method="PUT", path="/points$", seconds=0)
