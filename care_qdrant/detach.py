@@ -9,7 +9,7 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.blueprint import resolve
 from care_qdrant.collection import METADATA_KEY, dense_vectors, read_contracts, sparse_vectors
-from care_qdrant.connection import require_server
+from care_qdrant.connection import require_server, tune_embedded
 from care_qdrant.errors import InputError
 from care_qdrant.limits import read_limits
 from care_qdrant.payload import CARE_KEY
@@ -49,6 +49,7 @@ def detach(
     link = Link(client, alias.call("looking it up", lambda: resolve(client, collection)), retries)
     name = link.call("reading its contracts", lambda: _checked_name(link, vector_name))
     points = link.call("counting", lambda: client.count(link.collection, exact=True)).count
+    tune_embedded(client, link.collection)
     cleaned = _clean_payloads(link, name)
     if name in link.call("reading its vectors", lambda: dense_vectors(client, link.collection)):
         link.call("removing the vector", lambda: client.delete_vector_name(link.collection, name))

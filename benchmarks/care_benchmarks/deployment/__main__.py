@@ -2,15 +2,17 @@
 
 import json
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
 
 @click.group()
 def command() -> None:
-    """Attack promoting and publishing."""
+    """Attack attaching, promoting and publishing."""
 
 
 @command.command()
@@ -27,7 +29,6 @@ def kill_promote(trials: int, points: int, seed: int, output: Path) -> None:
     """
     from care_benchmarks.deployment.kill_promote import CASES, Trial, run_trials
     from care_benchmarks.ingestion.processes import standin_server
-    from care_benchmarks.machine import describe_machine
 
     results: list[Trial] = []
     with tempfile.TemporaryDirectory() as scratch, standin_server() as url:
@@ -35,9 +36,40 @@ def kill_promote(trials: int, points: int, seed: int, output: Path) -> None:
             for trial in run_trials(case, trials, points, Path(scratch), url, seed + number):
                 click.echo(trial, err=True)
                 results.append(trial)
+    _save(output, points, seed, results)
+
+
+@command.command()
+@click.option("--trials", type=click.IntRange(min=1), default=50, show_default=True, help="For each kind of Qdrant.")
+@click.option("--points", type=click.IntRange(min=8), default=1_000, show_default=True)
+@click.option("--seed", default=0, show_default=True)
+@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="JSON file.")
+def kill_attach(trials: int, points: int, seed: int, output: Path) -> None:
+    """Kill attach and detach at random moments, and check that one more run makes all right.
+
+    \b
+    Example:
+      python -m care_benchmarks.deployment kill-attach --output benchmarks/results/deployment-kill-attach.json
+    """
+    from care_benchmarks.deployment.kill_attach import TargetKind, Trial, run_trials
+    from care_benchmarks.ingestion.processes import standin_server
+
+    results: list[Trial] = []
+    kinds: tuple[TargetKind, ...] = ("embedded", "server")
+    with tempfile.TemporaryDirectory() as scratch, standin_server() as url:
+        for number, kind in enumerate(kinds):
+            for trial in run_trials(kind, trials, points, Path(scratch), url, seed + number):
+                click.echo(trial, err=True)
+                results.append(trial)
+    _save(output, points, seed, results)
+
+
+def _save(output: Path, points: int, seed: int, results: Sequence[Any]) -> None:
+    """Write all trials with the machine they ran on, and fail if one went wrong."""
+    from care_benchmarks.machine import describe_machine
+
     good = sum(trial.is_good for trial in results)
-    killed = sum(trial.was_killed for trial in results)
-    summary = {"points": points, "seed": seed, "trials": len(results), "killed": killed, "good": good}
+    summary = {"points": points, "seed": seed, "trials": len(results), "good": good}
     whole = {"machine": asdict(describe_machine()), **summary, "results": [asdict(trial) for trial in results]}
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(whole, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")

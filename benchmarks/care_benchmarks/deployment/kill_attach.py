@@ -1,0 +1,177 @@
+"""Kills attach, and then detach, at random moments and checks that one more run of each makes everything right.
+
+At any moment the other vectors and the users' payloads have to be what they were. After one more attach every point
+has its vector, and those that had it were not encoded again; after one more detach the collection is what it was
+before all.
+"""
+
+import multiprocessing
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from qdrant_client import QdrantClient
+
+from care_benchmarks.deployment.sample import DIM, Contents, differing, make_collection, read_contents
+from care_benchmarks.ingestion.fake import ReadyModel
+from care_qdrant.attach import AttachReport, AttachSettings, attach
+from care_qdrant.connection import open_client
+from care_qdrant.detach import detach
+from care_qdrant.payload import CARE_KEY
+from care_qdrant.preflight import ATTACH_KEY
+
+TargetKind = Literal["embedded", "server"]
+TEXTS_PER_SECOND = 2_000.0
+_FORKS = multiprocessing.get_context("forkserver")
+"""Starts a process in milliseconds, so that moments spread over the work and not over imports."""
+_FORKS.set_forkserver_preload([__name__])
+_NAME = "ready-vectors"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A killed attach and the one that finished it, a killed detach and the one that finished that."""
+
+    target: TargetKind
+    attach_killed_after_seconds: float
+    attach_was_killed: bool
+    """False where it was done before its time came."""
+    attached: int
+    """Points that had the vector after the kill."""
+    encoded_again: int
+    """Of those, points that the next run encoded all the same."""
+    wrong_vectors: int
+    """Points without the right vector after that run."""
+    detach_killed_after_seconds: float
+    detach_was_killed: bool
+    detached: int
+    """Points that had lost the vector after the kill."""
+    changed: int
+    """Points of the users that were not what they should be, at any of the four looks."""
+
+    @property
+    def is_good(self) -> bool:
+        """Say whether nothing was lost, repeated or changed."""
+        return not (self.encoded_again or self.wrong_vectors or self.changed)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a trial happens."""
+
+    kind: TargetKind
+    target: str
+    name: str
+
+    def open(self) -> AbstractContextManager[QdrantClient]:
+        """Open the database."""
+        return open_client(url=self.target) if self.kind == "server" else open_client(path=Path(self.target))
+
+
+def run_trials(kind: TargetKind, trials: int, points: int, scratch: Path, url: str, seed: int) -> Iterator[Trial]:
+    """Give one trial after the other; the moments spread over the time that a run takes.
+
+    Args:
+        kind: An embedded database of its own for each trial, or a collection of its own on the server.
+        trials: How often.
+        points: Of each collection.
+        scratch: An empty folder.
+        url: Of a server.
+        seed: Of the moments.
+    """
+    rng = random.Random(seed)
+    attach_seconds = detach_seconds = 0.0
+    for number in range(-2, trials):
+        name = f"attach-{kind}-{number}"
+        place = Place(kind, url if kind == "server" else str(scratch / name), name)
+        with place.open() as client:
+            make_collection(client, name, points)
+            before = read_contents(client, name)
+        if number < 0:
+            # Measures the runs; the first of them also had to start the server of forks.
+            attach_seconds, detach_seconds = _time(_attach, place), _time(_detach, place)
+        else:
+            yield _try(place, before, rng.uniform(0, attach_seconds), rng.uniform(0, detach_seconds))
+
+
+def _try(place: Place, before: Contents, attach_moment: float, detach_moment: float) -> Trial:
+    attach_was_killed = _kill(_attach, place, attach_moment)
+    with place.open() as client:
+        attached, changed = _look(client, place.name, before)
+    report = _attach(place)
+    with place.open() as client:
+        wrong = _wrong_vectors(client, place.name)
+        changed += _look(client, place.name, before)[1]
+    detach_was_killed = _kill(_detach, place, detach_moment)
+    with place.open() as client:
+        left, now_changed = _look(client, place.name, before)
+        is_over = ATTACH_KEY not in (client.get_collection(place.name).config.metadata or {})
+    if not is_over:
+        _detach(place)
+    with place.open() as client:
+        after = read_contents(client, place.name)
+    return Trial(
+        target=place.kind,
+        attach_killed_after_seconds=round(attach_moment, 3),
+        attach_was_killed=attach_was_killed,
+        attached=attached,
+        encoded_again=max(0, report.encoded - (len(before) - attached)),
+        wrong_vectors=wrong,
+        detach_killed_after_seconds=round(detach_moment, 3),
+        detach_was_killed=detach_was_killed,
+        detached=len(before) - left,
+        changed=changed + now_changed + differing(after, before) + len(before.keys() - after.keys()),
+    )
+
+
+def _attach(place: Place) -> AttachReport:
+    settings = AttachSettings(batch_tokens=1_000)
+    with place.open() as client:
+        return attach(client, place.name, ReadyModel(DIM, texts_per_second=TEXTS_PER_SECOND), settings=settings)
+
+
+def _detach(place: Place) -> None:
+    with place.open() as client:
+        detach(client, place.name, _NAME)
+
+
+def _kill(work: Callable[[Place], object], place: Place, moment: float) -> bool:
+    """Start a run, kill it after some seconds, and say whether it was still going."""
+    process = _FORKS.Process(target=work, args=(place,))
+    process.start()
+    process.join(moment)
+    was_killed = process.is_alive()
+    process.kill()
+    process.join()
+    return was_killed
+
+
+def _time(work: Callable[[Place], object], place: Place) -> float:
+    start = time.perf_counter()
+    _kill(work, place, 600.0)
+    return time.perf_counter() - start
+
+
+def _look(client: QdrantClient, name: str, before: Contents) -> tuple[int, int]:
+    """Give the points that have our vector and a hash that vouches for it, and those that are not what they were."""
+    attached, theirs = 0, {}
+    for key, (payload, vectors) in read_contents(client, name).items():
+        hashes = (payload.get(CARE_KEY) or {}).get("vectors") or {}
+        attached += _NAME in vectors and _NAME in hashes
+        theirs[key] = (
+            {field: value for field, value in payload.items() if field != CARE_KEY},
+            {vector: row for vector, row in vectors.items() if vector != _NAME},
+        )
+    return attached, differing(theirs, before) + len(before.keys() - theirs.keys())
+
+
+def _wrong_vectors(client: QdrantClient, name: str) -> int:
+    contents = list(read_contents(client, name).values())
+    wanted = ReadyModel(DIM).document_encoder.encode([str(payload["text"]) for payload, _ in contents])
+    found = (vectors.get(_NAME) for _, vectors in contents)
+    return sum(row is None or not np.allclose(row, want, atol=1e-5) for row, want in zip(found, wanted, strict=True))
