@@ -12,8 +12,9 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from care_qdrant.connection import open_client
     from care_qdrant.errors import CareError
-    from care_qdrant.ingest import IngestReport, ingest
+    from care_qdrant.ingest import ingest
     from care_qdrant.model import CareModel
+    from care_qdrant.report import IngestReport
     from care_qdrant.retriever import Retriever
     from care_qdrant.types import Document, Hit
 
@@ -22,7 +23,7 @@ _HOME = {
     "CareModel": "model",
     "Document": "types",
     "Hit": "types",
-    "IngestReport": "ingest",
+    "IngestReport": "report",
     "Retriever": "retriever",
     "ingest": "ingest",
     "open_client": "connection",

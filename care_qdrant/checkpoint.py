@@ -188,7 +188,7 @@ def _write_router(folder: Path, card: Card) -> None:
         paths = [f"{side}/{module['path']}".rstrip("/") for module in modules]
         types |= dict(zip(paths, (module["type"] for module in modules), strict=True))
         structure[side] = paths
-    parameters = {"default_route": None, "allow_empty_key": False, "route_mappings": {}}
+    parameters: dict[str, Any] = {"default_route": None, "allow_empty_key": False, "route_mappings": {}}
     prompts = {"query": card.query.prompt, "document": card.document.prompt}
     _write_json(folder / "router_config.json", {"types": types, "structure": structure, "parameters": parameters})
     _write_json(folder / "modules.json", [{"idx": 0, "name": "0", "path": "", "type": _ROUTER}])
