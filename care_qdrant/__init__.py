@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from care_qdrant.model import CareModel
     from care_qdrant.report import IngestReport
     from care_qdrant.retriever import Retriever
+    from care_qdrant.settings import IngestSettings
     from care_qdrant.types import Document, Hit
 
 _HOME = {
@@ -24,6 +25,7 @@ _HOME = {
     "Document": "types",
     "Hit": "types",
     "IngestReport": "report",
+    "IngestSettings": "settings",
     "Retriever": "retriever",
     "ingest": "ingest",
     "open_client": "connection",
@@ -35,6 +37,7 @@ __all__ = [
     "Document",
     "Hit",
     "IngestReport",
+    "IngestSettings",
     "Retriever",
     "__version__",
     "ingest",

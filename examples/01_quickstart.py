@@ -6,19 +6,19 @@ The document encoder (torch) runs once, for the corpus; the questions are answer
 import tempfile
 from pathlib import Path
 
-from care_qdrant import CareModel, Retriever, ingest, open_client
+from care_qdrant import CareModel, IngestSettings, Retriever, ingest, open_client
 
 SAMPLE = Path(__file__).parent / "sample" / "corpus.jsonl"
 QUESTIONS = ["吃小苏打片头皮会痒吗", "心梗发作的时候家里人该怎么办", "HbA1c 6.5% 是糖尿病吗"]
 
 
 def main() -> None:
-    model = CareModel.load("built-in")
+    model, settings = CareModel.load("built-in"), IngestSettings(sparse=True)
     with tempfile.TemporaryDirectory() as folder, open_client(path=Path(folder)) as client:
-        report = ingest(SAMPLE, model, client, "sample", sparse=True)
+        report = ingest(SAMPLE, model, client, "sample", settings=settings)
         print(f"{report.documents} documents in {report.points} points, {report.documents_per_second:.0f} a second")
 
-        again = ingest(SAMPLE, model, client, "sample", sparse=True)
+        again = ingest(SAMPLE, model, client, "sample", settings=settings)
         print(f"once more: {again.encoded} encoded, {again.unchanged} unchanged\n")
 
         retriever = Retriever(client, "sample", model, mode="hybrid")
