@@ -3,9 +3,13 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from care_qdrant.checkpoint import write_checkpoint
 from care_qdrant.onnx_export import export_query_encoder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 HIDDEN = 768
 MAX_TOKENS = 512
@@ -38,15 +42,11 @@ def _write_tower(folder: Path, texts: Sequence[str], layers: int) -> Path:
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.base.modules import Normalize, Transformer
     from sentence_transformers.sentence_transformer.modules import Pooling
-    from transformers import BertConfig, BertModel, BertTokenizer, set_seed
+    from transformers import BertConfig, BertModel, set_seed
 
     set_seed(layers)
     base = folder.with_name(folder.name + "-base")
-    base.mkdir(parents=True, exist_ok=True)
-    letters = sorted({character.lower() for text in texts for character in text if not character.isspace()})
-    vocabulary = base / "vocab.txt"
-    vocabulary.write_text("\n".join([*_SPECIAL_TOKENS, *letters]) + "\n", encoding="utf-8")
-    tokenizer = BertTokenizer(str(vocabulary), model_max_length=MAX_TOKENS)
+    tokenizer = _character_tokenizer(texts)
     config = BertConfig(
         vocab_size=len(tokenizer),
         hidden_size=HIDDEN,
@@ -61,3 +61,20 @@ def _write_tower(folder: Path, texts: Sequence[str], layers: int) -> Path:
     model = SentenceTransformer(modules=[transformer, Pooling(HIDDEN, "cls"), Normalize()], device="cpu")
     model.save_pretrained(str(folder), create_model_card=False)
     return folder
+
+
+def _character_tokenizer(texts: Sequence[str]) -> "PreTrainedTokenizerFast":
+    """Give BERT's tokenizer with a vocabulary of single characters, as Chinese BERTs have it."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    letters = sorted({character.lower() for text in texts for character in text if not character.isspace()})
+    vocabulary = {token: number for number, token in enumerate([*_SPECIAL_TOKENS, *letters])}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    frame = [(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=frame)
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", model_max_length=MAX_TOKENS
+    )
