@@ -18,6 +18,7 @@ from care_qdrant.connection import is_embedded
 from care_qdrant.errors import InputError
 from care_qdrant.fusion import DEFAULT_ALPHA, Fusion, fused_request
 from care_qdrant.hits import best_of_each_document, read_hit
+from care_qdrant.preflight import read_text_path
 from care_qdrant.retry import Link, RetryPolicy
 from care_qdrant.types import Hit
 
@@ -44,6 +45,8 @@ class _Names:
 
     dense: str | None
     sparse: str | None
+    text_path: str | None
+    """Where attach read the texts; None where nothing was attached."""
 
 
 class Retriever:
@@ -123,7 +126,7 @@ class Retriever:
         for start in range(0, len(asked), BATCH_QUERIES):
             numbers = asked[start : start + BATCH_QUERIES]
             questions = self._questions(self._checked, [queries[number] for number in numbers], filter)
-            for number, hits in zip(numbers, self._answers(questions, top_k), strict=True):
+            for number, hits in zip(numbers, self._answers(questions, top_k, self._checked.text_path), strict=True):
                 answers[number] = hits
         return answers
 
@@ -141,7 +144,7 @@ class Retriever:
             lexical = (name for name, found in contracts.items() if isinstance(found, SparseContract))
             sparse = self._sparse_vector_name or next(lexical, bm25.VECTOR_NAME)
             check_sparse_contract(self._client, self._collection, sparse, bm25.ANALYSER)
-        return _Names(dense, sparse)
+        return _Names(dense, sparse, None if dense is None else read_text_path(self._link, dense))
 
     def _questions(self, names: _Names, queries: Sequence[str], filter_: models.Filter | None) -> list[Question]:
         questions: list[Question] = [[] for _ in queries]
@@ -156,14 +159,14 @@ class Retriever:
                     question.append(models.Prefetch(query=terms, using=names.sparse, filter=filter_))
         return questions
 
-    def _answers(self, questions: Sequence[Question], top_k: int) -> list[list[Hit]]:
+    def _answers(self, questions: Sequence[Question], top_k: int, text_path: str | None) -> list[list[Hit]]:
         """Ask, and ask again for more points where chunks of few documents crowd the answer."""
         answers: list[list[Hit]] = [[] for _ in questions]
         numbers = [number for number, question in enumerate(questions) if question]
         for limit in (top_k * times for times in _WIDER):
             unfinished = []
             for number, points in zip(numbers, self._ask([questions[n] for n in numbers], limit), strict=True):
-                hits = [read_hit(point) for point in points]
+                hits = [read_hit(point, text_path) for point in points]
                 answers[number] = best_of_each_document(hits)[:top_k] if self._unique_documents else hits
                 if len(points) == limit and len(answers[number]) < top_k:
                     unfinished.append(number)

@@ -114,6 +114,8 @@ def test_the_field_that_the_user_named_is_remembered(qdrant: QdrantClient, model
     assert sorted(model.document_encoder.encoded) == [f"全文{n}" for n in range(4)]
     report = attach(qdrant, NAME, model)
     assert (report.text_path, report.unchanged) == ("full.zh", 4)
+    [hit] = Retriever(qdrant, NAME, model).search(["全文2"], top_k=1)[0]
+    assert hit.text == "全文2"
 
 
 def test_new_vector_only_is_quantized(server: StandIn, model: HashModel) -> None:
