@@ -5,6 +5,7 @@ the serving side needs only onnxruntime and tokenizers.
 """
 
 import logging
+import tempfile
 import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
@@ -17,7 +18,7 @@ from care_qdrant.card import OnnxFiles
 from care_qdrant.checkpoint import describe_side
 from care_qdrant.encoders.onnx import OnnxEncoder
 from care_qdrant.errors import InputError, ModelError, needs_extra
-from care_qdrant.onnx_gate import Gate, compare
+from care_qdrant.onnx_gate import compare
 from care_qdrant.onnx_int8 import quantize
 from care_qdrant.types import Vectors
 
@@ -28,6 +29,7 @@ FP32_FILE = "onnx/model.onnx"
 INT8_FILE = "onnx/model_int8.onnx"
 FP32_TOLERANCE = 1e-5
 """Largest difference of a coordinate from stock sentence-transformers; above it the export is refused."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -58,21 +60,32 @@ def export_query_encoder(
     if not probe_texts:
         raise InputError("an export needs probe texts: give real queries, a few hundred if you have them")
     tower = _load_tower(query_folder)
-    fp32, int8 = query_folder / FP32_FILE, query_folder / INT8_FILE
-    fp32.parent.mkdir(exist_ok=True)
-    _export_fp32(tower, fp32)
-    stock = tower.encode_query(list(probe_texts), convert_to_numpy=True, normalize_embeddings=True)
-    exact = _encode(query_folder, FP32_FILE, probe_texts)
-    _check_equal(fp32, exact, stock)
-    quantize(fp32, int8)
-    gate = compare(exact, _encode(query_folder, INT8_FILE, probe_texts), document_vectors, relevant)
-    logger.info("int8 gate of %s: %s", query_folder, gate)
-    return _settle(fp32, gate, keep_fp32)
+    # Built beside its destination: a failed export leaves no graph that would be served.
+    with tempfile.TemporaryDirectory(dir=query_folder, prefix=".onnx.") as building:
+        fp32, int8 = Path(building) / "fp32.onnx", Path(building) / "int8.onnx"
+        _export_fp32(tower, fp32)
+        exact = _encode(query_folder, fp32, probe_texts)
+        _check_equal(query_folder, exact, tower, probe_texts)
+        quantize(fp32, int8)
+        gate = compare(exact, _encode(query_folder, int8, probe_texts), document_vectors, relevant)
+        logger.info("int8 gate of %s: %s", query_folder, gate)
+        keep_fp32 = keep_fp32 or not gate.passed
+        (query_folder / FP32_FILE).parent.mkdir(exist_ok=True)
+        (query_folder / FP32_FILE).unlink(missing_ok=True)
+        if keep_fp32:
+            fp32.replace(query_folder / FP32_FILE)
+        int8.replace(query_folder / INT8_FILE)
+    return OnnxFiles(
+        fp32=FP32_FILE if keep_fp32 else None,
+        int8=INT8_FILE,
+        default="int8" if gate.passed else "fp32",
+        gate={**asdict(gate), "passed": gate.passed},
+    )
 
 
 def _load_tower(folder: Path) -> "SentenceTransformer":
     with needs_extra("onnx", "the ONNX export"):
-        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401  # torch's exporter needs it
         import torch
         from sentence_transformers import SentenceTransformer
 
@@ -114,28 +127,18 @@ def _export_fp32(tower: "SentenceTransformer", file: Path) -> None:
         )
 
 
-def _encode(folder: Path, onnx_file: str, texts: Sequence[str]) -> Vectors:
+def _encode(folder: Path, onnx_file: Path, texts: Sequence[str]) -> Vectors:
     side, dim = describe_side(folder, "query")
-    encoder = OnnxEncoder(folder, onnx_file, dim=dim, max_tokens=side.max_tokens, prompt=side.prompt)
+    encoder = OnnxEncoder(folder, str(onnx_file.resolve()), dim=dim, max_tokens=side.max_tokens, prompt=side.prompt)
     return encoder.encode(texts)
 
 
-def _check_equal(file: Path, found: Vectors, expected: Vectors) -> None:
+def _check_equal(folder: Path, found: Vectors, tower: "SentenceTransformer", texts: Sequence[str]) -> None:
+    # One by one: a tokenizer that pads on the left gives a BERT other positions in a batch, which the graph never does.
+    expected = tower.encode_query(list(texts), batch_size=1, normalize_embeddings=True)
     difference = float(np.abs(found - expected).max())
     if not difference <= FP32_TOLERANCE:
         raise ModelError(
-            f"{file}: gives other vectors than sentence-transformers (largest difference {difference:.1e}, allowed "
-            f"{FP32_TOLERANCE:.0e}), so it must not be used; report the model's architecture"
+            f"{folder}: its ONNX graph gives other vectors than sentence-transformers (largest difference "
+            f"{difference:.1e}, allowed {FP32_TOLERANCE:.0e}), so it was not written; report the model's architecture"
         )
-
-
-def _settle(fp32: Path, gate: Gate, keep_fp32: bool) -> OnnxFiles:
-    """Keep what the gate allows."""
-    if gate.passed and not keep_fp32:
-        fp32.unlink()
-    return OnnxFiles(
-        fp32=FP32_FILE if fp32.exists() else None,
-        int8=INT8_FILE,
-        default="int8" if gate.passed else "fp32",
-        gate={**asdict(gate), "passed": gate.passed},
-    )

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from care_qdrant.encoders.onnx import OnnxEncoder, session_options
 from care_qdrant.errors import EncodingError, IncompleteModel, ModelError
+from care_qdrant.onnx_export import export_query_encoder
 from tests import tiny
 from tests.encoders.conftest import PROMPT, Exported
 
@@ -86,6 +87,7 @@ def test_a_tokenizer_that_pads_on_the_left_changes_nothing(exported: Exported, t
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.enable_padding(direction="left", length=40)
     tokenizer.save(str(folder / "tokenizer.json"))
+    export_query_encoder(folder, tiny.TEXTS)
     stock = SentenceTransformer(str(folder), device="cpu")
     alone = np.concatenate([stock.encode_query([text]) for text in QUERIES])
 

@@ -26,6 +26,7 @@ def test_the_record_says_what_is_in_the_folder(exported: Exported) -> None:
     assert files.gate["probes"] == len(tiny.TEXTS)
     assert files.default == ("int8" if files.gate["passed"] else "fp32")
     json.dumps(dict(files.gate))
+    assert not list(folder.glob(".onnx.*")), "the building place was left behind"
 
 
 def test_documents_and_judgements_bring_the_ranking_figures(exported: Exported, tmp_path: Path) -> None:
