@@ -5,7 +5,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from transformers import TrainerCallback
+
+from care_trainer.distributed import average_gradients
 
 COMPLETE_FILE = "complete"
 """In a checkpoint that was written to its end."""
@@ -34,6 +37,18 @@ class Watch(TrainerCallback):
         if state.is_world_process_zero:
             (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE_FILE).touch()
         return control
+
+
+class AverageOwnGradients(TrainerCallback):
+    """Keeps the loss's own parameters (τ, RetroMAE's decoder) equal on all processes."""
+
+    def __init__(self, loss: nn.Module, model: nn.Module) -> None:
+        of_model = {id(parameter) for parameter in model.parameters()}
+        self.own = [parameter for parameter in loss.parameters() if id(parameter) not in of_model]
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Average their gradients; those of the model are averaged already."""
+        average_gradients(self.own)
 
 
 class Metrics(TrainerCallback):

@@ -15,9 +15,10 @@ from care_qdrant.errors import InputError, TrainingError
 from care_trainer import evaluation
 from care_trainer.config import Run, Stage
 from care_trainer.data import file_hashes
+from care_trainer.distributed import main_process_first, processes
 from care_trainer.fitting import drop_checkpoints
 from care_trainer.parse import stage_name
-from care_trainer.stages import align, bag, base, contrastive, joint, language
+from care_trainer.stages import align, bag, base, contrastive, distill, joint, language, prune
 from care_trainer.stages.context import Context, Report, Trained, silent
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,8 @@ STAGES: dict[str, Callable[[Context], Trained]] = {
     "document": contrastive.train_document,
     "align": align.train_align,
     "joint": joint.train_joint,
+    "prune": prune.prune_document,
+    "distill": distill.train_distill,
 }
 
 
@@ -65,7 +68,9 @@ def run_stages(
     if only is not None and only not in names:
         raise InputError(f"--stage {only}: there is no such stage (there are: {', '.join(names)})")
     records = []
-    _ensure_base(run, output / BASE, resume or only is not None)
+    with main_process_first() as is_main:
+        if is_main:
+            _ensure_base(run, output / BASE, resume or only is not None)
     for number, stage in enumerate(run.stage):
         if only in (None, stage_name(stage)):
             records.append(_ensure_stage(run, stage, run.stage[:number], output, resume, report, deadline))
@@ -111,6 +116,7 @@ def _ensure_stage(
     folder, settings = output / stage_name(stage), _settings(run, stage)
     if _finished(folder, settings, resume):
         return read_record(folder)
+    processes().wait_for_everyone()  # nobody may write what another one is still looking for
     context = Context(
         run=run,
         stage=stage,
@@ -122,11 +128,28 @@ def _ensure_stage(
         deadline=deadline,
     )
     started = time.monotonic()
-    hashes = file_hashes(context.data, context.data_root)
+    hashes = file_hashes(context.data, context.data_root) if stage.data else {}
     _check_hashes(folder, hashes, resume)
-    _write(folder / "config.json", dataclasses.asdict(run))
-    _write(folder / "data.json", hashes)
+    if processes().is_main_process:
+        _write(folder / "config.json", dataclasses.asdict(run))
+        _write(folder / "data.json", hashes)
     trained = STAGES[stage.kind](context)
+    with main_process_first() as is_main:
+        if is_main:
+            _conclude(run, stage, folder, trained, settings, hashes, started)
+    return read_record(folder)
+
+
+def _conclude(
+    run: Run,
+    stage: Stage,
+    folder: Path,
+    trained: Trained,
+    settings: dict[str, Any],
+    hashes: dict[str, str],
+    started: float,
+) -> None:
+    """Save what a stage trained, score it, and write its record: the sign that it is finished."""
     _save({side: model for side, model in zip(SIDES, (trained.query, trained.document), strict=True) if model}, folder)
     record = {
         "stage": folder.name,
@@ -143,7 +166,6 @@ def _ensure_stage(
     _write_record(folder, record)
     drop_checkpoints(folder)
     shutil.rmtree(folder / "teacher", ignore_errors=True)
-    return record
 
 
 def _evaluate(run: Run, stage: Stage, trained: Trained) -> dict[str, float] | None:
@@ -189,7 +211,7 @@ def _check_hashes(folder: Path, hashes: dict[str, str], resume: bool) -> None:
 def _settings(run: Run, stage: Stage) -> dict[str, Any]:
     return {
         **dataclasses.asdict(stage),
-        "data_set": dataclasses.asdict(run.data[stage.data]),
+        "data_set": dataclasses.asdict(run.data[stage.data]) if stage.data else {},
         "seed": run.seed,
     }
 

@@ -6,7 +6,10 @@ Sections of the paper (arXiv 2604.10937) in brackets. A value that the paper lea
 from dataclasses import dataclass, field
 from typing import Literal
 
-StageKind = Literal["bag", "retromae", "causal", "unsupervised", "supervised", "document", "align", "joint"]
+StageKind = Literal[
+    "bag", "retromae", "causal", "unsupervised", "supervised", "document", "align", "joint", "prune", "distill"
+]
+Side = Literal["query", "document"]
 Schedule = Literal["linear", "cosine", "constant_with_warmup"]
 
 
@@ -51,6 +54,8 @@ class Tower:
     eos: str | None = None
     """Marker after each text, which last-token pooling reads [G]; None is the tokenizer's own."""
     lora: Lora | None = None
+    projection: bool = False
+    """Of a query encoder: a trainable linear layer up to ``dim``, as in HotelMatch. The paper's pairs have none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +108,8 @@ class Stage:
     """What all stages share. The defaults are those of fine-tuning in the paper [table 19]."""
 
     kind: StageKind
-    data: str
+    data: str = ""
+    """Name of a data set; stage ``prune`` needs none."""
     name: str = ""
     """Folder of the stage below the run's output; its kind when empty."""
     epochs: float = 1.0
@@ -192,6 +198,10 @@ class Align(Stage):
     """λ1 of equation (3)."""
     mse_weight: float = 1.0
     """λ2 of equation (3)."""
+    kl_weight: float = 0.0
+    """Of the Kullback-Leibler divergence between the two vectors, as in KALE; not part of the paper's Stage I."""
+    sides: tuple[Side, ...] = ("query", "document")
+    """Which texts of pairs are aligned; single texts always are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,6 +210,22 @@ class Joint(Contrastive):
 
     freeze_document: bool = False
     """Train the query side alone: the documents of a live index keep their vectors."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prune(Stage):
+    """Stage ``prune`` [5.4.3]: the query encoder becomes the first layers of the document encoder. Nothing trains."""
+
+    layers: int = 3
+    """As KALE and Wang & Lyu in table 7."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distill(Contrastive):
+    """Stage ``distill`` [table 7]: a symmetric student learns the teacher's scores, by KL divergence and InfoNCE."""
+
+    kl_weight: float = 1.0
+    """Left open by the paper, as is the temperature, which both terms share."""
 
 
 STAGE_TYPES: dict[str, type[Stage]] = {
@@ -211,6 +237,8 @@ STAGE_TYPES: dict[str, type[Stage]] = {
     "document": Contrastive,
     "align": Align,
     "joint": Joint,
+    "prune": Prune,
+    "distill": Distill,
 }
 
 
@@ -244,6 +272,8 @@ class Run:
     stage: tuple[Stage, ...] = ()
     """In order; without any, a run writes the base models and nothing else."""
     data_root: str = "."
+    symmetric: Side | None = None
+    """Use this side's encoder on both sides: the models of table 4 that the pair is compared with."""
     seed: int = 0
     checkpoint_minutes: float = 5.0
     """Between two checkpoints of a stage; 0 is after every step."""

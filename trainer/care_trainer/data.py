@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from care_qdrant.errors import InputError
-from care_trainer.config import Data
+from care_trainer.config import Data, Side
 
 Row = TypeVar("Row")
 
@@ -49,8 +49,8 @@ def read_pairs(data: Data, root: Path) -> list[Pair]:
     return _not_empty(pairs[: data.max_rows], data)
 
 
-def read_texts(data: Data, root: Path) -> list[Text]:
-    """Read every text of a data set once: both sides of pairs, and single texts.
+def read_texts(data: Data, root: Path, sides: Sequence[Side] = ("query", "document")) -> list[Text]:
+    """Read every text of a data set once: the given sides of pairs, and single texts.
 
     These are the self-pairs of stage I: query-side ones come from queries, document-side ones from documents.
     """
@@ -58,7 +58,7 @@ def read_texts(data: Data, root: Path) -> list[Text]:
     texts = []
     for row, where in _rows(data, root):
         source = str(row.get("source", ""))
-        for text in _texts(row, where, data.max_characters):
+        for text in _texts(row, where, data.max_characters, sides):
             key = _digest(text)
             if key not in seen:
                 seen.add(key)
@@ -131,8 +131,9 @@ def _listed(row: Mapping[str, Any], keys: Sequence[str]) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _texts(row: Mapping[str, Any], where: str, limit: int | None) -> Iterator[str]:
-    candidates = [row.get("text"), row.get("query"), *_positives(row), *_negatives(row)]
+def _texts(row: Mapping[str, Any], where: str, limit: int | None, sides: Sequence[Side]) -> Iterator[str]:
+    of_side = {"query": [row.get("query")], "document": [*_positives(row), *_negatives(row)]}
+    candidates = [row.get("text"), *(text for side in sides for text in of_side[side])]
     texts = [text[:limit] for text in candidates if isinstance(text, str) and text.strip()]
     if not texts:
         raise InputError(f"{where}: holds no text (keys: {', '.join(row)}); expected 'text', 'query' or 'positive'")

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from care_qdrant.card import Card
+from care_qdrant.card import Card, OnnxFiles
 from care_qdrant.checkpoint import write_checkpoint
 from care_qdrant.errors import InputError, TrainingError
 from care_qdrant.onnx_export import export_query_encoder
@@ -44,20 +45,14 @@ def export(run: Run, command: str) -> Card:
     """
     if not run.stage:
         raise InputError(f"{run.name}: has no stage, so there is nothing to export; add a [[stage]]")
-    sources = {side: chain.newest(run, side) for side in chain.SIDES}
+    sources = {side: chain.newest(run, run.symmetric or side) for side in chain.SIDES}
     pairs = _probe_pairs(run)
     output = Path(run.output)
     with tempfile.TemporaryDirectory(dir=output, prefix=".export.") as temporary:
         folders = {side: Path(temporary) / side for side in chain.SIDES}
         _write_side(run, sources["query"], folders["query"], [pair.query for pair in pairs])
         documents = _write_side(run, sources["document"], folders["document"], [pair.positive for pair in pairs])
-        onnx = export_query_encoder(
-            folders["query"],
-            [pair.query for pair in pairs],
-            document_vectors=documents,
-            relevant=[[row] for row in range(len(pairs))],
-            keep_fp32=run.export.fp32_onnx,
-        )
+        onnx = _write_onnx(run, folders["query"], pairs, documents) if _is_encoder(folders["query"]) else None
         records = [chain.read_record(output / stage_name(stage)) for stage in run.stage]
         data = _data_sources(run)
         return write_checkpoint(
@@ -93,6 +88,22 @@ def _write_side(run: Run, source: Path, folder: Path, texts: list[str]) -> Vecto
     return exported
 
 
+def _is_encoder(folder: Path) -> bool:
+    """Say whether a model is of the bidirectional kind, which exports; a decoder asks through torch (baselines)."""
+    model_type = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
+    return model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+
+def _write_onnx(run: Run, folder: Path, pairs: list[Pair], documents: Vectors) -> OnnxFiles:
+    return export_query_encoder(
+        folder,
+        [pair.query for pair in pairs],
+        document_vectors=documents,
+        relevant=[[row] for row in range(len(pairs))],
+        keep_fp32=run.export.fp32_onnx,
+    )
+
+
 def _encode(model: SentenceTransformer, side: str, texts: list[str]) -> Vectors:
     encode = model.encode_query if side == "query" else model.encode_document
     vectors: Vectors = encode(texts, show_progress_bar=False, convert_to_numpy=True)
@@ -112,7 +123,7 @@ def _halve(folder: Path) -> None:
 
 def _probe_pairs(run: Run) -> list[Pair]:
     """Take pairs from all over a data set: their queries and documents gate the int8 query encoder."""
-    data = run.data[run.export.probe or run.stage[-1].data]
+    data = run.data[run.export.probe or next(stage.data for stage in reversed(run.stage) if stage.data)]
     pairs = read_pairs(data, Path(run.data_root))
     return pairs[:: max(1, len(pairs) // run.export.probe_texts)][: run.export.probe_texts]
 
@@ -132,7 +143,7 @@ def _bases(run: Run) -> list[dict[str, Any]]:
 
 def _data_sources(run: Run) -> list[dict[str, Any]]:
     """Count the rows of each source and licence, over all data sets that a stage or the tokenizer used."""
-    used = {stage.data for stage in run.stage} | ({run.vocabulary.data} if run.vocabulary else set())
+    used = {stage.data for stage in run.stage if stage.data} | ({run.vocabulary.data} if run.vocabulary else set())
     counts: Counter[tuple[str, str, str]] = Counter()
     seen: set[tuple[str, tuple[str, ...]]] = set()
     for name in sorted(used):

@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from transformers import PrinterCallback, ProgressCallback, set_seed
 
 from care_qdrant.errors import TrainingError
-from care_trainer.callbacks import COMPLETE_FILE, Metrics, Watch
+from care_trainer.callbacks import COMPLETE_FILE, AverageOwnGradients, Metrics, Watch
 from care_trainer.config import Stage
+from care_trainer.distributed import processes
 from care_trainer.sampling import EpochSampler
 
 logger = logging.getLogger(__name__)
@@ -88,7 +89,11 @@ def fit(model: SentenceTransformer, loss: nn.Module, rows: Dataset, job: Job) ->
         train_dataset=rows,
         args=_arguments(job),
         data_collator=job.collator,
-        callbacks=[Metrics(job.folder / METRICS_FILE), Watch(job.checkpoint_minutes, job.deadline)],
+        callbacks=[
+            Metrics(job.folder / METRICS_FILE),
+            Watch(job.checkpoint_minutes, job.deadline),
+            AverageOwnGradients(loss, model),
+        ],
     )
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
@@ -137,6 +142,7 @@ def _arguments(job: Job) -> SentenceTransformerTrainingArguments:
         activation_checkpointing=stage.gradient_checkpointing,
         activation_checkpointing_kwargs={"use_reentrant": False} if stage.gradient_checkpointing else None,
         use_cpu=not torch.cuda.is_available(),
+        ddp_backend="gloo" if processes().num_processes > 1 and not torch.cuda.is_available() else None,
         # Plain losses need False; with caching each replayed mini-batch touches one side only.
         ddp_find_unused_parameters=stage.cached,
         batch_sampler=partial(EpochSampler, weights=job.weights, lengths=job.lengths),

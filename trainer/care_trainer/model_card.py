@@ -30,7 +30,7 @@ Stock sentence-transformers loads the folder, too: use `encode_query` and `encod
 
 
 def render(
-    run: Run, records: Sequence[dict[str, Any]], data: Sequence[dict[str, Any]], onnx: OnnxFiles, command: str
+    run: Run, records: Sequence[dict[str, Any]], data: Sequence[dict[str, Any]], onnx: OnnxFiles | None, command: str
 ) -> str:
     """Give the card in Markdown."""
     licence = f"license: {run.export.licence}\n" if run.export.licence else ""
@@ -39,7 +39,7 @@ def render(
         "## Encoders\n\n" + _encoders(run),
         "## Training\n\n" + f"`{command}`\n\n" + _stages(records),
         "## Data\n\n" + _table(["file", "source", "licence", "rows"], data),
-        "## The int8 query encoder\n\n" + _gate(onnx),
+        *(["## The int8 query encoder\n\n" + _gate(onnx)] if onnx else []),
         "## Limits\n\nRetrieval of documents, not medical advice: a hit is a text that resembles an answer.\n",
     ]
     return "\n".join(parts)

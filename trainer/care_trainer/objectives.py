@@ -125,12 +125,21 @@ class AlignObjective(nn.Module):
     """Equation (3): λ1 · Asym-InfoNCE + λ2 · squared distance to the teacher's vector of the same text.
 
     Equation (2) is the squared norm, a sum over dimensions; ``mse_loss`` would be their mean, ``dim`` times smaller.
+    A third term, off in the paper's recipe, is KALE's: the divergence of the softmax over the student's dimensions
+    from that over the teacher's (arXiv 2304.01016).
     """
 
-    def __init__(self, contrastive: InfoNce, *, contrastive_weight: float = 1.0, mse_weight: float = 1.0) -> None:
+    def __init__(
+        self,
+        contrastive: InfoNce,
+        *,
+        contrastive_weight: float = 1.0,
+        mse_weight: float = 1.0,
+        kl_weight: float = 0.0,
+    ) -> None:
         super().__init__()
         self.contrastive = contrastive
-        self.contrastive_weight, self.mse_weight = contrastive_weight, mse_weight
+        self.contrastive_weight, self.mse_weight, self.kl_weight = contrastive_weight, mse_weight, kl_weight
 
     def forward(self, batch: Batch) -> Tensor:
         """Give the mean loss of the batch's rows; ``batch.labels`` are the teacher's vectors."""
@@ -141,4 +150,34 @@ class AlignObjective(nn.Module):
         if self.contrastive_weight:
             pairs = Batch([student, teacher], [batch.keys[0], batch.keys[0]])
             loss = loss + self.contrastive_weight * self.contrastive(pairs)
+        if self.kl_weight:
+            loss = loss + self.kl_weight * divergence(teacher, student, self.contrastive.temperature)
         return loss
+
+
+class DistillObjective(nn.Module):
+    """InfoNCE + KL divergence of the student's in-batch scores from the teacher's (table 7, after RocketQAv2)."""
+
+    def __init__(self, contrastive: InfoNce, *, kl_weight: float = 1.0) -> None:
+        super().__init__()
+        self.contrastive, self.kl_weight = contrastive, kl_weight
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Give the mean loss; ``batch.labels`` are the teacher's query and document vectors, (rows, 2, dim)."""
+        assert batch.labels is not None
+        student = [functional.normalize(column.float(), dim=-1) for column in batch.embeddings[:2]]
+        teacher = functional.normalize(batch.labels.to(student[0].device).float(), dim=-1)
+        scores = student[0] @ student[1].T
+        wanted = teacher[:, 0] @ teacher[:, 1].T
+        loss: Tensor = self.contrastive(batch)
+        return loss + self.kl_weight * divergence(wanted, scores, self.contrastive.temperature)
+
+
+def divergence(wanted: Tensor, found: Tensor, temperature: float) -> Tensor:
+    """Give the mean over rows of KL(softmax(wanted / τ) ‖ softmax(found / τ))."""
+    return functional.kl_div(
+        functional.log_softmax(found / temperature, dim=-1),
+        functional.log_softmax(wanted / temperature, dim=-1),
+        reduction="batchmean",
+        log_target=True,
+    )

@@ -142,7 +142,7 @@ def _check(run: Run, problems: list[str]) -> None:
         for name in sorted(set(names))
         if names.count(name) > 1
     )
-    referred = [(f"stage.{stage_name(stage)}.data", stage.data) for stage in run.stage]
+    referred = [(f"stage.{stage_name(stage)}.data", stage.data) for stage in run.stage if stage.kind != "prune"]
     referred += [("vocabulary.data", run.vocabulary.data)] if run.vocabulary else []
     referred += [("export.probe", run.export.probe)] if run.export.probe else []
     problems.extend(
@@ -163,7 +163,7 @@ def _tower_problems(side: str, tower: Tower, run: Run) -> list[str]:
             problems.append(
                 f"{side}.scratch: hidden {tower.scratch.hidden} is no multiple of heads {tower.scratch.heads}"
             )
-        if tower.scratch.hidden < run.dim:
+        if tower.scratch.hidden < run.dim and not tower.projection:
             problems.append(f"{side}.scratch.hidden: {tower.scratch.hidden} is smaller than dim {run.dim}")
         if tower.max_tokens > tower.scratch.positions:
             problems.append(

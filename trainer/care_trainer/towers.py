@@ -30,11 +30,14 @@ def build_query(base: str, tower: Tower, dim: int) -> SentenceTransformer:
     """
     transformer = _transformer(base, tower)
     hidden = transformer.get_embedding_dimension()
-    if hidden != dim:
+    if hidden != dim and not tower.projection:
         raise InputError(f"query base {base}: gives {hidden} dimensions, but dim is {dim}; set dim = {hidden}")
     if tower.pooling == "lasttoken":
         append_marker(transformer, tower.eos)
-    modules = [transformer, Pooling(hidden, tower.pooling), Normalize()]
+    modules: list[torch.nn.Module] = [transformer, Pooling(hidden, tower.pooling)]
+    if tower.projection:
+        modules.append(Dense(hidden, dim, activation_function=torch.nn.Identity()))
+    modules.append(Normalize())
     return SentenceTransformer(modules=modules, prompts={"query": tower.prompt}, similarity_fn_name="cosine")
 
 
@@ -106,6 +109,11 @@ def append_marker(transformer: Transformer, marker: str | None) -> None:
     )
 
 
+def is_slice(module: torch.nn.Module) -> bool:
+    """Say whether a module is the frozen slice, not a projection that learns."""
+    return isinstance(module, Dense) and not module.bias
+
+
 def tokenizer_of(transformer: Transformer) -> PreTrainedTokenizerFast:
     """Give the tokenizer of an encoder's first module."""
     tokenizer = transformer.tokenizer
@@ -142,7 +150,7 @@ def identity_slice(hidden: int, dim: int) -> Dense:
 
 def unsliced(model: SentenceTransformer) -> SentenceTransformer:
     """Give an encoder without its slice, sharing the weights: what nested dimensions are trained on."""
-    return SentenceTransformer(modules=[module for module in model.children() if not isinstance(module, Dense)])
+    return SentenceTransformer(modules=[module for module in model.children() if not is_slice(module)])
 
 
 def load(folder: Path) -> SentenceTransformer:
@@ -175,7 +183,7 @@ def make_trainable(model: torch.nn.Module, *, side: str, lora: bool) -> int:
     """
     model.requires_grad_(True)
     for module in model.modules():
-        if isinstance(module, (Dense, WordWeights)):
+        if is_slice(module) or isinstance(module, WordWeights):
             module.requires_grad_(False)
     for name, parameter in model.named_parameters():
         if "pooler" in name or (lora and "lora_" not in name):

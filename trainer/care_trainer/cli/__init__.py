@@ -5,7 +5,7 @@ import click
 from care_qdrant.cli import run as run_program
 from care_trainer.cli.data import data
 from care_trainer.cli.mine import mine
-from care_trainer.cli.run import configs, run
+from care_trainer.cli.run import configs, presets, run
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -19,7 +19,7 @@ def care_train() -> None:
     """
 
 
-for command in (run, configs, data, mine):
+for command in (run, configs, presets, data, mine):
     care_train.add_command(command)
 
 

@@ -24,30 +24,47 @@ if TYPE_CHECKING:
 @click.option("--stage", help="Run only this stage; those before it must be finished.")
 @click.option("--resume", is_flag=True, help="Keep finished stages, continue an interrupted one where it stopped.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a value: stage.joint.epochs=2")
+@click.option("--preset", help="One of the paper's comparisons; see: care-train presets")
 @click.option("--minutes", type=float, help="Save and stop after so many minutes; go on with --resume.")
-def run(config: str, stage: str | None, resume: bool, overrides: tuple[str, ...], minutes: float | None) -> None:
+def run(
+    config: str,
+    stage: str | None,
+    resume: bool,
+    overrides: tuple[str, ...],
+    preset: str | None,
+    minutes: float | None,
+) -> None:
     """Run the stages of CONFIG, a file or the name of a shipped configuration, and export the pair.
 
     \b
     Example:
       care-train run nano --set data_root=data --resume
       care-train run my.toml --stage joint --set stage.joint.learning_rate=5e-5
+      care-train run my.toml --preset without-align --set seed=1
     """
     from care_trainer.parse import load_run
+    from care_trainer.presets import apply_preset
 
     started = time.monotonic()
     path = find_config(config)
     loaded = load_run(path, overrides)
+    if preset is not None:
+        loaded = apply_preset(loaded, preset)
     with needs_extra("train", "training"):
         from care_trainer.chain import run_stages
+        from care_trainer.curves import draw_curves
+        from care_trainer.distributed import processes
         from care_trainer.export import export
     _quiet()
     deadline = None if minutes is None else started + 60 * minutes
-    with _bars() as report:
+    with _bars(processes().is_main_process) as report:
         run_stages(loaded, only=stage, resume=resume, report=report, deadline=deadline)
     if stage is None:
-        card = export(loaded, shlex.join(["care-train", "run", config]))
-        click.echo(str(Path(loaded.output) / card.name))
+        command = ["care-train", "run", config, *(["--preset", preset] if preset else [])]
+        if processes().is_main_process:
+            draw_curves(loaded)
+            card = export(loaded, shlex.join(command))
+            click.echo(str(Path(loaded.output) / card.name))
 
 
 @click.command()
@@ -61,6 +78,20 @@ def configs() -> None:
     for path in _shipped():
         first = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
         click.echo(f"{path.stem:<24}{first}")
+
+
+@click.command()
+def presets() -> None:
+    """List the paper's comparisons, with the table of each.
+
+    
+    Example:
+      care-train presets
+    """
+    from care_trainer.presets import PRESETS
+
+    for name, preset in PRESETS.items():
+        click.echo(f"{name:<24}{preset.table:<9}{preset.description}")
 
 
 def _shipped() -> list[Path]:
@@ -78,7 +109,7 @@ def find_config(config: str) -> Path:
 
 
 @contextmanager
-def _bars() -> Iterator["Report"]:
+def _bars(visible: bool) -> Iterator["Report"]:
     """Draw one progress bar a stage on stderr, with the last loss."""
     from tqdm import tqdm
 
@@ -88,7 +119,14 @@ def _bars() -> Iterator["Report"]:
         if what not in bars:
             for bar in bars.values():
                 bar.close()
-            bars[what] = tqdm(total=steps, initial=max(0, step - 1), desc=what, file=sys.stderr, dynamic_ncols=True)
+            bars[what] = tqdm(
+                total=steps,
+                initial=max(0, step - 1),
+                desc=what,
+                file=sys.stderr,
+                dynamic_ncols=True,
+                disable=not visible,
+            )
         bars[what].update(step - bars[what].n)
         if not math.isnan(loss):
             bars[what].set_postfix_str(f"loss {loss:.4f}", refresh=False)

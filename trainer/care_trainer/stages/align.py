@@ -5,6 +5,7 @@ from datasets import Dataset
 from care_trainer import towers
 from care_trainer.config import Align
 from care_trainer.data import read_texts, row_weights
+from care_trainer.distributed import main_process_first
 from care_trainer.fitting import fit
 from care_trainer.losses import EmbeddingLoss
 from care_trainer.objectives import AlignObjective, InfoNce
@@ -16,14 +17,15 @@ def train_align(context: Context) -> Trained:
     """Align the query encoder [4.3.1, equation (3)]; the teacher's vectors are computed once."""
     stage = context.stage
     assert isinstance(stage, Align)
-    texts = read_texts(context.data, context.data_root)
-    vectors = _vectors(context, [text.text for text in texts])
+    texts = read_texts(context.data, context.data_root, stage.sides)
+    vectors = stored_vectors(context, [text.text for text in texts])
     query = towers.load(context.query)
     trainable = towers.make_trainable(query, side="query", lora=context.run.query.lora is not None)
     objective = AlignObjective(
         InfoNce(stage.temperature),
         contrastive_weight=stage.contrastive_weight,
         mse_weight=stage.mse_weight,
+        kl_weight=stage.kl_weight,
     )
     loss = EmbeddingLoss(
         query,
@@ -41,7 +43,8 @@ def train_align(context: Context) -> Trained:
     return Trained(query, None, {"query": trainable}, metrics, stage.temperature, towers.pair(query, document))
 
 
-def _vectors(context: Context, texts: list[str]) -> Half:
+def stored_vectors(context: Context, texts: list[str]) -> Half:
+    """Give the newest document encoder's vectors of texts, (len(texts), dim), computed once and kept for a resume."""
     done = 0
 
     def report(rows: int) -> None:
@@ -49,11 +52,12 @@ def _vectors(context: Context, texts: list[str]) -> Half:
         done += rows
         context.report("teacher", done, len(texts), float("nan"))
 
-    return teacher_vectors(
-        lambda: towers.load(context.document),
-        context.document,
-        texts,
-        context.folder / "teacher",
-        dim=context.run.dim,
-        report=report,
-    )
+    with main_process_first():
+        return teacher_vectors(
+            lambda: towers.load(context.document),
+            context.document,
+            texts,
+            context.folder / "teacher",
+            dim=context.run.dim,
+            report=report,
+        )

@@ -1,0 +1,87 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from care_trainer.cli import care_train
+from care_trainer.presets import PRESETS
+from click.testing import CliRunner
+
+from care_qdrant.errors import InputError
+from tests.trainer.tiny_run import pairs, stage, tiny_run, write_jsonl
+
+
+def _invoke(*arguments: str) -> str:
+    result = CliRunner().invoke(care_train, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def _commands(group: click.Group, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    found = []
+    for name, command in group.commands.items():
+        found += _commands(command, (*path, name)) if isinstance(command, click.Group) else [(*path, name)]
+    return found
+
+
+@pytest.mark.parametrize("path", _commands(care_train), ids=" ".join)
+def test_every_command_shows_an_example(path: tuple[str, ...]) -> None:
+    assert f"Example:\n    care-train {' '.join(path)}" in _invoke(*path, "--help")
+
+
+def test_help_imports_neither_torch_nor_qdrant() -> None:
+    script = (
+        "import sys; from click.testing import CliRunner; from care_trainer.cli import care_train;"
+        "CliRunner().invoke(care_train, ['run', '--help']);"
+        "print([name for name in ('torch', 'transformers', 'qdrant_client', 'datasets') if name in sys.modules])"
+    )
+    output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert output.stdout.strip() == "[]"
+
+
+def test_shipped_configurations_and_presets_are_listed() -> None:
+    assert {line.split()[0] for line in _invoke("configs").splitlines()} >= {"tiny", "nano", "small", "care-0.3b-4b"}
+    assert {line.split()[0] for line in _invoke("presets").splitlines()} == set(PRESETS)
+
+
+def test_a_configuration_that_is_not_there_is_refused() -> None:
+    with pytest.raises(InputError, match=r"neither a .toml file nor a shipped configuration"):
+        _invoke("run", "none")
+
+
+def test_a_whole_run_prints_the_folder_and_its_curves_and_can_be_resumed(tmp_path: Path) -> None:
+    tiny_run(tmp_path, stage("joint", evaluate=True))
+    arguments = ("run", str(tmp_path / "run.toml"), "--set", "export.fp32_onnx=false")
+    folder = Path(_invoke(*arguments).strip().splitlines()[-1])
+    assert folder == tmp_path / "out" / "tiny"
+    assert (folder / "care.json").exists() and (tmp_path / "out" / "curves.png").exists()
+    assert f"`care-train run {tmp_path / 'run.toml'}`" in (folder / "README.md").read_text(encoding="utf-8")
+    assert Path(_invoke(*arguments, "--resume").strip().splitlines()[-1]) == folder
+
+
+def test_statistics_count_what_an_epoch_draws(tmp_path: Path) -> None:
+    tiny_run(tmp_path, stage("joint"), stage("align"))
+    found = json.loads(_invoke("data", "stats", str(tmp_path / "run.toml"), "--set", "data.pairs.weights.b=0.5"))
+    assert found["joint"]["rows"] == 48
+    assert found["joint"]["rows_an_epoch"] == 36
+    assert found["joint"]["sources"]["b"] == {"rows": 24, "weight": 0.5}
+    assert found["align"]["rows"] == 40
+
+
+def test_a_leak_of_the_evaluation_set_is_refused(tmp_path: Path) -> None:
+    tiny_run(tmp_path, stage("joint"))
+    with pytest.raises(InputError, match="96 training texts are in the evaluation set"):
+        _invoke("data", "check", str(tmp_path / "run.toml"))
+    write_jsonl(tmp_path / "data/pairs.jsonl", [{"query": "另一个问题", "positive": "另一个回答"}])
+    assert "no leak" in _invoke("data", "check", str(tmp_path / "run.toml"))
+
+
+def test_self_pairs_are_every_text_once(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "pairs.jsonl", pairs()[:3])
+    _invoke("data", "self-pairs", str(source), "--output", str(tmp_path / "aligned.jsonl"))
+    rows = [json.loads(line) for line in (tmp_path / "aligned.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert all(row["query"] == row["positive"] for row in rows)
+    expected = {text for row in pairs()[:3] for text in (row["query"], row["positive"], *row["negatives"])}
+    assert {row["query"] for row in rows} == expected and len(rows) == len(expected)

@@ -1,0 +1,99 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from care_trainer import chain, towers
+from care_trainer.config import Align, Contrastive, Joint, Run
+from care_trainer.curves import draw_curves
+from care_trainer.export import export
+from care_trainer.presets import PRESETS, apply_preset
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense
+
+from care_qdrant.errors import InputError
+from tests.trainer.tiny_run import pairs, stage, tiny_run
+
+TEXTS = [row["query"] for row in pairs()[:6]]
+RECIPE = ("retromae", "unsupervised", "supervised", "document", "align", "joint")
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Run:
+    return tiny_run(tmp_path, *(stage(kind, epochs=2 if kind == "align" else 1) for kind in RECIPE))
+
+
+def _kinds(run: Run) -> list[str]:
+    return [item.kind for item in run.stage]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_changes_the_run_and_gives_it_its_own_place(recipe: Run, name: str) -> None:
+    changed = apply_preset(recipe, name)
+    assert (changed.name, changed.output) == (f"tiny-{name}", f"{recipe.output}-{name}")
+    same = ("stage", "query", "symmetric", "dim")
+    assert any(getattr(changed, field) != getattr(recipe, field) for field in same)
+    assert changed.data == recipe.data and changed.seed == recipe.seed
+
+
+@pytest.mark.parametrize(
+    ("name", "left"),
+    [
+        ("without-query-init", ["document", "align", "joint"]),
+        ("without-document-init", ["retromae", "unsupervised", "supervised", "align", "joint"]),
+        ("without-align", ["retromae", "unsupervised", "supervised", "document", "joint"]),
+        ("fine-tuning-data", ["retromae", "unsupervised", "supervised", "document", "joint", "joint"]),
+        ("fine-tuning-data-only", ["retromae", "unsupervised", "supervised", "document", "joint"]),
+        ("symmetric-query", ["retromae", "unsupervised", "supervised"]),
+        ("symmetric-document", ["document"]),
+        ("kale", ["document", "prune", "align"]),
+        ("distill", ["retromae", "unsupervised", "supervised", "document", "distill"]),
+    ],
+)
+def test_the_stages_that_are_left(recipe: Run, name: str, left: list[str]) -> None:
+    assert _kinds(apply_preset(recipe, name)) == left
+
+
+def test_what_changes_inside_a_stage(recipe: Run) -> None:
+    def find(name: str, kind: str) -> object:
+        return next(item for item in apply_preset(recipe, name).stage if item.kind == kind)
+
+    align = find("without-mse", "align")
+    assert isinstance(align, Align) and (align.contrastive_weight, align.mse_weight) == (1.0, 0.0)
+    kale = find("kale", "align")
+    assert isinstance(kale, Align) and (kale.contrastive_weight, kale.mse_weight, kale.kl_weight) == (0.0, 0.0, 1.0)
+    first = find("fine-tuning-data", "joint")
+    assert isinstance(first, Joint) and first.freeze_document and first.name == "align" and first.epochs == 2
+    doubled = find("symmetric-query", "supervised")
+    assert isinstance(doubled, Contrastive) and doubled.epochs == 2
+    longer = find("longer-joint", "joint")
+    assert isinstance(longer, Joint) and longer.epochs == 3
+
+
+def test_a_preset_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, stage("supervised"))
+    with pytest.raises(InputError, match="has no stage 'align'"):
+        apply_preset(run, "kale")
+    with pytest.raises(InputError, match="there is no such preset"):
+        apply_preset(run, "none")
+
+
+@pytest.mark.parametrize("name", ["kale", "distill", "hotelmatch", "symmetric-document"])
+def test_a_baseline_runs_to_its_exported_folder(tmp_path: Path, name: str) -> None:
+    run = apply_preset(tiny_run(tmp_path, *(stage(kind) for kind in RECIPE[2:])), name)
+    records = chain.run_stages(run)
+    card = export(run, "")
+    folder = Path(run.output) / run.name
+    stock = SentenceTransformer(str(folder))
+    sides = {side: chain.newest(run, run.symmetric or side) for side in chain.SIDES}
+    np.testing.assert_allclose(stock.encode_query(TEXTS), towers.load(sides["query"]).encode_query(TEXTS), atol=1e-4)
+    assert card.dim == run.dim
+    if name == "kale":
+        assert len(towers.transformer_of(towers.load(sides["query"])).model.layers) == 1
+    if name == "hotelmatch":
+        (projection,) = [module for module in towers.load(sides["query"]).modules() if isinstance(module, Dense)]
+        before = towers.load(Path(run.output) / "base/query")
+        (start,) = [module for module in before.modules() if isinstance(module, Dense)]
+        assert projection.out_features == card.dim == 48
+        assert not np.allclose(projection.linear.weight.detach(), start.linear.weight.detach()), "it learns"
+    assert draw_curves(run).read_bytes().startswith(b"\x89PNG")
+    assert records[-1]["seconds"] >= 0

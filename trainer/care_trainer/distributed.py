@@ -1,0 +1,38 @@
+"""Several processes, one run: who writes, and who waits (torchrun, accelerate)."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from accelerate import PartialState  # type: ignore[import-untyped]
+from torch import nn
+
+
+def processes() -> PartialState:
+    """Give accelerate's view of the processes; a single one when nothing launched more.
+
+    Not to be kept: transformers resets accelerate's shared state whenever it makes training arguments.
+    """
+    return PartialState(cpu=not torch.cuda.is_available())
+
+
+@contextmanager
+def main_process_first() -> Iterator[bool]:
+    """Let the main process go through the block before the others; gives whether this is the main one."""
+    is_main = processes().is_main_process
+    if not is_main:
+        processes().wait_for_everyone()
+    yield is_main
+    if is_main:
+        processes().wait_for_everyone()
+
+
+def average_gradients(parameters: list[nn.Parameter]) -> None:
+    """Average gradients over all processes: of the loss's own parameters, which are outside the wrapped model."""
+    state = processes()
+    if state.num_processes == 1:
+        return
+    for parameter in parameters:
+        if parameter.grad is not None:
+            torch.distributed.all_reduce(parameter.grad)
+            parameter.grad /= state.num_processes

@@ -1,0 +1,39 @@
+"""Stage ``distill``: a symmetric student learns the document encoder's scores (baseline of table 7)."""
+
+from care_trainer import towers
+from care_trainer.config import Distill
+from care_trainer.data import read_pairs, row_weights
+from care_trainer.fitting import fit
+from care_trainer.losses import EmbeddingLoss
+from care_trainer.objectives import DistillObjective
+from care_trainer.stages.align import stored_vectors
+from care_trainer.stages.context import Context, Trained
+from care_trainer.stages.contrastive import info_nce_of, pair_rows
+from care_trainer.teacher import TeacherCollator
+
+
+def train_distill(context: Context) -> Trained:
+    """Train the query encoder on both sides of pairs, with the frozen document encoder's scores as a second target."""
+    stage, prompt = context.stage, context.run.query.prompt
+    assert isinstance(stage, Distill)
+    pairs = read_pairs(context.data, context.data_root)
+    vectors = stored_vectors(context, [text for pair in pairs for text in (pair.query, pair.positive)])
+    query = towers.load(context.query)
+    trainable = towers.make_trainable(query, side="query", lora=context.run.query.lora is not None)
+    loss = EmbeddingLoss(
+        query,
+        DistillObjective(info_nce_of(stage), kl_weight=stage.kl_weight),
+        mini_batch_size=stage.mini_batch_size,
+        mini_batch_tokens=stage.mini_batch_tokens,
+        cached=stage.cached,
+        token_dropout=stage.token_dropout,
+    )
+    rows = pair_rows(pairs, stage.hard_negatives).add_column("label", list(range(len(pairs))))
+    collator = TeacherCollator(
+        vectors.reshape(len(pairs), 2, context.run.dim),
+        preprocess_fn=query.preprocess,
+        prompts={"query": prompt},
+        max_length=stage.max_tokens,
+    )
+    metrics = fit(query, loss, rows, context.job(weights=row_weights(pairs, context.data), collator=collator))
+    return Trained(query, None, {"query": trainable}, metrics, stage.temperature, query)

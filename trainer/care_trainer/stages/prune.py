@@ -1,0 +1,34 @@
+"""Stage ``prune``: the query encoder becomes the first layers of the document encoder (baselines of table 7)."""
+
+from sentence_transformers import SentenceTransformer
+from torch.nn import ModuleList
+
+from care_qdrant.errors import InputError
+from care_trainer import towers
+from care_trainer.config import Prune
+from care_trainer.merge import merged
+from care_trainer.stages.context import Context, Trained
+
+
+def prune_document(context: Context) -> Trained:
+    """Cut the newest document encoder down to its first layers, and make it the query encoder.
+
+    Raises:
+        InputError: it is no decoder with a list of layers, or has no more layers than should be left.
+    """
+    stage = context.stage
+    assert isinstance(stage, Prune)
+    document = merged(context.document)
+    model = towers.transformer_of(document).model
+    layers = getattr(model, "layers", None)
+    if not isinstance(layers, ModuleList) or len(layers) <= stage.layers:
+        found = len(layers) if isinstance(layers, ModuleList) else "no list of"
+        raise InputError(f"stage prune: the document encoder has {found} layers; expected more than {stage.layers}")
+    model.layers = layers[: stage.layers]
+    model.config.num_hidden_layers = stage.layers
+    if getattr(model.config, "layer_types", None):
+        model.config.layer_types = model.config.layer_types[: stage.layers]
+    query = SentenceTransformer(
+        modules=list(document.children()), prompts={"query": context.run.query.prompt}, similarity_fn_name="cosine"
+    )
+    return Trained(query, None, {}, {}, None, towers.pair(query, towers.load(context.document)))
