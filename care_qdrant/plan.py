@@ -53,7 +53,10 @@ class Task:
         """
         vectors: dict[str, Any] = {} if vector is None else {schema.vector_name: vector}
         if schema.sparse is not None and self.lacks(SPARSE_VECTOR_NAME):
-            vectors |= _sparse_vector(self.chunk, schema.sparse)
+            terms = _sparse_vector(self.chunk, schema.sparse)
+            # A text without terms needs no vector, except to replace that of an older text.
+            if terms.indices or self.stored is not None:
+                vectors[SPARSE_VECTOR_NAME] = terms
         others = {} if self.stored is None else self.stored.vectors
         payload = chunk_payload(self.chunk, {**others, **self.hashes})
         return models.PointStruct(id=self.chunk.point_id, vector=vectors, payload=payload)
@@ -139,10 +142,8 @@ def _constants(sparse: SparseContract) -> str:
     return f"{sparse.fingerprint}/{sparse.k1}/{sparse.b}/{sparse.average_length}"
 
 
-def _sparse_vector(chunk: Chunk, sparse: SparseContract) -> dict[str, models.SparseVector]:
-    """Give the BM25 vector by its name; nothing for a text without terms."""
-    vector = bm25.document_vector(chunk.embedded_text, average_length=sparse.average_length, k1=sparse.k1, b=sparse.b)
-    return {SPARSE_VECTOR_NAME: vector} if vector.indices else {}
+def _sparse_vector(chunk: Chunk, sparse: SparseContract) -> models.SparseVector:
+    return bm25.document_vector(chunk.embedded_text, average_length=sparse.average_length, k1=sparse.k1, b=sparse.b)
 
 
 def _retrieve(link: Link, ids: Sequence[str]) -> list[models.Record]:

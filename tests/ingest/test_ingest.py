@@ -187,6 +187,10 @@ def test_bm25_vectors_are_written_and_kept_up(qdrant: QdrantClient, write_corpus
     assert hits[0].payload is not None
     assert hits[0].payload["doc_id"] == "new"
     assert ingest(write_corpus(rows), HashModel(), qdrant, "corpus").unchanged == 32
+    rows[30]["text"] = "……"
+    ingest(write_corpus(rows), HashModel(), qdrant, "corpus")
+    hits = qdrant.query_points("corpus", query=bm25.query_vector("缓释片"), using=SPARSE_VECTOR_NAME, limit=50).points
+    assert "new" not in [(hit.payload or {})["doc_id"] for hit in hits if hit.score > 0]
 
 
 class BadEncoder(HashEncoder):
