@@ -27,17 +27,21 @@ def main() -> None:
     result = ColdStart(
         wall_seconds=time.time() - float(started),
         cpu_seconds=usage.ru_utime + usage.ru_stime,
-        peak_memory_mib=_peak_memory_kib(usage) / 1024,
+        peak_memory_mib=peak_memory_mib(),
     )
     print(json.dumps(asdict(result)))
 
 
-def _peak_memory_kib(usage: resource.struct_rusage) -> float:
-    """Give the most memory that this program held. Linux's ru_maxrss starts with that of the process that forked it."""
+def peak_memory_mib() -> float:
+    """Give the most memory that this program has held.
+
+    Linux's ru_maxrss begins with that of the process that forked this one, so it is not used where there is a better.
+    """
     status = Path("/proc/self/status")
     if status.exists():
-        return float(next(line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM")))
-    return usage.ru_maxrss / 1024
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
 
 
 if __name__ == "__main__":

@@ -33,6 +33,9 @@ class Contestant:
     mode: Mode
     query_parameters: int
     document_parameters: int
+    borrows_index: bool = False
+    """It searches the vectors of the pair that it is a control of, whose document encoder it shares: nothing is
+    encoded twice. LlamaIndex would refuse it, since its fingerprint is another one."""
 
     @property
     def fingerprint(self) -> str:
@@ -98,7 +101,23 @@ def _control(control: Control, base: Contestant) -> Contestant:
     if not (folder / CARD_FILE).is_file():
         raise InputError(f"{base.source}: is one encoder, not a pair; it is its own control {control!r}")
     twice = _dense(str(folder / control), "auto", base.device)
-    return replace(twice, name=f"{base.name}, {control} encoder twice", description="symmetric control")
+    twice = replace(twice, name=f"{base.name}, {control} encoder twice", description="symmetric control")
+    return twice if control == "query" else _over_index_of(base, twice)
+
+
+def _over_index_of(base: Contestant, control: Contestant) -> Contestant:
+    """Let the document encoder ask its questions of the vectors that it has made for the pair."""
+    pair, symmetric = base.model, control.model
+    model = CareModel(
+        name=pair.name,
+        dim=pair.dim,
+        fingerprint=pair.fingerprint,
+        temperature=pair.temperature,
+        load_query_encoder=lambda: symmetric.query_encoder,
+        load_document_encoder=lambda: pair.document_encoder,
+        load_document_tokenizer=lambda: pair.document_tokenizer,
+    )
+    return replace(control, model=model, borrows_index=True)
 
 
 def _count_parameters(folder: Path) -> int:

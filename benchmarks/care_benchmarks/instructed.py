@@ -39,6 +39,7 @@ def with_instructions(model: CareModel, instructions: Instructions, kind: Kind) 
         temperature=model.temperature,
         load_query_encoder=lambda: _instructed(model.query_encoder, query),
         load_document_encoder=lambda: _instructed(model.document_encoder, document),
+        load_document_tokenizer=(lambda: model.document_tokenizer) if document is None else None,
         card=model.card,
     )
 

@@ -75,7 +75,7 @@ class QdrantSearch(AbsEncoder):
             client: An open Qdrant; what earlier runs have put there is used again.
             instructions: Which sides get the paper's instruction.
             params: Of Qdrant's search; exact where None.
-            through: How a dense query is answered; BM25 and hybrids go through the core.
+            through: How a dense query is answered; BM25, hybrids and borrowed indexes go through the core.
             progress: Opened for each corpus that is ingested, with a label.
         """
         self.contestant, self.client = contestant, client
@@ -147,7 +147,7 @@ class QdrantSearch(AbsEncoder):
 
     def answerer(self, task: TaskMetadata) -> Answerer:
         """Give the path of production on an indexed task."""
-        if self.through == "core" or self.contestant.mode != "dense":
+        if self.through == "core" or self.contestant.mode != "dense" or self.contestant.borrows_index:
             return CoreAnswerer(self._retriever(task))
         return LlamaIndexAnswerer(
             self.client,

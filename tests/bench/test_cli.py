@@ -7,6 +7,9 @@ import pytest
 from care_benchmarks.cli import care_bench
 from click.testing import CliRunner
 
+# Whole runs import torch, mteb and LlamaIndex: minutes where other work holds the cores.
+pytestmark = pytest.mark.timeout(600)
+
 
 def commands(command: click.Command, path: str) -> list[tuple[str, click.Command]]:
     if not isinstance(command, click.Group):

@@ -14,6 +14,9 @@ from care_qdrant.retriever import Mode, Retriever
 from care_qdrant.settings import IngestSettings
 from tests.tiny import HashModel
 
+# Whole runs import torch, mteb and LlamaIndex: minutes where other work holds the cores.
+pytestmark = pytest.mark.timeout(600)
+
 SAMPLE = Path(__file__).parents[2] / "examples/sample"
 MODEL = HashModel(dim=16)
 

@@ -20,6 +20,9 @@ from care_qdrant.errors import EncodingError, InputError, ModelError, Unreachabl
 from care_qdrant.model import CareModel
 from tests.tiny import TEXTS
 
+# Whole runs import torch, mteb and LlamaIndex: minutes where other work holds the cores.
+pytestmark = pytest.mark.timeout(600)
+
 Fault = Callable[[list[list[int]]], tuple[int, Any] | None]
 
 

@@ -14,6 +14,9 @@ from click.testing import CliRunner, Result
 from care_qdrant.errors import CareError, InputError
 from tests.bench import conftest
 
+# Whole runs import torch, mteb and LlamaIndex: minutes where other work holds the cores.
+pytestmark = pytest.mark.timeout(600)
+
 Run = Callable[..., Result]
 
 CONTROLS = ["--control", "bm25", "--control", "hybrid", "--control", "document", "--control", "query"]
@@ -93,6 +96,13 @@ def test_symmetric_controls_have_the_parameters_of_their_encoder(saved: tuple[Pa
     assert query.query_parameters == query.document_parameters == pair.query_parameters
     assert (bm25.query_parameters, bm25.dim) == (0, 0)
     assert hybrid.query_parameters == pair.query_parameters > 0
+
+
+def test_the_document_control_searches_the_vectors_of_the_pair(saved: tuple[Path, str]) -> None:
+    pair, _, _, document, query = load_result(saved[0]).systems
+    assert [indexing.encoded for indexing in pair.indexing] == [5, 5]
+    assert [indexing.encoded for indexing in document.indexing] == [0, 0]
+    assert [indexing.encoded for indexing in query.indexing] == [5, 5]
 
 
 def test_mtebs_cache_has_the_fingerprint_as_revision(saved: tuple[Path, str]) -> None:

@@ -22,6 +22,9 @@ from care_qdrant.model import CareModel
 from care_qdrant.types import Vectors
 from tests.tiny import HashEncoder
 
+# Whole runs import torch, mteb and LlamaIndex: minutes where other work holds the cores.
+pytestmark = pytest.mark.timeout(600)
+
 SAMPLE = Path(__file__).parents[2] / "examples/sample"
 
 

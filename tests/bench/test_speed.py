@@ -6,6 +6,9 @@ from care_benchmarks.speed import WARM_UP_QUERIES, measure_calls, measure_cold_s
 
 from care_qdrant.errors import CareError
 
+# Whole runs import torch, mteb and LlamaIndex: minutes where other work holds the cores.
+pytestmark = pytest.mark.timeout(600)
+
 
 def test_percentiles_are_in_milliseconds() -> None:
     latency = summarise([number / 1000 for number in range(1, 101)])
