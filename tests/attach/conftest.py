@@ -1,10 +1,13 @@
-"""The two kinds of Qdrant that a collection may live in."""
+"""The kinds of Qdrant that a collection may live in."""
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from qdrant_client import QdrantClient
 
+from tests.attach.engine import EngineClient
 from tests.standin import StandIn
 from tests.tiny import HashModel
 
@@ -20,13 +23,23 @@ def server() -> Iterator[StandIn]:
         yield server
 
 
+def _open(kind: str, request: pytest.FixtureRequest, folder: Path) -> Any:
+    if kind == "server":
+        return QdrantClient(url=request.getfixturevalue("server").url, check_compatibility=False)
+    return QdrantClient(":memory:") if kind == "embedded" else EngineClient(folder)
+
+
 @pytest.fixture(params=["embedded", "server"])
-def qdrant(request: pytest.FixtureRequest) -> Iterator[QdrantClient]:
+def qdrant(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[QdrantClient]:
     """An empty database, of each kind in turn."""
-    if request.param == "server":
-        url = request.getfixturevalue("server").url
-        client = QdrantClient(url=url, check_compatibility=False)
-    else:
-        client = QdrantClient(":memory:")
+    client = _open(request.param, request, tmp_path)
+    yield client
+    client.close()
+
+
+@pytest.fixture(params=["embedded", "server", "engine"])
+def any_qdrant(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[QdrantClient]:
+    """The same, and Qdrant's own engine with the methods that attach uses."""
+    client = _open(request.param, request, tmp_path)
     yield client
     client.close()

@@ -42,29 +42,29 @@ class _MortalEncoder(HashEncoder):
 
 @pytest.mark.parametrize("tool", TOOLS)
 @pytest.mark.parametrize("schema", SCHEMAS)
-def test_attach_kill_resume_detach(qdrant: QdrantClient, schema: str, tool: str) -> None:
-    fill(qdrant, schema, tool)
-    before, answers = contents(qdrant), old_answers(qdrant, schema)
+def test_attach_kill_resume_detach(any_qdrant: QdrantClient, schema: str, tool: str) -> None:
+    fill(any_qdrant, schema, tool)
+    before, answers = contents(any_qdrant), old_answers(any_qdrant, schema)
 
     with pytest.raises(Killed):
-        attach(qdrant, NAME, MortalModel(batches=3), settings=SMALL_BATCHES)
-    assert contents(qdrant, without="care") == before
-    assert old_answers(qdrant, schema) == answers
-    stored = sum("_care" in payload for payload, _ in contents(qdrant).values())
+        attach(any_qdrant, NAME, MortalModel(batches=3), settings=SMALL_BATCHES)
+    assert contents(any_qdrant, without="care") == before
+    assert old_answers(any_qdrant, schema) == answers
+    stored = sum("_care" in payload for payload, _ in contents(any_qdrant).values())
 
     model = HashModel(name="care")
-    report = attach(qdrant, NAME, model, settings=SMALL_BATCHES)
+    report = attach(any_qdrant, NAME, model, settings=SMALL_BATCHES)
     assert (report.unchanged, report.encoded, report.covered, report.points) == (stored, 40 - stored, 40, 40)
     assert len(model.document_encoder.encoded) == report.encoded
     assert report.tool == ("plain" if tool == "nested" else tool)
-    assert contents(qdrant, without="care") == before
-    assert old_answers(qdrant, schema) == answers
+    assert contents(any_qdrant, without="care") == before
+    assert old_answers(any_qdrant, schema) == answers
 
     text = medical_texts(40)[17]
-    assert Retriever(qdrant, NAME, model).search([text], top_k=1)[0][0].text == text
-    assert verify_collection(qdrant, NAME, model).problems == []
+    assert Retriever(any_qdrant, NAME, model).search([text], top_k=1)[0][0].text == text
+    assert verify_collection(any_qdrant, NAME, model).problems == []
 
-    detach(qdrant, NAME)
-    assert contents(qdrant) == before
-    assert old_answers(qdrant, schema) == answers
-    assert qdrant.get_collection(NAME).config.metadata == {"owner": "team"}
+    detach(any_qdrant, NAME)
+    assert contents(any_qdrant) == before
+    assert old_answers(any_qdrant, schema) == answers
+    assert any_qdrant.get_collection(NAME).config.metadata == {"owner": "team"}
