@@ -20,6 +20,8 @@ from qdrant_client import QdrantClient
 from care_qdrant.errors import InputError
 from care_qdrant.model import CareModel
 from care_qdrant.types import Vectors
+from tests.bench.conftest import CORPUS
+from tests.standin.server import StandIn
 from tests.tiny import HashEncoder
 
 # Whole runs import torch, mteb and LlamaIndex: minutes where other work holds the cores.
@@ -202,3 +204,36 @@ def test_sts_by_side_equals_the_cosines_of_those_sides(
     for entry, sides in zip(outcome.per_query, ("qd", "qq", "dd"), strict=True):
         cosines = (encode[sides[0]](first) * encode[sides[1]](second)).sum(axis=1)
         assert entry.scores["similarity"] == pytest.approx(cosines.tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["dense", "hybrid"])
+def test_a_server_gives_what_the_embedded_database_gives(
+    client: QdrantClient, task_directory: Path, tmp_path: Path, mode: str
+) -> None:
+    tasks = directory_tasks(task_directory)[:2]
+    for task in tasks:
+        task.load_data()
+    embedded = QdrantSearch(contestant(hash_pair(), mode), client, through="core")
+    expected = rankings(evaluate(embedded, tasks, tmp_path / "embedded"))
+    with StandIn() as server:
+        remote = QdrantClient(url=server.url, check_compatibility=False)
+        search = QdrantSearch(contestant(hash_pair(), mode), remote, through="core")
+        found = rankings(evaluate(search, tasks, tmp_path / "server"))
+        remote.close()
+    assert search.params and search.params.exact
+    assert found.keys() == expected.keys()
+    for query, answers in found.items():
+        assert answers == pytest.approx(expected[query], abs=1e-6)
+
+
+def test_the_embedded_database_warns_beyond_its_limit(
+    client: QdrantClient, task_directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = directory_tasks(task_directory)[0]
+    task.load_data()
+    split: Any = task.dataset
+    search = QdrantSearch(contestant(hash_pair()), client, through="core")
+    for limit, warnings in ((len(CORPUS), 0), (len(CORPUS) - 1, 1)):
+        monkeypatch.setattr("care_benchmarks.search.EMBEDDED_LIMIT", limit)
+        search.index(split["default"]["test"]["corpus"], task_metadata=task.metadata)
+        assert sum(record.levelname == "WARNING" for record in caplog.records) == warnings
