@@ -25,6 +25,7 @@ _COMMANDS = {
     "hybrid": _Entry("hybrid:hybrid", "Measure fusions of dense search and BM25."),
     "llama": _Entry("llama.cli:command", "Compare the LlamaIndex integration with the stock classes."),
     "encoder": _Entry("speed_query:command", "Time the query encoder against the stock class."),
+    "start": _Entry("commands.start:command", "Time care --help and care search from a cold start."),
     "scale": _Entry("commands.scale:command", "Measure the memory that a large task takes."),
     "ingestion": _Entry("ingestion.cli:command", "Measure ingestion: kill -9, throughput, memory, waiting."),
 }
