@@ -91,7 +91,7 @@ def run(
             _system(outcome, tasks, settings, store, is_first=not number) for number, outcome in enumerate(outcomes)
         ],
         comparisons=compare(outcomes, tasks),
-        notes=notes_for(contestants, infos),
+        notes=notes_for([outcome.search for outcome in outcomes], infos),
         peers=measure_peers(outcomes, tasks) if settings.peers else [],
         worst=_worst(outcomes[0], tasks) if settings.texts else [],
     )

@@ -85,6 +85,8 @@ class QdrantSearch(AbsEncoder):
         self.through, self.progress = through, progress
         self.indexed: dict[str, Indexing] = {}
         """By task: what building its index took."""
+        self.multiplied: set[str] = set()
+        """Tasks whose answers were computed by `care_benchmarks.lexical`."""
         self.mteb_model_meta = _model_meta(contestant, self.instructions)
 
     def index(self, corpus: Dataset, *, task_metadata: TaskMetadata, **_: Any) -> None:
@@ -168,6 +170,7 @@ class QdrantSearch(AbsEncoder):
             return self.answerer(task)
         matrix = MatrixSearch(self.client, self.collection(task), self.model_for(task), self.contestant.mode)
         check_against(self._retriever(task), matrix, queries, CANDIDATES)
+        self.multiplied.add(task.name)
         return matrix
 
     def model_for(self, task: TaskMetadata) -> CareModel:
