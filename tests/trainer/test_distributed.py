@@ -36,7 +36,7 @@ def test_two_processes_train_what_one_does(tmp_path: Path) -> None:
     )
     path = tmp_path / "two" / "train.py"
     path.write_text(script, encoding="utf-8")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     subprocess.run(
         [*command, str(path), str(tmp_path / "two" / "run.toml")],
         check=True,

@@ -22,7 +22,7 @@ def train_align(context: Context) -> Trained:
     query = towers.load(context.query)
     trainable = towers.make_trainable(query, side="query", lora=context.run.query.lora is not None)
     objective = AlignObjective(
-        InfoNce(stage.temperature),
+        InfoNce(stage.temperature, gather=True),
         contrastive_weight=stage.contrastive_weight,
         mse_weight=stage.mse_weight,
         kl_weight=stage.kl_weight,
