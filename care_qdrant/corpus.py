@@ -8,6 +8,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, Self, cast
 
@@ -22,28 +23,31 @@ _DEFAULT_FIELDS = Fields()
 
 
 class Corpus:
-    """A corpus file, opened; iterate once. Use it in a ``with`` block.
+    """A corpus file; use it in a ``with`` block, and iterate once.
 
     A byte order mark at the start of the file, Windows line ends and blank lines are no errors. Rows that cannot be
     read come out as `Reject`, in their place.
     """
 
     def __init__(self, path: str | Path, fields: Fields = _DEFAULT_FIELDS) -> None:
-        """Open a file, or standard input for ``-``.
+        """Take a file, or standard input for ``-``; it is opened by the ``with`` block.
 
         Raises:
             InputError: there is no such file.
+            MissingExtra: its form needs a package that is not installed.
         """
+        check_corpus(path)
         self.path, self.fields = str(path), fields
         self._stack = ExitStack()
-        self._file: IO[bytes] = sys.stdin.buffer
+        self._file: IO[bytes] = io.BytesIO()
         self._size = 0
-        if self.path != STDIN:
-            check_corpus(path)
-            self._file = self._stack.enter_context(Path(path).open("rb"))  # noqa: SIM115  # the stack closes it
-            self._size = Path(path).stat().st_size
 
     def __enter__(self) -> Self:
+        if self.path == STDIN:
+            self._file = sys.stdin.buffer
+        else:
+            self._file = self._stack.enter_context(Path(self.path).open("rb"))
+            self._size = Path(self.path).stat().st_size
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -54,7 +58,6 @@ class Corpus:
 
         Raises:
             InputError: the file is damaged; the rows before the damage were given.
-            MissingExtra: its form needs a package that is not installed.
         """
         line = 0
         try:
@@ -81,20 +84,12 @@ class Corpus:
         """How much of the file was read, from 0 to 1; None where its length is not known."""
         return min(1.0, self._file.tell() / self._size) if self._size else None
 
-    def _open(self, path: Path) -> IO[bytes]:
-        if not path.is_file():
-            found = "is a folder" if path.is_dir() else "does not exist"
-            raise InputError(
-                f"{path}: {found}; expected a corpus of JSON lines (.jsonl, .jsonl.gz, .jsonl.zst) or Parquet"
-            )
-        return self._stack.enter_context(path.open("rb"))
-
     def _decompressed(self) -> IO[bytes]:
         if self.path.endswith(".gz"):
             return cast(IO[bytes], self._stack.enter_context(gzip.open(self._file)))
         if self.path.endswith(".zst"):
-            with needs_extra("zstd", f"{self.path}: a Zstandard file"):
-                import zstandard
+            import zstandard
+
             reader = zstandard.ZstdDecompressor().stream_reader(self._file, read_across_frames=True)
             return cast(IO[bytes], self._stack.enter_context(io.BufferedReader(cast(io.RawIOBase, reader))))
         return self._file
@@ -128,14 +123,19 @@ class RejectsFile:
 
 
 def check_corpus(path: str | Path) -> None:
-    """Refuse a corpus that is no file, before anything else is touched.
+    """Refuse a corpus that cannot be read, before anything else is touched.
 
     Raises:
         InputError: there is no such file.
+        MissingExtra: its form needs a package that is not installed.
     """
     if str(path) != STDIN and not Path(path).is_file():
         found = "is a folder" if Path(path).is_dir() else "does not exist"
         raise InputError(f"{path}: {found}; expected JSON lines (.jsonl, .jsonl.gz, .jsonl.zst), Parquet, or -")
+    for ending, extra, module in ((".zst", "zstd", "zstandard"), (".parquet", "parquet", "pyarrow.parquet")):
+        if str(path).endswith(ending):
+            with needs_extra(extra, f"{path}: a {ending} file"):
+                import_module(module)
 
 
 def corpus_name(path: str | Path) -> str:
@@ -178,8 +178,8 @@ def _skip_line(file: IO[bytes], raw: bytes) -> None:
 
 
 def _read_parquet(file: IO[bytes], fields: Fields) -> Iterator[Row | Reject]:
-    with needs_extra("parquet", "a Parquet file"):
-        import pyarrow.parquet  # type: ignore[import-untyped]
+    import pyarrow.parquet  # type: ignore[import-untyped]
+
     number = 0
     for batch in pyarrow.parquet.ParquetFile(file).iter_batches(batch_size=_PARQUET_ROWS):
         for values in batch.to_pylist():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from care_qdrant import corpus as corpus_module
 from care_qdrant.corpus import MAX_LINE_BYTES, Corpus, RejectsFile, corpus_name, rejects_path
-from care_qdrant.errors import InputError
+from care_qdrant.errors import InputError, MissingExtra
 from care_qdrant.rows import Fields, Reject, Row
 
 LINES = b'{"id": "1", "text": "\xe4\xb8\x80"}\n{"id": "2", "text": "two"}\n'
@@ -102,6 +102,16 @@ def test_a_corpus_that_is_not_there_is_refused(tmp_path: Path) -> None:
         Corpus(tmp_path / "nothing.jsonl")
     with pytest.raises(InputError, match="is a folder"):
         Corpus(tmp_path)
+
+
+@pytest.mark.parametrize(("module", "name"), [("zstandard", "a.jsonl.zst"), ("pyarrow.parquet", "a.parquet")])
+def test_a_missing_package_is_named_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, name: str
+) -> None:
+    (tmp_path / name).write_bytes(LINES)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtra, match=r"pip install 'care-qdrant\[(zstd|parquet)\]'"):
+        Corpus(tmp_path / name)
 
 
 @pytest.mark.parametrize(
