@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,14 @@ def test_other_settings_or_other_data_are_not_mixed_into_a_run(tmp_path: Path) -
         chain.run_stages(tiny_run(tmp_path, stage("supervised", learning_rate=2e-3)), resume=True)
     with pytest.raises(InputError, match=r"trained with other settings \(dim, seed\)|other settings \(seed\)"):
         chain.run_stages(tiny_run(tmp_path, stage("supervised"), overrides=["seed=1"]), resume=True)
+
+
+def test_a_stage_is_not_kept_when_what_it_started_from_was_trained_again(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, stage("supervised"), stage("joint"))
+    chain.run_stages(run)
+    shutil.rmtree(Path(run.output) / "supervised")
+    with pytest.raises(InputError, match=r"joint: was trained with other settings \(starts_from.query\)"):
+        chain.run_stages(run, resume=True)
 
 
 def test_a_single_stage_needs_those_before_it(tmp_path: Path) -> None:

@@ -77,7 +77,10 @@ def test_a_preset_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         apply_preset(run, "none")
 
 
-@pytest.mark.parametrize("name", ["kale", "distill", "hotelmatch", "symmetric-document"])
+@pytest.mark.parametrize(
+    "name",
+    ["kale", *(pytest.param(name, marks=pytest.mark.slow) for name in ("distill", "hotelmatch", "symmetric-document"))],
+)
 def test_a_baseline_runs_to_its_exported_folder(tmp_path: Path, name: str) -> None:
     run = apply_preset(tiny_run(tmp_path, *(stage(kind) for kind in RECIPE[2:])), name)
     records = chain.run_stages(run)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from transformers import TrainerCallback
 
-from care_trainer.distributed import average_gradients
+from care_trainer.distributed import agree, average_gradients
 
 COMPLETE_FILE = "complete"
 """In a checkpoint that was written to its end."""
@@ -24,8 +24,9 @@ class Watch(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:  # noqa: ARG002
         """Ask for a checkpoint when one is due, and for the end at the deadline."""
         now = time.monotonic()
-        over = self.deadline is not None and now >= self.deadline
-        due = now - self.last >= 60 * self.checkpoint_minutes
+        over, due = agree(
+            [self.deadline is not None and now >= self.deadline, now - self.last >= 60 * self.checkpoint_minutes]
+        )
         if over or (due and state.global_step < state.max_steps):
             control.should_save, self.last = True, now
         if over:

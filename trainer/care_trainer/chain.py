@@ -1,6 +1,7 @@
 """A run: the stages in order, each in its own folder, finished ones skipped on a resume."""
 
 import dataclasses
+import hashlib
 import json
 import logging
 import shutil
@@ -107,13 +108,14 @@ def _ensure_base(run: Run, folder: Path, resume: bool) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     query, document = base.build(run, folder)
     _save({"query": query, "document": document}, folder)
-    _write_record(folder, {"stage": BASE, "settings": settings})
+    _write(folder / STAGE_FILE, {"stage": BASE, "settings": settings})
 
 
 def _ensure_stage(
     run: Run, stage: Stage, before: Sequence[Stage], output: Path, resume: bool, report: Report, deadline: float | None
 ) -> dict[str, Any]:
-    folder, settings = output / stage_name(stage), _settings(run, stage)
+    sources = {side: newest(run, side, before) for side in SIDES}
+    folder, settings = output / stage_name(stage), _settings(run, stage, sources)
     if _finished(folder, settings, resume):
         return read_record(folder)
     processes().wait_for_everyone()  # nobody may write what another one is still looking for
@@ -121,8 +123,8 @@ def _ensure_stage(
         run=run,
         stage=stage,
         folder=folder,
-        query=newest(run, "query", before),
-        document=newest(run, "document", before),
+        query=sources["query"],
+        document=sources["document"],
         resume=resume,
         report=report,
         deadline=deadline,
@@ -163,7 +165,7 @@ def _conclude(
         "evaluation": _evaluate(run, stage, trained),
         "seconds": round(time.monotonic() - started, 1),
     }
-    _write_record(folder, record)
+    _write(folder / STAGE_FILE, record)
     drop_checkpoints(folder)
     shutil.rmtree(folder / "teacher", ignore_errors=True)
 
@@ -208,11 +210,16 @@ def _check_hashes(folder: Path, hashes: dict[str, str], resume: bool) -> None:
         raise InputError(f"{folder}: the data files have changed since the stage began; remove the folder")
 
 
-def _settings(run: Run, stage: Stage) -> dict[str, Any]:
+def _settings(run: Run, stage: Stage, sources: dict[str, Path]) -> dict[str, Any]:
+    """Give all that decides what a stage trains; with the records of the encoders that it starts from."""
     return {
         **dataclasses.asdict(stage),
         "data_set": dataclasses.asdict(run.data[stage.data]) if stage.data else {},
         "seed": run.seed,
+        "starts_from": {
+            side: hashlib.sha256((folder.parent / STAGE_FILE).read_bytes()).hexdigest()
+            for side, folder in sources.items()
+        },
     }
 
 
@@ -234,10 +241,6 @@ def _save(models: dict[str, SentenceTransformer], folder: Path) -> None:
             ) from error
         shutil.rmtree(folder / side, ignore_errors=True)
         partial.rename(folder / side)
-
-
-def _write_record(folder: Path, record: dict[str, Any]) -> None:
-    _write(folder / STAGE_FILE, record)
 
 
 def _write(path: Path, value: Any) -> None:

@@ -27,6 +27,16 @@ def main_process_first() -> Iterator[bool]:
         processes().wait_for_everyone()
 
 
+def agree(decisions: list[bool]) -> list[bool]:
+    """Give the main process's decisions on all processes: clocks differ, and a step taken alone waits forever."""
+    state = processes()
+    if state.num_processes == 1:
+        return decisions
+    shared = torch.tensor(decisions, dtype=torch.int32, device=state.device)
+    torch.distributed.broadcast(shared, src=0)
+    return [bool(decision) for decision in shared.tolist()]
+
+
 def average_gradients(parameters: list[nn.Parameter]) -> None:
     """Average gradients over all processes: of the loss's own parameters, which are outside the wrapped model."""
     state = processes()
