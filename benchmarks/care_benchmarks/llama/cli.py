@@ -107,25 +107,41 @@ def soak(queries: int, seed: int, output: Path) -> None:
     Example:
       care-bench llama soak --output benchmarks/results/llama-soak.json
     """
-    from care_benchmarks.llama.soak import run_soak
+    from care_benchmarks.llama.soak import WIDTH, run_soak
 
-    with _model(None, 1) as folder:
+    with _model(None, 1, WIDTH) as folder:
         result = _shown(run_soak(folder, queries, seed))
     _save(output, asdict(result))
     if result.wrong:
         raise click.ClickException(f"{result.wrong} of {queries} queries went wrong: {output}")
 
 
+@command.command()
+@click.argument("checkout", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@output_option
+def upstream(checkout: Path, output: Path) -> None:
+    """Run LlamaIndex's own tests with its classes and with ours; CHECKOUT is its repository, which you provide.
+
+    \b
+    Example:
+      care-bench llama upstream ../llama_index --output benchmarks/results/llama-upstream.json
+    """
+    from care_benchmarks.llama.upstream import SUITES, run_suite
+
+    results = [_shown(run_suite(checkout, suite)) for suite in SUITES]
+    _save(output, {"suites": _plain(results)})
+
+
 @contextmanager
-def _model(model: Path | None, layers: int) -> Iterator[Path]:
+def _model(model: Path | None, layers: int, width: int | None = None) -> Iterator[Path]:
     """Give the model of a run, made in a temporary folder where the user names none."""
     if model is not None:
         yield model
         return
-    from care_benchmarks.llama.random_pair import write_random_pair
+    from care_benchmarks.llama.random_pair import WIDTH, write_random_pair
 
     with tempfile.TemporaryDirectory() as folder:
-        yield write_random_pair(Path(folder) / "pair", layers)
+        yield write_random_pair(Path(folder) / "pair", layers, width or WIDTH)
 
 
 def _use_one_core() -> None:

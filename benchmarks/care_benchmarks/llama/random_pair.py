@@ -11,7 +11,7 @@ from care_qdrant.onnx_export import export_query_encoder
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-HIDDEN = 768
+WIDTH = 768
 MAX_TOKENS = 512
 _SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 _EXAMPLES = Path(__file__).parents[3] / "examples" / "sample"
@@ -25,20 +25,20 @@ def sample_queries(tokens: int = 36) -> list[str]:
     return [whole[start : start + step] for start in range(0, len(whole) - step, step)]
 
 
-def write_random_pair(folder: Path, layers: int) -> Path:
-    """Write a CARE folder whose query encoder is a BERT of that depth, 768 wide, with ONNX files; give the folder.
+def write_random_pair(folder: Path, layers: int, width: int = WIDTH) -> Path:
+    """Write a CARE folder whose query encoder is a BERT of that depth and width, with ONNX files; give the folder.
 
     The document encoder is a BERT of one layer, since nothing here embeds documents.
     """
     queries = sample_queries()
-    query = _write_tower(folder.with_name(folder.name + "-query"), queries, layers)
-    document = _write_tower(folder.with_name(folder.name + "-document"), queries, 1)
+    query = _write_tower(folder.with_name(folder.name + "-query"), queries, layers, width)
+    document = _write_tower(folder.with_name(folder.name + "-document"), queries, 1, width)
     onnx = export_query_encoder(query, queries[:50])
     write_checkpoint(folder, name=f"random-bert-{layers}", query=query, document=document, onnx=onnx)
     return folder
 
 
-def _write_tower(folder: Path, texts: Sequence[str], layers: int) -> Path:
+def _write_tower(folder: Path, texts: Sequence[str], layers: int, width: int) -> Path:
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.base.modules import Normalize, Transformer
     from sentence_transformers.sentence_transformer.modules import Pooling
@@ -49,16 +49,16 @@ def _write_tower(folder: Path, texts: Sequence[str], layers: int) -> Path:
     tokenizer = _character_tokenizer(texts)
     config = BertConfig(
         vocab_size=len(tokenizer),
-        hidden_size=HIDDEN,
+        hidden_size=width,
         num_hidden_layers=layers,
-        num_attention_heads=12,
-        intermediate_size=4 * HIDDEN,
+        num_attention_heads=width // 64,
+        intermediate_size=4 * width,
         max_position_embeddings=MAX_TOKENS,
     )
     BertModel(config).save_pretrained(base)
     tokenizer.save_pretrained(base)
     transformer = Transformer(str(base), max_seq_length=MAX_TOKENS)
-    model = SentenceTransformer(modules=[transformer, Pooling(HIDDEN, "cls"), Normalize()], device="cpu")
+    model = SentenceTransformer(modules=[transformer, Pooling(width, "cls"), Normalize()], device="cpu")
     model.save_pretrained(str(folder), create_model_card=False)
     return folder
 

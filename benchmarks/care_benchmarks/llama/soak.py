@@ -20,6 +20,8 @@ from care_qdrant.model import CareModel
 TOLERANCE = 1e-4
 """Largest difference of a coordinate from the vector that the query has alone."""
 CLIENTS = 64
+WIDTH = 128
+"""Of the model: the run is about what happens around it."""
 KINDS = {"plain": 70, "duplicate": 12, "empty": 4, "too long": 4, "not text": 4, "cancelled": 6}
 """Kind of query → its share in percent."""
 
@@ -91,7 +93,7 @@ async def _ask(
     embedding: CareEmbedding, kind: str, text: str, common: str, expected: Mapping[str, npt.NDArray[np.float32]]
 ) -> str:
     """Send one query, and say what came of it: answered, cancelled, refused, or wrong."""
-    long = text[0] * (MAX_TOKENS + len(text))
+    long = "长" * (MAX_TOKENS + len(text))
     sent = {"duplicate": common, "empty": "", "too long": long, "not text": 7}.get(kind, text)
     task = asyncio.create_task(embedding.aget_query_embedding(sent))  # type: ignore[arg-type]  # 7 is no text
     if kind == "cancelled":
