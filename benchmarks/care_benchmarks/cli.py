@@ -19,6 +19,7 @@ class _Entry(NamedTuple):
 _COMMANDS = {
     "run": _Entry("commands.run:command", "Score models on tasks through Qdrant, with speed and statistics."),
     "compare": _Entry("commands.compare:command", "Put saved results side by side, paired query by query."),
+    "report": _Entry("commands.report:command", "Draw the report of a saved result again."),
     "audit": _Entry("commands.audit:command", "Export unjudged documents that rank high, for annotation."),
     "golden": _Entry("commands.golden:command", "Make the vectors that an embeddings server is checked with."),
     "fetch": _Entry("commands.fetch:command", "Download public task sets."),

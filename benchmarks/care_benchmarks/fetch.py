@@ -28,7 +28,7 @@ def fetch_task(name: str) -> Fetched:
     except InputError:
         raise
     except Exception as error:  # The hub, the cache and the loaders fail in many ways; each is an answer here.
-        return Fetched(name, False, _first_line(error))
+        return Fetched(name, False, f"{type(error).__name__}: {first_line(error)}")
     return Fetched(name, True, f"{len(qrels_of(task)):,} queries, {len(texts_of(task)[1]):,} documents")
 
 
@@ -47,7 +47,7 @@ def fetch_directory(name: str, repository: str, target: Path, revision: str | No
     try:
         snapshot_download(repository, repo_type="dataset", revision=revision, local_dir=target)
     except Exception as error:  # As in `fetch_task`.
-        return Fetched(name, False, f"{repository}: {_first_line(error)}")
+        return Fetched(name, False, f"{repository}: {type(error).__name__}: {first_line(error)}")
     try:
         found = find_tasks(target)
     except InputError as error:
@@ -56,5 +56,6 @@ def fetch_directory(name: str, repository: str, target: Path, revision: str | No
     return Fetched(name, True, f"{target}: {', '.join(kinds)}")
 
 
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no reason given'}"
+def first_line(error: Exception) -> str:
+    """Give what an error says, in one line."""
+    return next(iter(str(error).strip().splitlines()), "no reason given")

@@ -11,6 +11,7 @@ from qdrant_client import QdrantClient
 from care_benchmarks.answerers import Through
 from care_benchmarks.contestants import Contestant
 from care_benchmarks.evaluation import Outcome, compare, evaluate
+from care_benchmarks.fetch import first_line
 from care_benchmarks.instructions import Instructions
 from care_benchmarks.machine import describe_machine
 from care_benchmarks.notes import notes_for
@@ -22,6 +23,7 @@ from care_benchmarks.serving import SpeedSettings, measure_speed
 from care_benchmarks.tasks import MAIN_MEASURE, kind_of, labels_of, qrels_of, texts_of
 from care_benchmarks.variants import measure_variants, read_vectors
 from care_benchmarks.worst import worst_queries
+from care_qdrant.errors import CareError, InputError
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +74,7 @@ def run(
         CareError: a task, a model or Qdrant is not as it must be.
     """
     for task in tasks:
-        task.load_data()
+        _load(task)
     outcomes = []
     for contestant in contestants:
         logger.info("%s: %d tasks", contestant.name, len(tasks))
@@ -98,6 +100,19 @@ def run(
     save_result(result, [entry for outcome in outcomes for entry in outcome.per_query], output)
     write_report(result, output)
     return result
+
+
+def _load(task: AbsTask) -> None:
+    try:
+        task.load_data()
+    except CareError:
+        raise
+    except Exception as error:  # A hub, its cache and its loaders fail in many ways, all of them outside of here.
+        name = task.metadata.name
+        raise InputError(
+            f"{name}: its data cannot be loaded ({type(error).__name__}: {first_line(error)}); "
+            f"care-bench fetch {name} says whether they can be had"
+        ) from error
 
 
 def _describe(task: AbsTask) -> TaskInfo:

@@ -135,6 +135,14 @@ def test_report_is_one_file_with_chinese_text_and_charts(saved: tuple[Path, str]
     assert "耳鸣" not in markdown
 
 
+def test_a_report_drawn_again_is_the_same(saved: tuple[Path, str], tmp_path: Path) -> None:
+    for name in ("result.json", "report.html", "report.md"):
+        (tmp_path / name).write_bytes((saved[0] / name).read_bytes())
+    assert bench("report", tmp_path).stdout.strip() == str(tmp_path / "report.html")
+    for name in ("report.html", "report.md"):
+        assert (tmp_path / name).read_bytes() == (saved[0] / name).read_bytes()
+
+
 def test_without_texts_no_text_of_the_tasks_is_written(clinic: Path, pair_folder: Path, tmp_path: Path) -> None:
     options = ["--model", pair_folder, "--no-speed", "--without-texts", "--path", tmp_path / "qdrant"]
     bench("run", clinic, "--output", tmp_path / "out", *options)
@@ -202,6 +210,11 @@ def test_fetch_says_what_cannot_be_had() -> None:
     assert result.stdout.startswith("CMedQAv1-reranking: cannot be had: ")
     with pytest.raises(InputError, match="is unknown"):
         bench("fetch", "CMedTEB-Retrieval")
+
+
+def test_a_set_that_cannot_be_had_stops_a_run_in_one_line(pair_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"MedicalRetrieval: its data cannot be loaded .*care-bench fetch"):
+        bench("run", "MedicalRetrieval", "--model", pair_folder, "--output", tmp_path / "out")
 
 
 def test_results_of_another_version_are_refused(saved: tuple[Path, str], tmp_path: Path) -> None:
