@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor
 from transformers import BertModel
 from transformers.models.bert.modeling_bert import BertLayer
@@ -22,13 +23,14 @@ class QueryGraph(torch.nn.Module):
         super().__init__()
         self.tower = copy.deepcopy(tower)
         self.opset = OPSET
-        transformer, pooling = self.tower[0], self.tower[1]
+        transformer, following = self.tower[0], self.tower[1]
+        reads_first_only = isinstance(following, Pooling) and following.pooling_mode == "cls"
         if isinstance(transformer.model, BertModel):
             self.opset = BERT_OPSET
             layers: Any = transformer.model.encoder.layer
             for number, layer in enumerate(layers):
                 is_last = number == len(layers) - 1
-                layers[number] = FastBertLayer(layer, first_token_only=is_last and pooling.pooling_mode == "cls")
+                layers[number] = FastBertLayer(layer, first_token_only=is_last and reads_first_only)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Give (batch, dim) from token ids and mask, both (batch, length)."""

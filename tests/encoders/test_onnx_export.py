@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
-from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers.sentence_transformer.modules import Pooling, WordWeights
 from transformers import GteConfig, GteModel, set_seed
 
 from care_qdrant.encoders.onnx import OnnxEncoder
@@ -87,3 +87,17 @@ def test_an_encoder_with_rotary_positions_and_a_projection(tmp_path: Path) -> No
 
     texts = tiny.medical_texts(12)
     np.testing.assert_allclose(encoder.encode(texts), stock.encode_query(texts), atol=1e-5, rtol=0)
+
+
+def test_a_weighted_mean_is_exported_with_its_weights(tmp_path: Path) -> None:
+    transformer = SentenceTransformer(str(tiny.query_tower(tmp_path / "plain")), device="cpu")[0]
+    tokens = transformer.tokenizer.convert_ids_to_tokens(list(range(len(transformer.tokenizer))))
+    weights = WordWeights(tokens, {token: 0.1 + number % 7 for number, token in enumerate(tokens)})
+    model = SentenceTransformer(modules=[transformer, weights, Pooling(32, "mean"), Normalize()], device="cpu")
+    folder = tmp_path / "weighted"
+    model.save_pretrained(str(folder), create_model_card=False)
+
+    export_query_encoder(folder, tiny.TEXTS)
+
+    vectors = OnnxEncoder(folder, "onnx/model.onnx", dim=32, max_tokens=48).encode(tiny.TEXTS)
+    np.testing.assert_allclose(vectors, model.encode(tiny.TEXTS), atol=1e-5)
