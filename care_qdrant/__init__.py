@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from care_qdrant.connection import open_client
     from care_qdrant.errors import CareError
-    from care_qdrant.ingest import ingest
+    from care_qdrant.ingestion import ingest
     from care_qdrant.model import CareModel
     from care_qdrant.report import IngestReport
     from care_qdrant.retriever import Retriever
@@ -27,7 +27,7 @@ _HOME = {
     "IngestReport": "report",
     "IngestSettings": "settings",
     "Retriever": "retriever",
-    "ingest": "ingest",
+    "ingest": "ingestion",
     "open_client": "connection",
 }
 

@@ -19,7 +19,7 @@ from llama_index.vector_stores.care import CareVectorStore
 from typing_extensions import override
 
 from care_qdrant import CareModel, open_client
-from care_qdrant.ingest import ingest
+from care_qdrant.ingestion import ingest
 from care_qdrant.settings import IngestSettings
 
 SAMPLE = Path(__file__).parent / "sample" / "corpus.jsonl"

@@ -23,7 +23,7 @@ from llama_index.embeddings.care import CareEmbedding
 from llama_index.vector_stores.care import CareVectorStore
 
 from care_qdrant import CareModel, open_client
-from care_qdrant.ingest import ingest
+from care_qdrant.ingestion import ingest
 
 SAMPLE = Path(__file__).parent / "sample"
 REQUESTS = 400

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from care_qdrant.connection import open_client
 from care_qdrant.corpus import Corpus
-from care_qdrant.ingest import ingest
+from care_qdrant.ingestion import ingest
 from care_qdrant.model import CareModel
 from care_qdrant.rows import Fields, Row
 

@@ -31,7 +31,7 @@ from care_qdrant.bm25 import ANALYSER
 from care_qdrant.connection import is_embedded
 from care_qdrant.errors import InputError
 from care_qdrant.fusion import CANDIDATES
-from care_qdrant.ingest import ingest
+from care_qdrant.ingestion import ingest
 from care_qdrant.model import CareModel
 from care_qdrant.report import Progress
 from care_qdrant.retriever import Retriever

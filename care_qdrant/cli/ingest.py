@@ -133,7 +133,7 @@ def command(
     """
     from care_qdrant.corpus import STDIN, check_corpus, corpus_name
     from care_qdrant.create import Storage
-    from care_qdrant.ingest import ingest
+    from care_qdrant.ingestion import ingest
     from care_qdrant.progress import progress_bar
     from care_qdrant.rows import Fields
 

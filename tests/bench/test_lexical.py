@@ -9,7 +9,7 @@ from care_benchmarks.taskfiles import find_tasks, read_corpus, read_questions
 from qdrant_client import QdrantClient
 
 from care_qdrant.errors import CareError
-from care_qdrant.ingest import ingest
+from care_qdrant.ingestion import ingest
 from care_qdrant.retriever import Mode, Retriever
 from care_qdrant.settings import IngestSettings
 from tests.tiny import HashModel

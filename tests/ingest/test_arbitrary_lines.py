@@ -13,7 +13,7 @@ from qdrant_client import QdrantClient
 
 from care_qdrant.connection import open_client
 from care_qdrant.corpus import Corpus
-from care_qdrant.ingest import ingest
+from care_qdrant.ingestion import ingest
 from care_qdrant.rows import Row
 from tests.standin import StandIn
 from tests.tiny import HashModel

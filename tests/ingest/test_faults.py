@@ -10,7 +10,7 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.connection import open_client
 from care_qdrant.errors import Rejected, Unreachable
-from care_qdrant.ingest import ingest
+from care_qdrant.ingestion import ingest
 from care_qdrant.retry import Link, RetryPolicy
 from care_qdrant.settings import IngestSettings
 from care_qdrant.types import Vectors

@@ -11,7 +11,7 @@ from care_qdrant.collection import SparseContract, read_contracts, write_contrac
 from care_qdrant.connection import is_embedded, open_client
 from care_qdrant.create import LOAD_KEY, SPARSE_VECTOR_NAME, Storage
 from care_qdrant.errors import EncodingError, InputError
-from care_qdrant.ingest import ingest
+from care_qdrant.ingestion import ingest
 from care_qdrant.reading import Shard
 from care_qdrant.settings import IngestSettings
 from care_qdrant.types import Document, Vectors, point_id

@@ -19,7 +19,7 @@ from care_qdrant.errors import (
     ServerTooOld,
     Unreachable,
 )
-from care_qdrant.ingest import ingest
+from care_qdrant.ingestion import ingest
 from care_qdrant.settings import IngestSettings
 from tests.ingest.conftest import IMPATIENT, WriteCorpus, short_rows
 from tests.standin import StandIn

@@ -2,7 +2,7 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import InputError
-from care_qdrant.ingest import ingest
+from care_qdrant.ingestion import ingest
 from care_qdrant.reading import Shard
 from care_qdrant.settings import IngestSettings
 from tests.ingest.conftest import WriteCorpus, short_rows, stored_texts

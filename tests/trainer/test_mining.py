@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from care_qdrant.connection import open_client
 from care_qdrant.errors import InputError
-from care_qdrant.ingest import IngestSettings, ingest
+from care_qdrant.ingestion import IngestSettings, ingest
 from care_qdrant.retriever import Retriever
 from care_qdrant.types import Document, Hit
 from tests.tiny import HashModel

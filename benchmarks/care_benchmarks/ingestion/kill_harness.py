@@ -23,7 +23,7 @@ from care_benchmarks.ingestion.processes import start_worker
 from care_benchmarks.ingestion.worker import open_target
 from care_qdrant.chunking import cut_rows
 from care_qdrant.corpus import Corpus
-from care_qdrant.ingest import ingest
+from care_qdrant.ingestion import ingest
 from care_qdrant.rows import Row
 from care_qdrant.types import Chunk, Vectors
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from care_benchmarks.ingestion.fake import ReadyModel, write_corpus
 from care_qdrant.connection import open_client
 from care_qdrant.errors import InputError
-from care_qdrant.ingest import ingest
+from care_qdrant.ingestion import ingest
 from care_qdrant.report import Progress
 
 

@@ -13,7 +13,7 @@ from qdrant_client import QdrantClient, models
 
 from care_benchmarks.ingestion.fake import ReadyModel
 from care_qdrant.connection import open_client
-from care_qdrant.ingest import ingest
+from care_qdrant.ingestion import ingest
 
 
 def open_target(target: str) -> AbstractContextManager[QdrantClient]:
