@@ -1,7 +1,8 @@
 """An encoder on torch, through sentence-transformers: the document side, and any model without an ONNX file."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -107,5 +108,20 @@ def load_sentence_transformer(folder: Path, device: str | None = None) -> "Sente
 
     device = device or get_device_name()
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    model = SentenceTransformer(str(folder), device=device, local_files_only=True, model_kwargs={"dtype": dtype})
+    with _no_progress_bars():
+        model = SentenceTransformer(str(folder), device=device, local_files_only=True, model_kwargs={"dtype": dtype})
     return model.eval()
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Let transformers draw nothing: bars are for whoever runs the program to draw."""
+    from transformers.utils import logging
+
+    was_enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            logging.enable_progress_bar()
