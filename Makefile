@@ -21,7 +21,7 @@ $(VENV)/.dev: pyproject.toml constraints.txt
 
 demo: $(VENV)/.serve
 	$(BIN)/care-ingest examples/sample/corpus.jsonl --collection sample --sparse bm25
-	$(BIN)/care search "吃小苏打片头皮会痒吗" --collection sample --top-k 3
+	$(BIN)/care search "吃小苏打片头皮会痒吗" --collection sample --mode hybrid --top-k 3
 	$(BIN)/care search "心梗发作的时候家里人该怎么办" --collection sample --mode hybrid --top-k 3
 
 test: $(VENV)/.dev
