@@ -87,6 +87,15 @@ def test_threads_share_one_embedding(hash_model: HashModel) -> None:
             assert vector == expected(text)
 
 
+async def test_a_long_running_service_keeps_nothing_of_its_queries(hash_model: HashModel) -> None:
+    """LlamaIndex notes an id for every call, and forgets them only for those who listen."""
+    embedding = CareEmbedding(model="m", query_cache_size=4)
+    for number in range(100):
+        await embedding.aget_query_embedding(f"query {number}")
+        embedding.get_query_embedding(f"query {number}")
+    assert sum(map(len, embedding.callback_manager.trace_map.values())) <= 1
+
+
 def test_close_ends_the_worker_and_the_next_call_starts_again(hash_model: HashModel) -> None:
     embedding = CareEmbedding(model="m", query_cache_size=0)
     asyncio.run(embedding.aget_query_embedding("a"))

@@ -131,11 +131,13 @@ class CareEmbedding(BaseEmbedding):
 
     @override
     def get_query_embedding(self, query: str) -> Embedding:
+        self._forget_traces()
         with embedding_queries():
             return _get_query_embedding(self, query)
 
     @override
     async def aget_query_embedding(self, query: str) -> Embedding:
+        self._forget_traces()
         with embedding_queries():
             return await _aget_query_embedding(self, query)
 
@@ -174,6 +176,11 @@ class CareEmbedding(BaseEmbedding):
         for node in nodes:
             embed_title_and_text_only(node)
         return await super().acall(nodes, **kwargs)
+
+    def _forget_traces(self) -> None:
+        """Drop the ids of earlier calls: LlamaIndex keeps them for its handlers, and without any it never forgets."""
+        if not self.callback_manager.handlers:
+            self.callback_manager.trace_map.clear()
 
     def _shared(self) -> SharedPair:
         if self._pair is None:

@@ -300,8 +300,8 @@ class CareVectorStore(QdrantVectorStore):
         """Choose and check the vectors of the collection, and find out how to read its payloads; only once."""
         if self._pinned is None:
             info = yield call("get_collection", self.collection_name)
-            records, _ = yield call("scroll", self.collection_name, limit=SAMPLE_POINTS)
-            self._pinned = pin(info, records, self.collection_name, self._wanted)
+            sample = yield call("scroll", self.collection_name, limit=SAMPLE_POINTS)
+            self._pinned = pin(info, sample[0], self.collection_name, self._wanted)
             self.dense_vector_name = self._pinned.vector_name
             self.sparse_vector_name = self._pinned.sparse_vector_name
             self._bm25 = self._pinned.bm25 or self._bm25
