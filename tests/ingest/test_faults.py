@@ -31,7 +31,7 @@ def corpus(write_corpus: WriteCorpus) -> Path:
 
 @pytest.fixture
 def client(standin: StandIn) -> Iterator[QdrantClient]:
-    with open_client(url=standin.url, timeout_seconds=1) as client:
+    with open_client(url=standin.url) as client:
         yield client
 
 
@@ -47,8 +47,9 @@ def test_passing_faults_are_outlasted(
 
 
 def test_a_silent_server_is_asked_again(corpus: Path, client: QdrantClient, standin: StandIn) -> None:
-    standin.faults.add("timeout", method="PUT", path="/points$", seconds=30)
-    report = ingest(corpus, HashModel(), client, "corpus", retries=IMPATIENT)
+    standin.faults.add("timeout", method="PUT", path="/points$", seconds=600)
+    with open_client(url=standin.url, timeout_seconds=3) as impatient:
+        report = ingest(corpus, HashModel(), impatient, "corpus", retries=IMPATIENT)
     assert report.points == 600
     assert stored_texts(client) == TEXTS
 

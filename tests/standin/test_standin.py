@@ -36,8 +36,8 @@ def fill(client: QdrantClient) -> None:
     client.upsert("c", points(20), wait=True)
 
 
-def connect(server: StandIn, api_key: str | None = None) -> QdrantClient:
-    return QdrantClient(url=server.url, api_key=api_key, timeout=1, check_compatibility=False)
+def connect(server: StandIn, api_key: str | None = None, timeout: int = 20) -> QdrantClient:
+    return QdrantClient(url=server.url, api_key=api_key, timeout=timeout, check_compatibility=False)
 
 
 @pytest.fixture
@@ -145,9 +145,9 @@ def test_aliases(client: QdrantClient) -> None:
 )
 def test_faults(server: StandIn, client: QdrantClient, kind: Kind, error: type[Exception], applied: bool) -> None:
     fill(client)
-    server.faults.add(kind, method="PUT", path="/points$", seconds=2)
+    server.faults.add(kind, method="PUT", path="/points$", seconds=600)
     with pytest.raises(error):
-        client.upsert("c", [models.PointStruct(id=100, vector={})], wait=True)
+        connect(server, timeout=1).upsert("c", [models.PointStruct(id=100, vector={})], wait=True)
     assert client.count("c").count == 20 + applied
     client.upsert("c", [models.PointStruct(id=100, vector={})], wait=True)
     assert client.count("c").count == 21
