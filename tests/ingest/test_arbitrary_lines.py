@@ -42,7 +42,7 @@ def clients() -> Iterator[list[QdrantClient]]:
         yield [client, QdrantClient(":memory:")]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(lines=LINES)
 def test_every_line_is_accounted_for(clients: list[QdrantClient], lines: list[bytes]) -> None:
     with tempfile.TemporaryDirectory() as folder:
