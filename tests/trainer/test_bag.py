@@ -6,9 +6,11 @@ import torch
 from care_trainer import chain, towers
 from care_trainer.bag import Parts, bag_keys, drop_tokens, random_bag, start_from_bag
 from care_trainer.config import Run
+from care_trainer.export import export
 from sentence_transformers import SentenceTransformer
 
 from care_qdrant.errors import InputError
+from care_qdrant.model import CareModel
 from tests.trainer.tiny_run import pairs, stage, tiny_run
 
 TEXTS = [row["positive"] for row in pairs()[:12]] + [row["query"] for row in pairs()[:12]]
@@ -118,3 +120,8 @@ def test_the_stage_trains_both_sides_at_once(tmp_path: Path) -> None:
     (record,) = chain.run_stages(run)
     assert record["evaluation"]["ndcg@10"] > 0.8
     assert chain.newest(run, "query").parent.name == chain.newest(run, "document").parent.name == "bag"
+
+    export(run, "")
+    trained = towers.load(chain.newest(run, "query")).encode_query(TEXTS)
+    exported = CareModel.load(str(Path(run.output) / run.name), precision="fp32").encode_query(TEXTS)
+    np.testing.assert_allclose(exported, trained, atol=1e-5)
