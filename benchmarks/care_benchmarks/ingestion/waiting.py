@@ -1,5 +1,6 @@
 """How long an encoder of a given speed stands still while the rest of the ingestion reads and writes."""
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,9 @@ class Waiting:
     documents: int
     documents_per_second: float
     encoder_wait_share: float
-    """Of the time from the first to the end of the last batch."""
+    """Of the time from the first to the end of the last batch; on a crowded machine this is mostly the crowd."""
+    core_share: float
+    """CPU time of the whole process over the time that the encoder slept: what one encoder needs of one core."""
 
 
 def measure_waiting(scratch: Path, target: str, documents: int, documents_per_second: float, dim: int) -> Waiting:
@@ -35,10 +38,19 @@ def measure_waiting(scratch: Path, target: str, documents: int, documents_per_se
     corpus = write_corpus(scratch / f"waiting-{target}.jsonl", documents, sentences=6)
     model = ReadyModel(dim, max_tokens=512, texts_per_second=documents_per_second)
     settings = IngestSettings(batch_tokens=8_192)
+    start = time.process_time()
     if target == "server":
         with standin_server(counting=True) as url, open_client(url=url) as client:
             report = ingest(corpus, model, client, "corpus", settings=settings)
     else:
         with open_client(path=scratch / "waiting") as client:
             report = ingest(corpus, model, client, "corpus", settings=settings)
-    return Waiting(target, documents_per_second, documents, report.documents_per_second, report.encoder_wait_share)
+    core_share = (time.process_time() - start) * documents_per_second / documents
+    return Waiting(
+        target=target,
+        encoder_documents_per_second=documents_per_second,
+        documents=documents,
+        documents_per_second=report.documents_per_second,
+        encoder_wait_share=report.encoder_wait_share,
+        core_share=round(core_share, 3),
+    )
