@@ -18,7 +18,7 @@ from care_qdrant.connection import is_embedded, require_server
 from care_qdrant.errors import Rejected, ServerTooOld
 from care_qdrant.retry import Link
 
-SPARSE_VECTOR_NAME = "bm25"
+SPARSE_VECTOR_NAME = bm25.VECTOR_NAME
 LOAD_KEY = "care_bulk_load"
 """In the collection's metadata: what the bulk load of a new collection still has to restore."""
 METADATA_SINCE = (1, 15)
