@@ -18,12 +18,10 @@ from llama_index.postprocessor.care import CareRerank
 from llama_index.vector_stores.care import CareVectorStore
 from typing_extensions import override
 
-from care_qdrant import CareModel, open_client
-from care_qdrant.ingestion import ingest
-from care_qdrant.settings import IngestSettings
+from care_qdrant import CareModel, IngestSettings, ingest, open_client
 
 SAMPLE = Path(__file__).parent / "sample" / "corpus.jsonl"
-QUESTIONS = ["心梗发作的时候家里人该怎么办", "二甲双胍要饭前吃还是饭后吃", "孩子发烧多少度要用退烧药"]
+QUESTIONS = ["吃二甲双胍老是恶心拉肚子怎么办", "HbA1c 6.5% 是糖尿病吗", "吃小苏打片头皮会痒吗"]
 
 
 class QuotingLLM(CustomLLM):
@@ -37,7 +35,7 @@ class QuotingLLM(CustomLLM):
     @override
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         context = prompt.split("---------------------")[1]
-        passage = max(context.strip().split("\n"), key=len)
+        passage = context.strip().split("\n\n")[0]
         return CompletionResponse(text="".join(sentence + "。" for sentence in passage.split("。")[:2] if sentence))
 
     @override
@@ -68,7 +66,7 @@ def main(model: str = "built-in") -> None:
         pharmacy = MetadataFilters(filters=[MetadataFilter(key="department", value="药剂科")])
         lexical = index.as_retriever(similarity_top_k=10, vector_store_query_mode="sparse", filters=pharmacy)
         rerank = CareRerank(embedding=embedding, vector_store=store, top_n=3)
-        for found in rerank.postprocess_nodes(lexical.retrieve(QUESTIONS[1]), query_str=QUESTIONS[1]):
+        for found in rerank.postprocess_nodes(lexical.retrieve(QUESTIONS[0]), query_str=QUESTIONS[0]):
             print(f"    {found.score:.3f}  {found.node.ref_doc_id}  {found.node.metadata['title']}")
 
 

@@ -26,7 +26,7 @@ from care_qdrant.attach import attach
 from care_qdrant.doctor import diagnose
 
 SAMPLE = Path(__file__).parent / "sample" / "corpus.jsonl"
-QUESTION = "心梗发作的时候家里人该怎么办"
+QUESTION = "吃二甲双胍老是恶心拉肚子怎么办"
 OLD_DIM = 512
 
 
@@ -78,8 +78,8 @@ def main(model: str = "built-in") -> None:
         embedding = CareEmbedding(model=model, documents=False)
         store = CareVectorStore("live", client, embedding=embedding)
         index = VectorStoreIndex.from_vector_store(store, embed_model=embedding)
-        emergency = MetadataFilter(key="type", value=["emergency", "symptom"], operator=FilterOperator.IN)
-        for title, filters in (("全部", None), ("只看急救和症状", MetadataFilters(filters=[emergency]))):
+        chosen = MetadataFilter(key="department", value=["药剂科", "检验科"], operator=FilterOperator.IN)
+        for title, filters in (("全部", None), ("只看药剂科和检验科", MetadataFilters(filters=[chosen]))):
             print(f"问：{QUESTION}（{title}，向量 {store.dense_vector_name!r}）")
             for one in index.as_retriever(similarity_top_k=3, filters=filters).retrieve(QUESTION):
                 department = one.node.metadata["department"]
