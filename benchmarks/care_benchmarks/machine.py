@@ -43,6 +43,9 @@ class Machine:
     """Of the source tree; ends in "+changes" where it has uncommitted changes, "unknown" outside a checkout."""
     measured_at: str
     """UTC, ISO 8601."""
+    load_average: float | None = None
+    """Processes that wanted a CPU in the last minute, this one included; far above 1, times are those of a busy
+    machine. None where the system does not say."""
 
 
 def describe_machine() -> Machine:
@@ -60,6 +63,7 @@ def describe_machine() -> Machine:
         packages=_versions(_PACKAGES),
         commit=commit_of(Path(__file__).parent),
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        load_average=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
     )
 
 
