@@ -11,9 +11,7 @@ from care_qdrant.payload import chunk_payload
 from care_qdrant.types import Chunk, Document
 
 TEXT = "耳鸣可由噪声引起。"
-OURS = chunk_payload(
-    Chunk(Document("d1", TEXT, title="耳鸣", metadata={"dept": "耳鼻喉"}), TEXT), {"care": "0" * 32}
-)
+OURS = chunk_payload(Chunk(Document("d1", TEXT, title="耳鸣", metadata={"dept": "耳鼻喉"}), TEXT), {"care": "0" * 32})
 LLAMA_INDEX = {
     "dept": "耳鼻喉",
     "_node_content": json.dumps({"id_": "n1", "text": TEXT, "class_name": "TextNode"}),
@@ -43,9 +41,7 @@ NESTED = {"article": {"body": TEXT, "year": 2020}, "dept": "耳鼻喉", "id": "d
         (NESTED, "plain", "article.body", "dept"),
     ],
 )
-def test_each_tool_is_recognised_and_read(
-    payload: dict[str, Any], tool: str, text_path: str, filter_key: str
-) -> None:
+def test_each_tool_is_recognised_and_read(payload: dict[str, Any], tool: str, text_path: str, filter_key: str) -> None:
     layout = guess_layout([payload])
     assert (layout.tool, layout.text_path) == (tool, text_path)
     assert layout.text(payload) == TEXT
@@ -108,7 +104,4 @@ def test_a_key_that_contains_a_dot_is_found() -> None:
 
 
 def test_none_written_by_llama_index_is_no_document_id() -> None:
-    assert (
-        guess_layout([{**LLAMA_INDEX, "doc_id": "None"}]).ref_doc_id({**LLAMA_INDEX, "doc_id": "None"})
-        is None
-    )
+    assert guess_layout([{**LLAMA_INDEX, "doc_id": "None"}]).ref_doc_id({**LLAMA_INDEX, "doc_id": "None"}) is None
