@@ -1,0 +1,96 @@
+"""Write the measured part of README.md from the committed results. `--check` fails when it is not up to date."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+RESULTS = ROOT / "benchmarks" / "results"
+BEGIN, END = "<!-- measured: make docs -->\n", "<!-- /measured -->\n"
+
+
+def measured() -> str:
+    """Give the tables."""
+    return "\n".join([*_accuracy(), "", *_promises(), "", *_machine()]) + "\n"
+
+
+def _accuracy() -> Iterator[str]:
+    result = _read("dev/result.json")
+    tasks = [task for task in result["tasks"] if not task["name"].endswith(("-qq", "-dd"))]
+    yield "| system | " + " | ".join(f"{_short(task['name'])} {task['measure']}" for task in tasks) + " |"
+    yield "|---|" + "---:|" * len(tasks)
+    for system in result["systems"]:
+        scores = {score["task"]: score for score in system["scores"]}
+        cells = [_score(scores.get(task["name"])) for task in tasks]
+        yield f"| {system['name']} ({system['description']}) | " + " | ".join(cells) + " |"
+
+
+def _promises() -> Iterator[str]:
+    start = {entry["command"]: entry for entry in _read("command-start.json")["starts"]}
+    throughput, memory = _read("ingestion-throughput.json"), _read("ingestion-memory.json")
+    kills = _read("ingestion-kill.json")
+    encoder = {(c["encoder"], c["tokens"], c["batch"]): c for c in _read("query_speed.json")["costs"]}
+    rows = {run["rows"]: run["peak_memory_mib"] for run in memory["runs"]}
+    yield "| promise | measured | how |"
+    yield "|---|---|---|"
+    yield (
+        f"| killed with `kill -9` at a random moment, then run once more | {kills['good']} of {len(kills['trials'])} "
+        "whole: nothing lost, doubled or encoded again | `care-bench ingestion kill` |"
+    )
+    yield (
+        f"| embedded ingestion against stock `upload_points`, 768-d | {throughput['ratio']:.0f}× | "
+        "`care-bench ingestion throughput` |"
+    )
+    yield (
+        f"| memory at {max(rows):,} rows against {min(rows):,} | {max(rows.values()):.0f} against "
+        f"{min(rows.values()):.0f} MiB | `care-bench ingestion memory` |"
+    )
+    for precision in ("fp32", "int8"):
+        cost = encoder[(precision, 36, 1)]
+        yield (
+            f"| one query of 36 tokens, BERT-base shape, {precision}, against `HuggingFaceEmbedding` | "
+            f"{cost['times_faster']:.1f}× less CPU | `care-bench encoder` |"
+        )
+    for command, entry in start.items():
+        torch = "with" if entry["reads_torch"] else "without"
+        spent = f"{entry['cpu_seconds']:.2f} CPU s, {torch} torch"
+        yield f"| `{command}` from a cold start | {spent} | `care-bench start` |"
+
+
+def _machine() -> Iterator[str]:
+    machine = _read("dev/result.json")["machine"]
+    yield (
+        f"Machine: {machine['cpus_usable']} shared cores of an {machine['cpu']}, {machine['memory_gib']:.0f} GiB, "
+        f"GPU: {machine['gpu']}; commit {machine['commit']}. Each file under `benchmarks/results/` names its own."
+    )
+
+
+def _score(score: dict[str, Any] | None) -> str:
+    if score is None:
+        return "–"
+    low, high = score["interval"]["low"], score["interval"]["high"]
+    return f"{score['value']:.3f} ({low:.3f}–{high:.3f})"
+
+
+def _short(task: str) -> str:
+    return task.removeprefix("dev-")
+
+
+def _read(name: str) -> Any:
+    return json.loads((RESULTS / name).read_text(encoding="utf-8"))
+
+
+def rendered(readme: str) -> str:
+    """Give README.md with the measured part in its place."""
+    before, _, rest = readme.partition(BEGIN)
+    return before + BEGIN + measured() + END + rest.partition(END)[2]
+
+
+if __name__ == "__main__":
+    text = README.read_text(encoding="utf-8")
+    if "--check" in sys.argv:
+        sys.exit(0 if rendered(text) == text else "README.md is out of date: make docs")
+    README.write_text(rendered(text), encoding="utf-8")
