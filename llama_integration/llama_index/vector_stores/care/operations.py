@@ -1,0 +1,329 @@
+"""What a store asks of Qdrant, each operation once: `CareVectorStore` makes the calls, sync or async."""
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any, cast
+
+from llama_index.core.bridge.pydantic import PrivateAttr
+from llama_index.core.schema import BaseNode, MetadataMode
+from llama_index.core.utils import iter_batch
+from llama_index.core.vector_stores.types import (
+    MetadataFilter,
+    MetadataFilters,
+    VectorStoreQuery,
+    VectorStoreQueryMode,
+    VectorStoreQueryResult,
+)
+from llama_index.embeddings.care.nodes import embeds_other_metadata
+from llama_index.vector_stores.care.filters import build_filter, of_documents
+from llama_index.vector_stores.care.points import (
+    KEPT_PAYLOAD,
+    as_point_id,
+    check_ids,
+    merge_operations,
+    read_node,
+    vector_of,
+)
+from llama_index.vector_stores.care.schema import Pinned, Wanted, pin
+from llama_index.vector_stores.care.search import Question, clipped, question, weighted
+from llama_index.vector_stores.care.steps import Steps, call
+from llama_index.vector_stores.qdrant import QdrantVectorStore
+from llama_index.vector_stores.qdrant.base import DOCUMENT_ID_KEY
+from llama_index.vector_stores.qdrant.utils import HybridFusionCallable
+from qdrant_client import QdrantClient, models
+from qdrant_client.http.exceptions import UnexpectedResponse
+from typing_extensions import override
+
+from care_qdrant import bm25
+from care_qdrant.collection import METADATA_KEY, SparseContract
+from care_qdrant.connection import is_embedded
+from care_qdrant.errors import SchemaMismatch
+from care_qdrant.fusion import Fusion, fused_request
+
+SAMPLE_POINTS = 32
+"""Points that are read once to find out who wrote the payloads."""
+PAGE_POINTS = 1_000
+
+_LEXICAL = (VectorStoreQueryMode.SPARSE, VectorStoreQueryMode.HYBRID)
+
+logger = logging.getLogger(__name__)
+
+
+class Operations(QdrantVectorStore):
+    """The stock store with its state, its reading of points and filters, and its operations replaced by ours.
+
+    An operation is a generator of calls (`llama_index.vector_stores.care.steps`); the public methods of
+    `CareVectorStore` run it with whichever client there is.
+    """
+
+    _wanted: Wanted = PrivateAttr(default_factory=Wanted)
+    _pinned: Pinned | None = PrivateAttr(default=None)
+    _bm25: SparseContract | None = PrivateAttr(default=None)
+    _fusion: Fusion = PrivateAttr(default="linear")
+    _own_fusion: HybridFusionCallable | None = PrivateAttr(default=None)
+
+    @override
+    def parse_to_query_result(self, response: list[Any]) -> VectorStoreQueryResult:
+        layout = self._pinned.layout if self._pinned is not None else None
+        nodes = [read_node(point, layout) for point in response]
+        for node, point in zip(nodes, response, strict=True):
+            if node.embedding is None:
+                node.embedding = vector_of(point, self.dense_vector_name, or_unnamed=not self._wanted.is_bound)
+        scores = [getattr(point, "score", 1.0) for point in response]
+        return VectorStoreQueryResult(nodes=nodes, similarities=scores, ids=[str(point.id) for point in response])
+
+    @override
+    def _detect_vector_format(self, collection_name: str) -> None:
+        """Nothing: the stock store guesses here, and takes the unnamed vector where there is one."""
+
+    @override
+    async def _adetect_vector_format(self, collection_name: str) -> None:
+        """Nothing, as `_detect_vector_format`."""
+
+    @override
+    def _build_subfilter(self, filters: MetadataFilters) -> models.Filter:
+        layout = self._pinned.layout if self._pinned is not None else None
+        return build_filter(filters, layout.filter_key if layout is not None else str, self._stock_condition)
+
+    @override
+    def _build_query_filter(self, query: VectorStoreQuery) -> models.Filter | None:
+        must: list[models.Condition] = []
+        if query.doc_ids:
+            must.append(self._of_documents(query.doc_ids))
+        if query.node_ids:
+            must.append(models.HasIdCondition(has_id=list(query.node_ids)))
+        if query.filters and query.filters.filters:
+            must.append(self._build_subfilter(query.filters))
+        return models.Filter(must=must) if must else None
+
+    def _stock_condition(self, one: MetadataFilter) -> models.Condition:
+        (condition,) = cast(list[models.Condition], super()._build_subfilter(MetadataFilters(filters=[one])).must)
+        return condition
+
+    # The operations. Each is written once, and yields its calls to whichever client there is.
+
+    def _pin(self) -> Steps[Pinned]:
+        """Choose and check the vectors of the collection, and find out how to read its payloads; only once."""
+        if self._pinned is None:
+            info = yield call("get_collection", self.collection_name)
+            sample = yield call("scroll", self.collection_name, limit=SAMPLE_POINTS)
+            self._pinned = pin(info, sample[0], self.collection_name, self._wanted)
+            self.dense_vector_name = self._pinned.vector_name
+            self.sparse_vector_name = self._pinned.sparse_vector_name
+            self._bm25 = self._pinned.bm25 or self._bm25
+            self._legacy_vector_format = self._pinned.vector_name == ""
+            self._collection_initialized = True
+        return self._pinned
+
+    def _query(self, query: VectorStoreQuery, options: dict[str, Any]) -> Steps[VectorStoreQueryResult]:
+        yield from self._pin()
+        asked = self._question(query, options)
+        requests = asked.requests()
+        if asked.dense is not None and asked.sparse is not None and self._fuses_on_server():
+            fused = fused_request(asked.dense, asked.sparse, fusion=self._fusion, alpha=asked.alpha, limit=asked.top_k)
+            requests = [fused.model_copy(update={"shard_key": asked.shard_key})]
+        if not requests:
+            return VectorStoreQueryResult(nodes=[], similarities=[], ids=[])
+        answers = yield call("query_batch_points", self.collection_name, requests=requests)
+        return self._together(asked, [answer.points for answer in answers])
+
+    def _together(self, asked: Question, lists: list[list[models.ScoredPoint]]) -> VectorStoreQueryResult:
+        if not asked.is_hybrid:
+            return self.parse_to_query_result(lists[0])
+        if self._fuses_on_server():
+            return self.parse_to_query_result(clipped(lists[0]))
+        if self._own_fusion is None:
+            return self.parse_to_query_result(weighted(lists[0], lists[1], asked.alpha, asked.top_k))
+        results = [self.parse_to_query_result(points) for points in lists]
+        return self._own_fusion(*results, alpha=asked.alpha, top_k=asked.top_k)
+
+    def _fuses_on_server(self) -> bool:
+        return self._bm25 is not None and self._own_fusion is None
+
+    def _question(self, query: VectorStoreQuery, options: dict[str, Any]) -> Question:
+        """Put a query into Qdrant's words; the options are those of the stock store."""
+        if query.mode in _LEXICAL and not self.enable_hybrid:
+            raise ValueError(f"a {query.mode.value} query needs CareVectorStore(..., enable_hybrid=True)")
+        own_filter, params = options.get("qdrant_filters"), options.get("search_params")
+        return question(
+            query,
+            self._terms(query) if query.mode in _LEXICAL else None,
+            vector_name=self.dense_vector_name,
+            sparse_vector_name=self.sparse_vector_name,
+            filter=own_filter if own_filter is not None else self._build_query_filter(query),
+            params=models.SearchParams(**params) if isinstance(params, dict) else params,
+            shard_key=self._shard(options.get("shard_identifier")),
+        )
+
+    def _terms(self, query: VectorStoreQuery) -> models.SparseVector | None:
+        if not query.query_str or self._sparse_query_fn is None:
+            return None
+        (indices,), (values,) = self._sparse_query_fn([query.query_str])
+        return models.SparseVector(indices=indices, values=values) if indices else None
+
+    def _score(self, query_embedding: list[float], node_ids: Sequence[str]) -> Steps[dict[str, float]]:
+        yield from self._pin()
+        asked = {point_id: node_id for node_id in node_ids if (point_id := as_point_id(node_id)) is not None}
+        if not asked:
+            return {}
+        answer = yield call(
+            "query_points",
+            self.collection_name,
+            query_embedding,
+            using=self.dense_vector_name,
+            query_filter=models.Filter(must=[models.HasIdCondition(has_id=list(asked))]),
+            limit=len(asked),
+            with_payload=False,
+        )
+        return {asked[str(point.id)]: point.score for point in answer.points}
+
+    def _get_nodes(
+        self,
+        node_ids: list[str] | None,
+        filters: MetadataFilters | None,
+        limit: int | None,
+        shard_identifier: Any | None,
+    ) -> Steps[list[BaseNode]]:
+        yield from self._pin()
+        nodes: list[BaseNode] = []
+        offset = None
+        while limit is None or len(nodes) < limit:
+            records, offset = yield call(
+                "scroll",
+                self.collection_name,
+                self._selection(node_ids, filters),
+                limit=min(PAGE_POINTS, limit - len(nodes)) if limit is not None else PAGE_POINTS,
+                offset=offset,
+                with_vectors=[self.dense_vector_name] if self.dense_vector_name else True,
+                shard_key_selector=self._shard(shard_identifier),
+            )
+            nodes.extend(self.parse_to_query_result(records).nodes or ())
+            if offset is None:
+                break
+        return nodes
+
+    def _merge(self, nodes: Sequence[BaseNode], shard_identifier: Any | None) -> Steps[bool]:
+        """Write nodes beside the vectors of other models. False: there are none, so that upserting them is as good."""
+        if not nodes:
+            return False
+        check_ids(nodes)
+        self._warn_of_metadata(nodes)
+        if not (yield call("collection_exists", self.collection_name)):
+            yield from self._create(nodes)
+        pinned = yield from self._pin()
+        if not pinned.has_other_vectors:
+            return False
+        shard = self._shard(shard_identifier)
+        points, _ = self._build_points(list(nodes), self.sparse_vector_name)
+        for batch in iter_batch(points, self.batch_size):
+            ids = [point.id for point in batch]
+            stored = yield call("retrieve", self.collection_name, ids, KEPT_PAYLOAD, shard_key_selector=shard)
+            yield call("batch_update_points", self.collection_name, merge_operations(batch, stored, shard), wait=True)
+        return True
+
+    def _create(self, nodes: Sequence[BaseNode]) -> Steps[None]:
+        """Create the collection with named vectors and, when the model is known, its contract."""
+        contract, dim = self._wanted.contract, len(nodes[0].get_embedding())
+        if contract is not None and contract.dim != dim:
+            raise SchemaMismatch(
+                f"the nodes for collection {self.collection_name!r} have vectors of {dim} dimensions, but model "
+                f"{contract.model!r} gives {contract.dim}: another model embedded them"
+            )
+        if self._wanted.bm25:
+            average = bm25.average_length(node.get_content(MetadataMode.EMBED) for node in nodes)
+            self._bm25 = SparseContract(bm25.ANALYSER, bm25.DEFAULT_K1, bm25.DEFAULT_B, average)
+        try:
+            yield call("create_collection", self.collection_name, **self._configuration(dim))
+        except (ValueError, UnexpectedResponse) as error:
+            if "already exists" not in str(error):
+                raise
+        for shard_key in self._shard_keys or ():
+            yield call("create_shard_key", self.collection_name, shard_key)
+        for index in self._payload_index_list():
+            yield call("create_payload_index", self.collection_name, **index)
+
+    def _configuration(self, dim: int) -> dict[str, Any]:
+        dense = self._dense_config or models.VectorParams(size=dim, distance=models.Distance.COSINE)
+        modifier = models.Modifier.IDF if self._wanted.bm25 else None
+        sparse = self._sparse_config or models.SparseVectorParams(modifier=modifier)
+        contracts = {
+            name: asdict(contract)
+            for name, contract in (
+                (self.dense_vector_name, self._wanted.contract),
+                (self.sparse_vector_name, self._bm25),
+            )
+            if contract is not None
+        }
+        return {
+            "vectors_config": {self.dense_vector_name: dense},
+            "sparse_vectors_config": {self.sparse_vector_name: sparse} if self.enable_hybrid else None,
+            "quantization_config": self._quantization_config,
+            "shard_number": self._shard_number,
+            "replication_factor": self._replication_factor,
+            "sharding_method": self._sharding_method,
+            "write_consistency_factor": self._write_consistency_factor,
+            "metadata": {METADATA_KEY: contracts} if contracts else None,
+        }
+
+    def _payload_index_list(self) -> list[dict[str, Any]]:
+        """Give the payload indexes to create; the embedded database has none."""
+        if is_embedded(cast(QdrantClient, self._client or self._aclient)):
+            return []
+        keyword = models.PayloadSchemaType.KEYWORD
+        document_id = [{"field_name": DOCUMENT_ID_KEY, "field_schema": keyword}] if self.index_doc_id else []
+        return [*document_id, *(self._payload_indexes or ())]
+
+    def _delete_document(self, document_id: str, shard_identifier: Any | None) -> Steps[None]:
+        yield from self._pin()
+        selection = self._of_documents([document_id])
+        yield call("delete", self.collection_name, selection, shard_key_selector=self._shard(shard_identifier))
+
+    def _delete_nodes(
+        self, node_ids: list[str] | None, filters: MetadataFilters | None, shard_identifier: Any | None
+    ) -> Steps[None]:
+        yield from self._pin()
+        selection = self._selection(node_ids, filters)
+        yield call("delete", self.collection_name, selection, shard_key_selector=self._shard(shard_identifier))
+
+    def _selection(self, node_ids: list[str] | None, filters: MetadataFilters | None) -> models.Filter:
+        """Match the nodes that have one of the ids and pass the filters; what is not given does not count."""
+        must: list[models.Condition] = []
+        if node_ids is not None:
+            must.append(models.HasIdCondition(has_id=list(node_ids)))
+        if filters is not None and filters.filters:
+            must.append(self._build_subfilter(filters))
+        return models.Filter(must=must or None)
+
+    def _of_documents(self, document_ids: Sequence[str]) -> models.Filter:
+        layout = self._pinned.layout if self._pinned is not None else None
+        is_foreign = layout is not None and layout.tool not in ("care", "llama-index")
+        return of_documents(layout.document_paths if layout and is_foreign else [DOCUMENT_ID_KEY], document_ids)
+
+    def _shard(self, shard_identifier: Any | None) -> Any | None:
+        return self._generate_shard_key_selector(shard_identifier) if shard_identifier is not None else None
+
+    def _bm25_of_queries(self, texts: list[str]) -> tuple[list[list[int]], list[list[float]]]:
+        return _as_lists(bm25.query_vector(text) for text in texts)
+
+    def _bm25_of_documents(self, texts: list[str]) -> tuple[list[list[int]], list[list[float]]]:
+        assert self._bm25 is not None, "set when the collection is pinned or created"
+        k1, b, average = self._bm25.k1, self._bm25.b, self._bm25.average_length
+        return _as_lists(bm25.document_vector(text, average_length=average, k1=k1, b=b) for text in texts)
+
+    def _warn_of_metadata(self, nodes: Sequence[BaseNode]) -> None:
+        leaking = next((node for node in nodes if embeds_other_metadata(node)), None)
+        if leaking is not None:
+            logger.warning(
+                "node %s of collection %r was embedded with its metadata in front of the text, unlike what care-ingest "
+                "writes: put CareNodeText() into transformations= (keys: %s)",
+                leaking.node_id,
+                self.collection_name,
+                ", ".join(sorted(leaking.metadata)),
+            )
+
+
+def _as_lists(vectors: Iterable[models.SparseVector]) -> tuple[list[list[int]], list[list[float]]]:
+    """Give sparse vectors as the stock store's functions return them."""
+    listed = list(vectors)
+    return [vector.indices for vector in listed], [vector.values for vector in listed]
