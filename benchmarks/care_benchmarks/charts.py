@@ -66,7 +66,7 @@ def _styled(draw: Callable[P, str]) -> Callable[P, str]:
 
 
 @_styled
-def scatter(points: Sequence[Point], measure: str) -> str:
+def scatter(points: Sequence[Point], measure: str, systems: Sequence[str]) -> str:
     """Draw accuracy against queries per second, with a log x-axis as in the paper's Figure 1.
 
     The number beside a point is that of the clients.
@@ -75,10 +75,10 @@ def scatter(points: Sequence[Point], measure: str) -> str:
 
     figure = _figure(9.6, 4.2)
     axes = figure.subplots()
-    for number, system in enumerate(dict.fromkeys(point.system for point in points)):
+    for system in dict.fromkeys(point.system for point in points):
         own = sorted((p for p in points if p.system == system), key=lambda p: p.queries_per_second)
         x, y = [p.queries_per_second for p in own], [100 * p.value for p in own]
-        colour = _COLOURS[number % len(_COLOURS)]
+        colour = _colour(system, systems)
         axes.errorbar(x, y, _arms(own), color=colour, marker="o", markersize=5, linewidth=1, capsize=2, label=system)
         for point in own:
             place = (point.queries_per_second, 100 * point.value)
@@ -96,12 +96,12 @@ def scatter(points: Sequence[Point], measure: str) -> str:
 
 
 @_styled
-def bars(task: str, measure: str, entries: Sequence[Bar]) -> str:
+def bars(task: str, measure: str, entries: Sequence[Bar], systems: Sequence[str]) -> str:
     """Draw one task: a bar and its 95 % interval per system."""
     figure = _figure(7.6, 0.8 + 0.36 * len(entries))
     axes = figure.subplots()
     places = range(len(entries))
-    colours = [_COLOURS[number % len(_COLOURS)] for number in places]
+    colours = [_colour(entry.system, systems) for entry in entries]
     values = [100 * entry.value for entry in entries]
     axes.barh(places, values, xerr=_arms(entries), color=colours, height=0.62, ecolor="#22262b", capsize=2)
     for place, entry, value in zip(places, entries, values, strict=True):
@@ -119,6 +119,11 @@ def bars(task: str, measure: str, entries: Sequence[Bar]) -> str:
     axes.set_xlabel(f"{measure} × 100, 95 % interval")
     axes.grid(visible=True, axis="x")
     return _svg(figure, f"{task}: {measure} per system")
+
+
+def _colour(system: str, systems: Sequence[str]) -> str:
+    """Give a system the same colour in every picture of a report; ``systems`` are all of its systems."""
+    return _COLOURS[systems.index(system) % len(_COLOURS)]
 
 
 def _figure(width: float, height: float) -> "Figure":

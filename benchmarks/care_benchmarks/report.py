@@ -69,7 +69,8 @@ def _charts(result: Result) -> dict[str, Any]:
 
 def _bars(result: Result, task: TaskInfo) -> str:
     found = [(system, system.score(task.name)) for system in result.systems]
-    return bars(task.name, task.measure, [Bar(s.name, score.value, score.interval) for s, score in found if score])
+    entries = [Bar(system.name, score.value, score.interval) for system, score in found if score]
+    return bars(task.name, task.measure, entries, [system.name for system in result.systems])
 
 
 def _speed_chart(result: Result) -> dict[str, str]:
@@ -81,7 +82,10 @@ def _speed_chart(result: Result) -> dict[str, str]:
         f"{task.name}, {task.measure}, against queries per second on the machine above; beside each point the number "
         "of clients. The paper's Figure 1 has the same axes, but was measured on an A100: do not compare the figures."
     )
-    return {"speed_chart": scatter(points, task.measure), "speed_caption": caption}
+    return {
+        "speed_chart": scatter(points, task.measure, [system.name for system in result.systems]),
+        "speed_caption": caption,
+    }
 
 
 def _points(system: System, task: TaskInfo) -> list[Point]:
