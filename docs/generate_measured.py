@@ -32,7 +32,9 @@ def _promises() -> Iterator[str]:
     start = {entry["command"]: entry for entry in _read("command-start.json")["starts"]}
     throughput, memory = _read("ingestion-throughput.json"), _read("ingestion-memory.json")
     kills = _read("ingestion-kill.json")
-    encoder = {(c["encoder"], c["tokens"], c["batch"]): c for c in _read("query_speed.json")["costs"]}
+    speed = _read("llama-speed.json")
+    singles = {entry["stack"]: entry for entry in speed["single"]}
+    loads = {(entry["stack"], entry["clients"]): entry["cpu_ms_per_query"] for entry in speed["load"]}
     rows = {run["rows"]: run["peak_memory_mib"] for run in memory["runs"]}
     yield "| promise | measured | how |"
     yield "|---|---|---|"
@@ -49,11 +51,16 @@ def _promises() -> Iterator[str]:
         f"{min(rows.values()):.0f} MiB | `care-bench ingestion memory` |"
     )
     for precision in ("fp32", "int8"):
-        cost = encoder[(precision, 36, 1)]
         yield (
-            f"| one query of 36 tokens, BERT-base shape, {precision}, against `HuggingFaceEmbedding` | "
-            f"{cost['times_faster']:.1f}× less CPU | `care-bench encoder` |"
+            f"| one query through `CareEmbedding`, BERT-base shape, {precision}, against `HuggingFaceEmbedding` | "
+            f"{singles[f'care-{precision}']['times_faster']:.1f}× less CPU | `care-bench llama speed` |"
         )
+    most = max(clients for _, clients in loads)
+    gain = loads[("huggingface", 1)] / loads[("care-int8", most)]
+    yield (
+        f"| {most} concurrent queries, int8, against single queries of the stock class | {gain:.1f}× less CPU a query | "
+        "`care-bench llama speed` |"
+    )
     for command, entry in start.items():
         torch = "with" if entry["reads_torch"] else "without"
         spent = f"{entry['cpu_seconds']:.2f} CPU s, {torch} torch"
