@@ -57,10 +57,8 @@ def _promises() -> Iterator[str]:
         )
     most = max(clients for _, clients in loads)
     gain = loads[("huggingface", 1)] / loads[("care-int8", most)]
-    yield (
-        f"| {most} concurrent queries, int8, against single queries of the stock class | {gain:.1f}× less CPU a query | "
-        "`care-bench llama speed` |"
-    )
+    what = f"{most} concurrent queries, int8, against single queries of the stock class"
+    yield f"| {what} | {gain:.1f}× less CPU a query | `care-bench llama speed` |"
     for command, entry in start.items():
         torch = "with" if entry["reads_torch"] else "without"
         spent = f"{entry['cpu_seconds']:.2f} CPU s, {torch} torch"
