@@ -3,7 +3,7 @@
 import sys
 from importlib.util import find_spec
 
-HEAVY = {"torch", "transformers", "sentence_transformers", "llama_index", "mteb", "datasets"}
+HEAVY = {"torch", "transformers", "sentence_transformers", "llama_index.core", "mteb", "datasets"}
 
 present = {name for name in HEAVY if find_spec(name) is not None}
 assert not present, f"this environment is not bare: it has {present}"
