@@ -1,0 +1,81 @@
+"""The main paths against a server: a real one where QDRANT_URL names it, else the stand-in on a real socket."""
+
+import os
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from qdrant_client import QdrantClient, models
+
+from care_qdrant import Document, IngestSettings, Retriever, ingest
+from care_qdrant.attach import attach
+from care_qdrant.connection import open_client
+from care_qdrant.detach import detach
+from care_qdrant.errors import FingerprintMismatch
+from tests.standin.server import StandIn
+from tests.tiny import HashModel, medical_texts
+
+DOCUMENTS = [Document(f"d{number}", text) for number, text in enumerate(medical_texts(300))]
+
+
+@pytest.fixture(params=["stand-in", pytest.param("real", marks=pytest.mark.server)])
+def server(request: pytest.FixtureRequest) -> Iterator[QdrantClient]:
+    """A client of a server, and nothing left there afterwards."""
+    if request.param == "stand-in":
+        with StandIn() as stand_in, open_client(url=stand_in.url) as client:
+            yield client
+        return
+    url = os.environ.get("QDRANT_URL")
+    if not url:
+        pytest.skip("QDRANT_URL names no server")
+    with open_client(url=url, api_key=os.environ.get("QDRANT_API_KEY")) as client:
+        before = {found.name for found in client.get_collections().collections}
+        yield client
+        for found in client.get_collections().collections:
+            if found.name not in before and found.name.startswith("care-test-"):
+                client.delete_collection(found.name)
+
+
+@pytest.fixture
+def collection() -> str:
+    return f"care-test-{uuid.uuid4().hex[:8]}"
+
+
+def test_ingest_search_and_ingest_again(server: QdrantClient, collection: str) -> None:
+    model, settings = HashModel(max_tokens=512), IngestSettings(sparse=True)
+    report = ingest(DOCUMENTS, model, server, collection, settings=settings)
+    assert (report.encoded, report.points) == (300, 300)
+    assert server.count(collection, exact=True).count == 300
+
+    [dense] = Retriever(server, collection, model).search([DOCUMENTS[7].text], top_k=1)  # type: ignore[arg-type]
+    [hybrid] = Retriever(server, collection, model, mode="hybrid").search([DOCUMENTS[7].text], top_k=1)  # type: ignore[arg-type]
+    assert dense[0].document_id == hybrid[0].document_id == "d7"
+
+    again = ingest(DOCUMENTS, HashModel(max_tokens=512), server, collection, settings=settings)
+    assert (again.encoded, again.unchanged) == (0, 300)
+    with pytest.raises(FingerprintMismatch):
+        ingest(DOCUMENTS, HashModel(salt="other", max_tokens=512), server, collection, settings=settings)
+
+
+def test_attach_and_detach_leave_what_was_there(server: QdrantClient, collection: str) -> None:
+    old = models.VectorParams(size=4, distance=models.Distance.COSINE)
+    server.create_collection(collection, vectors_config={"old": old})
+    points = [
+        models.PointStruct(id=number, vector={"old": [1.0, number, 0.0, 1.0]}, payload={"text": document.text})
+        for number, document in enumerate(DOCUMENTS[:50])
+    ]
+    server.upsert(collection, points, wait=True)
+    before = _content(server, collection)
+
+    model = HashModel(max_tokens=512)
+    attach(server, collection, model)
+    [hits] = Retriever(server, collection, model).search([DOCUMENTS[7].text], top_k=1)  # type: ignore[arg-type]
+    assert hits[0].text == DOCUMENTS[7].text
+    detach(server, collection)
+
+    assert _content(server, collection) == before
+
+
+def _content(client: QdrantClient, collection: str) -> list[tuple[object, object, object]]:
+    records, _ = client.scroll(collection, limit=100, with_vectors=True)
+    return [(record.id, record.vector, record.payload) for record in records]
