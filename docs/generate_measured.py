@@ -59,6 +59,12 @@ def _promises() -> Iterator[str]:
     gain = loads[("huggingface", 1)] / loads[("care-int8", most)]
     what = f"{most} concurrent queries, int8, against single queries of the stock class"
     yield f"| {what} | {gain:.1f}× less CPU a query | `care-bench llama speed` |"
+    for system in _read("dev-speed/result.json")["systems"]:
+        one = next(load for load in system["speed"]["whole"] if load["concurrency"] == 1)
+        rate, p50, p99 = one["queries_per_second"], one["latency"]["p50_ms"], one["latency"]["p99_ms"]
+        how = "one client, embedded, 8,913 documents"
+        speed_of_it = f"{rate:.1f} queries/s, p50 {p50:.0f} ms, p99 {p99:.0f} ms"
+        yield f"| {system['name']}: {how} | {speed_of_it} | `care-bench run` |"
     for command, entry in start.items():
         torch = "with" if entry["reads_torch"] else "without"
         spent = f"{entry['cpu_seconds']:.2f} CPU s, {torch} torch"
