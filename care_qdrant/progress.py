@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from tqdm import tqdm
 
-from care_qdrant.report import Progress
+from care_qdrant.ingestion.report import Progress
 
 
 @contextmanager

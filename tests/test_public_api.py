@@ -10,7 +10,7 @@ def test_every_public_name_is_there_and_no_module_hides_it() -> None:
     # A submodule of the same name would replace the function as soon as anybody imported it.
     code = (
         "import pkgutil, importlib, types, care_qdrant; "
-        "[importlib.import_module(m.name) for m in pkgutil.iter_modules(care_qdrant.__path__, 'care_qdrant.')]; "
+        "[importlib.import_module(m.name) for m in pkgutil.walk_packages(care_qdrant.__path__, 'care_qdrant.')]; "
         "names = [n for n in care_qdrant.__all__ if isinstance(getattr(care_qdrant, n), types.ModuleType)]; "
         "assert not names, names"
     )

@@ -8,10 +8,10 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant import Document, IngestSettings, Retriever, ingest
-from care_qdrant.attach import attach
-from care_qdrant.connection import open_client
-from care_qdrant.detach import detach
+from care_qdrant.database.connection import open_client
 from care_qdrant.errors import FingerprintMismatch
+from care_qdrant.existing.attach import attach
+from care_qdrant.existing.detach import detach
 from tests.standin.server import StandIn
 from tests.tiny import HashModel, medical_texts
 

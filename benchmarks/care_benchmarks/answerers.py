@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 from qdrant_client import QdrantClient, models
 
 from care_benchmarks.contestants import Contestant
-from care_qdrant.retriever import Retriever
+from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import point_id
 
 Through = Literal["llama-index", "core"]

@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 
-from care_qdrant.connection import open_client
-from care_qdrant.corpus import Corpus
-from care_qdrant.ingestion import ingest
+from care_qdrant.corpus.files import Corpus
+from care_qdrant.corpus.rows import Fields, Row
+from care_qdrant.database.connection import open_client
+from care_qdrant.ingestion.run import ingest
 from care_qdrant.model import CareModel
-from care_qdrant.rows import Fields, Row
 
 DOCUMENTS = 200
 QUERY = "糖尿病人能吃西瓜吗"

@@ -2,8 +2,9 @@
 
 qdrant-client's embedded database compares sparse vectors in pure Python: about a second per query at 9,000 documents
 (three for a hybrid), which is an hour for a development set. The vectors that ingestion wrote are therefore read back
-and multiplied at once, by the formulas of `care_qdrant.bm25` and `care_qdrant.fusion`. Every run checks its first
-queries against `care_qdrant.retriever.Retriever`, and stops where they differ. On a server nothing of this is used.
+and multiplied at once, by the formulas of `care_qdrant.search.bm25` and `care_qdrant.search.fusion`. Every run checks
+its first queries against `care_qdrant.search.retriever.Retriever`, and stops where they differ. On a server nothing of
+this is used.
 """
 
 from collections.abc import Sequence
@@ -14,12 +15,12 @@ from qdrant_client import QdrantClient, models
 from scipy import sparse
 
 from care_benchmarks.variants import scroll_points
-from care_qdrant import bm25
-from care_qdrant.create import SPARSE_VECTOR_NAME
+from care_qdrant.database.create import SPARSE_VECTOR_NAME
 from care_qdrant.errors import CareError
-from care_qdrant.fusion import CANDIDATES, DEFAULT_ALPHA, bm25_weight
 from care_qdrant.model import CareModel
-from care_qdrant.retriever import Mode, Retriever
+from care_qdrant.search import bm25
+from care_qdrant.search.fusion import CANDIDATES, DEFAULT_ALPHA, bm25_weight
+from care_qdrant.search.retriever import Mode, Retriever
 
 CHECKED_QUERIES = 3
 SMALLEST = 1_000
@@ -61,7 +62,7 @@ class MatrixSearch:
     def _fused(
         self, cosine: Scores, lexical: Scores, matches: Mask, weight: float, allowed: Mask, top_k: int
     ) -> dict[str, float]:
-        """Score the best of both lists by both, as `care_qdrant.fusion` asks Qdrant to."""
+        """Score the best of both lists by both, as `care_qdrant.search.fusion` asks Qdrant to."""
         limit = max(CANDIDATES, top_k)
         candidates = np.zeros(len(self._documents), dtype=bool)
         for scores, usable in ((cosine, allowed), (lexical, allowed & matches)):
@@ -101,7 +102,8 @@ def check_against(retriever: Retriever, search: MatrixSearch, queries: Sequence[
         if len(ours) != len(theirs) or not np.allclose(ours, theirs, atol=_TOLERANCE, rtol=_TOLERANCE):
             raise CareError(
                 f"query {query[:40]!r}: the matrix search gives {ours[:3]}, Qdrant {theirs[:3]}; "
-                "the formulas of care_qdrant.bm25 or care_qdrant.fusion have changed: adapt care_benchmarks.lexical"
+                "the formulas of care_qdrant.search.bm25 or care_qdrant.search.fusion have changed: "
+                "adapt care_benchmarks.lexical"
             )
 
 

@@ -1,6 +1,6 @@
 """Rows of judgements and pairs that know where they stand, and fields that say what is wrong with them.
 
-Corpora and queries are read by `care_qdrant.corpus`, as ingestion reads them.
+Corpora and queries are read by `care_qdrant.corpus.files`, as ingestion reads them.
 """
 
 import gzip

@@ -17,8 +17,8 @@ from typing import Any
 import click
 import numpy as np
 
-from care_qdrant.card import Card, read_card
 from care_qdrant.encoders.onnx import OnnxEncoder
+from care_qdrant.folder.card import Card, read_card
 from care_qdrant.types import Vectors
 
 Encode = Callable[[Sequence[str]], Vectors]

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from care_benchmarks.rows import read_jsonl, read_tsv
-from care_qdrant.corpus import Corpus
+from care_qdrant.corpus.files import Corpus
+from care_qdrant.corpus.rows import Fields, Reject
+from care_qdrant.corpus.rows import Row as DocumentRow
 from care_qdrant.errors import InputError
-from care_qdrant.rows import Fields, Reject
-from care_qdrant.rows import Row as DocumentRow
 from care_qdrant.types import Document
 
 Qrels = dict[str, dict[str, int]]

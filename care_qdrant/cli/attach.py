@@ -10,8 +10,8 @@ import click
 from care_qdrant.cli.options import Target, model_options, target_options
 
 if TYPE_CHECKING:
+    from care_qdrant.existing.preflight import Preflight
     from care_qdrant.model import CareModel
-    from care_qdrant.preflight import Preflight
 
 
 @click.command(name="attach")
@@ -53,7 +53,7 @@ def command(
       care attach articles --url http://localhost:6333
       care search "糖尿病人能吃西瓜吗" --collection articles --url http://localhost:6333
     """
-    from care_qdrant.attach import AttachSettings, attach
+    from care_qdrant.existing.attach import AttachSettings, attach
     from care_qdrant.progress import points_bar
 
     settings = AttachSettings(

@@ -10,7 +10,7 @@ import click
 from care_qdrant.cli.options import Target, json_option, model_options, target_options
 
 if TYPE_CHECKING:
-    from care_qdrant.doctor import Diagnosis
+    from care_qdrant.existing.doctor import Diagnosis
     from care_qdrant.model import CareModel
 
 
@@ -38,7 +38,7 @@ def command(
       care doctor articles --url http://localhost:6333
       care doctor articles --url http://localhost:6333 --time --json
     """
-    from care_qdrant.doctor import diagnose
+    from care_qdrant.existing.doctor import diagnose
 
     model = load_model()
     with target.open() as client:

@@ -16,8 +16,8 @@ from care_qdrant.errors import REJECTED_ROWS_EXIT_CODE
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient
 
+    from care_qdrant.ingestion.settings import IngestSettings
     from care_qdrant.model import CareModel
-    from care_qdrant.settings import IngestSettings
 
 
 class _ShardType(click.ParamType[tuple[int, int]]):
@@ -131,11 +131,11 @@ def command(
       care-ingest corpus.jsonl.gz --url http://localhost:6333 --sparse bm25
       care-ingest rows.parquet --text-field body --collection guidelines --dry-run
     """
-    from care_qdrant.corpus import STDIN, check_corpus, corpus_name
-    from care_qdrant.create import Storage
-    from care_qdrant.ingestion import ingest
+    from care_qdrant.corpus.files import STDIN, check_corpus, corpus_name
+    from care_qdrant.corpus.rows import Fields
+    from care_qdrant.database.create import Storage
+    from care_qdrant.ingestion.run import ingest
     from care_qdrant.progress import progress_bar
-    from care_qdrant.rows import Fields
 
     if corpus == STDIN and collection is None:
         raise click.UsageError("standard input has no name: give --collection")
@@ -172,8 +172,8 @@ def _database(target: Target, dry_run: bool) -> "AbstractContextManager[QdrantCl
 
 
 def _settings(options: dict[str, Any]) -> "IngestSettings":
-    from care_qdrant.reading import Shard
-    from care_qdrant.settings import IngestSettings
+    from care_qdrant.ingestion.reading import Shard
+    from care_qdrant.ingestion.settings import IngestSettings
 
     return IngestSettings(
         long=options["long"],

@@ -22,8 +22,8 @@ def info(model: str, as_json: bool) -> None:
     Example:
       care model info built-in
     """
-    from care_qdrant.card import read_card
-    from care_qdrant.hub import find_folder
+    from care_qdrant.folder.card import read_card
+    from care_qdrant.folder.hub import find_folder
 
     card = read_card(find_folder(model))
     if as_json:
@@ -54,8 +54,8 @@ def verify(model: str) -> None:
     Example:
       care model verify ./care-0.3b-4b
     """
-    from care_qdrant.checkpoint import verify as verify_folder
-    from care_qdrant.hub import fetch_document_side
+    from care_qdrant.folder.checkpoint import verify as verify_folder
+    from care_qdrant.folder.hub import fetch_document_side
 
     card = verify_folder(fetch_document_side(model))
     size = sum(entry.bytes for entry in card.files.values()) / 1e6
@@ -82,7 +82,7 @@ def join(query: Path, document: Path, folder: Path, name: str | None, probe: Pat
     Example:
       care model join ./my-bert ./my-llm ./my-pair --probe queries.jsonl
     """
-    from care_qdrant.join import join_encoders, read_probe_texts
+    from care_qdrant.folder.join import join_encoders, read_probe_texts
 
     probe_texts = read_probe_texts(probe) if probe else None
     card = join_encoders(query, document, folder, name=name or folder.name, probe_texts=probe_texts)

@@ -53,10 +53,10 @@ def command(
       care promote corpus --url http://localhost:6333
       care promote corpus --path ./qdrant --url http://localhost:6333 --to corpus-2024 --dry-run
     """
-    from care_qdrant.copying import CopySettings
+    from care_qdrant.database.retry import Link
     from care_qdrant.progress import points_bar
-    from care_qdrant.promote import promote
-    from care_qdrant.retry import Link
+    from care_qdrant.publishing.copying import CopySettings
+    from care_qdrant.publishing.promote import promote
 
     settings = CopySettings(overwrite=overwrite, dry_run=dry_run, sample=sample)
     source, target = Target(path, None, None, grpc=False), Target(None, url, api_key, grpc)

@@ -62,7 +62,7 @@ def command(
       care publish medical --rollback --url http://localhost:6333
     """
     from care_qdrant.progress import points_bar
-    from care_qdrant.publish import PublishSettings, publish, roll_back
+    from care_qdrant.publishing.publish import PublishSettings, publish, roll_back
 
     with target.open() as client:
         if rollback:

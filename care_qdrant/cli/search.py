@@ -10,9 +10,9 @@ import click
 from care_qdrant.cli.options import Target, json_option, model_options, target_options
 
 if TYPE_CHECKING:
-    from care_qdrant.fusion import Fusion
     from care_qdrant.model import CareModel
-    from care_qdrant.retriever import Mode
+    from care_qdrant.search.fusion import Fusion
+    from care_qdrant.search.retriever import Mode
     from care_qdrant.types import Hit
 
 
@@ -75,10 +75,10 @@ def command(
     from qdrant_client import models
 
     from care_qdrant.cli.filters import parse_filter
-    from care_qdrant.collection import only_collection
+    from care_qdrant.database.collection import only_collection
     from care_qdrant.errors import InputError
-    from care_qdrant.fusion import DEFAULT_ALPHA
-    from care_qdrant.retriever import Retriever
+    from care_qdrant.search.fusion import DEFAULT_ALPHA
+    from care_qdrant.search.retriever import Retriever
 
     if not query.strip():
         raise InputError("the query is empty")

@@ -50,7 +50,7 @@ def command(
       care verify articles --url http://localhost:6333
     """
     from care_qdrant.errors import NotVerified
-    from care_qdrant.verify_collection import VerifySettings, verify_collection
+    from care_qdrant.existing.verify import VerifySettings, verify_collection
 
     settings = VerifySettings(sample, least_cosine, least_known)
     model = load_model()

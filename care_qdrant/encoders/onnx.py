@@ -1,6 +1,6 @@
 """The query encoder on onnxruntime and tokenizers: no torch in the process, one thread a call.
 
-The graph holds pooling and normalisation (`care_qdrant.onnx_export`), so a query is: tokenise, run, done.
+The graph holds pooling and normalisation (`care_qdrant.onnx.export`), so a query is: tokenise, run, done.
 """
 
 from collections import defaultdict

@@ -7,7 +7,7 @@ import pytest
 from care_benchmarks import hybrid
 from qdrant_client import QdrantClient
 
-from care_qdrant.retriever import Retriever
+from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Chunk, Document
 from tests.search.conftest import COLLECTION, fill
 from tests.tiny import TEXTS, HashModel, medical_texts

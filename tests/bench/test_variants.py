@@ -7,8 +7,8 @@ from care_benchmarks.results import Delta
 from care_benchmarks.variants import VARIANTS, Variant, measure_variants, read_vectors
 from qdrant_client import QdrantClient
 
-from care_qdrant.ingestion import ingest
-from care_qdrant.settings import IngestSettings
+from care_qdrant.ingestion.run import ingest
+from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.types import Document, Vectors
 from tests.tiny import TEXTS, HashModel
 

@@ -17,7 +17,7 @@ from llama_index.vector_stores.care import CareVectorStore
 from llama_index.vector_stores.qdrant import QdrantVectorStore
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
 
-from care_qdrant.collection import VectorContract, read_contracts
+from care_qdrant.database.collection import VectorContract, read_contracts
 from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch
 from tests.llama import collections as made
 from tests.llama.collections import DOCUMENTS, NAME, Write, fill, node_id, vector
@@ -329,7 +329,7 @@ class TestHybrid:
         fill(client, sparse=True)
 
         def words(texts: list[str]) -> tuple[list[list[int]], list[list[float]]]:
-            from care_qdrant import bm25
+            from care_qdrant.search import bm25
 
             vectors = [bm25.query_vector(text) for text in texts]
             return [one.indices for one in vectors], [[50 * value for value in one.values] for one in vectors]
@@ -349,7 +349,7 @@ class TestHybrid:
 
     def test_another_analyser_is_refused(self, client: QdrantClient, monkeypatch: pytest.MonkeyPatch) -> None:
         fill(client, sparse=True)
-        monkeypatch.setattr("care_qdrant.bm25.ANALYSER", "another")
+        monkeypatch.setattr("care_qdrant.search.bm25.ANALYSER", "another")
         with pytest.raises(FingerprintMismatch, match="cut into terms"):
             CareVectorStore(NAME, client, enable_hybrid=True)
 

@@ -8,8 +8,8 @@ import pytest
 import qdrant_edge as edge
 from qdrant_client import QdrantClient, models
 
-from care_qdrant import bm25, fusion
-from care_qdrant.retriever import Retriever
+from care_qdrant.search import bm25, fusion
+from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Document
 from tests.search.conftest import COLLECTION
 from tests.tiny import HashModel

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
 
-from care_qdrant import bm25, retriever
-from care_qdrant.collection import SparseContract, write_contract
+from care_qdrant.database.collection import SparseContract, write_contract
 from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch, Unreachable
-from care_qdrant.retriever import Retriever
+from care_qdrant.search import bm25, retriever
+from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Chunk, Document
 from tests.search.conftest import COLLECTION, fill
 from tests.standin import StandIn

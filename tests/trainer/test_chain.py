@@ -8,8 +8,8 @@ from care_trainer import chain, towers
 from care_trainer.export import export
 from sentence_transformers import SentenceTransformer
 
-from care_qdrant.checkpoint import verify
 from care_qdrant.errors import InputError
+from care_qdrant.folder.checkpoint import verify
 from care_qdrant.model import CareModel
 from tests.trainer.tiny_run import pairs, stage, tiny_run
 

@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from care_qdrant.card import Card, OnnxFiles
-from care_qdrant.checkpoint import write_checkpoint
 from care_qdrant.errors import InputError, TrainingError
-from care_qdrant.onnx_export import export_query_encoder
+from care_qdrant.folder.card import Card, OnnxFiles
+from care_qdrant.folder.checkpoint import write_checkpoint
+from care_qdrant.onnx.export import export_query_encoder
 from care_qdrant.types import Vectors
 from care_trainer import chain, towers
 from care_trainer.config import Run

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from care_qdrant.card import OnnxFiles
+from care_qdrant.folder.card import OnnxFiles
 from care_trainer.config import Run, Tower
 
 _HEAD = """---

@@ -9,8 +9,8 @@ from multiprocessing.connection import Connection
 from qdrant_client import QdrantClient, models
 
 from care_benchmarks.ingestion.fake import ReadyModel
-from care_qdrant.attach import attach
-from care_qdrant.connection import open_client
+from care_qdrant.database.connection import open_client
+from care_qdrant.existing.attach import attach
 
 OLD_DIM = 8
 BATCH = 1_000

@@ -18,13 +18,15 @@ from qdrant_client import QdrantClient
 
 from care_benchmarks.deployment.sample import Contents, differing, make_collection, read_contents, write_points
 from care_qdrant.cli import care
-from care_qdrant.connection import open_client
+from care_qdrant.database.connection import open_client
 
 Case = Literal["promote", "publish on a server", "publish in a folder"]
 CASES: tuple[Case, ...] = ("promote", "publish on a server", "publish in a folder")
 _FORKS = multiprocessing.get_context("forkserver")
 """Starts a process in milliseconds, so that moments spread over the work and not over imports."""
-_FORKS.set_forkserver_preload([__name__, "care_qdrant.promote", "care_qdrant.publish", "care_qdrant.progress"])
+_FORKS.set_forkserver_preload(
+    [__name__, "care_qdrant.publishing.promote", "care_qdrant.publishing.publish", "care_qdrant.progress"]
+)
 
 
 @dataclass(frozen=True, slots=True)

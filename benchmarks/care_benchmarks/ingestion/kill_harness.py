@@ -21,10 +21,10 @@ from qdrant_client import QdrantClient
 from care_benchmarks.ingestion.fake import ReadyModel
 from care_benchmarks.ingestion.processes import start_worker
 from care_benchmarks.ingestion.worker import open_target
-from care_qdrant.chunking import cut_rows
-from care_qdrant.corpus import Corpus
-from care_qdrant.ingestion import ingest
-from care_qdrant.rows import Row
+from care_qdrant.corpus.chunking import cut_rows
+from care_qdrant.corpus.files import Corpus
+from care_qdrant.corpus.rows import Row
+from care_qdrant.ingestion.run import ingest
 from care_qdrant.types import Chunk, Vectors
 
 TargetKind = Literal["embedded", "server"]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from care_benchmarks.ingestion.fake import ReadyModel, write_corpus
 from care_benchmarks.ingestion.processes import standin_server
-from care_qdrant.connection import open_client
-from care_qdrant.ingestion import ingest
-from care_qdrant.settings import IngestSettings
+from care_qdrant.database.connection import open_client
+from care_qdrant.ingestion.run import ingest
+from care_qdrant.ingestion.settings import IngestSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,7 +152,7 @@ def _use_one_core() -> None:
 
 
 def _gate(model: Path) -> dict[str, Any]:
-    from care_qdrant.card import read_card
+    from care_qdrant.folder.card import read_card
 
     card = read_card(model)
     return dict(card.onnx.gate) if card.onnx is not None else {}

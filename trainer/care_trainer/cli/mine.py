@@ -44,7 +44,7 @@ def mine(
     """
     from tqdm import tqdm
 
-    from care_qdrant.retriever import Retriever
+    from care_qdrant.search.retriever import Retriever
     from care_trainer.config import Data
     from care_trainer.data import read_pairs
     from care_trainer.mining import MiningRule, mine_pairs, similarity

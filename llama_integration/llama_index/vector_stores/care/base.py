@@ -18,9 +18,9 @@ from llama_index.vector_stores.qdrant.base import DEFAULT_DENSE_VECTOR_NAME
 from qdrant_client import AsyncQdrantClient, QdrantClient
 from typing_extensions import override
 
-from care_qdrant.collection import VectorContract
-from care_qdrant.create import SPARSE_VECTOR_NAME
-from care_qdrant.fusion import Fusion
+from care_qdrant.database.collection import VectorContract
+from care_qdrant.database.create import SPARSE_VECTOR_NAME
+from care_qdrant.search.fusion import Fusion
 
 
 class HasContract(Protocol):
@@ -78,7 +78,7 @@ class CareVectorStore(Operations):
             vector_name: Of the dense vector; None takes the one of the embedding, or the only one.
             sparse_vector_name: For hybrid queries; None takes the only one.
             text_path: Where payloads hold the text, as ``"body"`` or ``"document.body"``; None finds out.
-            fusion: Of hybrid queries with BM25 (`care_qdrant.fusion`); ``hybrid_fusion_fn`` takes its place.
+            fusion: Of hybrid queries with BM25 (`care_qdrant.search.fusion`); ``hybrid_fusion_fn`` takes its place.
             dense_vector_name: The stock store's word for ``vector_name``.
             settings: Of ``QdrantVectorStore``: they are its own, and passed on as they are.
 

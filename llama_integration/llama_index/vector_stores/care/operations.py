@@ -35,11 +35,11 @@ from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import UnexpectedResponse
 from typing_extensions import override
 
-from care_qdrant import bm25
-from care_qdrant.collection import METADATA_KEY, SparseContract
-from care_qdrant.connection import is_embedded
+from care_qdrant.database.collection import METADATA_KEY, SparseContract
+from care_qdrant.database.connection import is_embedded
 from care_qdrant.errors import SchemaMismatch
-from care_qdrant.fusion import Fusion, fused_request
+from care_qdrant.search import bm25
+from care_qdrant.search.fusion import Fusion, fused_request
 
 SAMPLE_POINTS = 32
 """Points that are read once to find out who wrote the payloads."""

@@ -6,8 +6,7 @@ from typing import cast
 
 from qdrant_client import QdrantClient, models
 
-from care_qdrant import bm25
-from care_qdrant.collection import (
+from care_qdrant.database.collection import (
     SparseContract,
     VectorContract,
     check_contract,
@@ -16,9 +15,10 @@ from care_qdrant.collection import (
     read_contracts,
     sparse_vectors,
 )
-from care_qdrant.create import SPARSE_VECTOR_NAME
+from care_qdrant.database.create import SPARSE_VECTOR_NAME
+from care_qdrant.database.layout import Layout, Payload, guess_layout
 from care_qdrant.errors import InputError
-from care_qdrant.layout import Layout, Payload, guess_layout
+from care_qdrant.search import bm25
 
 
 @dataclass(frozen=True, slots=True)

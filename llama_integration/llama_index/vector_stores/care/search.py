@@ -7,7 +7,7 @@ from typing import Any
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryMode
 from qdrant_client import models
 
-from care_qdrant.fusion import CANDIDATES, DEFAULT_ALPHA
+from care_qdrant.search.fusion import CANDIDATES, DEFAULT_ALPHA
 
 Points = Sequence[models.ScoredPoint]
 
@@ -86,7 +86,7 @@ def question(
 def weighted(dense: Points, sparse: Points, alpha: float, top_k: int) -> list[models.ScoredPoint]:
     """Fuse lists whose scores have no common scale: each between 0 for its last and 1 for its first point.
 
-    For sparse encoders whose scores say nothing by themselves; BM25 has a better way (`care_qdrant.fusion`).
+    For sparse encoders whose scores say nothing by themselves; BM25 has a better way (`care_qdrant.search.fusion`).
     """
     points = {point.id: point for point in (*sparse, *dense)}
     scores = dict.fromkeys(points, 0.0)

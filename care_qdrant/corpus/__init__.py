@@ -1,0 +1,1 @@
+"""A file to rows, rows to documents, documents to chunks."""

@@ -1,0 +1,154 @@
+"""Cuts long documents at sentence ends into overlapping chunks that an encoder reads whole."""
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+from care_qdrant.corpus.rows import Reject, Row
+from care_qdrant.encoders import TokenCounter
+from care_qdrant.types import Chunk, embedded_text
+
+Long = Literal["split", "truncate", "reject"]
+"""What becomes of a document that is longer than the encoder reads."""
+
+OVERLAP_SHARE = 1 / 8
+"""Of the encoder's maximum: how much of a chunk the next one repeats, in whole sentences."""
+
+_SENTENCE_END = re.compile(r"(?:[。！？；!?;…]|\.(?=\s|$))+[”’」』）》)\]\"']*\s*|\n\s*")
+_CLAUSE_END = re.compile(r"[，、,：:）)\s]")
+
+
+class Sized(NamedTuple):
+    """A chunk and what it costs to encode."""
+
+    chunk: Chunk
+    tokens: int
+
+
+class Span(NamedTuple):
+    """A part of a text, as in ``text[start:end]``."""
+
+    start: int
+    end: int
+
+
+def cut_rows(rows: Sequence[Row], counter: TokenCounter, long: Long) -> Iterator[list[Sized] | Reject]:
+    """Give the chunks of each document, in order; or why it cannot be cut."""
+    lengths = counter.count_tokens([embedded_text(row.document.title, row.document.text) for row in rows])
+    for row, tokens in zip(rows, lengths, strict=True):
+        if tokens <= counter.max_tokens or long == "truncate":
+            yield [Sized(Chunk(row.document, row.document.text), min(tokens, counter.max_tokens))]
+        elif long == "reject":
+            reason = f"document has {tokens} tokens; the encoder reads {counter.max_tokens}"
+            yield Reject(row.line, reason, row.document.id)
+        else:
+            yield _cut(row, counter)
+
+
+def _cut(row: Row, counter: TokenCounter) -> list[Sized] | Reject:
+    document = row.document
+    frame = counter.count_tokens([document.title])[0]
+    if frame > counter.max_tokens // 2:
+        reason = f"title leaves no room for the text: {frame} of the encoder's {counter.max_tokens} tokens"
+        return Reject(row.line, reason, document.id)
+    spans = split(document.text, document.title, counter)
+    texts = [document.text[span.start : span.end] for span in spans]
+    lengths = counter.count_tokens([embedded_text(document.title, text) for text in texts])
+    return [
+        Sized(Chunk(document, text, number, len(spans)), min(tokens, counter.max_tokens))
+        for number, (text, tokens) in enumerate(zip(texts, lengths, strict=True))
+    ]
+
+
+def split(text: str, title: str, counter: TokenCounter) -> list[Span]:
+    """Give the spans of the chunks of a text.
+
+    Together they cover the text; each starts at or before the end of the one before it, and none is longer than
+    the encoder's maximum, title, prompt and special tokens included. Where a sentence alone is too long it is cut at
+    a comma or a space, and at last anywhere.
+    """
+    frame = counter.count_tokens([title])[0]
+    budget = counter.max_tokens - frame
+    while True:
+        pieces = _pieces(text, counter, budget)
+        spans = _join_blank(text, _pack(pieces, budget, int(counter.max_tokens * OVERLAP_SHARE)))
+        lengths = counter.count_tokens([embedded_text(title, text[span.start : span.end]) for span in spans])
+        if max(lengths) <= counter.max_tokens or budget <= 1:
+            return spans
+        # Tokens of a whole can be more than those of its parts: aim lower.
+        budget = budget * 9 // 10
+
+
+def sentence_spans(text: str) -> list[Span]:
+    """Cut a text after each sentence end, Chinese or Latin; together the spans are the text."""
+    ends = [match.end() for match in _SENTENCE_END.finditer(text)]
+    borders = sorted({0, *ends, len(text)})
+    return _join_blank(text, [Span(start, end) for start, end in pairwise(borders)])
+
+
+class _Piece(NamedTuple):
+    span: Span
+    tokens: int
+
+
+def _pieces(text: str, counter: TokenCounter, budget: int) -> list[_Piece]:
+    """Give the sentences, those above the budget cut further."""
+    empty = counter.count_tokens([""])[0]
+    finished: list[_Piece] = []
+    spans = sentence_spans(text)
+    while spans:
+        counts = counter.count_tokens([text[span.start : span.end] for span in spans])
+        too_long: list[Span] = []
+        for span, count in zip(spans, counts, strict=True):
+            tokens = max(1, count - empty)
+            if tokens <= budget or span.end - span.start < 2:
+                finished.append(_Piece(span, tokens))
+            else:
+                too_long += _halve(text, span)
+        spans = too_long
+    return sorted(finished)
+
+
+def _halve(text: str, span: Span) -> tuple[Span, Span]:
+    """Cut a span after the clause end that is nearest to its middle, or in the middle."""
+    middle = (span.start + span.end) // 2
+    quarter = (span.end - span.start) // 4
+    ends = [match.end() for match in _CLAUSE_END.finditer(text, middle - quarter, middle + quarter)]
+    cut = min(ends, key=lambda end: abs(end - middle), default=middle)
+    cut = min(max(cut, span.start + 1), span.end - 1)
+    return Span(span.start, cut), Span(cut, span.end)
+
+
+def _pack(pieces: Sequence[_Piece], budget: int, overlap_tokens: int) -> list[Span]:
+    """Fill chunks with pieces from left to right; each chunk repeats the last pieces of the one before."""
+    chunks: list[list[_Piece]] = [[pieces[0]]]
+    for piece in pieces[1:]:
+        if sum(part.tokens for part in chunks[-1]) + piece.tokens > budget:
+            room = min(overlap_tokens, budget - piece.tokens)
+            chunks.append([*_tail(chunks[-1], room), piece])
+        else:
+            chunks[-1].append(piece)
+    return [Span(chunk[0].span.start, chunk[-1].span.end) for chunk in chunks]
+
+
+def _tail(chunk: Sequence[_Piece], room: int) -> list[_Piece]:
+    """Give the last pieces of a chunk that fit into ``room`` tokens; never the whole chunk."""
+    tail: list[_Piece] = []
+    for piece in reversed(chunk[1:]):
+        room -= piece.tokens
+        if room < 0:
+            break
+        tail.insert(0, piece)
+    return tail
+
+
+def _join_blank(text: str, spans: Sequence[Span]) -> list[Span]:
+    """Let white space belong to the sentence before it, or to the first one."""
+    joined: list[Span] = []
+    for span in spans:
+        if joined and not (text[span.start : span.end].strip() and text[joined[-1].start : joined[-1].end].strip()):
+            joined[-1] = Span(joined[-1].start, span.end)
+        else:
+            joined.append(span)
+    return joined

@@ -1,0 +1,160 @@
+"""One row of a corpus: what makes it a `Document`, and every reason why it is none."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from care_qdrant.database.payload import RESERVED_KEYS
+from care_qdrant.types import Document
+
+MAX_DEPTH = 32
+"""Of nested metadata. Qdrant's own JSON reader stops at 128 and would refuse the whole request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """The names under which a row holds its parts."""
+
+    id: str = "id"
+    text: str = "text"
+    title: str = "title"
+    metadata: str = "metadata"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A good row."""
+
+    line: int
+    """From 1; for Parquet the number of the row."""
+    document: Document
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """A row that is not ingested, and why."""
+
+    line: int
+    reason: str
+    id: str = ""
+    """Of the document, where the row had one."""
+
+
+def parse_line(raw: bytes, line: int, fields: Fields) -> Row | Reject:
+    """Read one line of JSON."""
+    try:
+        values = json.loads(raw.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        return Reject(line, f"is not UTF-8: byte 0x{raw[error.start]:02x} at position {error.start}")
+    except RecursionError:
+        return Reject(line, "is nested too deeply")
+    except ValueError as error:
+        return Reject(line, f"is not JSON: {error}")
+    if not isinstance(values, dict):
+        return Reject(line, f"is a JSON {_kind(values)}; expected an object with {fields.id!r} and {fields.text!r}")
+    return parse_values(values, line, fields)
+
+
+def parse_values(values: Mapping[str, Any], line: int, fields: Fields) -> Row | Reject:
+    """Read one row that is decoded already. Fields that have no role join the metadata."""
+    document_id = values.get(fields.id)
+    if isinstance(document_id, int) and not isinstance(document_id, bool):
+        document_id = str(document_id)
+    named = document_id if isinstance(document_id, str) else ""
+    if problem := _field_problem(values, fields) or _metadata_problem(values, fields):
+        return Reject(line, problem, named)
+    roles = {fields.id, fields.text, fields.title, fields.metadata}
+    extra = {key: value for key, value in values.items() if key not in roles}
+    document = Document(
+        id=named,
+        text=values[fields.text],
+        title=values.get(fields.title) or "",
+        metadata={**extra, **(values.get(fields.metadata) or {})},
+    )
+    return check_document(document, line)
+
+
+def check_document(document: Document, line: int) -> Row | Reject:
+    """Let a document pass, or say what Qdrant, a tokenizer or a payload could not hold of it."""
+    problem = (
+        _text_problem("id", document.id)
+        or _text_problem("text", document.text)
+        or (document.title and _text_problem("title", document.title))
+        or next(_value_problems(document.metadata), "")
+    )
+    reserved = sorted(RESERVED_KEYS & document.metadata.keys())
+    if not problem and reserved:
+        problem = f"metadata uses the reserved key {reserved[0]!r}; rename it"
+    return Reject(line, problem, document.id) if problem else Row(line, document)
+
+
+def _field_problem(values: Mapping[str, Any], fields: Fields) -> str:
+    for name in (fields.id, fields.text):
+        if values.get(name) is None:
+            return f"document has no {name!r} (keys: {', '.join(map(str, values)) or 'none'})"
+    if not isinstance(values[fields.id], str | int) or isinstance(values[fields.id], bool):
+        return f"{fields.id!r} is a JSON {_kind(values[fields.id])}; expected a string"
+    for name in (fields.text, fields.title):
+        if not isinstance(values.get(name), str | None):
+            return f"{name!r} is a JSON {_kind(values[name])}; expected a string"
+    return ""
+
+
+def _metadata_problem(values: Mapping[str, Any], fields: Fields) -> str:
+    metadata = values.get(fields.metadata)
+    if not isinstance(metadata, dict | None):
+        return f"{fields.metadata!r} is a JSON {_kind(metadata)}; expected an object"
+    roles = {fields.id, fields.text, fields.title, fields.metadata}
+    twice = sorted((metadata or {}).keys() & (values.keys() - roles))
+    return f"{twice[0]!r} is both a field of the row and a key of its metadata" if twice else ""
+
+
+def _text_problem(name: str, text: Any) -> str:
+    if not isinstance(text, str):
+        return f"{name!r} is a {type(text).__name__}; expected a string"
+    return f"{name!r} is empty" if not text.strip() else _string_problem(name, text)
+
+
+def _string_problem(name: str, text: str) -> str:
+    if "\0" in text:
+        return f"{name!r} holds a NUL character"
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"{name!r} holds half a surrogate pair (\\u{ord(text[error.start]):04x}), which is no character"
+    return ""
+
+
+def _value_problems(value: Any, name: str = "metadata", depth: int = 0) -> Iterator[str]:
+    """Walk through metadata and give what is no JSON value, or none that every reader accepts."""
+    if depth > MAX_DEPTH:
+        yield f"metadata is nested deeper than {MAX_DEPTH} levels"
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from filter(None, [_text_problem("metadata key", key)])
+            yield from _value_problems(inner, str(key), depth + 1)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _value_problems(inner, name, depth + 1)
+    else:
+        yield from filter(None, [_scalar_problem(value, name)])
+
+
+def _scalar_problem(value: Any, name: str) -> str:
+    match value:
+        case str():
+            return _string_problem(name, value)
+        case float() if not math.isfinite(value):
+            return f"{name!r} is {value}, which JSON cannot hold"
+        case int() if not -(2**63) <= value < 2**63:
+            return f"{name!r} is an integer of more than 64 bits"
+        case None | bool() | int() | float():
+            return ""
+    return f"{name!r} is a {type(value).__name__}, which JSON cannot hold"
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "object", list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
+    return names.get(type(value), "null")

@@ -1,0 +1,234 @@
+"""Adds a model's vector to the points of a collection that is in use, beside the vectors that it has.
+
+It writes one named vector, its contract, and a hash under ``_care`` in each payload. Everything else stays as it is,
+and `care_qdrant.existing.detach` takes all of it away again. The hashes are the only checkpoint: run it again after a
+kill, after texts have changed, or from cron, and it encodes what is new or different and nothing else.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from qdrant_client import QdrantClient, models
+
+from care_qdrant.database.blueprint import resolve
+from care_qdrant.database.collection import VectorContract, write_contract
+from care_qdrant.database.connection import is_embedded, tune_embedded
+from care_qdrant.database.create import QUANTIZATION
+from care_qdrant.database.inventory import count_with_vector
+from care_qdrant.database.layout import Layout
+from care_qdrant.database.limits import read_limits
+from care_qdrant.database.retry import Link, RetryPolicy
+from care_qdrant.database.sender import Sender, Write, in_requests
+from care_qdrant.encoders.batching import token_batches
+from care_qdrant.encoders.usable import require_usable
+from care_qdrant.errors import InputError
+from care_qdrant.existing.addition import Addition
+from care_qdrant.existing.pace import Pace
+from care_qdrant.existing.preflight import ATTACH_KEY, Preflight, examine
+from care_qdrant.existing.stored_texts import Text, Window, read_windows
+from care_qdrant.ingestion.ahead import read_ahead
+from care_qdrant.ingestion.claims import drop_false_claims
+from care_qdrant.ingestion.report import Stopwatch
+from care_qdrant.ingestion.settings import DocumentModel
+from care_qdrant.types import Vectors
+
+WINDOWS_AHEAD = 2
+
+OnProgress = Callable[[int, int], None]
+"""Gets the points that were dealt with, and how many there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttachSettings:
+    """How to attach."""
+
+    text_path: str | None = None
+    """Where in a payload the text is, as ``body`` or ``document.body``; None guesses."""
+    quantization: str | None = None
+    """Of the new vector: ``int8`` or ``binary``."""
+    on_disk: bool = False
+    """Keep the new vectors on disk."""
+    points_per_second: float | None = None
+    """Write no faster than this, for the sake of those who search meanwhile."""
+    batch_tokens: int = 16_384
+    """Padded tokens that the encoder gets at once."""
+
+    def __post_init__(self) -> None:
+        if self.points_per_second is not None and self.points_per_second <= 0:
+            raise InputError(f"--points-per-second is {self.points_per_second}; expected a number above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class AttachReport:
+    """What a run did."""
+
+    collection: str
+    vector_name: str
+    fingerprint: str
+    tool: str
+    """Who wrote the payloads, as guessed."""
+    text_path: str
+    encoded: int
+    unchanged: int
+    """Points whose vector was made of the text that they have now."""
+    without_text: int
+    """Points that get no vector."""
+    truncated: int
+    """Of those encoded: texts longer than the encoder reads."""
+    points: int
+    """In the collection now, exactly."""
+    covered: int
+    """Of them, those that have the vector."""
+    seconds: float
+    points_per_second: float
+    encoder_wait_share: float
+    """Of the encoding time: how much of it the encoder stood still."""
+
+
+def attach(
+    client: QdrantClient,
+    collection: str,
+    model: DocumentModel,
+    *,
+    vector_name: str | None = None,
+    settings: AttachSettings | None = None,
+    retries: RetryPolicy | None = None,
+    on_preflight: Callable[[Preflight], None] = lambda _: None,
+    on_progress: OnProgress = lambda _done, _total: None,
+) -> AttachReport:
+    """Give every point of a collection a vector of a model, made of the text in its payload.
+
+    Args:
+        client: An open Qdrant.
+        collection: Name or alias; with an alias, the collection that is behind it now.
+        model: The pair; its document encoder is loaded only if something has to be encoded.
+        vector_name: None takes the model's name.
+        settings: How.
+        retries: How patient to be with a server.
+        on_preflight: Called before anything is written.
+        on_progress: Called after each window and each batch.
+
+    Raises:
+        InputError: there is no such collection, or no text in its payloads.
+        ContractError: another model made the vectors of this name.
+        QdrantError: Qdrant refused or could not be reached; what was written stays, and another run goes on from there.
+        EncodingError: the encoder gave no usable vector.
+    """
+    settings = settings or AttachSettings()
+    name = vector_name or model.name
+    contract = model.contract()
+    alias = Link(client, collection, retries)
+    link = Link(client, alias.call("looking it up", lambda: resolve(client, collection)), retries)
+    preflight = examine(link, name, contract, settings.text_path)
+    on_preflight(preflight)
+    if preflight.problems or preflight.layout is None:
+        raise preflight.problems[0]
+    _prepare(link, name, contract, preflight, settings)
+    return _Run(link, model, name, contract, preflight.layout, settings, on_progress).go(preflight.points)
+
+
+def _prepare(
+    link: Link, vector_name: str, contract: VectorContract, preflight: Preflight, settings: AttachSettings
+) -> None:
+    """Create the vector, or make the hashes of an earlier run true.
+
+    The contract comes first: a run that is killed after it finds its own contract without a vector and goes on; a
+    vector without a contract would be anybody's.
+    """
+    assert preflight.layout is not None
+    entry = {vector_name: {"text_path": preflight.layout.text_path}}
+    link.call("writing its contract", lambda: write_contract(link.client, link.collection, vector_name, contract))
+    link.call("writing where the texts are", lambda: _write_attach_metadata(link, entry))
+    if preflight.has_vector:
+        drop_false_claims(link, vector_name)
+        return
+    dense = models.DenseVectorConfig(size=contract.dim, distance=models.Distance.COSINE)
+    config = models.DenseVectorNameConfig(dense=dense)
+    link.call("adding the vector", lambda: link.client.create_vector_name(link.collection, vector_name, config))
+    quantization = QUANTIZATION[settings.quantization]
+    if (quantization or settings.on_disk) and not is_embedded(link.client):
+        diff = models.VectorParamsDiff(quantization_config=quantization, on_disk=settings.on_disk or None)
+        link.call(
+            "configuring the vector",
+            lambda: link.client.update_collection(link.collection, vectors_config={vector_name: diff}),
+        )
+
+
+def _write_attach_metadata(link: Link, entry: dict[str, Any]) -> None:
+    metadata = link.client.get_collection(link.collection).config.metadata or {}
+    link.client.update_collection(link.collection, metadata={ATTACH_KEY: {**(metadata.get(ATTACH_KEY) or {}), **entry}})
+
+
+@dataclass(slots=True)
+class _Run:
+    """One attach, after everything was checked."""
+
+    link: Link
+    model: DocumentModel
+    vector_name: str
+    contract: VectorContract
+    layout: Layout
+    settings: AttachSettings
+    on_progress: OnProgress
+
+    def go(self, total: int) -> AttachReport:
+        """Read, encode and write, each in its own threads."""
+        start, watch, pace = time.perf_counter(), Stopwatch(), Pace(self.settings.points_per_second)
+        encoded = truncated = read = unchanged = without_text = 0
+        tune_embedded(self.link.client, self.link.collection)
+        with closing(read_ahead(self._windows(), WINDOWS_AHEAD)) as windows, Sender(self.link) as sender:
+            for window in windows:
+                read, unchanged = read + window.read, unchanged + window.unchanged
+                without_text += window.without_text
+                for batch in token_batches([text.tokens for text in window.texts], self.settings.batch_tokens):
+                    texts = [window.texts[index] for index in batch]
+                    with watch.running():
+                        vectors = self._encode(texts)
+                    sender.submit(partial(self._requests, texts, vectors))
+                    encoded += len(texts)
+                    truncated += sum(text.tokens > self.model.document_tokenizer.max_tokens for text in texts)
+                    self.on_progress(unchanged + without_text + encoded, max(total, read))
+                    pace.wait(len(texts))
+                self.on_progress(unchanged + without_text + encoded, max(total, read))
+        seconds = time.perf_counter() - start
+        return AttachReport(
+            collection=self.link.collection,
+            vector_name=self.vector_name,
+            fingerprint=self.contract.fingerprint,
+            tool=self.layout.tool,
+            text_path=self.layout.text_path,
+            encoded=encoded,
+            unchanged=unchanged,
+            without_text=without_text,
+            truncated=truncated,
+            points=self.link.call("counting", lambda: self.link.client.count(self.link.collection, exact=True)).count,
+            covered=self.link.call("counting", self._count_covered),
+            seconds=round(seconds, 3),
+            points_per_second=round(encoded / seconds, 1),
+            encoder_wait_share=round(watch.idle_share, 4),
+        )
+
+    def _count_covered(self) -> int:
+        return count_with_vector(self.link.client, self.link.collection, self.vector_name)
+
+    def _encode(self, texts: list[Text]) -> Vectors:
+        vectors = self.model.document_encoder.encode([text.text for text in texts])
+        require_usable(vectors, (len(texts), self.contract.dim), lambda row: f"point {texts[row].id!r}")
+        return vectors
+
+    def _requests(self, texts: list[Text], vectors: Vectors) -> Iterator[Write]:
+        """Build points; called in a sender's thread, so that the encoder does not wait for it."""
+        points = [
+            models.PointStruct(id=text.id, vector={self.vector_name: row}, payload={self.vector_name: text.hash})
+            for text, row in zip(texts, vectors.tolist(), strict=True)
+        ]
+        yield from in_requests(Addition(points), self.contract.dim, read_limits(self.link).write)
+
+    def _windows(self) -> Iterator[Window]:
+        return read_windows(
+            self.link, self.layout, self.vector_name, self.contract.fingerprint, self.model.document_tokenizer
+        )

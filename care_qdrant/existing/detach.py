@@ -1,0 +1,127 @@
+"""Takes away what `care_qdrant.existing.attach` added: the vector, our hashes in the payloads, and the contract."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from qdrant_client import QdrantClient, models
+
+from care_qdrant.database.blueprint import resolve
+from care_qdrant.database.collection import METADATA_KEY, dense_vectors, read_contracts, sparse_vectors
+from care_qdrant.database.connection import require_server, tune_embedded
+from care_qdrant.database.limits import read_limits
+from care_qdrant.database.payload import CARE_KEY
+from care_qdrant.database.retry import Link, RetryPolicy
+from care_qdrant.errors import InputError
+from care_qdrant.existing.preflight import ATTACH_KEY, NAMED_VECTORS_SINCE
+from care_qdrant.existing.stored_texts import read_payloads
+
+
+@dataclass(frozen=True, slots=True)
+class DetachReport:
+    """What was taken away."""
+
+    collection: str
+    vector_name: str
+    points: int
+    payloads_cleaned: int
+
+
+def detach(
+    client: QdrantClient, collection: str, vector_name: str | None = None, *, retries: RetryPolicy | None = None
+) -> DetachReport:
+    """Remove a vector that carries our contract; the other vectors and the user's payload stay as they are.
+
+    The contract goes last, so that a run that was killed is finished by the same command.
+
+    Args:
+        client: An open Qdrant.
+        collection: Name or alias.
+        vector_name: None takes the one that was attached, when there is one.
+        retries: How patient to be with a server.
+
+    Raises:
+        InputError: the vector is not ours, or it is the only one of the collection.
+        QdrantError: Qdrant refused or could not be reached.
+    """
+    alias = Link(client, collection, retries)
+    link = Link(client, alias.call("looking it up", lambda: resolve(client, collection)), retries)
+    name = link.call("reading its contracts", lambda: _checked_name(link, vector_name))
+    points = link.call("counting", lambda: client.count(link.collection, exact=True)).count
+    tune_embedded(client, link.collection)
+    cleaned = _clean_payloads(link, name)
+    if name in link.call("reading its vectors", lambda: dense_vectors(client, link.collection)):
+        link.call("removing the vector", lambda: client.delete_vector_name(link.collection, name))
+    link.call("removing its contract", lambda: _forget(link, name))
+    return DetachReport(link.collection, name, points, cleaned)
+
+
+def _checked_name(link: Link, vector_name: str | None) -> str:
+    require_server(link.client, NAMED_VECTORS_SINCE, "removing a vector")
+    contracts = read_contracts(link.client, link.collection)
+    if vector_name is None:
+        attached = sorted(_metadata(link).get(ATTACH_KEY) or {})
+        if len(attached) != 1:
+            there = ", ".join(attached) or "none"
+            raise InputError(f"collection {link.collection!r}: attached vectors are: {there}; give --vector-name")
+        [vector_name] = attached
+    dense = dense_vectors(link.client, link.collection)
+    if vector_name not in contracts:
+        ours = ", ".join(sorted(contracts)) or "none"
+        raise InputError(
+            f"vector {vector_name!r} of collection {link.collection!r} was not made by this package (ours: {ours}); "
+            "detach removes nothing of other tools"
+        )
+    others = {*dense, *sparse_vectors(link.client, link.collection)} - {vector_name}
+    if vector_name in dense and not others:
+        raise InputError(
+            f"vector {vector_name!r} is the only one of collection {link.collection!r}; without it no point could be "
+            "found. Delete the collection if that is what you want"
+        )
+    return vector_name
+
+
+def _clean_payloads(link: Link, vector_name: str) -> int:
+    """Remove our hash of the vector; and all of our key, where nothing else is under it."""
+    cleaned, size = 0, read_limits(link).write
+    for records in read_payloads(link):
+        whole: list[models.ExtendedPointId] = []
+        one: list[models.ExtendedPointId] = []
+        for record in records:
+            care = (record.payload or {}).get(CARE_KEY)
+            hashes = care.get("vectors") if isinstance(care, dict) else None
+            if isinstance(care, dict) and set(care) <= {"vectors"} and set(hashes or {}) <= {vector_name}:
+                whole.append(record.id)
+            elif isinstance(hashes, dict) and vector_name in hashes:
+                one.append(record.id)
+        _delete_key(link, CARE_KEY, whole, size)
+        _delete_key(link, f'{CARE_KEY}.vectors."{vector_name}"', one, size)
+        cleaned += len(whole) + len(one)
+    return cleaned
+
+
+def _delete_key(link: Link, key: str, ids: Sequence[models.ExtendedPointId], size: int) -> None:
+    for start in range(0, len(ids), size):
+        part = list(ids[start : start + size])
+        link.write("removing hashes", partial(_delete, link, key, part))
+
+
+def _delete(link: Link, key: str, ids: list[models.ExtendedPointId]) -> models.UpdateResult:
+    # By condition and not by list of ids: an id that somebody deletes meanwhile would fail the request.
+    there = models.Filter(must=[models.HasIdCondition(has_id=ids)])
+    return link.client.delete_payload(link.collection, [key], there, wait=True)
+
+
+def _forget(link: Link, vector_name: str) -> None:
+    metadata = _metadata(link)
+    left: dict[str, Any] = {}
+    for key in (METADATA_KEY, ATTACH_KEY):
+        entries = {name: entry for name, entry in (metadata.get(key) or {}).items() if name != vector_name}
+        # None takes a key out of the metadata.
+        left[key] = entries or None
+    link.client.update_collection(link.collection, metadata=left)
+
+
+def _metadata(link: Link) -> dict[str, Any]:
+    return dict(link.client.get_collection(link.collection).config.metadata or {})

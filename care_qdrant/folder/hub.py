@@ -1,0 +1,50 @@
+"""Where a model comes from: a folder, the pair inside this package, or the Hugging Face hub."""
+
+from pathlib import Path
+
+from care_qdrant.errors import ModelError
+
+BUILT_IN = "built-in"
+
+
+def find_folder(source: str | Path, *, revision: str | None = None) -> Path:
+    """Give the local folder of a model; from the hub, everything but the document encoder is downloaded.
+
+    Args:
+        source: A folder, ``built-in``, or a hub name as ``organisation/model``.
+        revision: Branch, tag or commit on the hub.
+
+    Raises:
+        ModelError: there is no such folder, or the hub does not give the model.
+    """
+    if source == BUILT_IN:
+        return Path(__file__).parents[1] / "builtin"
+    folder = Path(source)
+    if folder.is_dir():
+        return folder
+    if isinstance(source, Path) or source.startswith((".", "/", "~")) or source.count("/") != 1:
+        raise ModelError(f"{source}: there is no such folder (a hub name has the form organisation/model)")
+    return _download(source, revision, ignore=["document/*", "document-adapter/*"])
+
+
+def fetch_document_side(source: str | Path, *, revision: str | None = None) -> Path:
+    """Give the folder with the document encoder in it, downloading it from the hub when that is where it is."""
+    if source == BUILT_IN or Path(source).is_dir():
+        return find_folder(source)
+    return _download(str(source), revision, ignore=["document-adapter/*"])
+
+
+def _download(name: str, revision: str | None, ignore: list[str]) -> Path:
+    # A quarter of a second that a model on this machine does not need.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, revision=revision, ignore_patterns=[*ignore, "*.bin", "*.h5", "*.msgpack"]))
+    except LocalEntryNotFoundError as error:
+        raise ModelError(
+            f"{name}: is not in the local cache, and the hub cannot be reached "
+            "(offline, or HF_HUB_OFFLINE is set); give a folder, or run once with a connection"
+        ) from error
+    except (HfHubHTTPError, HFValidationError) as error:
+        raise ModelError(f"{name}: the hub does not give this model: {error}") from error

@@ -1,0 +1,50 @@
+"""What an ingestion would cost, without writing anything."""
+
+import json
+import time
+from collections.abc import Callable, Iterable
+
+from care_qdrant.database.create import Schema
+from care_qdrant.database.payload import chunk_payload
+from care_qdrant.encoders import Encoder
+from care_qdrant.ingestion.plan import Plan, Task, check_vectors
+from care_qdrant.ingestion.report import Estimate, Tally
+
+SAMPLE_CHUNKS = 32
+"""Encoded to measure the speed."""
+BYTES_PER_NUMBER = 4
+
+
+def estimate(plans: Iterable[Plan], tally: Tally, schema: Schema, encoder: Callable[[], Encoder]) -> Estimate:
+    """Count what would be written, and time the encoding of a few chunks.
+
+    Args:
+        plans: Of the whole corpus.
+        tally: Gets the counts, as a real run would have them.
+        schema: What the points would carry.
+        encoder: Loads the document encoder; called only if something would be encoded.
+    """
+    tokens, size = 0, 0
+    sample: list[Task] = []
+    for plan in plans:
+        tally.encoded += len(plan.encode)
+        tally.updated += len(plan.update)
+        tally.deleted += len(plan.surplus)
+        tokens += sum(task.tokens for task in plan.encode)
+        size += sum(_payload_bytes(task) for task in (*plan.encode, *plan.update))
+        sample += plan.encode[: SAMPLE_CHUNKS - len(sample)]
+    size += tally.encoded * schema.dense.dim * BYTES_PER_NUMBER
+    seconds = tokens * _seconds_per_token(sample, schema, encoder()) if sample else None
+    return Estimate(points=tally.encoded + tally.updated, tokens=tokens, bytes=size, seconds=seconds)
+
+
+def _payload_bytes(task: Task) -> int:
+    return len(json.dumps(chunk_payload(task.chunk, task.hashes), ensure_ascii=False).encode())
+
+
+def _seconds_per_token(sample: list[Task], schema: Schema, encoder: Encoder) -> float:
+    texts = [task.chunk.embedded_text for task in sample]
+    encoder.encode(texts[:1])
+    start = time.perf_counter()
+    check_vectors(encoder.encode(texts), sample, schema.dense.dim)
+    return (time.perf_counter() - start) / sum(task.tokens for task in sample)

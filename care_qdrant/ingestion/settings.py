@@ -1,0 +1,59 @@
+"""How a corpus is ingested, and what ingestion needs of a model."""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from care_qdrant.corpus.chunking import Long
+from care_qdrant.database.collection import VectorContract
+from care_qdrant.encoders import Encoder, TokenCounter
+from care_qdrant.errors import InputError
+from care_qdrant.ingestion.reading import Shard
+
+
+class DocumentModel(Protocol):
+    """The part of `CareModel` that ingestion uses."""
+
+    @property
+    def name(self) -> str:
+        """Also the default name of the vector."""
+
+    def contract(self) -> VectorContract:
+        """Give what the collection remembers of the model's vectors."""
+
+    @property
+    def document_tokenizer(self) -> TokenCounter:
+        """Loaded by every run, since it decides where a long document is cut."""
+
+    @property
+    def document_encoder(self) -> Encoder:
+        """Loaded when the first chunk has to be encoded, and not before."""
+
+
+@dataclass(frozen=True, slots=True)
+class IngestSettings:
+    """What to do with the rows of a corpus."""
+
+    long: Long = "split"
+    sparse: bool = False
+    """Write BM25 vectors, too. A collection that has them gets them in any case."""
+    limit: int | None = None
+    """Rows to read."""
+    shard: Shard = field(default_factory=Shard)
+    sync: bool = False
+    """Delete the points of documents that the corpus does not have any more."""
+    max_delete_share: float = 0.2
+    """Of the stored points: how much a sync may delete."""
+    sync_despite_rejects: bool = False
+    """A rejected row may be a document that is stored: without this, a sync then deletes nothing."""
+    dry_run: bool = False
+    """Write nothing; say what would be written."""
+    batch_tokens: int = 16_384
+    """Padded tokens that the encoder gets at once."""
+
+    def __post_init__(self) -> None:
+        if self.sync and self.limit is not None:
+            raise InputError("--sync needs the whole corpus, and --limit reads a part of it; leave one out")
+        if not 0 <= self.max_delete_share <= 1:
+            raise InputError(f"--max-delete-share is {self.max_delete_share}; expected a share from 0 to 1")
+        if self.batch_tokens < 1 or (self.limit is not None and self.limit < 1):
+            raise InputError(f"--batch-tokens {self.batch_tokens} and --limit {self.limit} must be at least 1")

@@ -1,0 +1,1 @@
+"""A collection from a folder to a server, and from one version to the next behind an alias."""

@@ -1,0 +1,48 @@
+"""Scored points to hits, whichever tool wrote them."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from qdrant_client import models
+
+from care_qdrant.database.layout import guess_layout
+from care_qdrant.database.payload import CARE_KEY, hit_from_payload
+from care_qdrant.errors import InputError
+from care_qdrant.types import Hit
+
+
+def read_hit(point: models.ScoredPoint, text_path: str | None = None) -> Hit:
+    """Give the hit that a point is; one without a text is a hit with an empty text, not the end of the search.
+
+    Args:
+        point: With its payload.
+        text_path: Where a payload of another tool has the text; None finds out.
+    """
+    payload = point.payload or {}
+    care = payload.get(CARE_KEY)
+    if isinstance(care, Mapping) and "chunk" in care:
+        return hit_from_payload(str(point.id), point.score, payload)
+    return _foreign_hit(str(point.id), point.score, payload, text_path)
+
+
+def best_of_each_document(hits: Iterable[Hit]) -> list[Hit]:
+    """Keep the first hit of each document, in order."""
+    best: dict[str, Hit] = {}
+    for hit in hits:
+        best.setdefault(hit.document_id, hit)
+    return list(best.values())
+
+
+def _foreign_hit(point_id: str, score: float, payload: Mapping[str, Any], text_path: str | None) -> Hit:
+    try:
+        layout = guess_layout([payload], text_path=text_path)
+    except InputError:
+        return Hit(document_id=point_id, point_id=point_id, score=score, text="", metadata=payload)
+    return Hit(
+        document_id=layout.ref_doc_id(payload) or point_id,
+        point_id=point_id,
+        score=score,
+        text=layout.find_text(payload) or "",
+        title=layout.title(payload),
+        metadata=layout.metadata(payload),
+    )

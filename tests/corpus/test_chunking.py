@@ -1,0 +1,109 @@
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from care_qdrant.corpus.chunking import Sized, cut_rows, sentence_spans, split
+from care_qdrant.corpus.rows import Reject, Row
+from care_qdrant.encoders.tokens import TokenizerFile
+from care_qdrant.types import Document, embedded_text
+from tests.tiny import HashEncoder, medical_texts
+
+COUNTER = HashEncoder(max_tokens=24)  # a character is a token, and two special ones
+TEXTS = st.text(alphabet="糖尿病。！？；.!?\n \t，,ab”)", min_size=1, max_size=200).filter(str.strip)
+
+
+def chunks_of(text: str, title: str = "", long: str = "split", counter: HashEncoder = COUNTER) -> list[Sized] | Reject:
+    [result] = cut_rows([Row(1, Document("1", text, title))], counter, long)  # type: ignore[arg-type]
+    return result
+
+
+@given(TEXTS)
+def test_sentences_join_to_the_text(text: str) -> None:
+    assert "".join(text[span.start : span.end] for span in sentence_spans(text)) == text
+
+
+def test_sentences_end_where_chinese_and_latin_sentences_end() -> None:
+    text = "他说：“发热三天。”随后就诊！Take 1.5 mg. Then rest.\n第二段"
+    parts = [text[span.start : span.end] for span in sentence_spans(text)]
+    assert parts == ["他说：“发热三天。”", "随后就诊！", "Take 1.5 mg. ", "Then rest.\n", "第二段"]
+
+
+@given(TEXTS, st.sampled_from(["", "标题", "九个字的一个标题啊"]))
+def test_chunks_cover_the_text_in_order_and_fit(text: str, title: str) -> None:
+    spans = split(text, title, COUNTER)
+    assert spans[0].start == 0
+    assert spans[-1].end == len(text)
+    assert all(before.start < after.start <= before.end < after.end for before, after in pairwise(spans))
+    for span in spans:
+        chunk = text[span.start : span.end]
+        assert chunk.strip()
+        assert COUNTER.count_tokens([embedded_text(title, chunk.strip())])[0] <= COUNTER.max_tokens
+
+
+@given(TEXTS)
+def test_the_text_can_be_rebuilt(text: str) -> None:
+    rebuilt = ""
+    for span in split(text, "", COUNTER):
+        rebuilt += text[max(span.start, len(rebuilt)) : span.end]
+    assert rebuilt == text
+
+
+def test_chunks_overlap_by_whole_sentences() -> None:
+    counter = HashEncoder(max_tokens=82)
+    text = "".join(f"这是第{number}句话。" for number in range(10, 40))
+    chunks = chunks_of(text, counter=counter)
+    assert isinstance(chunks, list)
+    for before, after in pairwise(chunks):
+        assert before.chunk.text.endswith(after.chunk.text[:8])
+        assert after.chunk.text.startswith("这是第")
+
+
+def test_a_short_document_is_one_chunk_as_it_is() -> None:
+    [sized] = chunks_of(" 短文。\n")  # type: ignore[misc]
+    assert (sized.chunk.text, sized.chunk.total, sized.tokens) == (" 短文。\n", 1, 5)
+
+
+def test_truncate_keeps_one_chunk_with_the_whole_text() -> None:
+    [sized] = chunks_of("长" * 100, long="truncate")  # type: ignore[misc]
+    assert (sized.chunk.text, sized.tokens) == ("长" * 100, 24)
+
+
+def test_reject_says_how_long_it_is() -> None:
+    assert chunks_of("长" * 100, long="reject") == Reject(1, "document has 102 tokens; the encoder reads 24", "1")
+
+
+def test_a_title_that_fills_the_encoder_is_rejected() -> None:
+    result = chunks_of("长" * 100, title="题" * 20)
+    assert isinstance(result, Reject)
+    assert "title leaves no room for the text: 22 of the encoder's 24 tokens" in result.reason
+
+
+def test_a_text_without_any_end_is_cut_anyway() -> None:
+    chunks = chunks_of("长" * 100)
+    assert isinstance(chunks, list)
+    assert all(sized.tokens <= 24 for sized in chunks)
+    assert [sized.chunk.number for sized in chunks] == list(range(len(chunks)))
+    assert {sized.chunk.total for sized in chunks} == {len(chunks)}
+
+
+@pytest.mark.parametrize("text", ["字。" + " " * 300, " " * 300 + "字。", "字。" + " " * 300 + "词。" * 20])
+def test_white_space_never_is_a_chunk(text: str) -> None:
+    chunks = chunks_of(text)
+    assert isinstance(chunks, list)
+    assert all(sized.chunk.text.strip() for sized in chunks)
+
+
+def test_a_real_tokenizer_counts_like_the_document_encoder(pair_folder) -> None:  # type: ignore[no-untyped-def]
+    from care_qdrant.model import CareModel
+
+    model = CareModel.load(pair_folder)
+    texts = [*medical_texts(20), "长" * 200, ""]
+    assert isinstance(model.document_tokenizer, TokenizerFile)
+    assert model.document_tokenizer.count_tokens(texts) == model.document_encoder.count_tokens(texts)
+    assert model.document_tokenizer.max_tokens == model.document_encoder.max_tokens
+    long = "".join(medical_texts(30))
+    for span in split(long, "标题", model.document_tokenizer):
+        text = embedded_text("标题", long[span.start : span.end])
+        assert model.document_encoder.count_tokens([text])[0] <= model.document_encoder.max_tokens

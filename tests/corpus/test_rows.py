@@ -1,0 +1,104 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from care_qdrant.corpus.rows import MAX_DEPTH, Fields, Reject, Row, check_document, parse_line
+from care_qdrant.types import Document
+
+FIELDS = Fields()
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def nested(depth: int) -> dict[str, object]:
+    return {"a": nested(depth - 1)} if depth else {}
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        (b"not json", "is not JSON"),
+        (b'{"id": "1", "text": "a"', "is not JSON"),
+        (b"[1, 2]", "is a JSON array; expected an object with 'id' and 'text'"),
+        (b'{"id": "1", "body": "a"}', "document has no 'text' (keys: id, body)"),
+        (b'{"text": "a"}', "document has no 'id' (keys: text)"),
+        (b"{}", "document has no 'id' (keys: none)"),
+        (b'{"id": "1", "text": "  \\n "}', "'text' is empty"),
+        (b'{"id": " ", "text": "a"}', "'id' is empty"),
+        (b'{"id": "1", "text": 5}', "'text' is a JSON number; expected a string"),
+        (b'{"id": ["1"], "text": "a"}', "'id' is a JSON array"),
+        (b'{"id": true, "text": "a"}', "'id' is a JSON boolean"),
+        (b'{"id": "1", "text": "a", "title": {}}', "'title' is a JSON object"),
+        (b'{"id": "1", "text": "a", "metadata": "x"}', "'metadata' is a JSON string; expected an object"),
+        (b'{"id": "1", "text": "\xff"}', "is not UTF-8: byte 0xff at position 21"),
+        (b'\xef\xbb\xbf{"id": "1", "text": "a"}', "is not JSON"),
+        (b'{"id": "1", "text": "a\\ud800"}', "half a surrogate pair (\\ud800)"),
+        (b'{"id": "\\udfff", "text": "a"}', "half a surrogate pair"),
+        (b'{"id": "1", "text": "a\\u0000b"}', "'text' holds a NUL character"),
+        (b'{"id": "1", "text": "a", "metadata": {"x": NaN}}', "'x' is nan, which JSON cannot hold"),
+        (b'{"id": "1", "text": "a", "metadata": {"x": [1, -Infinity]}}', "'x' is -inf"),
+        (b'{"id": "1", "text": "a", "metadata": {"x": 1e999}}', "'x' is inf"),
+        (b'{"id": "1", "text": "a", "metadata": {"x": 9223372036854775808}}', "more than 64 bits"),
+        (b'{"id": "1", "text": "a", "metadata": {"x": "\\ud800"}}', "'x' holds half a surrogate pair"),
+        (b'{"id": "1", "text": "a", "metadata": {"": 1}}', "'metadata key' is empty"),
+        (b'{"id": "1", "text": "a", "metadata": {"_care": {}}}', "reserved key '_care'"),
+        (b'{"id": "1", "text": "a", "doc_id": "2"}', "reserved key 'doc_id'"),
+        (b'{"id": "1", "text": "a", "n": 1, "metadata": {"n": 2}}', "'n' is both a field of the row and a key"),
+        (b"[" * 100_000, "is nested too deeply"),
+        (json.dumps({"id": "1", "text": "a", "metadata": nested(MAX_DEPTH + 1)}).encode(), "nested deeper than 32"),
+    ],
+)
+def test_bad_rows_say_what_is_wrong(raw: bytes, reason: str) -> None:
+    row = parse_line(raw, 7, FIELDS)
+    assert isinstance(row, Reject)
+    assert row.line == 7
+    assert reason in row.reason
+
+
+def test_a_good_row_keeps_everything() -> None:
+    raw = '{"id": 12, "title": "糖尿病", "text": "正文", "year": 2020, "metadata": {"dept": "内科"}}\r\n'.encode()
+    row = parse_line(raw, 1, FIELDS)
+    assert isinstance(row, Row)
+    assert row.document == Document("12", "正文", "糖尿病", {"year": 2020, "dept": "内科"})
+
+
+def test_null_title_and_metadata_are_absent() -> None:
+    row = parse_line(b'{"id": "1", "text": "a", "title": null, "metadata": null}', 1, FIELDS)
+    assert isinstance(row, Row)
+    assert row.document == Document("1", "a")
+
+
+def test_fields_can_have_other_names() -> None:
+    row = parse_line(b'{"_id": "1", "body": "a", "text": "b"}', 1, Fields(id="_id", text="body"))
+    assert isinstance(row, Reject)  # its own 'text' would hide the document's
+    row = parse_line(b'{"_id": "1", "body": "a", "head": "b"}', 1, Fields("_id", "body", "head"))
+    assert isinstance(row, Row)
+    assert row.document == Document("1", "a", "b")
+
+
+def test_documents_from_python_are_checked_too() -> None:
+    assert isinstance(check_document(Document("1", "a", metadata={"x": object()}), 1), Reject)
+    assert isinstance(check_document(Document("1", ""), 1), Reject)
+    assert isinstance(check_document(Document("1", "a", metadata={"x": [1, None, True]}), 1), Row)
+
+
+@given(st.binary(max_size=200) | JSON_VALUES.map(lambda value: json.dumps(value).encode()))
+def test_no_line_raises(raw: bytes) -> None:
+    row = parse_line(raw, 1, FIELDS)
+    assert row.line == 1
+    assert isinstance(row, Row) or row.reason
+
+
+@given(JSON_VALUES, st.text(), st.text(min_size=1))
+def test_what_passes_survives_json_and_utf8(value: object, text: str, key: str) -> None:
+    row = parse_line(json.dumps({"id": "1", "text": text, "metadata": {key: value}}).encode(), 1, FIELDS)
+    if isinstance(row, Row):
+        document = row.document
+        assert json.loads(json.dumps(dict(document.metadata), allow_nan=False)) == {key: value}
+        assert document.text.encode().decode() == text
+        assert text.strip()

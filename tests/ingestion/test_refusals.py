@@ -1,0 +1,112 @@
+"""What is refused before anything is written."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from qdrant_client import QdrantClient, models
+
+from care_qdrant.database.connection import open_client
+from care_qdrant.database.create import SPARSE_VECTOR_NAME
+from care_qdrant.errors import (
+    CareError,
+    FingerprintMismatch,
+    FolderLocked,
+    InputError,
+    SchemaMismatch,
+    ServerTooOld,
+    Unreachable,
+)
+from care_qdrant.ingestion.run import ingest
+from care_qdrant.ingestion.settings import IngestSettings
+from tests.ingestion.conftest import IMPATIENT, WriteCorpus, short_rows
+from tests.standin import StandIn
+from tests.tiny import HashModel
+
+COSINE, DOT = models.Distance.COSINE, models.Distance.DOT
+
+
+def create(client: QdrantClient, size: int = 32, distance: models.Distance = COSINE, name: str = "hash-model") -> None:
+    client.create_collection("corpus", vectors_config={name: models.VectorParams(size=size, distance=distance)})
+
+
+@pytest.mark.parametrize(
+    ("prepare", "error", "message"),
+    [
+        (lambda client: create(client), FingerprintMismatch, "carries no fingerprint"),
+        (lambda client: create(client, size=16), SchemaMismatch, "is 16-dimensional with Cosine distance"),
+        (lambda client: create(client, distance=DOT), SchemaMismatch, "Dot distance"),
+        (lambda client: create(client, name="other"), InputError, "has no vector 'hash-model'"),
+        (
+            lambda client: ingest([], HashModel(salt="x"), client, "corpus"),
+            FingerprintMismatch,
+            "was made by hash-model",
+        ),
+    ],
+)
+def test_a_collection_of_another_model(
+    qdrant: QdrantClient,
+    write_corpus: WriteCorpus,
+    prepare: Callable[[QdrantClient], object],
+    error: type[CareError],
+    message: str,
+) -> None:
+    prepare(qdrant)
+    before = qdrant.get_collection("corpus")
+    with pytest.raises(error, match=message):
+        ingest(write_corpus(short_rows(5)), HashModel(), qdrant, "corpus")
+    assert qdrant.get_collection("corpus") == before
+
+
+def test_bm25_in_a_collection_without_it(qdrant: QdrantClient, write_corpus: WriteCorpus) -> None:
+    corpus = write_corpus(short_rows(5))
+    ingest(corpus, HashModel(), qdrant, "corpus")
+    with pytest.raises(InputError, match=f"has no sparse vector '{SPARSE_VECTOR_NAME}'"):
+        ingest(corpus, HashModel(), qdrant, "corpus", settings=IngestSettings(sparse=True))
+
+
+def test_a_server_without_collection_metadata(write_corpus: WriteCorpus) -> None:
+    with StandIn(version="1.14.1") as server, open_client(url=server.url) as client:
+        with pytest.raises(ServerTooOld, match=r"version 1\.14\.1; collection metadata.* needs 1\.15"):
+            ingest(write_corpus(short_rows(5)), HashModel(), client, "corpus")
+        assert client.get_collections().collections == []
+
+
+def test_a_corpus_that_does_not_exist(qdrant: QdrantClient, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="does not exist"):
+        ingest(tmp_path / "nothing.jsonl", HashModel(), qdrant, "corpus")
+    assert not qdrant.collection_exists("corpus")
+
+
+def test_a_folder_that_another_process_holds(tmp_path: Path) -> None:
+    hold = (
+        "import sys; from qdrant_client import QdrantClient; "
+        "client = QdrantClient(path=sys.argv[1]); print(flush=True); input()"
+    )
+    command = [sys.executable, "-c", hold, str(tmp_path / "q")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with pytest.raises(FolderLocked) as refusal, open_client(path=tmp_path / "q"):
+            pass
+        process.kill()
+    if Path("/proc/locks").exists():
+        assert f"(pid {process.pid})" in str(refusal.value)
+
+
+def test_a_server_that_is_not_there() -> None:
+    with StandIn() as server:
+        url = server.url
+    with pytest.raises(Unreachable, match="no Qdrant server answers there"), open_client(url=url):
+        pass
+
+
+def test_a_server_that_goes_before_the_first_write(write_corpus: WriteCorpus) -> None:
+    with StandIn() as server, open_client(url=server.url) as client:
+        server.go_away()
+        with pytest.raises(Unreachable, match="gave up after 6 attempts"):
+            ingest(write_corpus(short_rows(5)), HashModel(), client, "corpus", retries=IMPATIENT)
+        server.come_back()
+        assert client.get_collections().collections == []

@@ -1,0 +1,36 @@
+"""Runs that are killed in the middle: real processes and ``kill -9``, started from one warm server of forks."""
+
+import multiprocessing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from care_qdrant.database.connection import open_client
+from care_qdrant.database.retry import Link
+from care_qdrant.publishing.promote import promote
+from care_qdrant.publishing.publish import publish
+from tests.standin import StandIn
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload([__name__])
+
+
+def kill_after(server: StandIn, requests: int, run: Callable[..., None], *arguments: Any) -> None:
+    """Start a run, and kill it after it has sent so many requests, unless it was done before."""
+    until = len(server.requests) + requests
+    process = _CONTEXT.Process(target=run, args=arguments)
+    process.start()
+    while len(server.requests) < until and process.is_alive():
+        process.join(0.001)
+    process.kill()
+    process.join()
+
+
+def run_promote(path: Path, url: str) -> None:
+    with open_client(path=path) as folder, open_client(url=url) as client:
+        promote(Link(folder, "docs"), Link(client, "docs"))
+
+
+def run_publish(url: str) -> None:
+    with open_client(url=url) as client:
+        publish(client, "docs", "live")
