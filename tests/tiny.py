@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from qdrant_client import QdrantClient, models
 
 from care_qdrant.database.collection import VectorContract
 from care_qdrant.types import Vectors
@@ -85,6 +86,12 @@ def medical_texts(count: int, seed: int = 0) -> list[str]:
     """Give distinct short texts of varied length."""
     rng = random.Random(seed)
     return [f"{rng.choice(TEXTS)}{'，'.join(rng.sample(TEXTS, rng.randint(0, 2)))}（{n}）" for n in range(count)]
+
+
+def point_alias(client: QdrantClient, alias: str, collection: str) -> None:
+    """Let an alias stand for a collection, whatever it stood for before."""
+    operation = models.CreateAlias(collection_name=collection, alias_name=alias)
+    client.update_collection_aliases([models.CreateAliasOperation(create_alias=operation)])
 
 
 def query_tower(folder: Path, *, dim: int = 32, pooling: str = "cls", layers: int = 2, seed: int = 0) -> Path:

@@ -1,5 +1,6 @@
 """Queries in, hits out: the online half. It reads the query encoder and never the document encoder."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -35,6 +36,9 @@ BATCH_QUERIES = 64
 _POLICY = RetryPolicy(attempts=3, base_seconds=0.2, cap_seconds=2.0)
 """Somebody waits for the answer: less patient than ingestion."""
 
+CHECK_SECONDS = 30.0
+"""How long a check of the contract holds. An alias may be switched to vectors of another model at any time."""
+
 _WIDER = (1, 4, 16, 64)
 """When chunks of few documents crowd the answer, look at this many times as many points."""
 
@@ -47,10 +51,12 @@ class _Names:
     sparse: str | None
     text_path: str | None
     """Where attach read the texts; None where nothing was attached."""
+    checked_at: float
+    """By the monotonic clock, in seconds."""
 
 
 class Retriever:
-    """Searches one collection with one model, after checking once that the two belong together.
+    """Searches one collection with one model, after checking that the two belong together, and again every half minute.
 
     Example::
 
@@ -72,6 +78,7 @@ class Retriever:
         alpha: float = DEFAULT_ALPHA,
         params: models.SearchParams | None = None,
         unique_documents: bool = True,
+        check_seconds: float = CHECK_SECONDS,
     ) -> None:
         """Set up a search; nothing is read before the first one.
 
@@ -86,6 +93,7 @@ class Retriever:
             alpha: Share of the dense list in the linear fusion, from 0 to 1.
             params: Of Qdrant for the dense vector: exact, hnsw_ef, quantization.
             unique_documents: Give each document once, by its best chunk.
+            check_seconds: How long a check of the contract holds; it costs two short requests.
 
         Raises:
             InputError: the arguments do not fit together.
@@ -102,6 +110,7 @@ class Retriever:
         self._fusion, self._alpha = fusion, alpha
         self._params = None if is_embedded(client) else params
         self._unique_documents = unique_documents
+        self._check_seconds = check_seconds
         self._checked: _Names | None = None
 
     def search(
@@ -119,19 +128,24 @@ class Retriever:
         """
         if top_k < 1:
             raise InputError(f"top_k is {top_k}; at least one hit must be asked for")
-        if self._checked is None:
-            self._checked = self._link.call("reading the contract", self._check)
+        names = self._names()
         asked = [number for number, query in enumerate(queries) if query.strip()]
         answers: list[list[Hit]] = [[] for _ in queries]
         for start in range(0, len(asked), BATCH_QUERIES):
             numbers = asked[start : start + BATCH_QUERIES]
-            questions = self._questions(self._checked, [queries[number] for number in numbers], filter)
-            for number, hits in zip(numbers, self._answers(questions, top_k, self._checked.text_path), strict=True):
+            questions = self._questions(names, [queries[number] for number in numbers], filter)
+            for number, hits in zip(numbers, self._answers(questions, top_k, names.text_path), strict=True):
                 answers[number] = hits
         return answers
 
+    def _names(self) -> _Names:
+        if self._checked is None or time.monotonic() - self._checked.checked_at >= self._check_seconds:
+            self._checked = self._link.call("reading the contract", self._check)
+        return self._checked
+
     def _check(self) -> _Names:
         """Name the vectors to search, after checking that model and analyser are those that made them."""
+        now = time.monotonic()
         require_collection(self._client, self._collection)
         contracts = read_contracts(self._client, self._collection)
         dense = sparse = None
@@ -144,7 +158,7 @@ class Retriever:
             lexical = (name for name, found in contracts.items() if isinstance(found, SparseContract))
             sparse = self._sparse_vector_name or next(lexical, bm25.VECTOR_NAME)
             check_sparse_contract(self._client, self._collection, sparse, bm25.ANALYSER)
-        return _Names(dense, sparse, None if dense is None else read_text_path(self._link, dense))
+        return _Names(dense, sparse, None if dense is None else read_text_path(self._link, dense), checked_at=now)
 
     def _questions(self, names: _Names, queries: Sequence[str], filter_: models.Filter | None) -> list[Question]:
         questions: list[Question] = [[] for _ in queries]

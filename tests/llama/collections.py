@@ -68,20 +68,21 @@ def fill(
     unnamed: bool = False,
     sparse: bool = False,
     contract: VectorContract | None = None,
+    collection: str = NAME,
 ) -> None:
     """Create a collection with the vector ``care``, beside an unnamed one of another model if asked for."""
     dense = models.VectorParams(size=32, distance=models.Distance.COSINE)
     lexical = SparseContract(bm25.ANALYSER, bm25.DEFAULT_K1, bm25.DEFAULT_B, average_length=12.0)
     contracts = {"care": asdict(contract or HashModel().contract())} | ({"bm25": asdict(lexical)} if sparse else {})
     client.create_collection(
-        NAME,
+        collection,
         vectors_config=dense if unnamed else {"care": dense},
         sparse_vectors_config={"bm25": models.SparseVectorParams(modifier=models.Modifier.IDF)} if sparse else None,
         metadata={METADATA_KEY: contracts},
     )
     if unnamed:
         named = models.DenseVectorNameConfig(dense=models.DenseVectorConfig(size=32, distance=models.Distance.COSINE))
-        client.create_vector_name(NAME, "care", named)
+        client.create_vector_name(collection, "care", named)
     for document in DOCUMENTS:
         vectors: dict[str, Any] = {"care": vector(document.text)}
         if unnamed:
@@ -90,4 +91,4 @@ def fill(
         if sparse:
             vectors["bm25"] = bm25.document_vector(document.text, average_length=12.0)
         point = models.PointStruct(id=node_id(document), vector=vectors, payload=dict(write(document)))
-        client.upsert(NAME, [point], wait=True)
+        client.upsert(collection, [point], wait=True)

@@ -21,7 +21,7 @@ from care_qdrant.database.collection import VectorContract, read_contracts
 from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch
 from tests.llama import collections as made
 from tests.llama.collections import DOCUMENTS, NAME, Write, fill, node_id, vector
-from tests.tiny import HashModel
+from tests.tiny import HashModel, point_alias
 
 WRITERS = [made.ours, made.llama_index, made.langchain, made.haystack, made.plain]
 
@@ -85,6 +85,20 @@ class TestWhichVector:
             CareVectorStore(NAME, client, embedding=embedding, vector_name="care")
         with pytest.raises(FingerprintMismatch):
             CareVectorStore(NAME, client, fingerprint="0" * 64)
+
+    async def test_an_alias_that_is_switched_to_another_model_is_refused_from_then_on(
+        self, client: QdrantClient, embedding: CareEmbedding
+    ) -> None:
+        fill(client)
+        fill(client, contract=HashModel(salt="retrained").contract(), collection="corpus_v2")
+        point_alias(client, "live", NAME)
+        store = CareVectorStore("live", client, embedding=embedding, check_seconds=0)
+        assert find(store, DOCUMENTS[0].text) == [DOCUMENTS[0].text]
+        point_alias(client, "live", "corpus_v2")
+        with pytest.raises(FingerprintMismatch, match="'live'"):
+            find(store, DOCUMENTS[0].text)
+        with pytest.raises(FingerprintMismatch):
+            await store.aquery(VectorStoreQuery(query_embedding=vector(DOCUMENTS[0].text)))
 
     def test_the_fingerprint_alone_is_enough(self, client: QdrantClient) -> None:
         fill(client)

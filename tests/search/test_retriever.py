@@ -13,7 +13,7 @@ from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Chunk, Document
 from tests.search.conftest import COLLECTION, fill
 from tests.standin import StandIn
-from tests.tiny import HashModel
+from tests.tiny import HashModel, point_alias
 
 QUERIES = ["糖化血红蛋白 HbA1c 6.5% 说明什么", "二甲双胍恶心怎么办", "EGFR 靶向药"]
 
@@ -161,9 +161,22 @@ def test_refusals_before_anything_is_asked(client: QdrantClient, model: HashMode
 
 def test_alias_is_a_name(client: QdrantClient, model: HashModel) -> None:
     fill(client, model, [Chunk(Document("d0", "感冒"), "感冒")])
-    operation = models.CreateAlias(collection_name=COLLECTION, alias_name="live")
-    client.update_collection_aliases([models.CreateAliasOperation(create_alias=operation)])
+    point_alias(client, "live", COLLECTION)
     assert Retriever(client, "live", model).search(["感冒"])[0][0].document_id == "d0"
+
+
+def test_an_alias_that_is_switched_to_another_model_is_refused_from_then_on(
+    client: QdrantClient, model: HashModel
+) -> None:
+    chunks = [Chunk(Document("d0", "感冒"), "感冒")]
+    fill(client, model, chunks)
+    fill(client, HashModel(salt="retrained"), chunks, "corpus_v2")
+    point_alias(client, "live", COLLECTION)
+    retriever = Retriever(client, "live", model, check_seconds=0)
+    assert retriever.search(["感冒"])[0][0].document_id == "d0"
+    point_alias(client, "live", "corpus_v2")
+    with pytest.raises(FingerprintMismatch, match="'live'"):
+        retriever.search(["感冒"])
 
 
 def test_a_short_fault_is_outlived_and_a_long_one_is_told(server: StandIn, model: HashModel) -> None:

@@ -21,6 +21,7 @@ from typing_extensions import override
 from care_qdrant.database.collection import VectorContract
 from care_qdrant.database.create import SPARSE_VECTOR_NAME
 from care_qdrant.search.fusion import Fusion
+from care_qdrant.search.retriever import CHECK_SECONDS
 
 
 class HasContract(Protocol):
@@ -64,6 +65,7 @@ class CareVectorStore(Operations):
         sparse_vector_name: str | None = None,
         text_path: str | None = None,
         fusion: Fusion = "linear",
+        check_seconds: float = CHECK_SECONDS,
         dense_vector_name: str | None = None,
         **settings: Any,
     ) -> None:
@@ -79,6 +81,8 @@ class CareVectorStore(Operations):
             sparse_vector_name: For hybrid queries; None takes the only one.
             text_path: Where payloads hold the text, as ``"body"`` or ``"document.body"``; None finds out.
             fusion: Of hybrid queries with BM25 (`care_qdrant.search.fusion`); ``hybrid_fusion_fn`` takes its place.
+            check_seconds: How long a check of the collection holds; it costs two short requests. An alias may be
+                switched to vectors of another model at any time.
             dense_vector_name: The stock store's word for ``vector_name``.
             settings: Of ``QdrantVectorStore``: they are its own, and passed on as they are.
 
@@ -106,6 +110,7 @@ class CareVectorStore(Operations):
         if client is not None and aclient is None:
             self._aclient = cast(AsyncQdrantClient, AsyncView(client))
         self._fusion = fusion
+        self._check_seconds = check_seconds
         self._own_fusion = settings.get("hybrid_fusion_fn")
         self._wanted = Wanted(
             vector_name=vector_name,

@@ -1,6 +1,7 @@
 """What a store asks of Qdrant, each operation once: `CareVectorStore` makes the calls, sync or async."""
 
 import logging
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, cast
@@ -40,6 +41,7 @@ from care_qdrant.database.connection import is_embedded
 from care_qdrant.errors import SchemaMismatch
 from care_qdrant.search import bm25
 from care_qdrant.search.fusion import Fusion, fused_request
+from care_qdrant.search.retriever import CHECK_SECONDS
 
 SAMPLE_POINTS = 32
 """Points that are read once to find out who wrote the payloads."""
@@ -59,6 +61,8 @@ class Operations(QdrantVectorStore):
 
     _wanted: Wanted = PrivateAttr(default_factory=Wanted)
     _pinned: Pinned | None = PrivateAttr(default=None)
+    _pinned_at: float = PrivateAttr(default=0.0)
+    _check_seconds: float = PrivateAttr(default=CHECK_SECONDS)
     _bm25: SparseContract | None = PrivateAttr(default=None)
     _fusion: Fusion = PrivateAttr(default="linear")
     _own_fusion: HybridFusionCallable | None = PrivateAttr(default=None)
@@ -104,11 +108,13 @@ class Operations(QdrantVectorStore):
     # The operations. Each is written once, and yields its calls to whichever client there is.
 
     def _pin(self) -> Steps[Pinned]:
-        """Choose and check the vectors of the collection, and find out how to read its payloads; only once."""
-        if self._pinned is None:
+        """Choose and check the vectors of the collection, and find out how to read its payloads; anew when due."""
+        now = time.monotonic()
+        if self._pinned is None or now - self._pinned_at >= self._check_seconds:
             info = yield call("get_collection", self.collection_name)
             sample = yield call("scroll", self.collection_name, limit=SAMPLE_POINTS)
             self._pinned = pin(info, sample[0], self.collection_name, self._wanted)
+            self._pinned_at = now
             self.dense_vector_name = self._pinned.vector_name
             self.sparse_vector_name = self._pinned.sparse_vector_name
             self._bm25 = self._pinned.bm25 or self._bm25
