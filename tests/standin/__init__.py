@@ -18,9 +18,10 @@ Faults (`Faults.add`), each for the next ``times`` requests that match, after ``
 ``wait_timeout``      applied, but the status is ``wait_timeout`` instead of ``completed``
 ====================  ====================================================================================
 
-And by construction: ``max_bytes`` (413 above it), ``version`` (named vectors can be created from 1.18 on), ``api_key``
-and ``read_only_key`` (401, 403), `go_away`/`come_back` (connection refused until told), strict mode limits through the
-``strict_mode_config`` of a collection (batch size, query limit, unindexed filters). ``server.requests`` has the log.
+And by construction: ``max_bytes`` (413 above it), ``version`` (before 1.18, no route makes or deletes a named vector),
+``api_key`` and ``read_only_key`` (401, 403), `go_away`/`come_back` (connection refused until told), strict mode limits
+through the ``strict_mode_config`` of a collection (batch size, query limit, unindexed filters, number of points, bytes
+of vectors). ``server.requests`` has the log.
 
 As its own process: ``python -m tests.standin --port 6399 --path folder``.
 """

@@ -5,7 +5,8 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from tests.standin.engine import COMPLETED, Engine
+from tests.standin.call import COMPLETED
+from tests.standin.engine import Engine
 
 _POINTS = re.compile(r"/collections/([^/]+)/points(/count)?")
 

@@ -11,7 +11,8 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 from urllib.parse import unquote, urlsplit
 
-from tests.standin.engine import Engine, NotFound, is_write
+from tests.standin.call import NoRoute, NotFound
+from tests.standin.engine import Engine, is_write
 from tests.standin.faults import Fault, Faults
 
 RESET = struct.pack("ii", 1, 0)
@@ -180,6 +181,8 @@ def _result(engine: Engine, method: str, path: str, body: bytes) -> tuple[int, A
         return 200, {"title": "qdrant - vector search engine", "version": engine.version, "commit": "stand-in"}
     try:
         return 200, {"result": engine.answer(method, path, body), "status": "ok", "time": 0.0}
+    except NoRoute:
+        return 404, ""
     except (NotFound, KeyError) as error:
         return 404, _error(f"Not found: {error}")
     except ValueError as error:

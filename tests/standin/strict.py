@@ -17,6 +17,10 @@ class StrictMode:
     def limit(self, name: str) -> Any:
         return self.config.get(name) if self.config.get("enabled") else None
 
+    @property
+    def limits_size(self) -> bool:
+        return any(self.limit(name) for name in ("max_points_count", "max_collection_vector_size_bytes"))
+
     def check_batch(self, size: int) -> None:
         most = self.limit("upsert_max_batchsize")
         if most is not None and size > most:
@@ -26,6 +30,14 @@ class StrictMode:
         most = self.limit("max_query_limit")
         if most is not None and asked is not None and asked > most:
             raise ValueError(f"Forbidden: Limit exceeded: {asked} > {most} for limit")
+
+    def check_size(self, points: int, vector_bytes: int) -> None:
+        """Check what the collection holds before the write, as a server does: it refuses when the limit is reached."""
+        most_points, most_bytes = self.limit("max_points_count"), self.limit("max_collection_vector_size_bytes")
+        if most_points is not None and points >= most_points:
+            raise ValueError(f"Bad request: Max points count limit of {most_points} reached!")
+        if most_bytes is not None and vector_bytes >= most_bytes:
+            raise ValueError(f"Bad request: Max vector storage size limit of {most_bytes / 1024**2}MB reached!")
 
     def check_filter(self, condition: models.Filter | None) -> None:
         if self.limit("unindexed_filtering_retrieve") is False:

@@ -118,11 +118,17 @@ def test_named_vectors_come_and_go_on_new_servers_only(client: QdrantClient) -> 
     client.create_vector_name("c", "new", config)
     assert "new" in (client.get_collection("c").config.params.vectors or {})  # type: ignore[operator]
     client.delete_vector_name("c", "new")
-    with StandIn(version="1.17.9") as old, pytest.raises(UnexpectedResponse, match="404"):
+    with StandIn(version="1.17.9") as old:
         old_client = connect(old)
         assert old_client.info().version == "1.17.9"
         old_client.create_collection("c", vectors_config=DENSE)
-        old_client.create_vector_name("c", "new", config)
+        for change in (
+            lambda: old_client.create_vector_name("c", "new", config),
+            lambda: old_client.delete_vector_name("c", "dense"),
+        ):
+            with pytest.raises(UnexpectedResponse) as refused:
+                change()
+            assert (refused.value.status_code, refused.value.content) == (404, b"")
 
 
 def test_aliases(client: QdrantClient) -> None:
@@ -222,3 +228,23 @@ def test_strict_mode(client: QdrantClient, refused: Callable[[QdrantClient], obj
         refused(client)
     client.create_payload_index("c", "even", models.PayloadSchemaType.BOOL)
     assert client.scroll("c", scroll_filter=EVEN, limit=50)[0]
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"max_points_count": 20}, "Max points count limit of 20 reached"),
+        ({"max_collection_vector_size_bytes": 20 * 4 * 4}, "Max vector storage size limit"),
+    ],
+)
+def test_a_collection_that_is_as_large_as_it_may_be(client: QdrantClient, limits: dict[str, int], message: str) -> None:
+    fill(client)
+    vectors = models.UpdateVectors(points=[models.PointVectors(id=1, vector={"dense": [1.0, 0.0, 0.0, 0.0]})])
+    write = models.UpdateVectorsOperation(update_vectors=vectors)
+    roomy = {name: limit + 1 for name, limit in limits.items()}
+    client.update_collection("c", strict_mode_config=models.StrictModeConfig(enabled=True, **roomy))
+    client.batch_update_points("c", [write])
+    client.update_collection("c", strict_mode_config=models.StrictModeConfig(enabled=True, **limits))
+    for refused in (lambda: client.upsert("c", points(1)), lambda: client.batch_update_points("c", [write])):
+        with pytest.raises(UnexpectedResponse, match=message):
+            refused()

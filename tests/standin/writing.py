@@ -1,0 +1,91 @@
+"""Routes that write points, their vectors and their payloads."""
+
+from typing import Any
+
+from pydantic_core import to_jsonable_python
+from qdrant_client import models
+
+from tests.standin.call import Call, route
+
+
+def _check(call: Call, points: int) -> None:
+    """Refuse what strict mode forbids to a request with so many vectors."""
+    strict = call.strict
+    strict.check_batch(points)
+    if strict.limits_size:
+        vectors = to_jsonable_python(call.local.get_collection(call.collection).config.params.vectors) or {}
+        dense = {"": vectors} if "size" in vectors else vectors
+        has = (models.Filter(must=[models.HasVectorCondition(has_vector=name)]) for name in dense)
+        counts = [call.local.count(call.collection, count_filter=condition).count for condition in has]
+        stored = sum(count * each["size"] * 4 for count, each in zip(counts, dense.values(), strict=True))
+        strict.check_size(call.local.count(call.collection).count, stored)
+
+
+def _upsert(call: Call) -> Any:
+    body = call.parse(models.PointInsertOperations)
+    points = body.batch if isinstance(body, models.PointsBatch) else body.points
+    _check(call, len(points.ids) if isinstance(points, models.Batch) else len(points))
+    return call.local.upsert(call.collection, points, update_filter=body.update_filter, update_mode=body.update_mode)
+
+
+def _update_vectors(call: Call) -> Any:
+    body = call.parse(models.UpdateVectors)
+    _check(call, len(body.points))
+    return call.local.update_vectors(call.collection, body.points, update_filter=body.update_filter)
+
+
+def _delete_vectors(call: Call) -> Any:
+    body = call.parse(models.DeleteVectors)
+    call.strict.check_update(body.filter)
+    return call.local.delete_vectors(call.collection, body.vector, body.points or body.filter)
+
+
+def _delete_points(call: Call) -> Any:
+    body = call.parse(models.PointsSelector)
+    call.strict.check_update(getattr(body, "filter", None))
+    return call.local.delete(call.collection, body)
+
+
+def _set_payload(call: Call) -> Any:
+    body = call.parse(models.SetPayload)
+    call.strict.check_update(body.filter)
+    return call.local.set_payload(call.collection, body.payload, points=body.points or body.filter, key=body.key)
+
+
+def _overwrite_payload(call: Call) -> Any:
+    body = call.parse(models.SetPayload)
+    call.strict.check_update(body.filter)
+    return call.local.overwrite_payload(call.collection, body.payload, points=body.points or body.filter)
+
+
+def _delete_payload(call: Call) -> Any:
+    body = call.parse(models.DeletePayload)
+    call.strict.check_update(body.filter)
+    return call.local.delete_payload(call.collection, body.keys, points=body.points or body.filter)
+
+
+def _clear_payload(call: Call) -> Any:
+    body = call.parse(models.PointsSelector)
+    call.strict.check_update(getattr(body, "filter", None))
+    return call.local.clear_payload(call.collection, body)
+
+
+def _batch(call: Call) -> Any:
+    operations = call.parse(models.UpdateOperations).operations
+    for operation in operations:
+        if isinstance(operation, models.UpdateVectorsOperation):
+            _check(call, len(operation.update_vectors.points))
+    return call.local.batch_update_points(call.collection, operations)
+
+
+ROUTES = [
+    route("PUT", "/collections/{}/points", _upsert),
+    route("PUT", "/collections/{}/points/vectors", _update_vectors),
+    route("POST", "/collections/{}/points/vectors/delete", _delete_vectors),
+    route("POST", "/collections/{}/points/delete", _delete_points),
+    route("POST", "/collections/{}/points/payload", _set_payload),
+    route("PUT", "/collections/{}/points/payload", _overwrite_payload),
+    route("POST", "/collections/{}/points/payload/delete", _delete_payload),
+    route("POST", "/collections/{}/points/payload/clear", _clear_payload),
+    route("POST", "/collections/{}/points/batch", _batch),
+]
