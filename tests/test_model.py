@@ -10,7 +10,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from care_qdrant.errors import AlteredModel, IncompleteModel, ModelError
-from care_qdrant.folder.join import join_encoders
+from care_qdrant.join import join_encoders
 from care_qdrant.model import CareModel
 from tests import tiny
 

@@ -21,8 +21,8 @@ from care_benchmarks.machine import Machine, describe_machine
 from care_benchmarks.measures import per_query
 from care_benchmarks.statistics import Comparison, compare_with_base
 from care_benchmarks.taskfiles import content_digest, find_tasks, read_corpus, read_questions
+from care_qdrant.encoders import bm25
 from care_qdrant.errors import InputError
-from care_qdrant.search import bm25
 from care_qdrant.search.fusion import CANDIDATES, bm25_weight
 from care_qdrant.types import Document, embedded_text
 

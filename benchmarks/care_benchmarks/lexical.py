@@ -2,7 +2,7 @@
 
 qdrant-client's embedded database compares sparse vectors in pure Python: about a second per query at 9,000 documents
 (three for a hybrid), which is an hour for a development set. The vectors that ingestion wrote are therefore read back
-and multiplied at once, by the formulas of `care_qdrant.search.bm25` and `care_qdrant.search.fusion`. Every run checks
+and multiplied at once, by the formulas of `care_qdrant.encoders.bm25` and `care_qdrant.search.fusion`. Every run checks
 its first queries against `care_qdrant.search.retriever.Retriever`, and stops where they differ. On a server nothing of
 this is used.
 """
@@ -16,9 +16,9 @@ from scipy import sparse
 
 from care_benchmarks.variants import scroll_points
 from care_qdrant.database.create import SPARSE_VECTOR_NAME
+from care_qdrant.encoders import bm25
 from care_qdrant.errors import CareError
 from care_qdrant.model import CareModel
-from care_qdrant.search import bm25
 from care_qdrant.search.fusion import CANDIDATES, DEFAULT_ALPHA, bm25_weight
 from care_qdrant.search.retriever import Mode, Retriever
 
@@ -102,7 +102,7 @@ def check_against(retriever: Retriever, search: MatrixSearch, queries: Sequence[
         if len(ours) != len(theirs) or not np.allclose(ours, theirs, atol=_TOLERANCE, rtol=_TOLERANCE):
             raise CareError(
                 f"query {query[:40]!r}: the matrix search gives {ours[:3]}, Qdrant {theirs[:3]}; "
-                "the formulas of care_qdrant.search.bm25 or care_qdrant.search.fusion have changed: "
+                "the formulas of care_qdrant.encoders.bm25 or care_qdrant.search.fusion have changed: "
                 "adapt care_benchmarks.lexical"
             )
 

@@ -28,12 +28,12 @@ from care_benchmarks.lexical import SMALLEST, MatrixSearch, check_against
 from care_benchmarks.results import Indexing
 from care_benchmarks.tasks import KINDS
 from care_qdrant.database.connection import is_embedded
+from care_qdrant.encoders.bm25 import ANALYSER
 from care_qdrant.errors import InputError
 from care_qdrant.ingestion.report import Progress
 from care_qdrant.ingestion.run import ingest
 from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.model import CareModel
-from care_qdrant.search.bm25 import ANALYSER
 from care_qdrant.search.fusion import CANDIDATES
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Document, Vectors

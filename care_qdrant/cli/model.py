@@ -82,7 +82,7 @@ def join(query: Path, document: Path, folder: Path, name: str | None, probe: Pat
     Example:
       care model join ./my-bert ./my-llm ./my-pair --probe queries.jsonl
     """
-    from care_qdrant.folder.join import join_encoders, read_probe_texts
+    from care_qdrant.join import join_encoders, read_probe_texts
 
     probe_texts = read_probe_texts(probe) if probe else None
     card = join_encoders(query, document, folder, name=name or folder.name, probe_texts=probe_texts)

@@ -15,8 +15,8 @@ from care_qdrant.database.collection import (
 )
 from care_qdrant.database.connection import is_embedded, require_server
 from care_qdrant.database.retry import Link
+from care_qdrant.encoders import bm25
 from care_qdrant.errors import Rejected, ServerTooOld
-from care_qdrant.search import bm25
 
 SPARSE_VECTOR_NAME = bm25.VECTOR_NAME
 LOAD_KEY = "care_bulk_load"

@@ -47,6 +47,14 @@ def count_points(link: Link) -> int:
     return link.call("counting", lambda: link.client.count(link.collection, exact=True)).count
 
 
+def delete_points(link: Link, ids: Sequence[PointId]) -> None:
+    """Delete points by id; those that are not there do not matter."""
+    selector = models.PointIdsList(points=list(ids))
+    link.write(
+        f"deleting {len(ids)} points", lambda: link.client.delete(link.collection, points_selector=selector, wait=True)
+    )
+
+
 def in_pages(ids: Sequence[PointId], size: int) -> Iterator[Sequence[PointId]]:
     """Cut ids into runs of at most ``size``."""
     for start in range(0, len(ids), size):

@@ -14,6 +14,7 @@ from typing import Any
 
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.database.attached import ATTACH_KEY
 from care_qdrant.database.blueprint import resolve
 from care_qdrant.database.collection import VectorContract, write_contract
 from care_qdrant.database.connection import is_embedded, tune_embedded
@@ -28,7 +29,7 @@ from care_qdrant.encoders.usable import require_usable
 from care_qdrant.errors import InputError
 from care_qdrant.existing.addition import Addition
 from care_qdrant.existing.pace import Pace
-from care_qdrant.existing.preflight import ATTACH_KEY, Preflight, examine
+from care_qdrant.existing.preflight import Preflight, examine
 from care_qdrant.existing.stored_texts import Text, Window, read_windows
 from care_qdrant.ingestion.ahead import read_ahead
 from care_qdrant.ingestion.claims import drop_false_claims

@@ -7,6 +7,7 @@ from typing import Any
 
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.database.attached import ATTACH_KEY
 from care_qdrant.database.blueprint import resolve
 from care_qdrant.database.collection import METADATA_KEY, dense_vectors, read_contracts, sparse_vectors
 from care_qdrant.database.connection import require_server, tune_embedded
@@ -14,7 +15,7 @@ from care_qdrant.database.limits import read_limits
 from care_qdrant.database.payload import CARE_KEY
 from care_qdrant.database.retry import Link, RetryPolicy
 from care_qdrant.errors import InputError
-from care_qdrant.existing.preflight import ATTACH_KEY, NAMED_VECTORS_SINCE
+from care_qdrant.existing.preflight import NAMED_VECTORS_SINCE
 from care_qdrant.existing.stored_texts import read_payloads
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from qdrant_client import models
 
+from care_qdrant.database.attached import read_text_path
 from care_qdrant.database.collection import (
     VectorContract,
     check_contract,
@@ -21,8 +22,6 @@ from care_qdrant.database.retry import Link
 from care_qdrant.errors import CareError, FingerprintMismatch, InputError, SchemaMismatch
 
 NAMED_VECTORS_SINCE = (1, 18)
-ATTACH_KEY = "care_attach"
-"""In the metadata of a collection: per vector name, where its texts were read."""
 SAMPLE_POINTS = 200
 
 
@@ -71,13 +70,6 @@ def examine(link: Link, vector_name: str, contract: VectorContract, text_path: s
         problems=tuple(problems),
         notices=tuple(_notices(vectors, vector_name)),
     )
-
-
-def read_text_path(link: Link, vector_name: str) -> str | None:
-    """Give where an earlier run read the texts of a vector, None where there was none."""
-    metadata = link.call("reading its metadata", lambda: link.client.get_collection(link.collection)).config.metadata
-    entry = ((metadata or {}).get(ATTACH_KEY) or {}).get(vector_name) or {}
-    return entry.get("text_path")
 
 
 def _sample(link: Link) -> list[Mapping[str, Any]]:

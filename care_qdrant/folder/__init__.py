@@ -1,1 +1,1 @@
-"""The CARE folder: what it says of itself, writing and verifying it, finding it, making one of two encoders."""
+"""The CARE folder: what it says of itself, writing and verifying it, finding it."""

@@ -13,8 +13,8 @@ from care_qdrant.database.collection import SparseContract
 from care_qdrant.database.create import SPARSE_VECTOR_NAME, Schema
 from care_qdrant.database.payload import CARE_KEY, chunk_payload, content_hash, payload_hash
 from care_qdrant.database.retry import Link
+from care_qdrant.encoders import bm25
 from care_qdrant.encoders.usable import require_usable
-from care_qdrant.search import bm25
 from care_qdrant.types import Chunk, Vectors, point_id
 
 IDS_OF_ONE_REQUEST = 1_024

@@ -21,8 +21,10 @@ from care_qdrant.database.collection import SparseContract
 from care_qdrant.database.connection import tune_embedded
 from care_qdrant.database.create import Schema, Storage, create_collection, finish_load, join_collection
 from care_qdrant.database.limits import Limits, read_limits
+from care_qdrant.database.points import delete_points
 from care_qdrant.database.retry import Link, RetryPolicy
 from care_qdrant.database.sender import Change, Insert, Sender, Write, in_requests
+from care_qdrant.encoders import bm25
 from care_qdrant.encoders.batching import token_batches
 from care_qdrant.errors import InputError, QdrantError
 from care_qdrant.ingestion.ahead import read_ahead
@@ -32,8 +34,7 @@ from care_qdrant.ingestion.plan import Plan, Task, check_vectors, pages
 from care_qdrant.ingestion.reading import WINDOW_DOCUMENTS, Reader
 from care_qdrant.ingestion.report import Estimate, IngestReport, Progress, Stopwatch, Tally
 from care_qdrant.ingestion.settings import DocumentModel, IngestSettings
-from care_qdrant.ingestion.sync import delete_missing, delete_points
-from care_qdrant.search import bm25
+from care_qdrant.ingestion.sync import delete_missing
 from care_qdrant.types import Document, Vectors, embedded_text
 
 WINDOWS_AHEAD = 2

@@ -4,7 +4,7 @@ Stamping the kept and deleting the rest destroys good points as soon as one laye
 only if it carries our payload, its id is the one that this payload gives, and the corpus, read to its end, lacks it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from qdrant_client import models
 from care_qdrant.corpus.seen import Seen
 from care_qdrant.database.limits import read_limits
 from care_qdrant.database.payload import CARE_KEY
+from care_qdrant.database.points import delete_points
 from care_qdrant.database.retry import Link
 from care_qdrant.errors import InputError
 from care_qdrant.ingestion.plan import pages
@@ -49,14 +50,6 @@ def delete_missing(link: Link, seen: Seen, *, in_share: Callable[[str], bool], m
         for page in pages(ids, page_size):
             delete_points(link, page)
     return missing
-
-
-def delete_points(link: Link, ids: Sequence[models.ExtendedPointId]) -> None:
-    """Delete points by id; those that are not there do not matter."""
-    selector = models.PointIdsList(points=list(ids))
-    link.write(
-        f"deleting {len(ids)} points", lambda: link.client.delete(link.collection, points_selector=selector, wait=True)
-    )
 
 
 def _points(link: Link, seen: Seen, in_share: Callable[[str], bool], page_size: int) -> Iterator[tuple[str, bool]]:

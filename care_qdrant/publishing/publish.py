@@ -12,10 +12,9 @@ from qdrant_client import QdrantClient
 
 from care_qdrant.database.blueprint import Blueprint, check_like, create_indexes, create_like, read_blueprint, resolve
 from care_qdrant.database.connection import tune_embedded
-from care_qdrant.database.points import count_points, ids_beyond, read_ids
+from care_qdrant.database.points import count_points, delete_points, ids_beyond, read_ids
 from care_qdrant.database.retry import Link, RetryPolicy
 from care_qdrant.errors import InputError
-from care_qdrant.ingestion.sync import delete_points
 from care_qdrant.publishing.copying import Copied, CopySettings, OnProgress, Sample, copy_points, verify_copy
 from care_qdrant.publishing.readiness import KnownItems, check_known_items, wait_until_indexed
 from care_qdrant.publishing.snapshot import fill_by_snapshot, require_snapshots

@@ -1,1 +1,1 @@
-"""Queries to hits: the dense side, BM25 beside it, and the mix of both."""
+"""Queries to hits: the dense search, the sparse one beside it, and the mix of both."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.database.attached import read_text_path
 from care_qdrant.database.collection import (
     SparseContract,
     check_contract,
@@ -16,9 +17,8 @@ from care_qdrant.database.collection import (
 )
 from care_qdrant.database.connection import is_embedded
 from care_qdrant.database.retry import Link, RetryPolicy
+from care_qdrant.encoders import bm25
 from care_qdrant.errors import InputError
-from care_qdrant.existing.preflight import read_text_path
-from care_qdrant.search import bm25
 from care_qdrant.search.fusion import DEFAULT_ALPHA, Fusion, fused_request
 from care_qdrant.search.hits import best_of_each_document, read_hit
 from care_qdrant.types import Hit

@@ -9,11 +9,11 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.database.collection import SparseContract, read_contracts, write_contract
 from care_qdrant.database.connection import is_embedded, open_client
 from care_qdrant.database.create import LOAD_KEY, SPARSE_VECTOR_NAME, Storage
+from care_qdrant.encoders import bm25
 from care_qdrant.errors import EncodingError, InputError
 from care_qdrant.ingestion.reading import Shard
 from care_qdrant.ingestion.run import ingest
 from care_qdrant.ingestion.settings import IngestSettings
-from care_qdrant.search import bm25
 from care_qdrant.types import Document, Vectors, point_id
 from tests.ingestion.conftest import WriteCorpus, short_rows, stored_texts
 from tests.standin import StandIn

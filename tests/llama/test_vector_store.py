@@ -343,7 +343,7 @@ class TestHybrid:
         fill(client, sparse=True)
 
         def words(texts: list[str]) -> tuple[list[list[int]], list[list[float]]]:
-            from care_qdrant.search import bm25
+            from care_qdrant.encoders import bm25
 
             vectors = [bm25.query_vector(text) for text in texts]
             return [one.indices for one in vectors], [[50 * value for value in one.values] for one in vectors]
@@ -363,7 +363,7 @@ class TestHybrid:
 
     def test_another_analyser_is_refused(self, client: QdrantClient, monkeypatch: pytest.MonkeyPatch) -> None:
         fill(client, sparse=True)
-        monkeypatch.setattr("care_qdrant.search.bm25.ANALYSER", "another")
+        monkeypatch.setattr("care_qdrant.encoders.bm25.ANALYSER", "another")
         with pytest.raises(FingerprintMismatch, match="cut into terms"):
             CareVectorStore(NAME, client, enable_hybrid=True)
 

@@ -7,8 +7,9 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.database.collection import SparseContract, write_contract
+from care_qdrant.encoders import bm25
 from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch, Unreachable
-from care_qdrant.search import bm25, retriever
+from care_qdrant.search import retriever
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Chunk, Document
 from tests.search.conftest import COLLECTION, fill

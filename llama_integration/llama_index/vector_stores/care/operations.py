@@ -38,8 +38,8 @@ from typing_extensions import override
 
 from care_qdrant.database.collection import METADATA_KEY, SparseContract
 from care_qdrant.database.connection import is_embedded
+from care_qdrant.encoders import bm25
 from care_qdrant.errors import SchemaMismatch
-from care_qdrant.search import bm25
 from care_qdrant.search.fusion import Fusion, fused_request
 from care_qdrant.search.retriever import CHECK_SECONDS
 

@@ -17,8 +17,8 @@ from care_qdrant.database.collection import (
 )
 from care_qdrant.database.create import SPARSE_VECTOR_NAME
 from care_qdrant.database.layout import Layout, Payload, guess_layout
+from care_qdrant.encoders import bm25
 from care_qdrant.errors import InputError
-from care_qdrant.search import bm25
 
 
 @dataclass(frozen=True, slots=True)
