@@ -233,8 +233,8 @@ class TestWriting:
         assert not client.collection_exists(NAME)
 
     @pytest.mark.parametrize("use_async", [False, True])
-    def test_the_vectors_of_other_models_stay(
-        self, client: QdrantClient, embedding: CareEmbedding, use_async: bool
+    def test_the_vectors_of_other_models_stay_and_it_is_said_when_their_text_changes(
+        self, client: QdrantClient, embedding: CareEmbedding, use_async: bool, caplog: pytest.LogCaptureFixture
     ) -> None:
         fill(client, made.llama_index, unnamed=True)
         client.set_payload(NAME, {"_care": {"vectors": {"other": "hash"}}, "stale": 1}, [node_id(DOCUMENTS[0])])
@@ -244,10 +244,13 @@ class TestWriting:
         fresh = TextNode(id_=str(uuid.uuid4()), text="全新的")
         for node in (changed, fresh):
             node.embedding = vector(node.text)
-        if use_async:
-            asyncio.run(store.async_add([changed, fresh]))
-        else:
-            store.add([changed, fresh])
+        for times_said in (2, 1):  # the metadata in the embedded text is said each time, the old vectors once
+            caplog.clear()
+            if use_async:
+                asyncio.run(store.async_add([changed, fresh]))
+            else:
+                store.add([changed, fresh])
+            assert len(caplog.records) == times_said
         after = _stored(client, node_id(DOCUMENTS[0]))
         assert after.vector[""] == before.vector[""]
         assert after.payload["dept"] == "急诊科"

@@ -10,9 +10,9 @@ from llama_index.core.vector_stores.types import (
     VectorStoreQueryResult,
 )
 from llama_index.vector_stores.care.facade import AsyncView
-from llama_index.vector_stores.care.operations import Operations
 from llama_index.vector_stores.care.schema import Wanted
 from llama_index.vector_stores.care.steps import arun, run
+from llama_index.vector_stores.care.writing import Writing
 from llama_index.vector_stores.qdrant import QdrantVectorStore
 from llama_index.vector_stores.qdrant.base import DEFAULT_DENSE_VECTOR_NAME
 from qdrant_client import AsyncQdrantClient, QdrantClient
@@ -31,7 +31,7 @@ class HasContract(Protocol):
         """Give what a collection must say of its vectors."""
 
 
-class CareVectorStore(Operations):
+class CareVectorStore(Writing):
     """Searches one named vector of a collection, with the model that made it, whoever wrote the payloads.
 
     What differs from ``QdrantVectorStore``, which fails silently in each case:
@@ -97,7 +97,7 @@ class CareVectorStore(Operations):
         own_sparse = bool(settings.get("sparse_query_fn") or settings.get("fastembed_sparse_model"))
         if hybrid and not own_sparse:
             settings.update(sparse_doc_fn=self._bm25_of_documents, sparse_query_fn=self._bm25_of_queries)
-        # By name, since `Operations` has no constructor and a type checker takes it for pydantic's own.
+        # By name, since `Writing` has no constructor and a type checker takes it for pydantic's own.
         QdrantVectorStore.__init__(
             self,
             collection_name,

@@ -84,7 +84,7 @@ def merge_operations(
     An upsert replaces a whole point. So points that are there get their vectors updated and their payload overwritten,
     but for our own bookkeeping of the other vectors; only the rest is upserted.
     """
-    there = {str(UUID(str(record.id))): record.payload or {} for record in stored}
+    there = {str(UUID(str(record.id))): _bookkeeping(record.payload or {}) for record in stored}
     old = [point for point in points if _uuid(point) in there]
     new = [point for point in points if _uuid(point) not in there]
     operations: list[models.UpdateOperation] = []
@@ -102,8 +102,19 @@ def merge_operations(
     return operations
 
 
-KEPT_PAYLOAD = [CARE_KEY]
-"""What of a stored payload `merge_operations` wants to see."""
+def changed_texts(
+    points: Iterable[models.PointStruct], stored: Iterable[models.Record], layout: Layout | None
+) -> list[models.PointStruct]:
+    """Give the points that are stored with another text."""
+    texts = {str(UUID(str(record.id))): read_node(record, layout).get_content() for record in stored}
+    return [
+        point for point in points if texts.get(_uuid(point)) not in (None, "", read_node(point, None).get_content())
+    ]
+
+
+def _bookkeeping(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Give what of a stored payload is ours, and about the vectors of all models."""
+    return {CARE_KEY: payload[CARE_KEY]} if CARE_KEY in payload else {}
 
 
 def _uuid(point: models.PointStruct) -> str:

@@ -1,14 +1,12 @@
-"""What a store asks of Qdrant, each operation once: `CareVectorStore` makes the calls, sync or async."""
+"""What a store reads from Qdrant, each operation once: `CareVectorStore` makes the calls, sync or async."""
 
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from typing import Any, cast
 
 from llama_index.core.bridge.pydantic import PrivateAttr
-from llama_index.core.schema import BaseNode, MetadataMode
-from llama_index.core.utils import iter_batch
+from llama_index.core.schema import BaseNode
 from llama_index.core.vector_stores.types import (
     MetadataFilter,
     MetadataFilters,
@@ -16,13 +14,9 @@ from llama_index.core.vector_stores.types import (
     VectorStoreQueryMode,
     VectorStoreQueryResult,
 )
-from llama_index.embeddings.care.nodes import embeds_other_metadata
 from llama_index.vector_stores.care.filters import build_filter, of_documents
 from llama_index.vector_stores.care.points import (
-    KEPT_PAYLOAD,
     as_point_id,
-    check_ids,
-    merge_operations,
     read_node,
     vector_of,
 )
@@ -32,14 +26,11 @@ from llama_index.vector_stores.care.steps import Steps, call
 from llama_index.vector_stores.qdrant import QdrantVectorStore
 from llama_index.vector_stores.qdrant.base import DOCUMENT_ID_KEY
 from llama_index.vector_stores.qdrant.utils import HybridFusionCallable
-from qdrant_client import QdrantClient, models
-from qdrant_client.http.exceptions import UnexpectedResponse
+from qdrant_client import models
 from typing_extensions import override
 
-from care_qdrant.database.collection import METADATA_KEY, SparseContract
-from care_qdrant.database.connection import is_embedded
+from care_qdrant.database.collection import SparseContract
 from care_qdrant.encoders import bm25
-from care_qdrant.errors import SchemaMismatch
 from care_qdrant.search.fusion import Fusion, fused_request
 from care_qdrant.search.retriever import CHECK_SECONDS
 
@@ -52,8 +43,8 @@ _LEXICAL = (VectorStoreQueryMode.SPARSE, VectorStoreQueryMode.HYBRID)
 logger = logging.getLogger(__name__)
 
 
-class Operations(QdrantVectorStore):
-    """The stock store with its state, its reading of points and filters, and its operations replaced by ours.
+class Reading(QdrantVectorStore):
+    """The stock store with its state, its filters, and what it reads replaced by ours.
 
     An operation is a generator of calls (`llama_index.vector_stores.care.steps`); the public methods of
     `CareVectorStore` run it with whichever client there is.
@@ -209,89 +200,6 @@ class Operations(QdrantVectorStore):
                 break
         return nodes
 
-    def _merge(self, nodes: Sequence[BaseNode], shard_identifier: Any | None) -> Steps[bool]:
-        """Write nodes beside the vectors of other models. False: there are none, so that upserting them is as good."""
-        if not nodes:
-            return False
-        check_ids(nodes)
-        self._warn_of_metadata(nodes)
-        if not (yield call("collection_exists", self.collection_name)):
-            yield from self._create(nodes)
-        pinned = yield from self._pin()
-        if not pinned.has_other_vectors:
-            return False
-        shard = self._shard(shard_identifier)
-        points, _ = self._build_points(list(nodes), self.sparse_vector_name)
-        for batch in iter_batch(points, self.batch_size):
-            ids = [point.id for point in batch]
-            stored = yield call("retrieve", self.collection_name, ids, KEPT_PAYLOAD, shard_key_selector=shard)
-            yield call("batch_update_points", self.collection_name, merge_operations(batch, stored, shard), wait=True)
-        return True
-
-    def _create(self, nodes: Sequence[BaseNode]) -> Steps[None]:
-        """Create the collection with named vectors and, when the model is known, its contract."""
-        contract, dim = self._wanted.contract, len(nodes[0].get_embedding())
-        if contract is not None and contract.dim != dim:
-            raise SchemaMismatch(
-                f"the nodes for collection {self.collection_name!r} have vectors of {dim} dimensions, but model "
-                f"{contract.model!r} gives {contract.dim}: another model embedded them"
-            )
-        if self._wanted.bm25:
-            average = bm25.average_length(node.get_content(MetadataMode.EMBED) for node in nodes)
-            self._bm25 = SparseContract(bm25.ANALYSER, bm25.DEFAULT_K1, bm25.DEFAULT_B, average)
-        try:
-            yield call("create_collection", self.collection_name, **self._configuration(dim))
-        except (ValueError, UnexpectedResponse) as error:
-            if "already exists" not in str(error):
-                raise
-        for shard_key in self._shard_keys or ():
-            yield call("create_shard_key", self.collection_name, shard_key)
-        for index in self._payload_index_list():
-            yield call("create_payload_index", self.collection_name, **index)
-
-    def _configuration(self, dim: int) -> dict[str, Any]:
-        dense = self._dense_config or models.VectorParams(size=dim, distance=models.Distance.COSINE)
-        modifier = models.Modifier.IDF if self._wanted.bm25 else None
-        sparse = self._sparse_config or models.SparseVectorParams(modifier=modifier)
-        contracts = {
-            name: asdict(contract)
-            for name, contract in (
-                (self.dense_vector_name, self._wanted.contract),
-                (self.sparse_vector_name, self._bm25),
-            )
-            if contract is not None
-        }
-        return {
-            "vectors_config": {self.dense_vector_name: dense},
-            "sparse_vectors_config": {self.sparse_vector_name: sparse} if self.enable_hybrid else None,
-            "quantization_config": self._quantization_config,
-            "shard_number": self._shard_number,
-            "replication_factor": self._replication_factor,
-            "sharding_method": self._sharding_method,
-            "write_consistency_factor": self._write_consistency_factor,
-            "metadata": {METADATA_KEY: contracts} if contracts else None,
-        }
-
-    def _payload_index_list(self) -> list[dict[str, Any]]:
-        """Give the payload indexes to create; the embedded database has none."""
-        if is_embedded(cast(QdrantClient, self._client or self._aclient)):
-            return []
-        keyword = models.PayloadSchemaType.KEYWORD
-        document_id = [{"field_name": DOCUMENT_ID_KEY, "field_schema": keyword}] if self.index_doc_id else []
-        return [*document_id, *(self._payload_indexes or ())]
-
-    def _delete_document(self, document_id: str, shard_identifier: Any | None) -> Steps[None]:
-        yield from self._pin()
-        selection = self._of_documents([document_id])
-        yield call("delete", self.collection_name, selection, shard_key_selector=self._shard(shard_identifier))
-
-    def _delete_nodes(
-        self, node_ids: list[str] | None, filters: MetadataFilters | None, shard_identifier: Any | None
-    ) -> Steps[None]:
-        yield from self._pin()
-        selection = self._selection(node_ids, filters)
-        yield call("delete", self.collection_name, selection, shard_key_selector=self._shard(shard_identifier))
-
     def _selection(self, node_ids: list[str] | None, filters: MetadataFilters | None) -> models.Filter:
         """Match the nodes that have one of the ids and pass the filters; what is not given does not count."""
         must: list[models.Condition] = []
@@ -310,26 +218,10 @@ class Operations(QdrantVectorStore):
         return self._generate_shard_key_selector(shard_identifier) if shard_identifier is not None else None
 
     def _bm25_of_queries(self, texts: list[str]) -> tuple[list[list[int]], list[list[float]]]:
-        return _as_lists(bm25.query_vector(text) for text in texts)
-
-    def _bm25_of_documents(self, texts: list[str]) -> tuple[list[list[int]], list[list[float]]]:
-        assert self._bm25 is not None, "set when the collection is pinned or created"
-        k1, b, average = self._bm25.k1, self._bm25.b, self._bm25.average_length
-        return _as_lists(bm25.document_vector(text, average_length=average, k1=k1, b=b) for text in texts)
-
-    def _warn_of_metadata(self, nodes: Sequence[BaseNode]) -> None:
-        leaking = next((node for node in nodes if embeds_other_metadata(node)), None)
-        if leaking is not None:
-            logger.warning(
-                "node %s of collection %r was embedded with its metadata in front of the text, unlike what care-ingest "
-                "writes: put CareNodeText() into transformations= (keys: %s)",
-                leaking.node_id,
-                self.collection_name,
-                ", ".join(sorted(leaking.metadata)),
-            )
+        return as_lists(bm25.query_vector(text) for text in texts)
 
 
-def _as_lists(vectors: Iterable[models.SparseVector]) -> tuple[list[list[int]], list[list[float]]]:
+def as_lists(vectors: Iterable[models.SparseVector]) -> tuple[list[list[int]], list[list[float]]]:
     """Give sparse vectors as the stock store's functions return them."""
     listed = list(vectors)
     return [vector.indices for vector in listed], [vector.values for vector in listed]
