@@ -13,10 +13,12 @@ A query that only another split of BEIR judges is left out; in every other case 
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections import deque
+from collections.abc import Container, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 
+from care_benchmarks.places import Places
 from care_benchmarks.rows import read_jsonl, read_tsv
 from care_qdrant.corpus.files import Corpus
 from care_qdrant.corpus.rows import Fields, Reject
@@ -99,7 +101,7 @@ def read_corpus(path: Path) -> Iterator[Document]:
     Raises:
         InputError: a line is not a document, an id comes twice, or there is none at all.
     """
-    for row in _unique_rows(path):
+    for row in _unique_rows(path, Places()):
         yield row.document
 
 
@@ -109,16 +111,16 @@ def read_questions(files: RetrievalFiles) -> tuple[dict[str, str], Qrels]:
     Raises:
         InputError: a line is malformed, an id comes twice or is unknown, or a query has no positive.
     """
-    documents = {document.id for document in read_corpus(files.corpus)}
-    rows = {row.document.id: row for row in _unique_rows(files.queries)}
-    queries = {identity: row.document.text for identity, row in rows.items()}
+    documents, lines = Places(), Places()
+    deque(_unique_rows(files.corpus, documents), maxlen=0)
+    queries = {row.document.id: row.document.text for row in _unique_rows(files.queries, lines)}
     qrels = _read_qrels(files, queries, documents)
     if files.qrels.suffix == ".tsv":
         queries = {identity: query for identity, query in queries.items() if identity in qrels}
     for identity in queries:
         if not any(grade > 0 for grade in qrels.get(identity, {}).values()):
             raise InputError(
-                f"{files.queries}:{rows[identity].line}: query {identity!r} has no positive; "
+                f"{files.queries}:{lines[identity]}: query {identity!r} has no positive; "
                 f"{files.qrels.name} must judge at least one of its documents with a score above 0"
             )
     return queries, qrels
@@ -185,24 +187,22 @@ def _existing(folder: Path, name: str) -> Path | None:
     return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
 
 
-def _unique_rows(path: Path) -> Iterator[DocumentRow]:
-    """Read a corpus, or queries, which have the same shape."""
-    first_seen: dict[str, int] = {}
+def _unique_rows(path: Path, lines: Places) -> Iterator[DocumentRow]:
+    """Read a corpus, or queries, which have the same shape; ``lines`` gets the line of each id."""
     first = next(read_jsonl(path), None)
     fields = Fields(id="_id") if first and "_id" in first.fields else Fields()
     with Corpus(path, fields) as rows:
         for row in rows:
             if isinstance(row, Reject):
                 raise InputError(f"{path}:{row.line}: {row.reason}")
-            if row.document.id in first_seen:
-                line = first_seen[row.document.id]
-                raise InputError(f"{path}:{row.line}: id {row.document.id!r} was already used in line {line}")
-            first_seen[row.document.id] = row.line
+            identity = row.document.id
+            if not lines.add(identity, row.line):
+                raise InputError(f"{path}:{row.line}: id {identity!r} was already used in line {lines[identity]}")
             yield row
-    _refuse_empty(first_seen, path)
+    _refuse_empty(lines, path)
 
 
-def _read_qrels(files: RetrievalFiles, queries: Mapping[str, str], documents: set[str]) -> Qrels:
+def _read_qrels(files: RetrievalFiles, queries: Mapping[str, str], documents: Container[str]) -> Qrels:
     qrels: Qrels = {}
     rows = read_tsv(files.qrels) if files.qrels.suffix == ".tsv" else read_jsonl(files.qrels)
     for row in rows:

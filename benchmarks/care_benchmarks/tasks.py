@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from mteb.abstasks.task_metadata import TaskMetadata
 from mteb.types import PromptType
 
 from care_benchmarks.instructions import Kind
+from care_benchmarks.places import Places
 from care_benchmarks.taskfiles import (
     Candidates,
     Qrels,
@@ -192,7 +194,13 @@ class CorpusTexts(Mapping[str, str]):
 
     def __init__(self, corpus: Dataset) -> None:
         self._corpus = corpus
-        self._rows = {identity: row for row, identity in enumerate(corpus["id"])}
+
+    @cached_property
+    def _rows(self) -> Places:
+        rows = Places()
+        for row, identity in enumerate(self._corpus["id"]):
+            rows.add(str(identity), row)
+        return rows
 
     def __getitem__(self, identity: str) -> str:
         row = self._corpus[self._rows[identity]]
@@ -202,7 +210,7 @@ class CorpusTexts(Mapping[str, str]):
         return iter(self._rows)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._corpus)
 
 
 def _only_split(task: AbsTask) -> Any:
