@@ -1,68 +1,90 @@
-"""Memory of the harness while it reads, checks and indexes a retrieval task of any size into a server."""
+"""A whole run over a retrieval task of any size: what the harness's own process holds in memory, and what it finds."""
 
-import json
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 from qdrant_client import QdrantClient
 
-from care_benchmarks.cold_start import peak_memory_mib
 from care_benchmarks.contestants import Contestant
-from care_benchmarks.ingestion.fake import ReadyModel, write_corpus
 from care_benchmarks.ingestion.processes import standin_server
-from care_benchmarks.search import QdrantSearch
+from care_benchmarks.memory import Peak, watched_memory
+from care_benchmarks.numbered import numbered_pair, write_task
+from care_benchmarks.run import RunSettings, run
+from care_benchmarks.search import EMBEDDED_LIMIT
+from care_benchmarks.serving import SpeedSettings
+from care_benchmarks.speed import LoadPoint
 from care_benchmarks.tasks import directory_tasks
-from care_qdrant.model import CareModel
+from care_qdrant.database.connection import open_client
 
 QUERIES = 100
+SAMPLES = 100
+Where = Literal["server", "embedded"]
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """One task, in a process of its own."""
+    """One run, in a process of its own."""
 
+    where: Where
     documents: int
-    after_imports_mib: float
-    after_reading_mib: float
-    """The task read and checked, its corpus on the disk."""
-    after_indexing_mib: float
-    """Every document encoded, sent to the server and acknowledged. Peaks, all three."""
+    dim: int
+    embedded_limit: int
+    """Documents beyond which the harness warns in embedded mode."""
+    before: Peak
+    """Everything imported, the task on the disk, nothing read."""
+    after: Peak
+    """The task read, checked, encoded, written, counted, searched, scored and reported."""
+    indexing_seconds: float
     documents_per_second: float
+    ndcg_at_10: float
+    """Each query asks for one document, which exact search finds first."""
+    speed: LoadPoint
 
 
-def measure_scale(scratch: Path, documents: int, dim: int) -> Scale:
-    """Index a made-up task into the stand-in server, which remembers the ids of points and cannot search."""
-    directory = _write_task(scratch / f"task-{documents}", documents)
-    after_imports = peak_memory_mib()
-    [task] = directory_tasks(directory)
-    task.load_data()
-    after_reading = peak_memory_mib()
-    ready = ReadyModel(dim)
-    model = CareModel(
-        name=ready.name,
+def measure_scale(scratch: Path, where: Where, documents: int, dim: int) -> Scale:
+    """Run the harness over a made-up task (`care_benchmarks.numbered`), as `care-bench run` would.
+
+    Args:
+        scratch: An empty folder.
+        where: A server in a process of its own, which is the tests' stand-in over Qdrant's own engine and searches
+            exactly; or the embedded database.
+        documents: Of the task.
+        dim: Of its vectors.
+    """
+    tasks = directory_tasks(write_task(scratch / "task", documents, QUERIES))
+    pair = numbered_pair(dim)
+    contestant = Contestant(pair.name, "vectors drawn from numbers", pair, "", "auto", None, "dense", 0, 0)
+    settings = RunSettings(through="core", speed=SpeedSettings((1,), SAMPLES, cold_start=False))
+    with _opened(where, scratch / "store") as client, watched_memory() as peak:
+        before = Peak(**asdict(peak))
+        result = run(
+            "scale", [contestant], tasks, client, scratch / "result", settings=settings, command="care-bench scale"
+        )
+    [system] = result.systems
+    [indexing], [score] = system.indexing, system.scores
+    assert system.speed is not None  # asked for above
+    return Scale(
+        where=where,
+        documents=documents,
         dim=dim,
-        fingerprint=ready.contract().fingerprint,
-        temperature=1.0,
-        load_query_encoder=lambda: ready.document_encoder,
-        load_document_encoder=lambda: ready.document_encoder,
+        embedded_limit=EMBEDDED_LIMIT,
+        before=before,
+        after=peak,
+        indexing_seconds=indexing.seconds,
+        documents_per_second=indexing.encoded / indexing.seconds,
+        ndcg_at_10=score.value,
+        speed=system.speed.whole[0],
     )
-    contestant = Contestant(ready.name, "ready vectors, looked up", model, "", "auto", None, "dense", 0, 0)
-    with standin_server(counting=True) as url:
-        client = QdrantClient(url=url, check_compatibility=False, timeout=60)
-        search = QdrantSearch(contestant, client)
-        dataset = task.dataset["default"]["test"]  # type: ignore[index]
-        search.index(dataset["corpus"], task_metadata=task.metadata)
-        client.close()
-    found = search.indexed[task.metadata.name]
-    return Scale(documents, after_imports, after_reading, peak_memory_mib(), found.encoded / found.seconds)
 
 
-def _write_task(directory: Path, documents: int) -> Path:
-    directory.mkdir(parents=True)
-    write_corpus(directory / "corpus.jsonl", documents)
-    with (directory / "queries.jsonl").open("w") as queries, (directory / "qrels.jsonl").open("w") as qrels:
-        for number in range(QUERIES):
-            queries.write(json.dumps({"id": f"q{number}", "text": f"question {number}"}) + "\n")
-            document = f"doc-{number * (documents // QUERIES)}"
-            qrels.write(json.dumps({"query_id": f"q{number}", "document_id": document, "score": 1}) + "\n")
-    return directory
+@contextmanager
+def _opened(where: Where, store: Path) -> Iterator[QdrantClient]:
+    if where == "embedded":
+        with open_client(path=store) as client:
+            yield client
+    else:
+        with standin_server(edge=store) as url, open_client(url=url) as client:
+            yield client

@@ -14,12 +14,19 @@ from tests.standin.server import StandIn
 @click.option("--path", default=None, help="Folder of the engine's data; without it, they are kept in memory.")
 @click.option("--version", default="1.19.0", help="The version to report.")
 @click.option("--counting", is_flag=True, help="Remember only the ids of points, for measuring a client.")
-def main(port: int, path: str | None, version: str, counting: bool) -> None:
+@click.option("--edge", is_flag=True, help="Search by Qdrant's own engine, over points in --path.")
+def main(port: int, path: str | None, version: str, counting: bool, edge: bool) -> None:
     """Serve until the process is ended."""
-    engine = CountingEngine if counting else Engine
+    engine = _edge_engine() if edge else CountingEngine if counting else Engine
     with StandIn(port=port, path=path, version=version, engine=engine) as server:
         click.echo(server.url)
         threading.Event().wait()
+
+
+def _edge_engine() -> type[Engine]:
+    from tests.standin.edge import EdgeEngine
+
+    return EdgeEngine
 
 
 main()
