@@ -29,6 +29,7 @@ _COMMANDS = {
     "start": _Entry("commands.start:command", "Time care --help and care search from a cold start."),
     "scale": _Entry("commands.scale:command", "Measure the memory that a large task takes."),
     "ingestion": _Entry("ingestion.cli:command", "Measure ingestion: kill -9, throughput, memory, waiting."),
+    "deployment": _Entry("deployment.cli:command", "Attack attach, promote and publish, and measure them."),
 }
 
 

@@ -1,4 +1,4 @@
-"""A trial of the committed harness; ``python -m care_benchmarks.deployment kill-attach`` does many."""
+"""A trial of the committed harness; ``care-bench deployment kill-attach`` does many."""
 
 import os
 from pathlib import Path

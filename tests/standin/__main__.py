@@ -7,6 +7,7 @@ import click
 from tests.standin.counting import CountingEngine
 from tests.standin.engine import Engine
 from tests.standin.server import StandIn
+from tests.standin.synthetic import SyntheticEngine
 
 
 @click.command()
@@ -15,9 +16,10 @@ from tests.standin.server import StandIn
 @click.option("--version", default="1.19.0", help="The version to report.")
 @click.option("--counting", is_flag=True, help="Remember only the ids of points, for measuring a client.")
 @click.option("--edge", is_flag=True, help="Search by Qdrant's own engine, over points in --path.")
-def main(port: int, path: str | None, version: str, counting: bool, edge: bool) -> None:
+@click.option("--synthetic", is_flag=True, help="Compute points from their ids, for measuring a client.")
+def main(port: int, path: str | None, version: str, counting: bool, edge: bool, synthetic: bool) -> None:
     """Serve until the process is ended."""
-    engine = _edge_engine() if edge else CountingEngine if counting else Engine
+    engine = _edge_engine() if edge else CountingEngine if counting else SyntheticEngine if synthetic else Engine
     with StandIn(port=port, path=path, version=version, engine=engine) as server:
         click.echo(server.url)
         threading.Event().wait()

@@ -26,6 +26,7 @@ from care_qdrant.existing.attach import AttachReport, AttachSettings, attach
 from care_qdrant.existing.detach import detach
 
 TargetKind = Literal["embedded", "server"]
+KINDS: tuple[TargetKind, ...] = ("embedded", "server")
 TEXTS_PER_SECOND = 2_000.0
 _FORKS = multiprocessing.get_context("forkserver")
 """Starts a process in milliseconds, so that moments spread over the work and not over imports."""
@@ -78,38 +79,43 @@ def run_trials(kind: TargetKind, trials: int, points: int, scratch: Path, url: s
 
     Args:
         kind: An embedded database of its own for each trial, or a collection of its own on the server.
-        trials: How often.
+        trials: How many attaches to kill; one that was done before its moment came is given, too, and not counted.
         points: Of each collection.
         scratch: An empty folder.
         url: Of a server.
         seed: Of the moments.
     """
     rng = random.Random(seed)
-    attach_seconds = detach_seconds = 0.0
-    for number in range(-2, trials):
-        name = f"attach-{kind}-{number}"
-        place = Place(kind, url if kind == "server" else str(scratch / name), name)
-        with place.open() as client:
-            make_collection(client, name, points)
-            before = read_contents(client, name)
-        if number < 0:
-            # Measures the runs; the first of them also had to start the server of forks.
-            attach_seconds, detach_seconds = _time(_attach, place), _time(_detach, place)
-        else:
-            yield _try(place, before, rng.uniform(0, attach_seconds), rng.uniform(0, detach_seconds))
+    for run in ("warm-up", "timed"):  # the first also has to start the server of forks
+        place, _ = _fill(kind, points, scratch, url, run)
+        attach_seconds, detach_seconds = time_run(attach_once, place), time_run(_detach, place)
+    killed = number = 0
+    while killed < trials:
+        place, before = _fill(kind, points, scratch, url, str(number))
+        trial = _try(place, before, rng.uniform(0, attach_seconds), rng.uniform(0, detach_seconds))
+        killed, number = killed + trial.attach_was_killed, number + 1
+        yield trial
+
+
+def _fill(kind: TargetKind, points: int, scratch: Path, url: str, number: str) -> tuple[Place, Contents]:
+    name = f"attach-{kind}-{number}"
+    place = Place(kind, url if kind == "server" else str(scratch / name), name)
+    with place.open() as client:
+        make_collection(client, name, points)
+        return place, read_contents(client, name)
 
 
 def _try(place: Place, before: Contents, attach_moment: float, detach_moment: float) -> Trial:
-    attach_was_killed = _kill(_attach, place, attach_moment)
+    attach_was_killed = kill(attach_once, place, attach_moment)
     with place.open() as client:
-        attached, changed = _look(client, place.name, before)
-    report = _attach(place)
+        attached, changed = look(client, place.name, before)
+    report = attach_once(place)
     with place.open() as client:
-        wrong = _wrong_vectors(client, place.name)
-        changed += _look(client, place.name, before)[1]
-    detach_was_killed = _kill(_detach, place, detach_moment)
+        wrong = wrong_vectors(client, place.name)
+        changed += look(client, place.name, before)[1]
+    detach_was_killed = kill(_detach, place, detach_moment)
     with place.open() as client:
-        left, now_changed = _look(client, place.name, before)
+        left, now_changed = look(client, place.name, before)
         is_over = ATTACH_KEY not in (client.get_collection(place.name).config.metadata or {})
     if not is_over:
         _detach(place)
@@ -129,7 +135,8 @@ def _try(place: Place, before: Contents, attach_moment: float, detach_moment: fl
     )
 
 
-def _attach(place: Place) -> AttachReport:
+def attach_once(place: Place) -> AttachReport:
+    """Attach to the collection of a place."""
     settings = AttachSettings(batch_tokens=1_000)
     with place.open() as client:
         return attach(client, place.name, ReadyModel(DIM, texts_per_second=TEXTS_PER_SECOND), settings=settings)
@@ -140,7 +147,7 @@ def _detach(place: Place) -> None:
         detach(client, place.name, _NAME)
 
 
-def _kill(work: Callable[[Place], object], place: Place, moment: float) -> bool:
+def kill(work: Callable[[Place], object], place: Place, moment: float) -> bool:
     """Start a run, kill it after some seconds, and say whether it was still going."""
     process = _FORKS.Process(target=work, args=(place,))
     process.start()
@@ -151,13 +158,14 @@ def _kill(work: Callable[[Place], object], place: Place, moment: float) -> bool:
     return was_killed
 
 
-def _time(work: Callable[[Place], object], place: Place) -> float:
+def time_run(work: Callable[[Place], object], place: Place) -> float:
+    """Give the seconds that a run takes in a process of its own."""
     start = time.perf_counter()
-    _kill(work, place, 600.0)
+    kill(work, place, 600.0)
     return time.perf_counter() - start
 
 
-def _look(client: QdrantClient, name: str, before: Contents) -> tuple[int, int]:
+def look(client: QdrantClient, name: str, before: Contents) -> tuple[int, int]:
     """Give the points that have our vector and a hash that vouches for it, and those that are not what they were."""
     attached, theirs = 0, {}
     for key, (payload, vectors) in read_contents(client, name).items():
@@ -170,7 +178,8 @@ def _look(client: QdrantClient, name: str, before: Contents) -> tuple[int, int]:
     return attached, differing(theirs, before) + len(before.keys() - theirs.keys())
 
 
-def _wrong_vectors(client: QdrantClient, name: str) -> int:
+def wrong_vectors(client: QdrantClient, name: str) -> int:
+    """Count the points that lack the vector of the text that they have."""
     contents = list(read_contents(client, name).values())
     wanted = ReadyModel(DIM).document_encoder.encode([str(payload["text"]) for payload, _ in contents])
     found = (vectors.get(_NAME) for _, vectors in contents)

@@ -84,7 +84,7 @@ def run_trials(case: Case, trials: int, points: int, scratch: Path, url: str, se
 
     Args:
         case: What to kill.
-        trials: How often.
+        trials: How many runs to kill; one that was done before its moment came is given, too, and not counted.
         points: Of each source.
         scratch: An empty folder.
         url: Of a server.
@@ -92,10 +92,13 @@ def run_trials(case: Case, trials: int, points: int, scratch: Path, url: str, se
     """
     rng = random.Random(seed)
     seconds = [_time(_prepare(case, points, scratch, url, f"{case.split()[-1]}-timed-{run}")) for run in range(2)]
-    for number in range(trials):
+    killed = number = 0
+    while killed < trials:
         place = _prepare(case, points, scratch, url, f"{case.split()[-1]}-{number}")
         # The first run had to start the server of forks.
-        yield _try(place, rng.uniform(0, seconds[1]))
+        trial = _try(place, rng.uniform(0, seconds[1]))
+        killed, number = killed + trial.was_killed, number + 1
+        yield trial
 
 
 def _time(place: Place) -> float:

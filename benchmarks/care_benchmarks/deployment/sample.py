@@ -36,7 +36,7 @@ def make_collection(client: QdrantClient, name: str, points: int) -> None:
 def write_points(client: QdrantClient, name: str, numbers: range, seed: int = 0) -> None:
     """Write points; another seed gives the same ids other content."""
     for start in range(numbers.start, numbers.stop, BATCH):
-        batch = [_point(number, seed) for number in range(start, min(start + BATCH, numbers.stop))]
+        batch = [make_point(number, seed) for number in range(start, min(start + BATCH, numbers.stop))]
         client.upsert(name, batch, wait=True)
 
 
@@ -45,7 +45,12 @@ def read_contents(client: QdrantClient, name: str) -> Contents:
     if not client.collection_exists(name):
         return {}
     records, _ = client.scroll(name, limit=1_000_000, with_payload=True, with_vectors=True)
-    return {record.id: (record.payload or {}, _numbers(record.vector)) for record in records}
+    return {record.id: point_contents(record) for record in records}
+
+
+def point_contents(point: models.Record | models.PointStruct) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Give payload and vectors of a point, as read or as written."""
+    return point.payload or {}, _numbers(point.vector)
 
 
 def differing(found: Contents, wanted: Contents) -> int:
@@ -53,7 +58,8 @@ def differing(found: Contents, wanted: Contents) -> int:
     return sum(key not in wanted or not _is_same(content, wanted[key]) for key, content in found.items())
 
 
-def _point(number: int, seed: int) -> models.PointStruct:
+def make_point(number: int, seed: int) -> models.PointStruct:
+    """Make a point; the number decides its id, the seed its content."""
     random = np.random.default_rng([number, seed])
     vectors: dict[str, Any] = {name: random.normal(size=DIM).astype(np.float32).tolist() for name in ("pair", "old")}
     vectors["bm25"] = models.SparseVector(indices=[number % 97, 100], values=[1.5, 0.25])

@@ -1,22 +1,13 @@
 """``care-bench ingestion``: each command measures one thing and saves it as JSON with the machine it ran on."""
 
-import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
 
-output_option = click.option(
-    "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="JSON file for the result."
-)
-scratch_option = click.option(
-    "--scratch",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for the databases.  [default: a temporary one]",
-)
+from care_benchmarks.measured import output_option, plain, save_measured, scratch_option, shown
 
 
 @click.group(name="ingestion")
@@ -46,11 +37,13 @@ def kill(trials: int, documents: int, dim: int, seed: int, scratch: Path | None,
     with tempfile.TemporaryDirectory(dir=scratch) as folder, standin_server() as url:
         bench = make_bench(write_corpus(Path(folder) / "corpus.jsonl", documents), dim)
         for trial in run_trials(bench, "embedded", trials, Path(folder), seed=seed):
-            results.append(_shown(trial))
+            results.append(shown(trial))
         for trial in run_trials(bench, "server", trials, Path(folder), url, seed=seed + 1):
-            results.append(_shown(trial))
+            results.append(shown(trial))
     good = sum(trial.is_good for trial in results)
-    _save(output, {"documents": documents, "points": len(bench.expected), "good": good, "trials": _plain(results)})
+    save_measured(
+        output, {"documents": documents, "points": len(bench.expected), "good": good, "trials": plain(results)}
+    )
     if good < len(results):
         raise click.ClickException(f"{len(results) - good} of {len(results)} trials went wrong: {output}")
 
@@ -72,7 +65,7 @@ def throughput(points: int, dim: int, repeats: int, scratch: Path | None, output
 
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         result = measure_throughput(Path(folder), points, dim, repeats)
-    _save(output, asdict(_shown(result)))
+    save_measured(output, asdict(shown(result)))
 
 
 @command.command()
@@ -90,9 +83,9 @@ def memory(rows: Sequence[int], dim: int, scratch: Path | None, output: Path) ->
     from care_benchmarks.ingestion.memory import measure_memory
 
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        results = [_shown(measure_memory(Path(folder), number, dim)) for number in sorted(rows)]
+        results = [shown(measure_memory(Path(folder), number, dim)) for number in sorted(rows)]
     growth = round(results[-1].peak_memory_mib - results[0].peak_memory_mib, 1)
-    _save(output, {"growth_mib": growth, "runs": _plain(results)})
+    save_measured(output, {"growth_mib": growth, "runs": plain(results)})
 
 
 @command.command()
@@ -112,8 +105,8 @@ def waiting(documents: int, rate: float, dim: int, scratch: Path | None, output:
 
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         targets = ("server", "embedded")
-        results = [_shown(measure_waiting(Path(folder), target, documents, rate, dim)) for target in targets]
-    _save(output, {"runs": _plain(results)})
+        results = [shown(measure_waiting(Path(folder), target, documents, rate, dim)) for target in targets]
+    save_measured(output, {"runs": plain(results)})
 
 
 @command.command()
@@ -132,29 +125,7 @@ def outage(documents: int, seconds: float, dim: int, scratch: Path | None, outpu
     from care_benchmarks.ingestion.outage import measure_outage
 
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        result = _shown(measure_outage(Path(folder), documents, seconds, dim))
-    _save(output, asdict(result))
+        result = shown(measure_outage(Path(folder), documents, seconds, dim))
+    save_measured(output, asdict(result))
     if result.points != result.chunks:
         raise click.ClickException(f"{result.points} points of {result.chunks} are stored")
-
-
-def _shown(result: Any) -> Any:
-    click.echo(result, err=True)
-    return result
-
-
-def _plain(results: Sequence[Any]) -> list[dict[str, Any]]:
-    return [asdict(result) for result in results]
-
-
-def _save(output: Path, result: dict[str, Any]) -> None:
-    from care_benchmarks.machine import describe_machine
-
-    output.parent.mkdir(parents=True, exist_ok=True)
-    whole = {"machine": asdict(describe_machine()), **result}
-    output.write_text(json.dumps(whole, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    click.echo(json.dumps({key: value for key, value in result.items() if key not in ("trials", "runs")}))
-
-
-if __name__ == "__main__":
-    command()

@@ -10,17 +10,18 @@ from care_qdrant.errors import InputError
 
 
 @contextmanager
-def standin_server(*, counting: bool = False, edge: Path | None = None) -> Iterator[str]:
+def standin_server(*, counting: bool = False, synthetic: bool = False, edge: Path | None = None) -> Iterator[str]:
     """Run the tests' stand-in for a Qdrant server, and give its URL.
 
     Args:
         counting: Remember the ids of points and nothing else of them, as fast as Python can.
+        synthetic: Compute points from their ids, as many as a collection's metadata say.
         edge: Keep points in this folder and search them by Qdrant's own engine.
 
     Raises:
         InputError: the process does not run in a checkout of the repository, where the stand-in is.
     """
-    options = ["--counting"] * counting
+    options = [*["--counting"] * counting, *["--synthetic"] * synthetic]
     options += [] if edge is None else ["--edge", "--path", str(edge)]
     command = [sys.executable, "-W", "ignore", "-m", "tests.standin", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

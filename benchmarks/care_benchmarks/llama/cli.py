@@ -1,6 +1,5 @@
 """``care-bench llama``: each command measures one thing and saves it as JSON with the machine it ran on."""
 
-import json
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -11,15 +10,14 @@ from typing import Any
 
 import click
 
+from care_benchmarks.measured import output_option, plain, save_measured, shown
+
 model_option = click.option(
     "--model",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="A CARE folder.  [default: one with random weights, made for this run]",
 )
 layers_option = click.option("--layers", default=12, show_default=True, help="Of the model with random weights.")
-output_option = click.option(
-    "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="JSON file for the result."
-)
 
 
 @click.group(name="llama")
@@ -50,12 +48,12 @@ def speed(model: Path | None, layers: int, rounds: int, clients: Sequence[int], 
     queries = sample_queries()
     with _model(model, layers) as folder:
         stacks = {name: open_stack(name, folder) for name in STACKS}
-        single = [_shown(result) for result in measure_single(stacks, STOCK, queries, rounds)]
+        single = [shown(result) for result in measure_single(stacks, STOCK, queries, rounds)]
         load = [
-            _shown(measure_load(name, stacks[name], queries, number, seconds)) for number in clients for name in STACKS
+            shown(measure_load(name, stacks[name], queries, number, seconds)) for number in clients for name in STACKS
         ]
         gate = _gate(folder)
-    _save(output, {"layers": layers, "int8_gate": gate, "single": _plain(single), "load": _plain(load)})
+    save_measured(output, {"layers": layers, "int8_gate": gate, "single": plain(single), "load": plain(load)})
 
 
 @command.command()
@@ -73,8 +71,8 @@ def overhead(rounds: int, output: Path) -> None:
     from care_benchmarks.llama.random_pair import sample_queries
 
     with _model(None, 1) as folder:
-        result = _shown(measure_overhead(folder, sample_queries(), rounds))
-    _save(output, asdict(result))
+        result = shown(measure_overhead(folder, sample_queries(), rounds))
+    save_measured(output, asdict(result))
 
 
 @command.command("cold-start")
@@ -92,8 +90,8 @@ def cold_start(model: Path | None, layers: int, processes: int, output: Path) ->
     from care_benchmarks.llama.cold_start import measure_cold_starts
 
     with _model(model, layers) as folder, tempfile.TemporaryDirectory() as qdrant:
-        results = [_shown(result) for result in measure_cold_starts(folder, Path(qdrant), processes)]
-    _save(output, {"layers": layers, "programs": _plain(results)})
+        results = [shown(result) for result in measure_cold_starts(folder, Path(qdrant), processes)]
+    save_measured(output, {"layers": layers, "programs": plain(results)})
 
 
 @command.command()
@@ -110,8 +108,8 @@ def soak(queries: int, seed: int, output: Path) -> None:
     from care_benchmarks.llama.soak import WIDTH, run_soak
 
     with _model(None, 1, WIDTH) as folder:
-        result = _shown(run_soak(folder, queries, seed))
-    _save(output, asdict(result))
+        result = shown(run_soak(folder, queries, seed))
+    save_measured(output, asdict(result))
     if result.wrong:
         raise click.ClickException(f"{result.wrong} of {queries} queries went wrong: {output}")
 
@@ -128,8 +126,8 @@ def upstream(checkout: Path, output: Path) -> None:
     """
     from care_benchmarks.llama.upstream import SUITES, run_suite
 
-    results = [_shown(run_suite(checkout, suite)) for suite in SUITES]
-    _save(output, {"suites": _plain(results)})
+    results = [shown(run_suite(checkout, suite)) for suite in SUITES]
+    save_measured(output, {"suites": plain(results)})
 
 
 @contextmanager
@@ -156,21 +154,3 @@ def _gate(model: Path) -> dict[str, Any]:
 
     card = read_card(model)
     return dict(card.onnx.gate) if card.onnx is not None else {}
-
-
-def _shown(result: Any) -> Any:
-    click.echo(result, err=True)
-    return result
-
-
-def _plain(results: Sequence[Any]) -> list[dict[str, Any]]:
-    return [asdict(result) for result in results]
-
-
-def _save(output: Path, result: dict[str, Any]) -> None:
-    from care_benchmarks.machine import describe_machine
-
-    output.parent.mkdir(parents=True, exist_ok=True)
-    whole = {"machine": asdict(describe_machine()), **result}
-    output.write_text(json.dumps(whole, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    click.echo(str(output))

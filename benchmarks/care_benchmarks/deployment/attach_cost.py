@@ -14,43 +14,57 @@ from care_qdrant.existing.attach import attach
 
 OLD_DIM = 8
 BATCH = 1_000
+SYNTHETIC_KEY = "synthetic_points"
+"""In a collection's metadata: with how many points the stand-in's synthetic engine begins it."""
 _SPAWN = multiprocessing.get_context("spawn")
 
 
 @dataclass(frozen=True, slots=True)
-class AttachSpeed:
+class AttachCost:
     """One attach on the stand-in server, in a process of its own."""
 
     points: int
+    covered: int
+    """Points that have the vector afterwards, as the server counts them."""
     dim: int
-    encoder_points_per_second: float
-    """Of the encoder, which sleeps as if a GPU worked."""
+    encoder_points_per_second: float | None
+    """Of the encoder, which sleeps as if a GPU worked; None for one that costs nothing."""
     seconds: float
-    share_of_pure_encoding: float
+    share_of_pure_encoding: float | None
     """Time of the encoding alone, divided by the time of the whole run."""
     encoder_wait_share: float
     peak_memory_mib: float
     """Resident, of the whole process."""
 
 
-def measure_attach(url: str, points: int, rate: float, dim: int) -> AttachSpeed:
-    """Fill a collection, attach to it in another process, and delete it."""
-    name = f"attach-speed-{points}"
+def measure_attach(url: str, points: int, dim: int, rate: float | None = None) -> AttachCost:
+    """Make a collection, attach to it in another process, and delete it.
+
+    Args:
+        url: Of the stand-in server; its synthetic engine makes the points by itself.
+        points: How many.
+        dim: Of the vectors that are attached.
+        rate: Points that the encoder takes a second; None for all at once.
+    """
+    name = f"attach-cost-{points}"
     with open_client(url=url) as client:
         _fill(client, name, points)
         here, there = _SPAWN.Pipe(duplex=False)
         process = _SPAWN.Process(target=_attach, args=(url, name, rate, dim, there))
         process.start()
-        seconds, wait_share, peak_memory_mib = here.recv()
+        there.close()  # so that a process that dies ends the waiting
+        covered, seconds, wait_share, peak_memory_mib = here.recv()
         process.join()
         client.delete_collection(name)
-    share = points / rate / seconds
-    return AttachSpeed(points, dim, rate, seconds, round(share, 4), wait_share, peak_memory_mib)
+    share = None if rate is None else round(points / rate / seconds, 4)
+    return AttachCost(points, covered, dim, rate, seconds, share, wait_share, peak_memory_mib)
 
 
 def _fill(client: QdrantClient, name: str, points: int) -> None:
     old = models.VectorParams(size=OLD_DIM, distance=models.Distance.COSINE)
-    client.create_collection(name, vectors_config={"old": old})
+    client.create_collection(name, vectors_config={"old": old}, metadata={SYNTHETIC_KEY: points})
+    if client.count(name).count:
+        return
     for start in range(0, points, BATCH):
         rows = [
             models.PointStruct(
@@ -61,9 +75,11 @@ def _fill(client: QdrantClient, name: str, points: int) -> None:
         client.upsert(name, rows, wait=True)
 
 
-def _attach(url: str, name: str, rate: float, dim: int, answer: "Connection[tuple[float, float, float], None]") -> None:
+def _attach(
+    url: str, name: str, rate: float | None, dim: int, answer: "Connection[tuple[int, float, float, float], None]"
+) -> None:
     with open_client(url=url) as client:
         report = attach(client, name, ReadyModel(dim, texts_per_second=rate))
     kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     peak_mib = kilobytes / (1024 if sys.platform == "linux" else 1024**2)
-    answer.send((report.seconds, report.encoder_wait_share, round(peak_mib, 1)))
+    answer.send((report.covered, report.seconds, report.encoder_wait_share, round(peak_mib, 1)))
