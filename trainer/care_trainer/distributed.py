@@ -2,10 +2,16 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import torch
 from accelerate import PartialState  # type: ignore[import-untyped]
 from torch import nn
+
+PATIENCE = timedelta(days=7)
+"""How long a process waits for the others. One that has died is no reason to hurry: torchrun then ends them all.
+PyTorch's own ten to thirty minutes would end a run while one process reads sixty million rows or saves to a slow disk.
+"""
 
 
 def processes() -> PartialState:
@@ -13,7 +19,7 @@ def processes() -> PartialState:
 
     Not to be kept: transformers resets accelerate's shared state whenever it makes training arguments.
     """
-    return PartialState(cpu=not torch.cuda.is_available())
+    return PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
 
 
 @contextmanager
