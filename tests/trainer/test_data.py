@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 from care_trainer.config import Data
-from care_trainer.data import Pair, read_pairs, read_texts, row_weights
+from care_trainer.data import Pair, iter_pairs, iter_texts
+from care_trainer.rows import pair_rows
 
 from care_qdrant.errors import InputError
 from tests.trainer.tiny_run import write_jsonl
@@ -20,19 +21,19 @@ def _data(tmp_path: Path, *rows: Any, **settings: Any) -> tuple[Data, Path]:
 
 def test_simple_pairs_and_flag_embedding_rows_mean_the_same(tmp_path: Path) -> None:
     flag = {"query": "q", "pos": ["p", "p2"], "neg": ["n"], "pos_scores": [1, 1], "prompt": "问："}
-    found = read_pairs(*_data(tmp_path, SIMPLE, flag))
+    found = list(iter_pairs(*_data(tmp_path, SIMPLE, flag)))
     assert found == [Pair("q", "p", ("n",), "s"), Pair("问：q", "p", ("n",)), Pair("问：q", "p2", ("n",))]
 
 
 def test_a_gzipped_file_reads_as_a_plain_one(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "rows.jsonl.gz", "wt", encoding="utf-8") as stream:
         stream.write(json.dumps(SIMPLE) + "\n\n")
-    assert read_pairs(Data(files=("rows.jsonl.gz",)), tmp_path) == [Pair("q", "p", ("n",), "s")]
+    assert list(iter_pairs(Data(files=("rows.jsonl.gz",)), tmp_path)) == [Pair("q", "p", ("n",), "s")]
 
 
 def test_a_repeated_pair_counts_once_and_texts_are_cut_first(tmp_path: Path) -> None:
     data, root = _data(tmp_path, SIMPLE, SIMPLE, {"query": "q", "positive": "pppp"}, max_characters=1)
-    assert read_pairs(data, root) == [Pair("q", "p", ("n",), "s")]
+    assert list(iter_pairs(data, root)) == [Pair("q", "p", ("n",), "s")]
 
 
 def test_licences_and_sources_are_left_out(tmp_path: Path) -> None:
@@ -41,13 +42,12 @@ def test_licences_and_sources_are_left_out(tmp_path: Path) -> None:
     data, root = _data(
         tmp_path, SIMPLE, closed, dropped, licences_excluded=("research-only",), weights={"old": 0.0, "s": 0.5}
     )
-    found = read_pairs(data, root)
-    assert [pair.query for pair in found] == ["q"]
-    assert row_weights(found, data) == [0.5]
+    assert [pair.query for pair in iter_pairs(data, root)] == ["q"]
+    assert pair_rows(data, root, tmp_path / "rows").weights.tolist() == [0.5]
 
 
 def test_texts_are_both_sides_of_pairs_and_single_texts_once(tmp_path: Path) -> None:
-    found = read_texts(*_data(tmp_path, SIMPLE, {"text": "t"}, {"text": "q"}))
+    found = list(iter_texts(*_data(tmp_path, SIMPLE, {"text": "t"}, {"text": "q"})))
     assert [text.text for text in found] == ["q", "p", "n", "t"]
 
 
@@ -62,15 +62,18 @@ def test_texts_are_both_sides_of_pairs_and_single_texts_once(tmp_path: Path) -> 
 )
 def test_a_row_that_is_no_pair_is_named(tmp_path: Path, row: Any, problem: str) -> None:
     with pytest.raises(InputError, match=problem):
-        read_pairs(*_data(tmp_path, row))
+        list(iter_pairs(*_data(tmp_path, row)))
 
 
 def test_missing_broken_and_empty_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none.jsonl: no such file; set data_root"):
-        read_pairs(Data(files=("none.jsonl",)), tmp_path)
+        list(iter_pairs(Data(files=("none.jsonl",)), tmp_path))
     (tmp_path / "rows.jsonl").write_text("{", encoding="utf-8")
     with pytest.raises(InputError, match=r"rows.jsonl:1: not JSON"):
-        read_pairs(Data(files=("rows.jsonl",)), tmp_path)
+        list(iter_pairs(Data(files=("rows.jsonl",)), tmp_path))
+    (tmp_path / "rows.jsonl").write_text(r'{"query": "\ud83d", "positive": "p"}', encoding="utf-8")
+    with pytest.raises(InputError, match=r"rows.jsonl:1: holds half of a surrogate pair"):
+        list(iter_pairs(Data(files=("rows.jsonl",)), tmp_path))
     (tmp_path / "rows.jsonl").write_text("", encoding="utf-8")
     with pytest.raises(InputError, match="no row is left"):
-        read_texts(Data(files=("rows.jsonl",)), tmp_path)
+        list(iter_texts(Data(files=("rows.jsonl",)), tmp_path))

@@ -6,7 +6,8 @@ sentence-transformers loads. The layers' output projections start at zero: each 
 learns from the first step on.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
 import torch
@@ -22,16 +23,20 @@ from care_trainer.objectives import Batch
 
 SMOOTHING = 50.0
 """Added to each token's count: a token that was hardly seen gets no extreme weight."""
+PIECE_TEXTS = 4096
+"""Counted at once."""
 
 
-def random_bag(tokenizer: Tokenizer, dim: int, texts: Sequence[str], max_tokens: int) -> SentenceTransformer:
+def random_bag(tokenizer: Tokenizer, dim: int, texts: Iterable[str], max_tokens: int) -> SentenceTransformer:
     """Give a bag of random directions, as long as their tokens are rare (logarithm of the inverse frequency)."""
     tokenizer = Tokenizer.from_str(tokenizer.to_str())
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_tokens)
     counts = torch.zeros(tokenizer.get_vocab_size())
-    for encoding in tokenizer.encode_batch(list(texts), add_special_tokens=False):
-        counts += torch.bincount(torch.tensor(encoding.ids, dtype=torch.long), minlength=len(counts))
+    remaining = iter(texts)
+    while piece := list(islice(remaining, PIECE_TEXTS)):
+        for encoding in tokenizer.encode_batch(piece, add_special_tokens=False):
+            counts += torch.bincount(torch.tensor(encoding.ids, dtype=torch.long), minlength=len(counts))
     rarity = ((counts.sum() + 1) / (counts + SMOOTHING)).log().clamp(min=0.1)
     table = torch.randn(len(counts), dim) / dim**0.5 * (rarity / rarity.mean())[:, None]
     return SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_weights=table)])

@@ -20,7 +20,7 @@ from care_trainer.distributed import main_process_first, processes
 from care_trainer.fitting import drop_checkpoints
 from care_trainer.parse import stage_name
 from care_trainer.stages import align, bag, base, contrastive, distill, joint, language, prune
-from care_trainer.stages.context import Context, Report, Trained, silent
+from care_trainer.stages.context import Context, Report, Trained, rows_folder, silent
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +75,8 @@ def run_stages(
     for number, stage in enumerate(run.stage):
         if only in (None, stage_name(stage)):
             records.append(_ensure_stage(run, stage, run.stage[:number], output, resume, report, deadline))
+    if only is None and processes().is_main_process:
+        shutil.rmtree(rows_folder(run), ignore_errors=True)
     return records
 
 

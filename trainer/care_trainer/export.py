@@ -19,10 +19,11 @@ from care_qdrant.onnx.export import export_query_encoder
 from care_qdrant.types import Vectors
 from care_trainer import chain, towers
 from care_trainer.config import Run
-from care_trainer.data import Pair, read_pairs, read_rows
+from care_trainer.data import Pair, read_rows
 from care_trainer.merge import merged
 from care_trainer.model_card import render
 from care_trainer.parse import stage_name
+from care_trainer.rows import pair_rows
 
 TOLERANCE = 1e-4
 """Largest difference of a coordinate between trained and exported vectors; merging an adapter costs about 1e-6."""
@@ -124,8 +125,11 @@ def _halve(folder: Path) -> None:
 def _probe_pairs(run: Run) -> list[Pair]:
     """Take pairs from all over a data set: their queries and documents gate the int8 query encoder."""
     data = run.data[run.export.probe or next(stage.data for stage in reversed(run.stage) if stage.data)]
-    pairs = read_pairs(data, Path(run.data_root))
-    return pairs[:: max(1, len(pairs) // run.export.probe_texts)][: run.export.probe_texts]
+    with tempfile.TemporaryDirectory(dir=run.output, prefix=".probe.") as temporary:
+        rows = pair_rows(data, Path(run.data_root), Path(temporary)).columns
+        step = max(1, len(rows) // run.export.probe_texts)
+        chosen = rows.select(range(0, len(rows), step)[: run.export.probe_texts])
+        return [Pair(query, positive) for query, positive in zip(chosen["query"], chosen["positive"], strict=True)]
 
 
 def _history(record: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from datasets import Dataset
 from safetensors.torch import load_file, save_file
@@ -52,9 +54,9 @@ class Job:
     checkpoint_minutes: float
     resume: bool = False
     report_to: Sequence[str] = ()
-    weights: Sequence[float] | None = None
+    weights: Sequence[float] | npt.NDArray[np.float64] | None = None
     """Per row, how often an epoch draws it."""
-    lengths: Sequence[int] | None = None
+    lengths: Sequence[int] | npt.NDArray[np.int32] | None = None
     """Per row; given, batches hold rows of similar length."""
     routes: Mapping[str, str] = field(default_factory=dict)
     """Per column the side that encodes it, of a joined model."""

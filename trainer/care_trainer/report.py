@@ -1,5 +1,6 @@
 """What a run will be trained on: counts per source and licence, lengths, and leaks of the evaluation set."""
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ import numpy as np
 
 from care_qdrant.errors import InputError
 from care_trainer.config import Data, Run, Stage
-from care_trainer.data import Pair, Text, read_pairs, read_rows, read_texts
+from care_trainer.data import Pair, Text, iter_pairs, iter_texts, read_rows
 from care_trainer.evaluation import retrieval_file
 
 SINGLE_TEXT_STAGES = ("retromae", "causal", "align")
@@ -40,22 +41,25 @@ def leaks(run: Run) -> list[str]:
     held_out = set(_evaluation_texts(root / run.evaluation.retrieval))
     found: dict[str, None] = {}
     for stage in run.stage:
-        for text in _strings(_rows(stage, run.data[stage.data], root)):
-            if _plain(text) in held_out:
-                found.setdefault(f"{stage.data}: {text[:60]}")
+        for row in _rows(stage, run.data[stage.data], root):
+            leaked = [text for text in _strings(row) if _plain(text) in held_out]
+            found.update({f"{stage.data}: {text[:60]}": None for text in leaked})
     return list(found)
 
 
-def _rows(stage: Stage, data: Data, root: Path) -> Sequence[Pair | Text]:
-    return read_texts(data, root) if stage.kind in SINGLE_TEXT_STAGES else read_pairs(data, root)
+def _rows(stage: Stage, data: Data, root: Path) -> Iterator[Pair | Text]:
+    yield from iter_texts(data, root) if stage.kind in SINGLE_TEXT_STAGES else iter_pairs(data, root)
 
 
-def _figures(rows: Sequence[Pair | Text], run: Run, stage: Stage) -> dict[str, Any]:
+def _figures(rows: Iterable[Pair | Text], run: Run, stage: Stage) -> dict[str, Any]:
     weights = run.data[stage.data].weights
-    sources = Counter(row.source for row in rows)
-    lengths = [len(text) for text in _strings(rows)]
+    sources: Counter[str] = Counter()
+    lengths = array("l")
+    for row in rows:
+        sources[row.source] += 1
+        lengths.extend(map(len, _strings(row)))
     return {
-        "rows": len(rows),
+        "rows": sources.total(),
         "rows_an_epoch": round(sum(count * weights.get(source, 1.0) for source, count in sources.items())),
         "sources": {
             source: {"rows": count, "weight": weights.get(source, 1.0)} for source, count in sources.most_common()
@@ -64,9 +68,8 @@ def _figures(rows: Sequence[Pair | Text], run: Run, stage: Stage) -> dict[str, A
     }
 
 
-def _strings(rows: Iterable[Pair | Text]) -> Iterator[str]:
-    for row in rows:
-        yield from (row.query, row.positive) if isinstance(row, Pair) else (row.text,)
+def _strings(row: Pair | Text) -> Sequence[str]:
+    return (row.query, row.positive) if isinstance(row, Pair) else (row.text,)
 
 
 def _evaluation_texts(folder: Path) -> Iterator[str]:

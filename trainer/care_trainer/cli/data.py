@@ -70,11 +70,13 @@ def self_pairs(files: tuple[Path, ...], output: Path) -> None:
       care-train data self-pairs pairs.jsonl queries.jsonl --output alignment.jsonl
     """
     from care_trainer.config import Data
-    from care_trainer.data import read_texts
+    from care_trainer.data import iter_texts
 
-    texts = read_texts(Data(files=tuple(str(file.resolve()) for file in files)), Path("/"))
+    texts = iter_texts(Data(files=tuple(str(file.resolve()) for file in files)), Path("/"))
+    count = 0
     with output.open("w", encoding="utf-8") as stream:
         for text in texts:
+            count += 1
             row = {"query": text.text, "positive": text.text, "source": text.source}
             stream.write(json.dumps(row, ensure_ascii=False) + "\n")
-    click.echo(f"{len(texts)} self-pairs → {output}")
+    click.echo(f"{count} self-pairs → {output}")

@@ -46,11 +46,11 @@ def mine(
 
     from care_qdrant.search.retriever import Retriever
     from care_trainer.config import Data
-    from care_trainer.data import read_pairs
+    from care_trainer.data import iter_pairs
     from care_trainer.mining import MiningRule, mine_pairs, similarity
 
     rule = MiningRule(negatives, ranks[0], ranks[1], margin if mode == "dense" else None, max_score)
-    read = read_pairs(Data(files=(pairs.name,)), pairs.parent)
+    read = list(iter_pairs(Data(files=(pairs.name,)), pairs.parent))
     model = load_model() if mode == "dense" else None
     found = 0
     with target.open() as client, output.open("w", encoding="utf-8") as stream:

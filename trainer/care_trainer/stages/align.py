@@ -1,11 +1,9 @@
 """Stage ``align`` (Stage I): the query encoder learns to give the frozen document encoder's vector of the same text."""
 
-from datasets import Dataset
+from collections.abc import Sequence
 
 from care_trainer import towers
 from care_trainer.config import Align
-from care_trainer.data import read_texts, row_weights
-from care_trainer.distributed import main_process_first
 from care_trainer.fitting import fit
 from care_trainer.losses import EmbeddingLoss
 from care_trainer.objectives import AlignObjective, InfoNce
@@ -17,8 +15,8 @@ def train_align(context: Context) -> Trained:
     """Align the query encoder [4.3.1, equation (3)]; the teacher's vectors are computed once."""
     stage = context.stage
     assert isinstance(stage, Align)
-    texts = read_texts(context.data, context.data_root, stage.sides)
-    vectors = stored_vectors(context, [text.text for text in texts])
+    rows = context.text_rows(stage.sides)
+    vectors = stored_vectors(context, rows.columns["text"])
     query = towers.load(context.query)
     trainable = towers.make_trainable(query, side="query", lora=context.run.query.lora is not None)
     objective = AlignObjective(
@@ -34,30 +32,28 @@ def train_align(context: Context) -> Trained:
         mini_batch_tokens=stage.mini_batch_tokens,
         cached=stage.cached,
     )
-    rows = Dataset.from_dict({"text": [text.text for text in texts], "label": list(range(len(texts)))})
     prompts = {"text": context.run.query.prompt}
     collator = TeacherCollator(vectors, preprocess_fn=query.preprocess, prompts=prompts, max_length=stage.max_tokens)
-    job = context.job(weights=row_weights(texts, context.data), collator=collator)
-    metrics = fit(query, loss, rows, job)
+    job = context.job(weights=rows.weights, collator=collator)
+    metrics = fit(query, loss, rows.columns, job)
     document = towers.load(context.document)
     return Trained(query, None, {"query": trainable}, metrics, stage.temperature, towers.pair(query, document))
 
 
-def stored_vectors(context: Context, texts: list[str]) -> Half:
+def stored_vectors(context: Context, texts: Sequence[str], column: str = "text") -> Half:
     """Give the newest document encoder's vectors of texts, (len(texts), dim), computed once and kept for a resume."""
     done = 0
 
     def report(rows: int) -> None:
         nonlocal done
-        done += rows
-        context.report("teacher", done, len(texts), float("nan"))
+        done = min(done + rows, len(texts))
+        context.report(f"teacher {column}", done, len(texts), float("nan"))
 
-    with main_process_first():
-        return teacher_vectors(
-            lambda: towers.load(context.document),
-            context.document,
-            texts,
-            context.folder / "teacher",
-            dim=context.run.dim,
-            report=report,
-        )
+    return teacher_vectors(
+        lambda: towers.load(context.document),
+        context.document,
+        texts,
+        context.folder / "teacher" / column,
+        dim=context.run.dim,
+        report=report,
+    )

@@ -1,5 +1,6 @@
 """The first folder of a run: both encoders before any training."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from sentence_transformers import SentenceTransformer
@@ -7,7 +8,8 @@ from transformers import set_seed
 
 from care_trainer import scratch, towers
 from care_trainer.config import Run
-from care_trainer.data import Row, Text, read_texts
+from care_trainer.rows import Rows, text_rows
+from care_trainer.stages.context import rows_folder
 
 
 def build(run: Run, folder: Path) -> tuple[SentenceTransformer, SentenceTransformer]:
@@ -19,8 +21,8 @@ def build(run: Run, folder: Path) -> tuple[SentenceTransformer, SentenceTransfor
     set_seed(run.seed)
     query_base, document_base = run.query.base, run.document.base
     if run.vocabulary is not None:
-        texts = read_texts(run.data[run.vocabulary.data], Path(run.data_root))
-        tokenizer = scratch.train_tokenizer(run.vocabulary, _strings(_spread(texts, run.vocabulary.max_texts)))
+        rows = text_rows(run.data[run.vocabulary.data], Path(run.data_root), rows_folder(run))
+        tokenizer = scratch.train_tokenizer(run.vocabulary, _spread(rows, run.vocabulary.max_texts))
         if run.query.scratch is not None:
             query_base = str(folder / "query-base")
             scratch.write_query_base(run.query, tokenizer, Path(query_base))
@@ -34,10 +36,8 @@ def build(run: Run, folder: Path) -> tuple[SentenceTransformer, SentenceTransfor
     )
 
 
-def _spread(rows: list[Row], limit: int) -> list[Row]:
-    """Take every n-th row, so that all sources are there in proportion."""
-    return rows[:: -(-len(rows) // limit)]
-
-
-def _strings(texts: list[Text]) -> list[str]:
-    return [text.text for text in texts]
+def _spread(rows: Rows, limit: int) -> Iterable[str]:
+    """Take every n-th text, so that all sources are there in proportion."""
+    step = -(-len(rows) // limit)
+    texts: Iterable[str] = rows.columns.select(range(0, len(rows), step))["text"]
+    return texts

@@ -1,13 +1,16 @@
 """What every stage is given."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sentence_transformers import SentenceTransformer
 
-from care_trainer.config import Data, Run, Stage
+from care_trainer import rows
+from care_trainer.config import Data, Run, Side, Stage
+from care_trainer.distributed import main_process_first
 from care_trainer.fitting import Job
+from care_trainer.rows import Rows
 
 Report = Callable[[str, int, int, float], None]
 """Called with what is being done, steps done, steps in all, and the last loss."""
@@ -15,6 +18,11 @@ Report = Callable[[str, int, int, float], None]
 
 def silent(_what: str, _step: int, _steps: int, _loss: float) -> None:
     """Report nothing."""
+
+
+def rows_folder(run: Run) -> Path:
+    """Give the folder of the Arrow tables, which all stages of a run share."""
+    return Path(run.output) / rows.ROWS_FOLDER
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,16 @@ class Context:
     def data_root(self) -> Path:
         """Where the files of all data sets are."""
         return Path(self.run.data_root)
+
+    def pair_rows(self, hard_negatives: int = 0) -> Rows:
+        """Give the pairs of the stage's data set, with columns of negatives."""
+        with main_process_first():
+            return rows.pair_rows(self.data, self.data_root, rows_folder(self.run), hard_negatives)
+
+    def text_rows(self, sides: Sequence[Side] = ("query", "document")) -> Rows:
+        """Give the single texts of the stage's data set."""
+        with main_process_first():
+            return rows.text_rows(self.data, self.data_root, rows_folder(self.run), sides)
 
     def job(self, **options: object) -> Job:
         """Give the training loop's settings; options are further fields of `Job`."""

@@ -1,13 +1,8 @@
 """Stages ``unsupervised`` and ``supervised`` (query encoder) and ``document``: InfoNCE through one encoder."""
 
-from collections.abc import Sequence
-
-from datasets import Dataset
-
 from care_trainer import towers
 from care_trainer.augment import PairCollator
 from care_trainer.config import Contrastive
-from care_trainer.data import Pair, read_pairs, row_weights
 from care_trainer.fitting import fit
 from care_trainer.losses import EmbeddingLoss
 from care_trainer.objectives import InfoNce, Matryoshka
@@ -41,12 +36,11 @@ def _train(context: Context, side: str) -> Trained:
         cached=stage.cached,
         token_dropout=stage.token_dropout,
     )
-    pairs = read_pairs(context.data, context.data_root)
-    rows = pair_rows(pairs, stage.hard_negatives)
+    rows = context.pair_rows(stage.hard_negatives)
     prompts = {"query": tower.prompt} if side == "query" else {"positive": tower.prompt}
     collator = PairCollator(stage.crop, preprocess_fn=model.preprocess, prompts=prompts, max_length=stage.max_tokens)
-    job = context.job(weights=row_weights(pairs, context.data), collator=collator)
-    metrics = fit(model, loss, rows, job)
+    job = context.job(weights=rows.weights, collator=collator)
+    metrics = fit(model, loss, rows.text_columns(), job)
     query, document = (encoder, None) if side == "query" else (None, encoder)
     return Trained(query, document, {side: trainable}, metrics, info_nce.temperature, encoder)
 
@@ -60,19 +54,3 @@ def info_nce_of(stage: Contrastive) -> InfoNce:
         symmetric=stage.symmetric,
         gather=True,
     )
-
-
-def pair_rows(pairs: Sequence[Pair], hard_negatives: int) -> Dataset:
-    """Give the columns query, positive, negative_1…; a row with too few negatives repeats its positive.
-
-    The repeated positive is masked like any candidate whose text is the positive's, and so adds nothing.
-    """
-    columns: dict[str, list[str]] = {
-        "query": [pair.query for pair in pairs],
-        "positive": [pair.positive for pair in pairs],
-    }
-    for number in range(hard_negatives):
-        columns[f"negative_{number + 1}"] = [
-            pair.negatives[number] if number < len(pair.negatives) else pair.positive for pair in pairs
-        ]
-    return Dataset.from_dict(columns)

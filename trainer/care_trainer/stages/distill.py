@@ -2,13 +2,12 @@
 
 from care_trainer import towers
 from care_trainer.config import Distill
-from care_trainer.data import read_pairs, row_weights
 from care_trainer.fitting import fit
 from care_trainer.losses import EmbeddingLoss
 from care_trainer.objectives import DistillObjective
 from care_trainer.stages.align import stored_vectors
 from care_trainer.stages.context import Context, Trained
-from care_trainer.stages.contrastive import info_nce_of, pair_rows
+from care_trainer.stages.contrastive import info_nce_of
 from care_trainer.teacher import TeacherCollator
 
 
@@ -16,8 +15,8 @@ def train_distill(context: Context) -> Trained:
     """Train the query encoder on both sides of pairs, with the frozen document encoder's scores as a second target."""
     stage, prompt = context.stage, context.run.query.prompt
     assert isinstance(stage, Distill)
-    pairs = read_pairs(context.data, context.data_root)
-    vectors = stored_vectors(context, [text for pair in pairs for text in (pair.query, pair.positive)])
+    rows = context.pair_rows(stage.hard_negatives)
+    vectors = [stored_vectors(context, rows.columns[column], column) for column in ("query", "positive")]
     query = towers.load(context.query)
     trainable = towers.make_trainable(query, side="query", lora=context.run.query.lora is not None)
     loss = EmbeddingLoss(
@@ -28,12 +27,11 @@ def train_distill(context: Context) -> Trained:
         cached=stage.cached,
         token_dropout=stage.token_dropout,
     )
-    rows = pair_rows(pairs, stage.hard_negatives).add_column("label", list(range(len(pairs))))
     collator = TeacherCollator(
-        vectors.reshape(len(pairs), 2, context.run.dim),
+        *vectors,
         preprocess_fn=query.preprocess,
         prompts={"query": prompt},
         max_length=stage.max_tokens,
     )
-    metrics = fit(query, loss, rows, context.job(weights=row_weights(pairs, context.data), collator=collator))
+    metrics = fit(query, loss, rows.columns, context.job(weights=rows.weights, collator=collator))
     return Trained(query, None, {"query": trainable}, metrics, stage.temperature, query)

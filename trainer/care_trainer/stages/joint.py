@@ -3,11 +3,10 @@
 from care_trainer import towers
 from care_trainer.augment import PairCollator
 from care_trainer.config import Joint
-from care_trainer.data import read_pairs, row_weights
 from care_trainer.fitting import fit
 from care_trainer.losses import EmbeddingLoss
 from care_trainer.stages.context import Context, Trained
-from care_trainer.stages.contrastive import info_nce_of, pair_rows
+from care_trainer.stages.contrastive import info_nce_of
 
 
 def train_joint(context: Context) -> Trained:
@@ -29,12 +28,12 @@ def train_joint(context: Context) -> Trained:
         cached=stage.cached,
         token_dropout=stage.token_dropout,
     )
-    pairs = read_pairs(context.data, context.data_root)
-    rows = pair_rows(pairs, stage.hard_negatives)
-    routes = {column: "query" if column == "query" else "document" for column in rows.column_names}
+    rows = context.pair_rows(stage.hard_negatives)
+    columns = rows.text_columns()
+    routes = {column: "query" if column == "query" else "document" for column in columns.column_names}
     prompts = {column: run.query.prompt if side == "query" else run.document.prompt for column, side in routes.items()}
     job = context.job(
-        weights=row_weights(pairs, context.data),
+        weights=rows.weights,
         routes=routes,
         collator=PairCollator(
             stage.crop,
@@ -45,6 +44,6 @@ def train_joint(context: Context) -> Trained:
         ),
         rates={} if stage.document_learning_rate is None else {r"sub_modules\.document": stage.document_learning_rate},
     )
-    metrics = fit(model, loss, rows, job)
+    metrics = fit(model, loss, columns, job)
     trained_document = None if stage.freeze_document else document
     return Trained(query, trained_document, trainable, metrics, info_nce.temperature, model)

@@ -1,13 +1,11 @@
 """Stages ``retromae`` (query side) and ``causal`` (document side): language modelling on single texts."""
 
-from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 from care_trainer import towers
 from care_trainer.config import RetroMae
-from care_trainer.data import read_texts, row_weights
 from care_trainer.fitting import fit
 from care_trainer.language import CausalLoss, RetroMaeLoss
 from care_trainer.stages.context import Context, Trained
@@ -37,13 +35,13 @@ def train_causal(context: Context) -> Trained:
 
 
 def _fit(context: Context, model: SentenceTransformer, loss: RetroMaeLoss | CausalLoss) -> dict[str, float]:
-    texts = read_texts(context.data, context.data_root)
+    rows = context.text_rows()
     job = context.job(
-        weights=row_weights(texts, context.data),
-        lengths=[len(text.text) for text in texts],
+        weights=rows.weights,
+        lengths=rows.characters,
         collator=SentenceTransformerDataCollator(preprocess_fn=model.preprocess, max_length=context.stage.max_tokens),
     )
-    return fit(model, loss, Dataset.from_dict({"text": [text.text for text in texts]}), job)
+    return fit(model, loss, rows.text_columns(), job)
 
 
 def _without_normalisation(encoder: SentenceTransformer) -> SentenceTransformer:
