@@ -5,6 +5,7 @@ import click
 from care_qdrant.cli import run as run_program
 from care_trainer.cli.data import data
 from care_trainer.cli.mine import mine
+from care_trainer.cli.push import push
 from care_trainer.cli.run import configs, presets, run
 
 
@@ -19,7 +20,7 @@ def care_train() -> None:
     """
 
 
-for command in (run, configs, presets, data, mine):
+for command in (run, configs, presets, data, mine, push):
     care_train.add_command(command)
 
 

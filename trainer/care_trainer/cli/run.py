@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 @click.option("--resume", is_flag=True, help="Keep finished stages, continue an interrupted one where it stopped.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a value: stage.joint.epochs=2")
 @click.option("--preset", help="One of the paper's comparisons; see: care-train presets")
+@click.option("--push", metavar="REPOSITORY", help="Upload the pair to a private hub repository at the end.")
 @click.option("--minutes", type=float, help="Save and stop after so many minutes; go on with --resume.")
 def run(
     config: str,
@@ -32,6 +33,7 @@ def run(
     resume: bool,
     overrides: tuple[str, ...],
     preset: str | None,
+    push: str | None,
     minutes: float | None,
 ) -> None:
     """Run the stages of CONFIG, a file or the name of a shipped configuration, and export the pair.
@@ -41,6 +43,7 @@ def run(
       care-train run nano --set data_root=data --resume
       care-train run my.toml --stage joint --set stage.joint.learning_rate=5e-5
       care-train run my.toml --preset without-align --set seed=1
+      care-train run my.toml --push organisation/care-mine
     """
     from care_trainer.parse import load_run
     from care_trainer.presets import apply_preset
@@ -55,6 +58,10 @@ def run(
         from care_trainer.curves import draw_curves
         from care_trainer.distributed import processes
         from care_trainer.export import export
+        from care_trainer.publish import push as upload
+        from care_trainer.publish import require_token
+    if push is not None:
+        require_token()  # not after a night of training
     _quiet()
     deadline = None if minutes is None else started + 60 * minutes
     with _bars(processes().is_main_process) as report:
@@ -63,8 +70,10 @@ def run(
         command = ["care-train", "run", config, *(["--preset", preset] if preset else [])]
         if processes().is_main_process:
             draw_curves(loaded)
-            card = export(loaded, shlex.join(command))
-            click.echo(str(Path(loaded.output) / card.name))
+            folder = Path(loaded.output) / export(loaded, shlex.join(command)).name
+            click.echo(str(folder))
+            if push is not None:
+                click.echo(upload(folder, push))
 
 
 @click.command()
