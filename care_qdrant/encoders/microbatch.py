@@ -125,10 +125,15 @@ class _Line:
         return request.future
 
     def take(self) -> list[_Request]:
-        """Wait for the next batch; empty when the line is closed and everyone was served."""
+        """Wait for the next batch; empty when the line is closed and everyone was served.
+
+        A worker takes its share of those who wait and leaves the rest to its colleagues. One that takes them all is
+        busy for long, while the others run whatever comes next one by one: half the speed, and the last wait longest.
+        """
         with self.condition:
             self.condition.wait_for(self._can_proceed)
-            batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), self.max_batch))]
+            share = -(-len(self._waiting) // self.workers)
+            batch = [self._waiting.popleft() for _ in range(min(share, self.max_batch))]
             self.running += bool(batch)
             return batch
 

@@ -159,6 +159,20 @@ def test_no_more_batches_run_at_a_time_than_workers() -> None:
     assert most == 2
 
 
+def test_workers_share_those_who_wait() -> None:
+    encoder = GatedEncoder()
+    encoder.gate.clear()
+    batcher = MicroBatcher(encoder, workers=2)
+    for text in ("first", "second"):
+        batcher.submit(text)
+        encoder.entered.acquire()
+    futures = [batcher.submit(f"query {number}") for number in range(8)]
+    encoder.gate.set()
+    for number, future in enumerate(futures):
+        assert future.result().tolist() == encoder.expected(f"query {number}")
+    assert max(len(batch) for batch in encoder.batches) == 4
+
+
 def test_close_answers_what_was_submitted_and_refuses_the_rest() -> None:
     encoder = GatedEncoder()
     batcher = MicroBatcher(encoder, max_batch=2)
