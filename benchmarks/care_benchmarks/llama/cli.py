@@ -29,17 +29,20 @@ def command() -> None:
 @model_option
 @layers_option
 @click.option("--rounds", type=click.IntRange(min=2), default=60, show_default=True)
-@click.option("--clients", type=click.IntRange(min=1), multiple=True, default=(1, 8, 16, 32), show_default=True)
+@click.option("--clients", type=click.IntRange(min=1), multiple=True, default=(1, 4, 8, 16, 32), show_default=True)
+@click.option("--cores", type=click.IntRange(min=1), default=1, show_default=True, help="Each with one query worker.")
 @click.option("--seconds", default=10.0, show_default=True, help="Of each load.")
 @output_option
-def speed(model: Path | None, layers: int, rounds: int, clients: Sequence[int], seconds: float, output: Path) -> None:
-    """Time single and concurrent queries against HuggingFaceEmbedding with the same weights, on one core.
+def speed(
+    model: Path | None, layers: int, rounds: int, clients: Sequence[int], cores: int, seconds: float, output: Path
+) -> None:
+    """Time single and concurrent queries against HuggingFaceEmbedding with the same weights.
 
     \b
     Example:
       care-bench llama speed --output benchmarks/results/llama-speed.json
     """
-    _use_one_core()
+    _use_cores(cores)
     from care_benchmarks.llama.latency import measure_single
     from care_benchmarks.llama.load import measure_load
     from care_benchmarks.llama.random_pair import sample_queries
@@ -47,13 +50,15 @@ def speed(model: Path | None, layers: int, rounds: int, clients: Sequence[int], 
 
     queries = sample_queries()
     with _model(model, layers) as folder:
-        stacks = {name: open_stack(name, folder) for name in STACKS}
+        stacks = {name: open_stack(name, folder, cores) for name in STACKS}
         single = [shown(result) for result in measure_single(stacks, STOCK, queries, rounds)]
         load = [
             shown(measure_load(name, stacks[name], queries, number, seconds)) for number in clients for name in STACKS
         ]
         gate = _gate(folder)
-    save_measured(output, {"layers": layers, "int8_gate": gate, "single": plain(single), "load": plain(load)})
+    save_measured(
+        output, {"layers": layers, "cores": cores, "int8_gate": gate, "single": plain(single), "load": plain(load)}
+    )
 
 
 @command.command()
@@ -66,7 +71,7 @@ def overhead(rounds: int, output: Path) -> None:
     Example:
       care-bench llama overhead --output benchmarks/results/llama-overhead.json
     """
-    _use_one_core()
+    _use_cores(1)
     from care_benchmarks.llama.overhead import measure_overhead
     from care_benchmarks.llama.random_pair import sample_queries
 
@@ -142,11 +147,11 @@ def _model(model: Path | None, layers: int, width: int | None = None) -> Iterato
         yield write_random_pair(Path(folder) / "pair", layers, width or WIDTH)
 
 
-def _use_one_core() -> None:
-    """Let all stacks have the same core, and no more threads than it."""
+def _use_cores(number: int) -> None:
+    """Let all stacks have the same cores, and one thread a run."""
     os.environ["OMP_NUM_THREADS"] = "1"
     if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-number:])
 
 
 def _gate(model: Path) -> dict[str, Any]:

@@ -10,8 +10,13 @@ STACKS = ("huggingface", "care-fp32", "care-int8")
 STOCK = "huggingface"
 
 
-def open_stack(name: str, model: Path) -> BaseEmbedding:
+def open_stack(name: str, model: Path, workers: int = 1) -> BaseEmbedding:
     """Open one of `STACKS` on a CARE folder, without a cache of queries.
+
+    Args:
+        name: The stack.
+        model: The CARE folder.
+        workers: Runs side by side in our stacks; the stock class has no such setting.
 
     Raises:
         MissingExtra: the stock class is not installed.
@@ -23,5 +28,5 @@ def open_stack(name: str, model: Path) -> BaseEmbedding:
         return HuggingFaceEmbedding(model_name=str(model / "query"), device="cpu")
     from llama_index.embeddings.care import CareEmbedding
 
-    precision = name.removeprefix("care-")
-    return CareEmbedding.from_dict({"model": str(model), "precision": precision, "query_cache_size": 0})
+    settings = {"model": str(model), "precision": name.removeprefix("care-"), "query_workers": workers}
+    return CareEmbedding.from_dict({**settings, "query_cache_size": 0})
