@@ -17,6 +17,7 @@ from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.span_handlers import SimpleSpanHandler
 from llama_index.core.storage.kvstore import SimpleKVStore
 from llama_index.embeddings.care import CareEmbedding
+from llama_index.embeddings.huggingface import HuggingFaceEmbedding
 from llama_index_instrumentation import get_dispatcher
 from pydantic import ValidationError
 
@@ -38,6 +39,12 @@ def test_each_role_is_embedded_by_its_own_encoder(pair_folder: Path) -> None:
     assert close(document, model.encode_document([QUERY])[0])
     assert not close(query, document)
     assert np.linalg.norm(query) == pytest.approx(1)
+
+
+def test_the_stock_class_fails_on_a_pair_rather_than_take_the_document_encoder_for_queries(pair_folder: Path) -> None:
+    stock = HuggingFaceEmbedding(model_name=str(pair_folder), device="cpu")
+    with pytest.raises(ValueError, match="route"):
+        stock.get_query_embedding(QUERY)
 
 
 async def test_async_gives_the_same_vectors(pair_folder: Path) -> None:
