@@ -59,7 +59,7 @@ def test_all_problems_are_reported_at_once_with_known_keys(tmp_path: Path) -> No
         ("query.scratch.hidden=33", "hidden 33 is no multiple of heads 2"),
         ("dim=64", "document.scratch.hidden: 48 is smaller than dim 64"),
         ("query.max_tokens=4096", "query.max_tokens: 4096 is more than its 512 positions"),
-        ("query.base=somewhere", "query: give exactly one of base and scratch"),
+        ("query.base=somewhere", "query: give exactly one of base, scratch and static"),
         ("stage.joint.data=none", "stage.joint.data: there is no data set 'none' (there are: pairs, texts)"),
         ("stage.joint.name=align", "stage.align: used 2 times"),
     ],

@@ -42,11 +42,16 @@ def random_bag(tokenizer: Tokenizer, dim: int, texts: Iterable[str], max_tokens:
     return SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_weights=table)])
 
 
-def bag_table(bag: SentenceTransformer) -> Tensor:
-    """Give the token vectors of a bag, (tokens, dim)."""
+def bag_module(bag: SentenceTransformer) -> StaticEmbedding:
+    """Give the one module of a bag."""
     static = bag[0]
     assert isinstance(static, StaticEmbedding)
-    return static.embedding.weight.detach()
+    return static
+
+
+def bag_table(bag: SentenceTransformer) -> Tensor:
+    """Give the token vectors of a bag, (tokens, dim)."""
+    return bag_module(bag).embedding.weight.detach()
 
 
 class Parts:
@@ -97,12 +102,12 @@ class BagLoss(nn.Module):
         self.model: Any = model
         self.objective, self.parts, self.token_dropout = objective, parts, token_dropout
 
-    def forward(self, sentence_features: Iterable[Features], _labels: Tensor | None = None) -> Tensor:
+    def forward(self, sentence_features: Iterable[Features], labels: Tensor | None = None) -> Tensor:
         """Give the loss of a batch, one flat feature dictionary per column."""
         columns = list(sentence_features)
         keys = [bag_keys(column) for column in columns]
         vectors = [self.model(self._parts_of(column))["sentence_embedding"] for column in columns]
-        loss: Tensor = self.objective(Batch(vectors, keys))
+        loss: Tensor = self.objective(Batch(vectors, keys, labels))
         return loss
 
     def _parts_of(self, column: Features) -> Features:

@@ -96,6 +96,21 @@ def newest(run: Run, side: str, before: Sequence[Stage] | None = None) -> Path:
     return output / BASE / side
 
 
+def place_digest(run: Run, stage: Stage | None) -> str:
+    """Give a digest of all that decides what a stage, or with None the base, writes: equal digests, equal encoders.
+
+    Raises:
+        InputError: a stage before it is not finished.
+    """
+    if stage is None:
+        data = dataclasses.asdict(run.data[run.vocabulary.data]) if run.vocabulary else {}
+        settings = {**_base_settings(run), "data_set": data}
+    else:
+        before = run.stage[: run.stage.index(stage)]
+        settings = _settings(run, stage, {side: newest(run, side, before) for side in SIDES})
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
 def read_record(folder: Path) -> dict[str, Any]:
     """Give what a finished stage wrote about itself."""
     record: dict[str, Any] = json.loads((folder / STAGE_FILE).read_text(encoding="utf-8"))
@@ -131,7 +146,7 @@ def _ensure_stage(
         report=report,
         deadline=deadline,
     )
-    started = time.monotonic()
+    started, cpu_started = time.monotonic(), time.process_time()
     hashes = file_hashes(context.data, context.data_root) if stage.data else {}
     _check_hashes(folder, hashes, resume)
     if processes().is_main_process:
@@ -140,7 +155,7 @@ def _ensure_stage(
     trained = STAGES[stage.kind](context)
     with main_process_first() as is_main:
         if is_main:
-            _conclude(run, stage, folder, trained, settings, hashes, started)
+            _conclude(run, stage, folder, trained, settings, hashes, started, cpu_started)
     return read_record(folder)
 
 
@@ -152,8 +167,10 @@ def _conclude(
     settings: dict[str, Any],
     hashes: dict[str, str],
     started: float,
+    cpu_started: float,
 ) -> None:
     """Save what a stage trained, score it, and write its record: the sign that it is finished."""
+    cpu_seconds = time.process_time() - cpu_started
     _save({side: model for side, model in zip(SIDES, (trained.query, trained.document), strict=True) if model}, folder)
     record = {
         "stage": folder.name,
@@ -166,6 +183,7 @@ def _conclude(
         "metrics": trained.metrics,
         "evaluation": _evaluate(run, stage, trained),
         "seconds": round(time.monotonic() - started, 1),
+        "cpu_seconds": round(cpu_seconds, 1),
     }
     _write(folder / STAGE_FILE, record)
     drop_checkpoints(folder)

@@ -44,9 +44,12 @@ class Tower:
     """One of the two encoders."""
 
     base: str | None = None
-    """Folder or hub name of a pretrained model. Exactly one of base and scratch."""
+    """Folder or hub name of a pretrained model. Exactly one of base, scratch and static."""
     revision: str | None = None
     scratch: Scratch | None = None
+    static: int | None = None
+    """Of a query encoder: no layers at all, a text is the mean of its tokens' vectors of so many dimensions. A thousand
+    times cheaper than a transformer to train, and the smallest query encoder there is."""
     pooling: Literal["cls", "mean", "lasttoken"] = "cls"
     max_tokens: int = 512
     """Longest input, special tokens and prompt included [G]."""
@@ -200,6 +203,9 @@ class Align(Stage):
     """λ2 of equation (3)."""
     kl_weight: float = 0.0
     """Of the Kullback-Leibler divergence between the two vectors, as in KALE; not part of the paper's Stage I."""
+    teacher_prompt: str | None = None
+    """What the document encoder reads before each text, where it was trained to read queries with a prompt of their
+    own; None is its document prompt."""
     sides: tuple[Side, ...] = ("query", "document")
     """Which texts of pairs are aligned; single texts always are."""
 
@@ -209,7 +215,8 @@ class Joint(Contrastive):
     """Stage II [4.4]: both encoders, Asym-InfoNCE with in-batch and hard negatives."""
 
     freeze_document: bool = False
-    """Train the query side alone: the documents of a live index keep their vectors."""
+    """Train the query side alone: the documents of a live index keep their vectors. Without ``crop`` these are
+    computed once, as in Stage I."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,6 +233,8 @@ class Distill(Contrastive):
 
     kl_weight: float = 1.0
     """Left open by the paper, as is the temperature, which both terms share."""
+    teacher_prompt: str | None = None
+    """What the document encoder reads before a query; None is its document prompt."""
 
 
 STAGE_TYPES: dict[str, type[Stage]] = {
@@ -277,6 +286,8 @@ class Run:
     seed: int = 0
     checkpoint_minutes: float = 5.0
     """Between two checkpoints of a stage; 0 is after every step."""
+    teacher_cache: str | None = None
+    """Folder of document vectors that runs share: each text is encoded once by the same encoder."""
     report_to: tuple[str, ...] = ()
     """Trackers of transformers beside metrics.jsonl: tensorboard, trackio, wandb."""
     vocabulary: Vocabulary | None = None

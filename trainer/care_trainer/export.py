@@ -90,7 +90,9 @@ def _write_side(run: Run, source: Path, folder: Path, texts: list[str]) -> Vecto
 
 
 def _is_encoder(folder: Path) -> bool:
-    """Say whether a model is of the bidirectional kind, which exports; a decoder asks through torch (baselines)."""
+    """Say whether a model is of the bidirectional kind, which exports; others ask through torch (baselines)."""
+    if not (folder / "config.json").exists():
+        return False  # token vectors without layers
     model_type = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
     return model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
 

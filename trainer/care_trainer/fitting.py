@@ -112,7 +112,7 @@ def fit(model: SentenceTransformer, loss: nn.Module, rows: Dataset, job: Job) ->
             f"{job.folder.name}: stopped after step {trainer.state.global_step} of {trainer.state.max_steps}; "
             "go on with --resume"
         )
-    return {key: float(value) for key, value in output.metrics.items()}
+    return {"steps": float(trainer.state.global_step)} | {key: float(value) for key, value in output.metrics.items()}
 
 
 def last_checkpoint(folder: Path) -> Path | None:

@@ -59,6 +59,8 @@ def _encoders(run: Run) -> str:
 
 
 def _shape(tower: Tower) -> str:
+    if tower.static is not None:
+        return f"from scratch, token vectors of {tower.static} dimensions, no layers"
     assert tower.scratch is not None
     return f"from scratch, {tower.scratch.layers} layers × {tower.scratch.hidden}"
 

@@ -154,8 +154,12 @@ def _check(run: Run, problems: list[str]) -> None:
 
 def _tower_problems(side: str, tower: Tower, run: Run) -> list[str]:
     problems = []
-    if (tower.base is None) == (tower.scratch is None):
-        problems.append(f"{side}: give exactly one of base and scratch")
+    if [tower.base, tower.scratch, tower.static].count(None) != 2:
+        problems.append(f"{side}: give exactly one of base, scratch and static")
+    if tower.static is not None and side == "document":
+        problems.append("document.static: only a query encoder can be static")
+    if tower.static is not None and run.vocabulary is None:
+        problems.append(f"{side}.static: needs a [vocabulary] to train the tokenizer")
     if tower.scratch is not None:
         if run.vocabulary is None:
             problems.append(f"{side}.scratch: needs a [vocabulary] to train the tokenizer")

@@ -4,14 +4,15 @@ Tables of arXiv 2604.10937. Where the paper does not say how a baseline was set 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from care_qdrant.errors import InputError
-from care_trainer.config import Distill, Joint, Prune, Run, Stage
+from care_trainer.config import Align, Contrastive, Distill, Joint, Prune, Run, Stage
 
 QUERY_INITIALISATION = ("retromae", "unsupervised", "supervised")
 DOCUMENT_INITIALISATION = ("document",)
+_DISTILL_SETTINGS = {field.name for field in fields(Contrastive)} - {"kind", "name"}
 PRUNED_LAYERS = 3
 """Of the document encoder; a smaller one keeps half of its layers."""
 
@@ -43,6 +44,23 @@ def without(*kinds: str) -> Callable[[Run], Run]:
     return lambda run: replace(run, stage=tuple(stage for stage in run.stage if stage.kind not in kinds))
 
 
+def _without_query_initialisation(run: Run) -> Run:
+    return without(*_query_initialisation(run))(run)
+
+
+def _query_initialisation(run: Run) -> tuple[str, ...]:
+    """Name the kinds that train the query encoder alone: the bag, too, beside a pretrained document encoder."""
+    return QUERY_INITIALISATION if run.document.base is None else ("bag", *QUERY_INITIALISATION)
+
+
+def _last(run: Run, kinds: tuple[str, ...]) -> Stage:
+    """Give the last stage of some kinds."""
+    for stage in reversed(run.stage):
+        if stage.kind in kinds:
+            return stage
+    raise InputError(f"{run.name}: has no stage {' or '.join(kinds)}, which the preset changes")
+
+
 def _with(kind: str, **values: Any) -> Callable[[Run], Run]:
     """Change settings of the stages of a kind."""
 
@@ -66,15 +84,16 @@ def _require(run: Run, kind: str) -> Stage:
 
 
 def _symmetric_query(run: Run) -> Run:
-    supervised = _require(run, "supervised")
+    last = _last(run, tuple(kind for kind in _query_initialisation(run) if kind in ("bag", "supervised")))
     kept = without("document", "causal", "align", "joint")(run)
-    return replace(_with("supervised", epochs=supervised.epochs * 2)(kept), symmetric="query")
+    return replace(_with(last.kind, epochs=last.epochs * 2)(kept), symmetric="query")
 
 
 def _symmetric_document(run: Run) -> Run:
-    document = _require(run, "document")
-    kept = without(*QUERY_INITIALISATION, "align", "joint")(run)
-    return replace(_with("document", epochs=document.epochs * 2)(kept), symmetric="document")
+    kept = replace(without("align", "joint")(_without_query_initialisation(run)), symmetric="document")
+    if run.document.base is not None and not any(stage.kind == "document" for stage in run.stage):
+        return kept  # pretrained, and trained no further
+    return _with("document", epochs=2 * _require(run, "document").epochs)(kept)
 
 
 def _fine_tuning_data(run: Run) -> Run:
@@ -100,7 +119,7 @@ def _longer_joint(run: Run) -> Run:
 def _pruned(**weights: Any) -> Callable[[Run], Run]:
     def change(run: Run) -> Run:
         align = _require(run, "align")
-        kept = without(*QUERY_INITIALISATION, "joint")(run)
+        kept = without("joint")(_without_query_initialisation(run))
         stages: list[Stage] = []
         for stage in kept.stage:
             if stage is align:
@@ -118,10 +137,12 @@ def _pruned_layers(run: Run) -> int:
 
 
 def _distilled(run: Run) -> Run:
-    supervised = _require(run, "supervised")
-    shared = {key: value for key, value in vars(supervised).items() if key not in ("kind", "name")}
+    last = _last(run, ("supervised", "joint"))
+    shared = {key: value for key, value in vars(last).items() if key in _DISTILL_SETTINGS}
+    prompt = next((stage.teacher_prompt for stage in run.stage if isinstance(stage, Align)), None)
     kept = without("align", "joint")(run)
-    return replace(kept, stage=(*kept.stage, Distill(kind="distill", **shared)), symmetric="query")
+    student = Distill(kind="distill", teacher_prompt=prompt, **shared)
+    return replace(kept, stage=(*kept.stage, student), symmetric="query")
 
 
 def _up_projected(run: Run) -> Run:
@@ -142,7 +163,7 @@ def _hidden(run: Run) -> int:
 
 
 PRESETS: dict[str, Preset] = {
-    "without-query-init": Preset("5", "the query encoder goes into Stage I untrained", without(*QUERY_INITIALISATION)),
+    "without-query-init": Preset("5", "the query encoder goes into Stage I untrained", _without_query_initialisation),
     "without-document-init": Preset("5", "the document encoder is the base model", without(*DOCUMENT_INITIALISATION)),
     "without-align": Preset("5", "no Stage I", without("align")),
     "without-joint": Preset("5", "no Stage II", without("joint")),

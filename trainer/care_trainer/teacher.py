@@ -4,6 +4,7 @@ Recomputing them in every step costs stage I the document encoder's forward pass
 768 dimensions are 1.5 GB on disk. An interrupted computation goes on where it stopped.
 """
 
+import functools
 import hashlib
 import json
 import logging
@@ -21,9 +22,10 @@ from sentence_transformers.sentence_transformer.data_collator import SentenceTra
 from care_qdrant.errors import EncodingError
 from care_qdrant.types import Vectors
 from care_trainer import distributed
+from care_trainer.vectors import Half, VectorCache, encoder_digest
 
 logger = logging.getLogger(__name__)
-Half = npt.NDArray[np.float16]
+Encode = Callable[[list[str]], npt.NDArray[Any]]
 PIECE_ROWS = 4096
 
 
@@ -39,6 +41,8 @@ def teacher_vectors(
     *,
     dim: int,
     batch_size: int = 64,
+    prompt: str | None = None,
+    cache: Path | None = None,
     report: Callable[[int], None] = _silent,
 ) -> Half:
     """Give the teacher's vectors of texts as a read-only memmap (len(texts), dim), computing those that are missing.
@@ -52,15 +56,18 @@ def teacher_vectors(
         folder: Where the memmap lives; another teacher's or other texts' vectors there are replaced.
         dim: Of the vectors.
         batch_size: Texts encoded at once.
+        prompt: Read before each text; None is the teacher's document prompt.
+        cache: Folder of vectors that runs share, see `VectorCache`; None computes them for this run alone.
         report: Called with the number of rows that were just done, by all processes together.
 
     Raises:
         EncodingError: the teacher gave a vector that is not finite.
     """
+    encoder = encoder_digest(teacher_folder, prompt)
     file, processes = folder / "vectors.f16", distributed.processes()
     with distributed.main_process_first() as is_main:
         if is_main:
-            _prepare(folder, file, _key(teacher_folder, texts), len(texts), dim)
+            _prepare(folder, file, _key(encoder, texts), len(texts), dim)
         done = _done(folder)
     processes.wait_for_everyone()  # all have read what is done before anyone does more
     pieces = range(0, len(texts), PIECE_ROWS)
@@ -68,13 +75,15 @@ def teacher_vectors(
     report(min(len(texts), len(done) * PIECE_ROWS))
     mine = missing[processes.process_index :: processes.num_processes]
     if mine:
-        model = teacher()
+        encode: Encode = encoding(teacher, batch_size=batch_size, prompt=prompt)
+        if cache is not None:
+            encode = functools.partial(VectorCache(cache, encoder, dim).encode, encode=encode)
         vectors = np.memmap(file, dtype=np.float16, mode="r+", shape=(len(texts), dim))
         own = folder / f"done.{processes.process_index}.json"
         finished = _read(own)
         for start in mine:
             piece = list(texts[start : start + PIECE_ROWS])
-            vectors[start : start + len(piece)] = _encode(model, piece, start, batch_size)
+            vectors[start : start + len(piece)] = encode(piece)
             vectors.flush()
             finished.append(start)
             _write(own, finished)
@@ -93,19 +102,31 @@ def _prepare(folder: Path, file: Path, key: str, rows: int, dim: int) -> None:
     _write(folder / "key.json", [key])
 
 
-def _encode(model: SentenceTransformer, piece: list[str], start: int, batch_size: int) -> Vectors:
-    encoded: Vectors = model.encode_document(piece, batch_size=batch_size, show_progress_bar=False)
-    if not np.isfinite(encoded).all():
-        raise EncodingError(f"the teacher gave a vector that is not finite, in rows {start} to {start + len(piece)}")
-    return encoded
+def encoding(
+    teacher: Callable[[], SentenceTransformer], *, batch_size: int = 64, prompt: str | None = None
+) -> Callable[[list[str]], Vectors]:
+    """Give what encodes texts as a document encoder does; it is loaded when it is called first.
+
+    Args:
+        teacher: Loads it.
+        batch_size: Texts encoded at once.
+        prompt: Read before each text; None is its document prompt.
+
+    What it gives raises `EncodingError` where a vector is not finite.
+    """
+    load = functools.cache(teacher)
+
+    def encode(texts: list[str]) -> Vectors:
+        vectors: Vectors = load().encode_document(texts, prompt=prompt, batch_size=batch_size, show_progress_bar=False)
+        if not np.isfinite(vectors).all():
+            raise EncodingError("the teacher gave a vector that is not finite")
+        return vectors
+
+    return encode
 
 
-def _key(teacher_folder: Path, texts: Sequence[str]) -> str:
-    digest = hashlib.sha256()
-    for path in sorted(path for path in teacher_folder.rglob("*") if path.is_file() and path.name != "README.md"):
-        with path.open("rb") as stream:
-            digest.update(path.relative_to(teacher_folder).as_posix().encode())
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
+def _key(encoder: str, texts: Sequence[str]) -> str:
+    digest = hashlib.sha256(encoder.encode())
     for text in texts:
         digest.update(text.encode() + b"\x1e")
     return digest.hexdigest()

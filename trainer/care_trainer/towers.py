@@ -12,7 +12,7 @@ import torch
 from peft import LoraConfig, TaskType
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Module, Normalize, Router, Transformer
-from sentence_transformers.sentence_transformer.modules import Pooling, WordWeights
+from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding, WordWeights
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
@@ -72,6 +72,27 @@ def build_document(base: str, tower: Tower, dim: int) -> SentenceTransformer:
             )
         )
     return model
+
+
+def build_static(table: StaticEmbedding, tower: Tower, dim: int) -> SentenceTransformer:
+    """Assemble a query encoder without layers: the mean of its tokens' vectors, unit length.
+
+    Raises:
+        InputError: the table's width is not the dimension of the space.
+    """
+    width = table.embedding.weight.shape[1]
+    if width != dim and not tower.projection:
+        raise InputError(f"query.static: gives {width} dimensions, but dim is {dim}; set static = {dim}")
+    modules: list[torch.nn.Module] = [table]
+    if tower.projection:
+        modules.append(Dense(width, dim, activation_function=torch.nn.Identity()))
+    modules.append(Normalize())
+    return SentenceTransformer(modules=modules, prompts={"query": tower.prompt}, similarity_fn_name="cosine")
+
+
+def is_static(model: SentenceTransformer) -> bool:
+    """Say whether an encoder is a table of token vectors, without layers."""
+    return isinstance(model[0], StaticEmbedding)
 
 
 def _transformer(base: str, tower: Tower) -> Transformer:

@@ -62,9 +62,9 @@ def run(
         from care_trainer.publish import require_token
     if push is not None:
         require_token()  # not after a night of training
-    _quiet()
+    quiet()
     deadline = None if minutes is None else started + 60 * minutes
-    with _bars(processes().is_main_process) as report:
+    with progress_bars(processes().is_main_process) as report:
         run_stages(loaded, only=stage, resume=resume, report=report, deadline=deadline)
     if stage is None:
         command = ["care-train", "run", config, *(["--preset", preset] if preset else [])]
@@ -118,7 +118,7 @@ def find_config(config: str) -> Path:
 
 
 @contextmanager
-def _bars(visible: bool) -> Iterator["Report"]:
+def progress_bars(visible: bool) -> Iterator["Report"]:
     """Draw one progress bar a stage on stderr, with the last loss."""
     from tqdm import tqdm
 
@@ -147,7 +147,7 @@ def _bars(visible: bool) -> Iterator["Report"]:
             bar.close()
 
 
-def _quiet() -> None:
+def quiet() -> None:
     """Leave stderr to the progress bar: transformers draws one for each file that it loads."""
     from transformers.utils import logging as transformers_logging
 

@@ -1,14 +1,16 @@
 """Stage ``align`` (Stage I): the query encoder learns to give the frozen document encoder's vector of the same text."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from care_trainer import towers
 from care_trainer.config import Align
 from care_trainer.fitting import fit
-from care_trainer.losses import EmbeddingLoss
 from care_trainer.objectives import AlignObjective, InfoNce
 from care_trainer.stages.context import Context, Trained
-from care_trainer.teacher import Half, TeacherCollator, teacher_vectors
+from care_trainer.stages.embedding import embedding_loss
+from care_trainer.teacher import TeacherCollator, teacher_vectors
+from care_trainer.vectors import Half
 
 
 def train_align(context: Context) -> Trained:
@@ -16,7 +18,7 @@ def train_align(context: Context) -> Trained:
     stage = context.stage
     assert isinstance(stage, Align)
     rows = context.text_rows(stage.sides)
-    vectors = stored_vectors(context, rows.columns["text"])
+    vectors = stored_vectors(context, rows.columns["text"], prompt=stage.teacher_prompt)
     query = towers.load(context.query)
     trainable = towers.make_trainable(query, side="query", lora=context.run.query.lora is not None)
     objective = AlignObjective(
@@ -25,13 +27,7 @@ def train_align(context: Context) -> Trained:
         mse_weight=stage.mse_weight,
         kl_weight=stage.kl_weight,
     )
-    loss = EmbeddingLoss(
-        query,
-        objective,
-        mini_batch_size=stage.mini_batch_size,
-        mini_batch_tokens=stage.mini_batch_tokens,
-        cached=stage.cached,
-    )
+    loss = embedding_loss(query, objective, stage)
     prompts = {"text": context.run.query.prompt}
     collator = TeacherCollator(vectors, preprocess_fn=query.preprocess, prompts=prompts, max_length=stage.max_tokens)
     job = context.job(weights=rows.weights, collator=collator)
@@ -40,8 +36,15 @@ def train_align(context: Context) -> Trained:
     return Trained(query, None, {"query": trainable}, metrics, stage.temperature, towers.pair(query, document))
 
 
-def stored_vectors(context: Context, texts: Sequence[str], column: str = "text") -> Half:
-    """Give the newest document encoder's vectors of texts, (len(texts), dim), computed once and kept for a resume."""
+def stored_vectors(context: Context, texts: Sequence[str], column: str = "text", *, prompt: str | None = None) -> Half:
+    """Give the newest document encoder's vectors of texts, (len(texts), dim), computed once and kept for a resume.
+
+    Args:
+        context: Of the stage.
+        texts: In the order of the rows.
+        column: Of the rows.
+        prompt: Instead of the document prompt.
+    """
     done = 0
 
     def report(rows: int) -> None:
@@ -55,5 +58,7 @@ def stored_vectors(context: Context, texts: Sequence[str], column: str = "text")
         texts,
         context.folder / "teacher" / column,
         dim=context.run.dim,
+        prompt=prompt,
+        cache=Path(context.run.teacher_cache) if context.run.teacher_cache else None,
         report=report,
     )

@@ -7,6 +7,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import set_seed
 
 from care_trainer import scratch, towers
+from care_trainer.bag import bag_module, random_bag
 from care_trainer.config import Run
 from care_trainer.rows import Rows, text_rows
 from care_trainer.stages.context import rows_folder
@@ -19,21 +20,25 @@ def build(run: Run, folder: Path) -> tuple[SentenceTransformer, SentenceTransfor
         InputError: a base cannot be loaded, or a dimension or a marker does not fit.
     """
     set_seed(run.seed)
-    query_base, document_base = run.query.base, run.document.base
+    query_base, document_base, bag = run.query.base, run.document.base, None
     if run.vocabulary is not None:
         rows = text_rows(run.data[run.vocabulary.data], Path(run.data_root), rows_folder(run))
-        tokenizer = scratch.train_tokenizer(run.vocabulary, _spread(rows, run.vocabulary.max_texts))
+        texts = _spread(rows, run.vocabulary.max_texts)
+        tokenizer = scratch.train_tokenizer(run.vocabulary, texts)
         if run.query.scratch is not None:
             query_base = str(folder / "query-base")
             scratch.write_query_base(run.query, tokenizer, Path(query_base))
+        if run.query.static is not None:
+            bag = random_bag(tokenizer, run.query.static, texts, run.query.max_tokens)
         if run.document.scratch is not None:
             document_base = str(folder / "document-base")
             scratch.write_document_base(run.document, tokenizer, Path(document_base))
-    assert query_base is not None and document_base is not None
-    return (
-        towers.build_query(query_base, run.query, run.dim),
-        towers.build_document(document_base, run.document, run.dim),
-    )
+    assert document_base is not None
+    document = towers.build_document(document_base, run.document, run.dim)
+    if bag is not None:
+        return towers.build_static(bag_module(bag), run.query, run.dim), document
+    assert query_base is not None
+    return towers.build_query(query_base, run.query, run.dim), document
 
 
 def _spread(rows: Rows, limit: int) -> Iterable[str]:

@@ -4,9 +4,9 @@ from care_trainer import towers
 from care_trainer.augment import PairCollator
 from care_trainer.config import Contrastive
 from care_trainer.fitting import fit
-from care_trainer.losses import EmbeddingLoss
 from care_trainer.objectives import InfoNce, Matryoshka
 from care_trainer.stages.context import Context, Trained
+from care_trainer.stages.embedding import embedding_loss
 
 
 def train_query(context: Context) -> Trained:
@@ -28,14 +28,7 @@ def _train(context: Context, side: str) -> Trained:
     # Nested dimensions are taken of the whole vector: the slice to the query dimension is the smallest of them.
     model = towers.unsliced(encoder) if stage.matryoshka else encoder
     info_nce = info_nce_of(stage)
-    loss = EmbeddingLoss(
-        model,
-        Matryoshka(info_nce, stage.matryoshka) if stage.matryoshka else info_nce,
-        mini_batch_size=stage.mini_batch_size,
-        mini_batch_tokens=stage.mini_batch_tokens,
-        cached=stage.cached,
-        token_dropout=stage.token_dropout,
-    )
+    loss = embedding_loss(model, Matryoshka(info_nce, stage.matryoshka) if stage.matryoshka else info_nce, stage)
     rows = context.pair_rows(stage.hard_negatives)
     prompts = {"query": tower.prompt} if side == "query" else {"positive": tower.prompt}
     collator = PairCollator(stage.crop, preprocess_fn=model.preprocess, prompts=prompts, max_length=stage.max_tokens)

@@ -3,11 +3,11 @@
 from care_trainer import towers
 from care_trainer.config import Distill
 from care_trainer.fitting import fit
-from care_trainer.losses import EmbeddingLoss
 from care_trainer.objectives import DistillObjective
 from care_trainer.stages.align import stored_vectors
 from care_trainer.stages.context import Context, Trained
 from care_trainer.stages.contrastive import info_nce_of
+from care_trainer.stages.embedding import embedding_loss
 from care_trainer.teacher import TeacherCollator
 
 
@@ -16,17 +16,11 @@ def train_distill(context: Context) -> Trained:
     stage, prompt = context.stage, context.run.query.prompt
     assert isinstance(stage, Distill)
     rows = context.pair_rows(stage.hard_negatives)
-    vectors = [stored_vectors(context, rows.columns[column], column) for column in ("query", "positive")]
+    prompts = {"query": stage.teacher_prompt, "positive": None}
+    vectors = [stored_vectors(context, rows.columns[column], column, prompt=prompts[column]) for column in prompts]
     query = towers.load(context.query)
     trainable = towers.make_trainable(query, side="query", lora=context.run.query.lora is not None)
-    loss = EmbeddingLoss(
-        query,
-        DistillObjective(info_nce_of(stage), kl_weight=stage.kl_weight),
-        mini_batch_size=stage.mini_batch_size,
-        mini_batch_tokens=stage.mini_batch_tokens,
-        cached=stage.cached,
-        token_dropout=stage.token_dropout,
-    )
+    loss = embedding_loss(query, DistillObjective(info_nce_of(stage), kl_weight=stage.kl_weight), stage)
     collator = TeacherCollator(
         *vectors,
         preprocess_fn=query.preprocess,

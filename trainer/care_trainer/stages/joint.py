@@ -1,33 +1,34 @@
 """Stage ``joint`` (Stage II): both encoders on retrieval data, queries against the other side's documents."""
 
+from care_qdrant.errors import InputError
 from care_trainer import towers
 from care_trainer.augment import PairCollator
 from care_trainer.config import Joint
 from care_trainer.fitting import fit
-from care_trainer.losses import EmbeddingLoss
+from care_trainer.frozen import FrozenDocuments
+from care_trainer.stages.align import stored_vectors
 from care_trainer.stages.context import Context, Trained
 from care_trainer.stages.contrastive import info_nce_of
+from care_trainer.stages.embedding import embedding_loss
+from care_trainer.teacher import TeacherCollator
 
 
 def train_joint(context: Context) -> Trained:
     """Train both encoders with Asym-InfoNCE [4.4, equation (1)], one learning rate or one a side."""
     stage, run = context.stage, context.run
     assert isinstance(stage, Joint)
+    if stage.freeze_document and not stage.crop:
+        return _train_query(context, stage)
     query, document = towers.load(context.query), towers.load(context.document)
+    if towers.is_static(query):
+        raise InputError("stage joint: a static query encoder needs freeze_document = true, and no crop")
     trainable = {"query": towers.make_trainable(query, side="query", lora=run.query.lora is not None)}
     if stage.freeze_document:
         towers.freeze(document)
     else:
         trainable["document"] = towers.make_trainable(document, side="document", lora=run.document.lora is not None)
     model, info_nce = towers.pair(query, document), info_nce_of(stage)
-    loss = EmbeddingLoss(
-        model,
-        info_nce,
-        mini_batch_size=stage.mini_batch_size,
-        mini_batch_tokens=stage.mini_batch_tokens,
-        cached=stage.cached,
-        token_dropout=stage.token_dropout,
-    )
+    loss = embedding_loss(model, info_nce, stage)
     rows = context.pair_rows(stage.hard_negatives)
     columns = rows.text_columns()
     routes = {column: "query" if column == "query" else "document" for column in columns.column_names}
@@ -47,3 +48,24 @@ def train_joint(context: Context) -> Trained:
     metrics = fit(model, loss, columns, job)
     trained_document = None if stage.freeze_document else document
     return Trained(query, trained_document, trainable, metrics, info_nce.temperature, model)
+
+
+def _train_query(context: Context, stage: Joint) -> Trained:
+    """Train the query encoder alone: the documents' vectors are computed once, as Stage I's."""
+    rows = context.pair_rows(stage.hard_negatives)
+    documents = [name for name in rows.text_columns().column_names if name != "query"]
+    vectors = [stored_vectors(context, rows.columns[name], name) for name in documents]
+    query = towers.load(context.query)
+    trainable = towers.make_trainable(query, side="query", lora=context.run.query.lora is not None)
+    info_nce = info_nce_of(stage)
+    loss = embedding_loss(query, FrozenDocuments(info_nce), stage)
+    collator = TeacherCollator(
+        *vectors,
+        preprocess_fn=query.preprocess,
+        prompts={"query": context.run.query.prompt},
+        max_length=stage.max_tokens,
+    )
+    job = context.job(weights=rows.weights, collator=collator)
+    metrics = fit(query, loss, rows.select("query", "label"), job)
+    joined = towers.pair(query, towers.load(context.document))
+    return Trained(query, None, {"query": trainable}, metrics, info_nce.temperature, joined)

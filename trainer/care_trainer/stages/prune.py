@@ -14,17 +14,19 @@ def prune_document(context: Context) -> Trained:
     """Cut the newest document encoder down to its first layers, and make it the query encoder.
 
     Raises:
-        InputError: it is no decoder with a list of layers, or has no more layers than should be left.
+        InputError: it has no list of layers (``layers`` of a decoder, ``encoder.layer`` of a BERT), or no more layers
+            than should be left.
     """
     stage = context.stage
     assert isinstance(stage, Prune)
     document = merged(context.document)
     model = towers.transformer_of(document).model
-    layers = getattr(model, "layers", None)
+    parent, name = (model, "layers") if hasattr(model, "layers") else (getattr(model, "encoder", model), "layer")
+    layers = getattr(parent, name, None)
     if not isinstance(layers, ModuleList) or len(layers) <= stage.layers:
         found = len(layers) if isinstance(layers, ModuleList) else "no list of"
         raise InputError(f"stage prune: the document encoder has {found} layers; expected more than {stage.layers}")
-    model.layers = layers[: stage.layers]
+    setattr(parent, name, layers[: stage.layers])
     model.config.num_hidden_layers = stage.layers
     if getattr(model.config, "layer_types", None):
         model.config.layer_types = model.config.layer_types[: stage.layers]

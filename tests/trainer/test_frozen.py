@@ -1,0 +1,95 @@
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from care_trainer import chain, towers
+from care_trainer.config import Run
+from care_trainer.frozen import FrozenDocuments, vector_keys
+from care_trainer.objectives import Batch, InfoNce
+from sentence_transformers import SentenceTransformer
+
+from care_qdrant.errors import InputError
+from tests.trainer.tiny_run import pairs, stage, tiny_run
+
+TEXTS = [row["query"] for row in pairs()[:6]]
+
+
+def test_stored_documents_give_the_loss_of_documents_in_memory() -> None:
+    torch.manual_seed(0)
+    query, positive, negative = torch.randn(3, 5, 16)
+    positive[3] = positive[1]  # the same document answers two queries: neither is the other's negative
+    stored = torch.stack([positive, negative], dim=1).half()
+    keys = [torch.arange(5), torch.tensor([10, 11, 12, 11, 14]), torch.arange(20, 25)]
+    expected = InfoNce(0.05)(Batch([query, *stored.float().unbind(dim=1)], keys))
+    found = FrozenDocuments(InfoNce(0.05))(Batch([query], keys[:1], stored))
+    assert found.item() == pytest.approx(expected.item(), rel=1e-6)
+    alone = FrozenDocuments(InfoNce(0.05))(Batch([query], keys[:1], stored[:, 0]))
+    assert alone.item() == pytest.approx(InfoNce(0.05)(Batch([query, stored[:, 0].float()], keys[:2])).item(), rel=1e-6)
+
+
+def test_equal_vectors_and_only_they_have_equal_keys() -> None:
+    vectors = torch.randn(50, 16).half()
+    vectors[7] = vectors[3]
+    vectors[8] = vectors[3][torch.arange(15, -1, -1)]
+    keys = vector_keys(vectors)
+    assert keys[7] == keys[3]
+    assert len(set(keys.tolist())) == 49
+
+
+@pytest.mark.parametrize("negatives", [0, 1])
+def test_stage_two_with_frozen_documents_trains_the_query_encoder_alone(tmp_path: Path, negatives: int) -> None:
+    run = tiny_run(tmp_path, stage("joint", freeze_document=True, hard_negatives=negatives))
+    (record,) = chain.run_stages(run)
+    assert list(record["trainable"]) == ["query"]
+    before, after = Path(run.output) / "base/query", chain.newest(run, "query")
+    assert chain.newest(run, "document") == Path(run.output) / "base/document"
+    assert not np.allclose(towers.load(before).encode_query(TEXTS), towers.load(after).encode_query(TEXTS))
+
+
+def test_a_static_query_encoder_goes_through_the_recipe(tmp_path: Path, document_folder: Path) -> None:
+    """Beside a pretrained document encoder: the bag, Stage I and Stage II, all by the same commands."""
+    run = _static_run(tmp_path, document_folder, stage("bag"), stage("align"), stage("joint", freeze_document=True))
+    records = chain.run_stages(run)
+    assert [list(record["trainable"]) for record in records] == [["bag"], ["query"], ["query"]]
+    folders = [Path(run.output) / name / "query" for name in ("base", "bag", "align", "joint")]
+    found = [SentenceTransformer(str(folder)).encode_query(TEXTS) for folder in folders]
+    np.testing.assert_allclose(np.linalg.norm(found[-1], axis=1), 1, atol=1e-5)
+    assert not any(np.allclose(one, other) for one, other in pairwise(found))
+    assert chain.newest(run, "document") == Path(run.output) / "base/document"
+
+
+def test_a_static_query_encoder_with_documents_that_train_is_refused(tmp_path: Path, document_folder: Path) -> None:
+    run = _static_run(tmp_path, document_folder, stage("joint"))
+    with pytest.raises(InputError, match="needs freeze_document = true"):
+        chain.run_stages(run)
+
+
+def test_documents_are_encoded_once_for_runs_that_share_a_cache(
+    tmp_path: Path, document_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = [f"teacher_cache={tmp_path / 'vectors'}"]
+    stages = stage("align"), stage("joint", freeze_document=True)
+    first = _static_run(tmp_path, document_folder, *stages, overrides=overrides)
+    chain.run_stages(first)
+    second = _static_run(
+        tmp_path, document_folder, *stages, overrides=[*overrides, "seed=1", f"output={tmp_path / 'second'}"]
+    )
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a text was encoded again")
+
+    monkeypatch.setattr(SentenceTransformer, "encode_document", refuse)
+    chain.run_stages(second)
+
+
+def _static_run(root: Path, document: Path, *stages: dict[str, Any], overrides: Sequence[str] = ()) -> Run:
+    """Give a run with token vectors for queries and a pretrained document encoder."""
+    towers_of = [
+        "query={ static = 32, max_tokens = 32 }",
+        f'document={{ base = "{document}", pooling = "lasttoken", eos = "[EOS]", max_tokens = 48 }}',
+    ]
+    return tiny_run(root, *stages, overrides=[*towers_of, *overrides])
