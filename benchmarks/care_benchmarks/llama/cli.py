@@ -44,7 +44,7 @@ def speed(
     """
     _use_cores(cores)
     from care_benchmarks.llama.latency import measure_single
-    from care_benchmarks.llama.load import measure_load
+    from care_benchmarks.llama.load import measure_loads
     from care_benchmarks.llama.random_pair import sample_queries
     from care_benchmarks.llama.stacks import STACKS, STOCK, open_stack
 
@@ -52,9 +52,7 @@ def speed(
     with _model(model, layers) as folder:
         stacks = {name: open_stack(name, folder, cores) for name in STACKS}
         single = [shown(result) for result in measure_single(stacks, STOCK, queries, rounds)]
-        load = [
-            shown(measure_load(name, stacks[name], queries, number, seconds)) for number in clients for name in STACKS
-        ]
+        load = [shown(result) for result in measure_loads(stacks, queries, clients, seconds)]
         gate = _gate(folder)
     save_measured(
         output, {"layers": layers, "cores": cores, "int8_gate": gate, "single": plain(single), "load": plain(load)}

@@ -2,12 +2,15 @@
 
 import asyncio
 import itertools
+import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from llama_index.core.base.embeddings.base import BaseEmbedding
+
+TURNS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,19 +26,44 @@ class Load:
     p99_ms: float
 
 
-def measure_load(stack: str, embedding: BaseEmbedding, queries: Sequence[str], clients: int, seconds: float) -> Load:
-    """Keep ``clients`` coroutines busy for so long; the answers to the first rounds of each are not counted."""
-    asyncio.run(_closed_loop(embedding, queries, clients, seconds / 4))
+def measure_loads(
+    stacks: Mapping[str, BaseEmbedding], queries: Sequence[str], clients: Sequence[int], seconds: float, seed: int = 0
+) -> list[Load]:
+    """Keep so many coroutines busy for so long with each stack, in short turns so that a noisy machine hits all alike.
+
+    The first turn of each warms up and is not counted.
+    """
+    rng = random.Random(seed)
+    jobs = [(name, number) for number in clients for name in stacks]
+    turns: dict[tuple[str, int], list[_Turn]] = {job: [] for job in jobs}
+    for _ in range(TURNS + 1):
+        for name, number in rng.sample(jobs, len(jobs)):
+            turns[name, number].append(_take_turn(stacks[name], queries, number, seconds / TURNS))
+    return [_summary(name, number, turns[name, number][1:]) for name, number in jobs]
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    took: list[float]
+    elapsed: float
+    cpu: float
+
+
+def _take_turn(embedding: BaseEmbedding, queries: Sequence[str], clients: int, seconds: float) -> _Turn:
     began_cpu = time.process_time()
     took, elapsed = asyncio.run(_closed_loop(embedding, queries, clients, seconds))
-    cpu = time.process_time() - began_cpu
-    p50, p99 = np.percentile(np.asarray(took) * 1e3, [50, 99])
+    return _Turn(took, elapsed, time.process_time() - began_cpu)
+
+
+def _summary(stack: str, clients: int, turns: Sequence[_Turn]) -> Load:
+    took = np.concatenate([turn.took for turn in turns]) * 1e3
+    p50, p99 = np.percentile(took, [50, 99])
     return Load(
         stack=stack,
         clients=clients,
         queries=len(took),
-        queries_per_second=len(took) / elapsed,
-        cpu_ms_per_query=cpu / len(took) * 1e3,
+        queries_per_second=len(took) / sum(turn.elapsed for turn in turns),
+        cpu_ms_per_query=sum(turn.cpu for turn in turns) / len(took) * 1e3,
         p50_ms=float(p50),
         p99_ms=float(p99),
     )
