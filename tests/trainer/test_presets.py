@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from care_trainer import chain, towers
-from care_trainer.config import Align, Contrastive, Joint, Run
+from care_trainer.config import Align, Contrastive, Distill, Joint, Run
 from care_trainer.curves import draw_curves
 from care_trainer.export import export
 from care_trainer.presets import PRESETS, apply_preset
@@ -11,6 +11,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense
 
 from care_qdrant.errors import InputError
+from tests.tiny import query_tower
 from tests.trainer.tiny_run import pairs, stage, tiny_run
 
 TEXTS = [row["query"] for row in pairs()[:6]]
@@ -100,3 +101,24 @@ def test_a_baseline_runs_to_its_exported_folder(tmp_path: Path, name: str) -> No
         assert not np.allclose(projection.linear.weight.detach(), start.linear.weight.detach()), "it learns"
     assert draw_curves(run).read_bytes().startswith(b"\x89PNG")
     assert records[-1]["seconds"] >= 0
+
+
+def test_beside_a_pretrained_document_encoder_the_bag_is_the_querys_initialisation(tmp_path: Path) -> None:
+    overrides = ["query={ static = 32, max_tokens = 32 }", 'document={ base = "somewhere", pooling = "mean" }']
+    stages = stage("bag", epochs=2), stage("align", teacher_prompt="query: "), stage("joint", freeze_document=True)
+    run = tiny_run(tmp_path, *stages, overrides=overrides)
+    assert _kinds(apply_preset(run, "without-query-init")) == ["align", "joint"]
+    small, large = apply_preset(run, "symmetric-query"), apply_preset(run, "symmetric-document")
+    assert [(item.kind, item.epochs) for item in small.stage] == [("bag", 4)] and small.symmetric == "query"
+    assert large.stage == () and large.symmetric == "document", "it is trained already"
+    student = apply_preset(run, "distill").stage[-1]
+    assert isinstance(student, Distill) and student.teacher_prompt == "query: "
+
+
+def test_three_layers_of_a_bert_become_the_query_encoder(tmp_path: Path) -> None:
+    base = query_tower(tmp_path / "bert", layers=4, pooling="mean")
+    tower = f'{{ base = "{base}", pooling = "mean", max_tokens = 32 }}'
+    run = apply_preset(tiny_run(tmp_path, stage("align"), overrides=[f"query={tower}", f"document={tower}"]), "kale")
+    chain.run_stages(run)
+    query, document = (towers.load(chain.newest(run, side)) for side in chain.SIDES)
+    assert [len(towers.transformer_of(model).model.encoder.layer) for model in (query, document)] == [3, 4]
