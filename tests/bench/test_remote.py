@@ -11,9 +11,18 @@ import httpx
 import numpy as np
 import pytest
 from care_benchmarks.cli import care_bench
-from care_benchmarks.remote import Golden, check_golden, load_golden, make_golden, served_documents
+from care_benchmarks.remote import (
+    Golden,
+    RemoteEncoder,
+    Sent,
+    check_golden,
+    load_golden,
+    make_golden,
+    served_documents,
+)
 from care_benchmarks.results import load_result
 from click.testing import CliRunner
+from tokenizers import Tokenizer
 
 from care_qdrant.encoders.torch import load_sentence_transformer
 from care_qdrant.errors import EncodingError, InputError, ModelError, Unreachable
@@ -43,11 +52,12 @@ class EmbeddingServer(ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}/v1"
 
-    def embed(self, tokens: list[list[int]]) -> list[dict[str, Any]]:
+    def embed(self, inputs: list[list[int] | str]) -> list[dict[str, Any]]:
         import torch
 
         rows = []
-        for index, ids in enumerate(tokens):
+        for index, given in enumerate(inputs):
+            ids = self.model.tokenizer(given)["input_ids"] if isinstance(given, str) else given
             features = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
             with torch.inference_mode():
                 for module in list(self.model)[:2]:
@@ -122,6 +132,29 @@ def test_a_text_that_is_too_long_keeps_its_end_marker(served: CareModel, server:
     assert ids[-1] == 2
     assert (server.requests[0]["path"], server.requests[0]["model"]) == ("/v1/embeddings", "tower")
     assert server.requests[0]["key"] == "Bearer secret"
+
+
+@pytest.mark.parametrize("sent", ["tokens", "text", "text-without-prompt"])
+def test_a_server_gets_what_it_can_take(
+    server: EmbeddingServer, model: CareModel, pair_folder: Path, sent: Sent
+) -> None:
+    """Also of a text that is too long; a prompt that the server adds is not sent, and counts all the same."""
+    tokenizer = Tokenizer.from_file(str(pair_folder / "document/tokenizer.json"))
+    tokenizer.no_truncation()
+    own, limit = model.document_encoder, model.document_encoder.max_tokens
+    with httpx.Client(base_url=server.url) as client:
+        encoder = RemoteEncoder(client, "tower", tokenizer, dim=own.dim, max_tokens=limit, prompt="咳嗽", sent=sent)
+        served = encoder.encode(["耳鸣", LONG])
+    given = server.requests[0]["input"]
+    if sent == "tokens":
+        assert sorted(map(len, given)) == [len(tokenizer.encode("咳嗽耳鸣").ids), limit]
+    else:
+        short, long = sorted(given, key=len)
+        assert short == ("咳嗽耳鸣" if sent == "text" else "耳鸣")
+        assert LONG.startswith(long.removeprefix("咳嗽"))
+        assert len(tokenizer.encode("咳嗽" + long.removeprefix("咳嗽")).ids) == limit
+    if sent != "text-without-prompt":
+        assert served == pytest.approx(own.encode(["耳鸣", LONG], prompt="咳嗽"), abs=1e-5)
 
 
 def test_passing_faults_are_retried(served: CareModel, server: EmbeddingServer, model: CareModel, quick: None) -> None:

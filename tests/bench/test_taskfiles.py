@@ -107,6 +107,29 @@ def test_one_bad_line_is_named(spoil: Spoil, file: str, line: int, text: str, pl
     assert problem in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [("q1\td1", "has 2 fields; the header has 3"), ("q1\td1\thigh", "finite number"), ("q1\tdx\t1", "'dx' is not in")],
+)
+def test_one_bad_line_of_a_table_is_named(task_directory: Path, line: str, problem: str) -> None:
+    table = task_directory / "retrieval/qrels/test.tsv"
+    table.parent.mkdir()
+    table.write_text(f"query-id\tcorpus-id\tscore\nq2\td2\t1\n{line}\n")
+    with pytest.raises(InputError, match=rf"test\.tsv:3: .*{problem}"):
+        read_questions(retrieval_files(task_directory))
+
+
+def test_a_damaged_file_is_named_with_the_line_that_is_cut_off(task_directory: Path) -> None:
+    whole = gzip.compress((task_directory / "sts.jsonl").read_bytes() * 500, mtime=0)
+    (task_directory / "sts.jsonl").unlink()
+    (task_directory / "sts.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError, match=r"sts\.jsonl\.gz:\d+: cannot be read"):
+        read_sts(task_directory / "sts.jsonl.gz")
+    (task_directory / "rerank.jsonl").write_bytes("血糖".encode("gb18030"))
+    with pytest.raises(InputError, match=r"rerank\.jsonl:1: cannot be read"):
+        read_rerank(task_directory / "rerank.jsonl")
+
+
 @pytest.mark.parametrize("name", ["corpus.jsonl", "queries.jsonl", "qrels.jsonl"])
 def test_a_missing_part_is_named(task_directory: Path, name: str) -> None:
     (task_directory / "retrieval" / name).unlink()

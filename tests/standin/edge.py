@@ -97,8 +97,8 @@ def _filter(asked: dict[str, Any] | None) -> Any:
     """Read the two conditions that this repository sends: by id, and by having a vector."""
     if not asked:
         return None
-    clauses = {clause: [_condition(each) for each in conditions] for clause, conditions in asked.items() if conditions}
-    return edge.Filter(**clauses)
+    must, must_not = ([_condition(each) for each in asked.get(name) or []] or None for name in ("must", "must_not"))
+    return edge.Filter(must=must, must_not=must_not)
 
 
 def _condition(asked: dict[str, Any]) -> Any:

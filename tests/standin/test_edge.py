@@ -17,7 +17,7 @@ IDS = [str(UUID(int=number)) for number in range(COUNT)]
 
 def unit_rows(count: int, seed: int) -> np.ndarray:
     rows = np.random.default_rng(seed).normal(size=(count, DIM)).astype(np.float32)
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True))
 
 
 VECTORS = unit_rows(COUNT, 0)

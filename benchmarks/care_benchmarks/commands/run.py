@@ -47,6 +47,13 @@ if TYPE_CHECKING:
     "--document-server", metavar="URL", help="Embeddings server (OpenAI's protocol) for the first model's documents."
 )
 @click.option("--document-server-model", metavar="NAME", help="Its name there.  [default: the model's own]")
+@click.option(
+    "--document-server-input",
+    type=click.Choice(["tokens", "text", "text-without-prompt"]),
+    default="tokens",
+    show_default=True,
+    help="What it gets: token ids; or texts, where it takes no ids; without the prompt, where it adds its own.",
+)
 @click.option("--document-server-key", envvar="CARE_DOCUMENT_SERVER_KEY", show_envvar=True, help="Bearer token.")
 @click.option(
     "--golden",
@@ -174,6 +181,7 @@ def _let_server_encode(
             options["document_server"],
             options["document_server_model"] or model.name,
             load_golden(options["golden"]) if options["golden"] else make_golden(model),
+            sent=options["document_server_input"],
             api_key=options["document_server_key"],
         )
     )
