@@ -3,15 +3,20 @@
 import os
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant import Document, IngestSettings, Retriever, ingest
 from care_qdrant.database.connection import open_client
+from care_qdrant.database.retry import Link
 from care_qdrant.errors import FingerprintMismatch
 from care_qdrant.existing.attach import attach
+from care_qdrant.existing.by_copy import attach_by_copy
 from care_qdrant.existing.detach import detach
+from care_qdrant.publishing.promote import promote
+from care_qdrant.publishing.publish import publish, roll_back
 from tests.standin.server import StandIn
 from tests.tiny import HashModel, medical_texts
 
@@ -74,6 +79,46 @@ def test_attach_and_detach_leave_what_was_there(server: QdrantClient, collection
     detach(server, collection)
 
     assert _content(server, collection) == before
+
+
+def test_attach_by_a_copy_and_go_back(server: QdrantClient, collection: str) -> None:
+    old = models.VectorParams(size=4, distance=models.Distance.COSINE)
+    server.create_collection(collection, vectors_config=old, metadata={"owner": "team"})
+    points = [
+        models.PointStruct(id=number, vector=[1.0, number, 0.0, 1.0], payload={"text": document.text})
+        for number, document in enumerate(DOCUMENTS[:50])
+    ]
+    server.upsert(collection, points, wait=True)
+    before, model, alias = _content(server, collection), HashModel(max_tokens=512), f"{collection}-live"
+
+    report = attach_by_copy(server, collection, model, alias)
+    assert (report.version, report.attached.covered) == (f"{alias}_v1", 50)
+    [hits] = Retriever(server, alias, model).search([DOCUMENTS[7].text], top_k=1)  # type: ignore[arg-type]
+    assert hits[0].text == DOCUMENTS[7].text
+    assert [point.id for point in server.query_points(alias, query=[1.0, 7.0, 0.0, 1.0], limit=1).points] == [7]
+
+    assert roll_back(server, alias).version == collection
+    assert _content(server, collection) == before
+
+
+def test_promote_publish_and_roll_back(server: QdrantClient, collection: str, tmp_path: Path) -> None:
+    model, live = HashModel(max_tokens=512), f"{collection}-live"
+    with open_client(path=tmp_path) as folder:
+        ingest(DOCUMENTS[:60], model, folder, "corpus", settings=IngestSettings(sparse=True))
+        promoted = promote(Link(folder, "corpus"), Link(server, collection))
+        again = promote(Link(folder, "corpus"), Link(server, collection))
+    assert (promoted.added, again.added, again.changed, again.unchanged) == (60, 0, 0, 60)
+
+    first = publish(server, collection, live)
+    ingest(DOCUMENTS[60:70], model, server, collection, settings=IngestSettings(sparse=True))
+    second = publish(server, collection, live)
+    assert (first.version, second.version) == (f"{live}_v1", f"{live}_v2")
+    assert second.known_items is not None
+    assert second.known_items.found >= 0.95 * second.known_items.asked
+    assert (server.count(live, exact=True).count, roll_back(server, live).version) == (70, f"{live}_v1")
+    assert server.count(live, exact=True).count == 60
+    [hits] = Retriever(server, live, model).search([DOCUMENTS[7].text], top_k=1)  # type: ignore[arg-type]
+    assert hits[0].document_id == "d7"
 
 
 def _content(client: QdrantClient, collection: str) -> list[tuple[object, object, object]]:

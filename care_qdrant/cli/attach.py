@@ -1,15 +1,19 @@
 """``care attach``: a model's vector beside those that a collection has."""
 
 import json
+import signal
+import threading
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from care_qdrant.cli.options import Target, model_options, target_options
 
 if TYPE_CHECKING:
+    from care_qdrant.existing.attach import AttachReport, AttachSettings
+    from care_qdrant.existing.copy_plan import CopyPlan
     from care_qdrant.existing.preflight import Preflight
     from care_qdrant.model import CareModel
 
@@ -28,6 +32,19 @@ if TYPE_CHECKING:
 @click.option("--on-disk", is_flag=True, help="Keep the new vectors on disk.")
 @click.option("--points-per-second", type=click.FloatRange(0, min_open=True), help="Write no faster than this.")
 @click.option("--batch-tokens", type=click.IntRange(1), default=16_384, show_default=True, help="Of one batch.")
+@click.option(
+    "--watch", "watch_seconds", type=click.FloatRange(0), help="Go on for ever, this many seconds after each pass."
+)
+@click.option(
+    "--via",
+    type=click.Choice(["in-place", "copy"]),
+    default="in-place",
+    show_default=True,
+    help="Add the vector to the collection; or, for servers before 1.18, to a copy behind an alias.",
+)
+@click.option(
+    "--as", "alias", help="With --via copy: the alias to switch.  [default: COLLECTION, where it is an alias]"
+)
 @target_options
 @model_options
 def command(
@@ -38,6 +55,9 @@ def command(
     on_disk: bool,
     points_per_second: float | None,
     batch_tokens: int,
+    watch_seconds: float | None,
+    via: Literal["in-place", "copy"],
+    alias: str | None,
     target: Target,
     load_model: "Callable[[], CareModel]",
 ) -> None:
@@ -45,17 +65,24 @@ def command(
 
     The collection stays in use. Its other vectors and its payloads are not touched, but for one key _care with the hash
     of each text. Run it again after an interruption, or from cron: it encodes what is new or has changed, and nothing
-    else. care detach takes everything away again. The report is one line of JSON on stdout.
+    else; --watch does so until SIGTERM or Ctrl-C. care detach takes everything away again. The report is one line of
+    JSON on stdout, with --watch one for each pass.
 
     \b
     Example:
       care doctor articles --url http://localhost:6333
       care attach articles --url http://localhost:6333
-      care search "糖尿病人能吃西瓜吗" --collection articles --url http://localhost:6333
+      care attach articles --url http://localhost:6333 --watch 60
+      care attach articles --url http://localhost:6333 --via copy --as articles-live
     """
-    from care_qdrant.existing.attach import AttachSettings, attach
-    from care_qdrant.progress import points_bar
+    from care_qdrant.existing.attach import AttachSettings
 
+    if via == "copy" and watch_seconds is not None:
+        raise click.UsageError(
+            "--watch follows a collection that has the vector: give it the alias, without --via copy"
+        )
+    if alias is not None and via != "copy":
+        raise click.UsageError("--as names the alias of a copy: give --via copy, too")
     settings = AttachSettings(
         text_path=text_field,
         quantization=None if quantization == "none" else quantization,
@@ -64,8 +91,25 @@ def command(
         batch_tokens=batch_tokens,
     )
     model = load_model()
+    if watch_seconds is not None:
+        _watch(target, collection, model, vector_name, settings, watch_seconds)
+    elif via == "copy":
+        _attach_by_copy(target, collection, model, alias, vector_name, settings)
+    else:
+        report = _attach(target, collection, model, vector_name, settings)
+        click.echo(json.dumps(asdict(report), ensure_ascii=False))
+        if report.covered + report.without_text < report.points:
+            click.echo("points were added or changed meanwhile: run the same command again", err=True)
+
+
+def _attach(
+    target: Target, collection: str, model: "CareModel", vector_name: str | None, settings: "AttachSettings"
+) -> "AttachReport":
+    from care_qdrant.existing.attach import attach
+    from care_qdrant.progress import points_bar
+
     with target.open() as client, points_bar(collection) as show:
-        report = attach(
+        return attach(
             client,
             collection,
             model,
@@ -74,9 +118,66 @@ def command(
             on_preflight=_tell,
             on_progress=show,
         )
+
+
+def _attach_by_copy(
+    target: Target,
+    collection: str,
+    model: "CareModel",
+    alias: str | None,
+    vector_name: str | None,
+    settings: "AttachSettings",
+) -> None:
+    from care_qdrant.existing.by_copy import attach_by_copy
+    from care_qdrant.progress import points_bar
+
+    with target.open() as client, points_bar(collection) as show:
+        report = attach_by_copy(
+            client,
+            collection,
+            model,
+            alias,
+            vector_name=vector_name,
+            settings=settings,
+            on_plan=_tell_plan,
+            on_preflight=_tell,
+            on_progress=show,
+        )
     click.echo(json.dumps(asdict(report), ensure_ascii=False))
-    if report.covered + report.without_text < report.points:
-        click.echo("points were added or changed meanwhile: run the same command again", err=True)
+
+
+def _watch(
+    target: Target,
+    collection: str,
+    model: "CareModel",
+    vector_name: str | None,
+    settings: "AttachSettings",
+    seconds: float,
+) -> None:
+    """Attach again and again; the first signal ends it after the batch under way, a second one at once."""
+    from care_qdrant.existing.attach import attach
+    from care_qdrant.existing.watch import WATCHING, FailedPass, watch
+
+    stop = threading.Event()
+
+    def end(number: int, _frame: object) -> None:
+        stop.set()
+        signal.signal(number, signal.SIG_DFL)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+
+    def run_pass() -> "AttachReport":
+        with target.open() as client:
+            return attach(
+                client, collection, model, vector_name=vector_name, settings=settings, retries=WATCHING, stop=stop
+            )
+
+    for done in watch(run_pass, seconds, stop):
+        if isinstance(done, FailedPass):
+            click.echo(f"this pass failed, the next one goes on from there: {done.error}", err=True)
+        else:
+            click.echo(json.dumps(asdict(done), ensure_ascii=False))
 
 
 def _tell(preflight: "Preflight") -> None:
@@ -84,3 +185,8 @@ def _tell(preflight: "Preflight") -> None:
         click.echo(f"{preflight.layout.tool} payloads: {preflight.layout.evidence}", err=True)
     for notice in preflight.notices:
         click.echo(f"note: {notice}", err=True)
+
+
+def _tell_plan(plan: "CopyPlan") -> None:
+    for line in plan.lines():
+        click.echo(f"plan: {line}", err=True)

@@ -73,6 +73,9 @@ def _attach_lines(found: "Diagnosis") -> Iterator[str]:
     if found.refusals:
         yield f"care attach {name} would refuse:"
         yield from (f"  - {refusal}" for refusal in found.refusals)
+        if found.copy_plan:
+            yield f"care attach {name} --via copy would do this:"
+            yield from (f"  - {step}" for step in found.copy_plan)
         return
     duration = f", about {found.seconds:,.0f} s of encoding" if found.seconds is not None else ""
     yield (

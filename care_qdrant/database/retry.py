@@ -138,7 +138,10 @@ class Link:
                 return _Passing()
         elif not isinstance(error, ValueError | KeyError):
             raise error
-        raise Rejected(f"{what} in collection {self.collection!r}: Qdrant refuses it: {_line(error)}") from error
+        advice = ". Give a key that may write" if "access is required" in _line(error) else ""
+        raise Rejected(
+            f"{what} in collection {self.collection!r}: Qdrant refuses it: {_line(error)}{advice}"
+        ) from error
 
 
 def _grpc_code(error: Any) -> Any:

@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from qdrant_client import models
 
+from care_qdrant.database.payload import CARE_KEY
+
 ROUNDING = 1e-6
 """Relative to the largest number of a vector: what normalising twice in float32 may change."""
 COARSE_ROUNDING = 2e-3
@@ -60,6 +62,22 @@ def vectors_of(record: models.Record) -> dict[str, Any]:
     if isinstance(vectors, dict):
         return dict(vectors)
     return {"": vectors} if vectors else {}
+
+
+def without_vector(record: models.Record, name: str | None) -> models.Record:
+    """Give a point as it was before a vector was added to it: without the vector, and without the hash of its text."""
+    if name is None:
+        return record
+    vectors, payload = vectors_of(record), dict(record.payload or {})
+    vectors.pop(name, None)
+    ours = payload.pop(CARE_KEY, None)
+    if isinstance(ours, Mapping):
+        hashes = {key: value for key, value in (ours.get("vectors") or {}).items() if key != name}
+        left = {key: value for key, value in ours.items() if key != "vectors"} | ({"vectors": hashes} if hashes else {})
+        ours = left or None
+    if ours is not None:
+        payload[CARE_KEY] = ours
+    return models.Record(id=record.id, payload=payload, vector=vectors)
 
 
 def _same_vector(one: Any, other: Any, measure: Measure) -> bool:

@@ -5,6 +5,7 @@ and `care_qdrant.existing.detach` takes all of it away again. The hashes are the
 kill, after texts have changed, or from cron, and it encodes what is new or different and nothing else.
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -98,6 +99,7 @@ def attach(
     vector_name: str | None = None,
     settings: AttachSettings | None = None,
     retries: RetryPolicy | None = None,
+    stop: threading.Event | None = None,
     on_preflight: Callable[[Preflight], None] = lambda _: None,
     on_progress: OnProgress = lambda _done, _total: None,
 ) -> AttachReport:
@@ -110,6 +112,7 @@ def attach(
         vector_name: None takes the model's name.
         settings: How.
         retries: How patient to be with a server.
+        stop: When it is set, the run ends after the batch that is being encoded, with a report of what it has done.
         on_preflight: Called before anything is written.
         on_progress: Called after each window and each batch.
 
@@ -129,7 +132,8 @@ def attach(
     if preflight.problems or preflight.layout is None:
         raise preflight.problems[0]
     _prepare(link, name, contract, preflight, settings)
-    return _Run(link, model, name, contract, preflight.layout, settings, on_progress).go(preflight.points)
+    run = _Run(link, model, name, contract, preflight.layout, settings, on_progress, stop or threading.Event())
+    return run.go(preflight.points)
 
 
 def _prepare(
@@ -175,10 +179,12 @@ class _Run:
     layout: Layout
     settings: AttachSettings
     on_progress: OnProgress
+    stop: threading.Event
 
     def go(self, total: int) -> AttachReport:
         """Read, encode and write, each in its own threads."""
-        start, watch, pace = time.perf_counter(), Stopwatch(), Pace(self.settings.points_per_second)
+        start, watch = time.perf_counter(), Stopwatch()
+        pace = Pace(self.settings.points_per_second, sleep=self.stop.wait)
         encoded = truncated = read = unchanged = without_text = 0
         tune_embedded(self.link.client, self.link.collection)
         with closing(read_ahead(self._windows(), WINDOWS_AHEAD)) as windows, Sender(self.link) as sender:
@@ -186,6 +192,8 @@ class _Run:
                 read, unchanged = read + window.read, unchanged + window.unchanged
                 without_text += window.without_text
                 for batch in token_batches([text.tokens for text in window.texts], self.settings.batch_tokens):
+                    if self.stop.is_set():
+                        break
                     texts = [window.texts[index] for index in batch]
                     with watch.running():
                         vectors = self._encode(texts)
@@ -194,6 +202,8 @@ class _Run:
                     truncated += sum(text.tokens > self.model.document_tokenizer.max_tokens for text in texts)
                     self.on_progress(unchanged + without_text + encoded, max(total, read))
                     pace.wait(len(texts))
+                if self.stop.is_set():
+                    break
                 self.on_progress(unchanged + without_text + encoded, max(total, read))
         seconds = time.perf_counter() - start
         return AttachReport(

@@ -8,15 +8,17 @@ from typing import Any
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.database.attached import ATTACH_KEY
-from care_qdrant.database.blueprint import resolve
+from care_qdrant.database.blueprint import aliases, resolve
 from care_qdrant.database.collection import METADATA_KEY, dense_vectors, read_contracts, sparse_vectors
 from care_qdrant.database.connection import require_server, tune_embedded
 from care_qdrant.database.limits import read_limits
 from care_qdrant.database.payload import CARE_KEY
+from care_qdrant.database.points import count_points
 from care_qdrant.database.retry import Link, RetryPolicy
-from care_qdrant.errors import InputError
+from care_qdrant.errors import InputError, ServerTooOld
 from care_qdrant.existing.preflight import NAMED_VECTORS_SINCE
 from care_qdrant.existing.stored_texts import read_payloads
+from care_qdrant.publishing.versions import Mark, read_mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,8 @@ class DetachReport:
     vector_name: str
     points: int
     payloads_cleaned: int
+    deleted_copy: bool = False
+    """The collection was an unfinished copy, which nobody has searched yet: all of it is gone."""
 
 
 def detach(
@@ -34,7 +38,8 @@ def detach(
 ) -> DetachReport:
     """Remove a vector that carries our contract; the other vectors and the user's payload stay as they are.
 
-    The contract goes last, so that a run that was killed is finished by the same command.
+    The contract goes last, so that a run that was killed is finished by the same command. A copy that
+    ``care attach --via copy`` has not finished is deleted as a whole.
 
     Args:
         client: An open Qdrant.
@@ -44,12 +49,19 @@ def detach(
 
     Raises:
         InputError: the vector is not ours, or it is the only one of the collection.
+        ServerTooOld: the server cannot remove a vector; the message says how to go back all the same.
         QdrantError: Qdrant refused or could not be reached.
     """
     alias = Link(client, collection, retries)
     link = Link(client, alias.call("looking it up", lambda: resolve(client, collection)), retries)
+    mark = read_mark(link, link.collection)
+    if mark is not None and mark.adds is not None and vector_name in (None, mark.adds) and _is_unseen(link, mark):
+        points = count_points(link)
+        link.call("deleting the copy", lambda: client.delete_collection(link.collection))
+        return DetachReport(link.collection, mark.adds, points, 0, deleted_copy=True)
+    link.call("asking its version", lambda: _require_removal(link, mark))
     name = link.call("reading its contracts", lambda: _checked_name(link, vector_name))
-    points = link.call("counting", lambda: client.count(link.collection, exact=True)).count
+    points = count_points(link)
     tune_embedded(client, link.collection)
     cleaned = _clean_payloads(link, name)
     if name in link.call("reading its vectors", lambda: dense_vectors(client, link.collection)):
@@ -58,8 +70,25 @@ def detach(
     return DetachReport(link.collection, name, points, cleaned)
 
 
+def _is_unseen(link: Link, mark: Mark) -> bool:
+    """Say whether no alias has ever led to a copy: the switch is what makes it remember what it replaces."""
+    leading = link.call("reading the aliases", lambda: aliases(link.client))
+    return mark.replaces is None and link.collection not in leading.values()
+
+
+def _require_removal(link: Link, mark: Mark | None) -> None:
+    try:
+        require_server(link.client, NAMED_VECTORS_SINCE, "removing a vector")
+    except ServerTooOld as error:
+        if mark is None or mark.adds is None:
+            raise
+        raise ServerTooOld(
+            f"{error}. {link.collection!r} is a copy of {mark.source!r} with vector {mark.adds!r}: go back to what its "
+            "alias led to with care publish ALIAS --rollback, and delete the copy when nobody reads it any more"
+        ) from error
+
+
 def _checked_name(link: Link, vector_name: str | None) -> str:
-    require_server(link.client, NAMED_VECTORS_SINCE, "removing a vector")
     contracts = read_contracts(link.client, link.collection)
     if vector_name is None:
         attached = sorted(_metadata(link).get(ATTACH_KEY) or {})

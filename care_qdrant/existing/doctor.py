@@ -7,10 +7,13 @@ from typing import Any
 
 from qdrant_client import QdrantClient
 
-from care_qdrant.database.blueprint import resolve
+from care_qdrant.database.blueprint import aliases, resolve
+from care_qdrant.database.collection import VectorContract
 from care_qdrant.database.connection import is_embedded
 from care_qdrant.database.inventory import CollectionSummary, describe
 from care_qdrant.database.retry import Link, RetryPolicy
+from care_qdrant.errors import InputError, ServerTooOld
+from care_qdrant.existing.copy_plan import plan_copy
 from care_qdrant.existing.preflight import Preflight, examine
 from care_qdrant.existing.stored_texts import read_payloads, stored_text
 from care_qdrant.ingestion.settings import DocumentModel
@@ -48,6 +51,8 @@ class Diagnosis:
     """Of encoding them at the speed of a sample on this machine; None where it was not timed."""
     refusals: list[str]
     """Empty where nothing stands in the way."""
+    copy_plan: list[str]
+    """What ``care attach --via copy`` would do instead, where the server is too old to add a vector."""
     notices: list[str]
 
 
@@ -101,7 +106,22 @@ def diagnose(
         seconds=todo * _seconds_per_text(texts, model) if timed and texts else None,
         refusals=[str(problem) for problem in preflight.problems],
         notices=list(preflight.notices),
+        copy_plan=_copy_plan(link, name, contract) if _is_too_old(preflight) else [],
     )
+
+
+def _is_too_old(preflight: Preflight) -> bool:
+    return any(isinstance(problem, ServerTooOld) for problem in preflight.problems)
+
+
+def _copy_plan(link: Link, vector_name: str, contract: VectorContract) -> list[str]:
+    """Say what a copy behind the alias that leads here, or behind a new one, would be."""
+    leading = link.call("reading the aliases", lambda: aliases(link.client))
+    alias = next((name for name, behind in leading.items() if behind == link.collection), f"{link.collection}-live")
+    try:
+        return list(plan_copy(link, alias, vector_name, contract).lines())
+    except InputError as error:
+        return [f"refused: {error}"]
 
 
 def _texts(link: Link, preflight: Preflight) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 class Pace:
     """Holds a loop back to a number of points a second."""
 
-    def __init__(self, points_per_second: float | None, *, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, points_per_second: float | None, *, sleep: Callable[[float], object] = time.sleep) -> None:
         self._rate, self._sleep = points_per_second, sleep
         self._due = time.monotonic()
 

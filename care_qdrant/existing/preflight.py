@@ -18,8 +18,11 @@ from care_qdrant.database.connection import require_server
 from care_qdrant.database.layout import Layout, guess_layout
 from care_qdrant.database.limits import read_limits
 from care_qdrant.database.payload import CARE_KEY
+from care_qdrant.database.points import count_points
 from care_qdrant.database.retry import Link
-from care_qdrant.errors import CareError, FingerprintMismatch, InputError, SchemaMismatch
+from care_qdrant.errors import CareError, FingerprintMismatch, InputError, SchemaMismatch, ServerTooOld
+from care_qdrant.existing.copy_plan import bytes_per_point
+from care_qdrant.publishing.versions import read_mark
 
 NAMED_VECTORS_SINCE = (1, 18)
 SAMPLE_POINTS = 200
@@ -42,7 +45,9 @@ class Preflight:
     """What the owner of the collection should know before."""
 
 
-def examine(link: Link, vector_name: str, contract: VectorContract, text_path: str | None) -> Preflight:
+def examine(
+    link: Link, vector_name: str, contract: VectorContract, text_path: str | None, *, in_place: bool = True
+) -> Preflight:
     """Look at a collection as an attach would.
 
     Args:
@@ -50,25 +55,29 @@ def examine(link: Link, vector_name: str, contract: VectorContract, text_path: s
         vector_name: To be added, or to be completed.
         contract: Of the model that would make it.
         text_path: Where the user says the text is; None takes what an earlier run took, or guesses.
+        in_place: The vector is for this collection; False where it is for a copy of it.
     """
     vectors = link.call("reading its vectors", lambda: dense_vectors(link.client, link.collection))
     sample = link.call("reading a sample", lambda: _sample(link))
     text_path = text_path or read_text_path(link, vector_name)
     layout, no_layout = _layout(sample, text_path, link.collection)
+    points = count_points(link)
+    has_vector = vector_name in vectors
     checks: list[Callable[[], object]] = [
-        lambda: _require_named_vectors(link, vector_name in vectors),
+        lambda: _require_named_vectors(link, has_vector) if in_place else _require_new(link, vector_name, has_vector),
         lambda: _require_free_or_ours(link, vector_name, contract, vectors),
         lambda: _require_free_key(link.collection, sample),
+        lambda: _require_room(link, vector_name, contract, vectors, points),
     ]
     problems = [*filter(None, map(_problem, checks)), *no_layout]
     return Preflight(
-        points=link.call("counting", lambda: link.client.count(link.collection, exact=True)).count,
+        points=points,
         layout=layout,
         sampled=len(sample),
         sampled_without_text=sum(layout is None or layout.find_text(payload) is None for payload in sample),
-        has_vector=vector_name in vectors,
+        has_vector=has_vector,
         problems=tuple(problems),
-        notices=tuple(_notices(vectors, vector_name)),
+        notices=tuple(_notices(link, vectors, vector_name)),
     )
 
 
@@ -101,7 +110,21 @@ def _require_named_vectors(link: Link, is_there: bool) -> None:
     if is_there:
         return
     feature = f"adding a vector to collection {link.collection!r} while it is in use"
-    link.call("asking its version", lambda: require_server(link.client, NAMED_VECTORS_SINCE, feature))
+    try:
+        link.call("asking its version", lambda: require_server(link.client, NAMED_VECTORS_SINCE, feature))
+    except ServerTooOld as error:
+        raise ServerTooOld(
+            f"{error}. Upgrade it, or let a copy with both vectors be made behind an alias: "
+            f"care attach {link.collection} --via copy --as {link.collection}-live"
+        ) from error
+
+
+def _require_new(link: Link, vector_name: str, is_there: bool) -> None:
+    if is_there:
+        raise InputError(
+            f"collection {link.collection!r} has vector {vector_name!r} already, so it needs no copy: "
+            f"care attach {link.collection} --vector-name {vector_name}"
+        )
 
 
 def _require_free_or_ours(
@@ -131,7 +154,37 @@ def _require_free_key(collection: str, sample: Sequence[Mapping[str, Any]]) -> N
             )
 
 
-def _notices(vectors: Mapping[str, models.VectorParams], vector_name: str) -> Iterator[str]:
+def _require_room(
+    link: Link, vector_name: str, contract: VectorContract, vectors: Mapping[str, models.VectorParams], points: int
+) -> None:
+    """Refuse what strict mode would stop in the middle: a server writes no vector once one of these is reached."""
+    strict = link.call("reading its limits", lambda: link.client.get_collection(link.collection)).config
+    limits = strict.strict_mode_config
+    if limits is None or not limits.enabled:
+        return
+    where = f"strict mode of collection {link.collection!r} allows"
+    if limits.max_points_count is not None and points >= limits.max_points_count:
+        raise InputError(
+            f"{where} {limits.max_points_count:,} points, and there are {points:,}: the server takes no vectors any "
+            "more. Have its operator raise max_points_count"
+        )
+    with_ours = {**vectors, vector_name: models.VectorParams(size=contract.dim, distance=models.Distance.COSINE)}
+    needed = points * sum(map(bytes_per_point, with_ours.values()))
+    most = limits.max_collection_vector_size_bytes
+    if most is not None and needed > most:
+        raise InputError(
+            f"{where} {most / 1e6:,.1f} MB of vectors, and with {vector_name!r} there would be about "
+            f"{needed / 1e6:,.1f} MB. Have its operator raise max_collection_vector_size_bytes"
+        )
+
+
+def _notices(link: Link, vectors: Mapping[str, models.VectorParams], vector_name: str) -> Iterator[str]:
+    mark = read_mark(link, link.collection)
+    if mark is not None and mark.adds is None and not mark.withdrawn:
+        yield (
+            f"the collection is a version that care publish made of {mark.source!r}, and the next one will not have "
+            f"what is added here: attach to {mark.source!r}, and publish it"
+        )
     if set(vectors) - {vector_name} == {""} and vector_name not in vectors:
         yield (
             "the collection has an unnamed vector, which stays the one that unnamed searches use; but its "

@@ -15,7 +15,7 @@ from qdrant_client import models
 from care_qdrant.database.limits import read_limits
 from care_qdrant.database.points import PointId, count_points, in_pages, read_ids, read_points
 from care_qdrant.database.retry import Link
-from care_qdrant.database.same import Measure, measures, same_point, vectors_of
+from care_qdrant.database.same import Measure, measures, same_point, vectors_of, without_vector
 from care_qdrant.database.sender import MAX_BYTES, Insert, Sender, Write
 from care_qdrant.errors import InputError, NotVerified
 
@@ -37,6 +37,8 @@ class CopySettings:
     """Compare, and write nothing."""
     sample: int = 1_000
     """Points that are read back and compared afterwards."""
+    beside: str | None = None
+    """A vector that only the target has; it and the hash of its text are no difference."""
 
 
 @dataclass(slots=True)
@@ -109,9 +111,21 @@ class Sample:
 
 
 def verify_copy(
-    source: Link, target: Link, vectors: Mapping[str, models.VectorParams], sample: Sequence[PointId]
+    source: Link,
+    target: Link,
+    vectors: Mapping[str, models.VectorParams],
+    sample: Sequence[PointId],
+    *,
+    beside: str | None = None,
 ) -> None:
     """Count both sides exactly, and compare the points of a sample.
+
+    Args:
+        source: What was copied.
+        target: The copy.
+        vectors: The dense vectors of the target.
+        sample: Ids of points.
+        beside: A vector that only the target has.
 
     Raises:
         NotVerified: they differ.
@@ -126,7 +140,8 @@ def verify_copy(
     for page in in_pages(sample, _page_size(target, vectors)):
         originals, copies = read_points(source, page), read_points(target, page)
         for point_id, original in originals.items():
-            if point_id not in copies or not same_point(original, copies[point_id], dense):
+            copy = copies.get(point_id)
+            if copy is None or not same_point(original, without_vector(copy, beside), dense):
                 raise NotVerified(
                     f"point {point_id!r} of collection {target.collection!r} is not what {source.collection!r} holds; "
                     "run the same command again"
@@ -163,7 +178,7 @@ class _Copy:
         self._note(len(added), len(changed), len(wanted))
 
     def _differs(self, wanted: models.Record, found: models.Record) -> bool:
-        return not same_point(wanted, found, self.measures)
+        return not same_point(wanted, without_vector(found, self.settings.beside), self.measures)
 
     def _note(self, added: int, changed: int, read: int) -> None:
         with self.lock:

@@ -5,7 +5,7 @@ former version stays, so that going back is a switch, too.
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from qdrant_client import QdrantClient
@@ -162,7 +162,7 @@ def roll_back(
         there = ", ".join(versions.marks)
         raise InputError(f"{former.collection!r}, where alias {alias!r} pointed before, was deleted (there: {there})")
     if not dry_run:
-        write_mark(live, Mark(mark.source, mark.replaces, withdrawn=True))
+        write_mark(live, replace(mark, withdrawn=True))
         point_alias(former, versions)
     return RollbackReport(alias, version=former.collection, left=live.collection, dry_run=dry_run)
 

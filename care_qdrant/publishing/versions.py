@@ -30,6 +30,8 @@ class Mark:
     """What the alias pointed at before; a rollback goes there."""
     withdrawn: bool = False
     """A rollback left it: no later run goes on with it."""
+    adds: str | None = None
+    """The vector that it has beside those of its source, where ``care attach --via copy`` made it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +46,14 @@ class Versions:
     highest: int
     """Number of all collections that are named like a version, whoever made them."""
 
-    def name_for(self, source: str) -> str:
+    def name_for(self, source: str, adds: str | None = None) -> str:
         """Give the version that an interrupted run was making of a collection, or else a name that is free.
 
         A run that was stopped at any moment before its switch leaves a version with a number above the live one.
         """
         for name, mark in sorted(self.marks.items(), key=lambda item: self.number(item[0]), reverse=True):
-            if mark.source == source and not mark.withdrawn and self.number(name) > self.number(self.live):
+            is_whole_or_left = mark.withdrawn or self.number(name) <= self.number(self.live)
+            if (mark.source, mark.adds) == (source, adds) and not is_whole_or_left:
                 return name
         return f"{self.alias}_v{self.highest + 1}"
 
@@ -72,7 +75,7 @@ def read_versions(link: Link, alias: str) -> Versions:
             f"which its readers then search: care publish {alias} --as {alias}-live"
         )
     numbers = {name: number for name in names if (number := _number(alias, name))}
-    marks = {name: mark for name in numbers if (mark := _read_mark(link, name)) is not None}
+    marks = {name: mark for name in numbers if (mark := read_mark(link, name)) is not None}
     live = link.call("reading the aliases", lambda: aliases(link.client)).get(alias)
     return Versions(alias, live, marks, highest=max(numbers.values(), default=0))
 
@@ -115,7 +118,7 @@ def delete_old(live: Link, versions: Versions, keep: int) -> list[str]:
     return older[keep:]
 
 
-def _read_mark(link: Link, collection: str) -> Mark | None:
+def read_mark(link: Link, collection: str) -> Mark | None:
     """Give the mark of a collection; None for one that was not made by publishing."""
     info = link.call("reading a version", lambda: link.client.get_collection(collection))
     mark = (info.config.metadata or {}).get(PUBLISH_KEY)

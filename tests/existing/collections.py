@@ -70,9 +70,9 @@ def vector(schema: str, number: int) -> Any:
     return row if schema == "unnamed" else {name: named[name] for name in names[schema]}
 
 
-def contents(client: QdrantClient, without: str | None = None) -> dict[Any, Any]:
+def contents(client: QdrantClient, without: str | None = None, name: str = NAME) -> dict[Any, Any]:
     """Give every point, bit for bit; without what an attach may add, if its vector is named."""
-    records, _ = client.scroll(NAME, limit=10_000, with_payload=True, with_vectors=True)
+    records, _ = client.scroll(name, limit=10_000, with_payload=True, with_vectors=True)
     found = {}
     for record in records:
         vectors, kept = vectors_of(record), dict(record.payload or {})
@@ -83,7 +83,7 @@ def contents(client: QdrantClient, without: str | None = None) -> dict[Any, Any]
     return found
 
 
-def old_answers(client: QdrantClient, schema: str) -> list[list[tuple[Any, float]]]:
+def old_answers(client: QdrantClient, schema: str, name: str = NAME, limit: int = 10) -> list[list[tuple[Any, float]]]:
     """Ask what the users of the collection ask all the time."""
     searches: list[dict[str, Any]] = [{"query": np.linspace(-1, 1, DIM).tolist(), "using": "old"}]
     if schema == "unnamed":
@@ -92,5 +92,5 @@ def old_answers(client: QdrantClient, schema: str) -> list[list[tuple[Any, float
         searches.append({**searches[0], "using": "other"})
     if schema == "sparse":
         searches.append({"query": models.SparseVector(indices=[21], values=[1.0]), "using": "terms"})
-    answers = (client.query_points(NAME, limit=10, **search).points for search in searches)
+    answers = (client.query_points(name, limit=limit, **search).points for search in searches)
     return [[(hit.id, hit.score) for hit in points] for points in answers]

@@ -1,7 +1,5 @@
 """Whoever wrote a collection: nothing of theirs changes, whatever happens to the attach."""
 
-from collections.abc import Sequence
-
 import pytest
 from qdrant_client import QdrantClient
 
@@ -9,35 +7,11 @@ from care_qdrant.existing.attach import AttachSettings, attach
 from care_qdrant.existing.detach import detach
 from care_qdrant.existing.verify import verify_collection
 from care_qdrant.search.retriever import Retriever
-from care_qdrant.types import Vectors
 from tests.existing.collections import NAME, SCHEMAS, TOOLS, contents, fill, old_answers
-from tests.tiny import HashEncoder, HashModel, medical_texts
+from tests.existing.mortal import Killed, MortalModel
+from tests.tiny import HashModel, medical_texts
 
 SMALL_BATCHES = AttachSettings(batch_tokens=200)
-
-
-class Killed(BaseException):
-    """Ends a run without any of its clean-up being asked for."""
-
-
-class MortalModel(HashModel):
-    """Encodes a few batches and then dies."""
-
-    def __init__(self, batches: int) -> None:
-        super().__init__(name="care")
-        self._encoder = _MortalEncoder(batches)
-
-
-class _MortalEncoder(HashEncoder):
-    def __init__(self, batches: int) -> None:
-        super().__init__()
-        self.left = batches
-
-    def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
-        if not self.left:
-            raise Killed
-        self.left -= 1
-        return super().encode(texts, prompt=prompt)
 
 
 @pytest.mark.parametrize("tool", TOOLS)

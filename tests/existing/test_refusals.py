@@ -6,6 +6,7 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.database.collection import VectorContract, write_contract
 from care_qdrant.errors import FingerprintMismatch, InputError, Rejected, SchemaMismatch, ServerTooOld
 from care_qdrant.existing.attach import AttachSettings, attach
+from care_qdrant.publishing.publish import publish
 from tests.existing.collections import DIM, NAME, contents, fill
 from tests.standin import StandIn
 from tests.tiny import HashModel
@@ -77,7 +78,9 @@ def test_a_server_that_is_too_old(model: HashModel) -> None:
         client = QdrantClient(url=server.url, check_compatibility=False)
         fill(client, "named", "plain")
         before = len(server.requests)
-        with pytest.raises(ServerTooOld, match=r"1\.17\.1; adding a vector .* needs 1\.18"):
+        with pytest.raises(
+            ServerTooOld, match=r"1\.17\.1; adding a vector .* needs 1\.18 .*--via copy --as articles-live"
+        ):
             attach(client, NAME, model)
         assert not [each for each in server.requests[before:] if each.method in ("PUT", "PATCH", "DELETE")]
         client.close()
@@ -90,9 +93,41 @@ def test_a_key_that_may_only_read(model: HashModel) -> None:
         fill(owner, "named", "plain")
         before = contents(owner)
         reader = QdrantClient(url=server.url, api_key="read", check_compatibility=False)
-        with pytest.raises(Rejected, match=r"writing its contract.*403.*manage access"):
+        with pytest.raises(Rejected, match=r"writing its contract.*403.*manage access.* Give a key that may write"):
             attach(reader, NAME, model)
         assert contents(owner) == before
         assert owner.get_collection(NAME).config.metadata == {"owner": "team"}
         owner.close()
         reader.close()
+
+
+@pytest.mark.parametrize(
+    ("limits", "advice"),
+    [
+        ({"max_points_count": 40}, "raise max_points_count"),
+        ({"max_collection_vector_size_bytes": 40 * 8 * 4 + 40 * 32 * 4 - 1}, "raise max_collection_vector_size_bytes"),
+    ],
+)
+def test_limits_that_the_server_would_reach_in_the_middle(
+    server: StandIn, model: HashModel, limits: dict[str, int], advice: str
+) -> None:
+    client = QdrantClient(url=server.url, check_compatibility=False)
+    fill(client, "named", "plain")
+    before = contents(client)
+    client.update_collection(NAME, strict_mode_config=models.StrictModeConfig(enabled=True, **limits))
+    with pytest.raises(InputError, match=advice):
+        attach(client, NAME, model)
+    assert contents(client) == before
+    assert client.get_collection(NAME).config.metadata == {"owner": "team"}
+    roomy = {name: limit + 1 for name, limit in limits.items()}
+    client.update_collection(NAME, strict_mode_config=models.StrictModeConfig(enabled=True, **roomy))
+    assert attach(client, NAME, model).covered == 40
+    client.close()
+
+
+def test_a_published_version_says_that_the_next_one_replaces_it(qdrant: QdrantClient, model: HashModel) -> None:
+    fill(qdrant, "named", "plain")
+    publish(qdrant, NAME, "live")
+    told: list[str] = []
+    attach(qdrant, "live", model, on_preflight=lambda preflight: told.extend(preflight.notices))
+    assert "attach to 'articles', and publish it" in told[0]
