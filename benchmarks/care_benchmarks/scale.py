@@ -86,5 +86,5 @@ def _opened(where: Where, store: Path) -> Iterator[QdrantClient]:
         with open_client(path=store) as client:
             yield client
     else:
-        with standin_server(edge=store) as url, open_client(url=url) as client:
+        with standin_server("edge", path=store) as url, open_client(url=url) as client:
             yield client

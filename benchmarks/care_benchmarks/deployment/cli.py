@@ -125,7 +125,7 @@ def memory(points: Sequence[int], dim: int, output: Path) -> None:
     from care_benchmarks.deployment.attach_cost import measure_attach
     from care_benchmarks.ingestion.processes import standin_server
 
-    with standin_server(synthetic=True) as url:
+    with standin_server("synthetic") as url:
         results = [shown(measure_attach(url, number, dim)) for number in sorted(points)]
     growth = round(results[-1].peak_memory_mib - results[0].peak_memory_mib, 1)
     save_measured(output, {"growth_mib": growth, "results": plain(results)})

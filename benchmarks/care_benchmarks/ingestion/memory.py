@@ -22,7 +22,7 @@ class Memory:
 def measure_memory(scratch: Path, rows: int, dim: int) -> Memory:
     """Ingest short rows into the stand-in server, which is another process."""
     corpus = write_corpus(scratch / f"rows-{rows}.jsonl", rows, sentences=1)
-    with standin_server(counting=True) as url, start_worker(corpus, "corpus", url, dim=dim) as process:
+    with standin_server("counting") as url, start_worker(corpus, "corpus", url, dim=dim) as process:
         output = process.communicate()[0]
     report = json.loads(output.splitlines()[-1])
     return Memory(rows, report["points"], report["peak_memory_mib"], report["documents_per_second"])

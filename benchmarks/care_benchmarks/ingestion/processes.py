@@ -5,24 +5,26 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 from care_qdrant.errors import InputError
 
 
 @contextmanager
-def standin_server(*, counting: bool = False, synthetic: bool = False, edge: Path | None = None) -> Iterator[str]:
+def standin_server(
+    engine: Literal["local", "counting", "synthetic", "edge"] = "local", *, path: Path | None = None
+) -> Iterator[str]:
     """Run the tests' stand-in for a Qdrant server, and give its URL.
 
     Args:
-        counting: Remember the ids of points and nothing else of them, as fast as Python can.
-        synthetic: Compute points from their ids, as many as a collection's metadata say.
-        edge: Keep points in this folder and search them by Qdrant's own engine.
+        engine: qdrant-client's local mode; or one that remembers the ids of points and nothing else of them; one that
+            computes points from their ids, as many as a collection's metadata say; Qdrant's own engine.
+        path: Where the engine keeps its points; None keeps them in memory.
 
     Raises:
         InputError: the process does not run in a checkout of the repository, where the stand-in is.
     """
-    options = [*["--counting"] * counting, *["--synthetic"] * synthetic]
-    options += [] if edge is None else ["--edge", "--path", str(edge)]
+    options = ["--engine", engine, *([] if path is None else ["--path", str(path)])]
     command = [sys.executable, "-W", "ignore", "-m", "tests.standin", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         url = (process.stdout.readline() if process.stdout else "").strip()

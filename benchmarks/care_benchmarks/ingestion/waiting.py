@@ -40,7 +40,7 @@ def measure_waiting(scratch: Path, target: str, documents: int, documents_per_se
     settings = IngestSettings(batch_tokens=8_192)
     start = time.process_time()
     if target == "server":
-        with standin_server(counting=True) as url, open_client(url=url) as client:
+        with standin_server("counting") as url, open_client(url=url) as client:
             report = ingest(corpus, model, client, "corpus", settings=settings)
     else:
         with open_client(path=scratch / "waiting") as client:
