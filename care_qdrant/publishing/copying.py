@@ -141,7 +141,7 @@ def verify_copy(
         originals, copies = read_points(source, page), read_points(target, page)
         for point_id, original in originals.items():
             copy = copies.get(point_id)
-            if copy is None or not same_point(original, without_vector(copy, beside), dense):
+            if copy is None or not same_point(without_vector(original, beside), without_vector(copy, beside), dense):
                 raise NotVerified(
                     f"point {point_id!r} of collection {target.collection!r} is not what {source.collection!r} holds; "
                     "run the same command again"
@@ -178,7 +178,8 @@ class _Copy:
         self._note(len(added), len(changed), len(wanted))
 
     def _differs(self, wanted: models.Record, found: models.Record) -> bool:
-        return not same_point(wanted, without_vector(found, self.settings.beside), self.measures)
+        beside = self.settings.beside
+        return not same_point(without_vector(wanted, beside), without_vector(found, beside), self.measures)
 
     def _note(self, added: int, changed: int, read: int) -> None:
         with self.lock:
