@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 from qdrant_client import QdrantClient
 
-from care_benchmarks.deployment.kill_attach import Place, attach_once, kill, look, time_run, wrong_vectors
+from care_benchmarks.deployment.kill_attach import Place, attach_once, look, wrong_vectors
+from care_benchmarks.deployment.killing import Killer, time_run
 from care_benchmarks.deployment.sample import Contents, make_collection, make_point, point_contents, read_contents
 from care_qdrant.database.connection import open_client
 
@@ -98,17 +99,17 @@ def run_trials(trials: int, points: int, url: str, seed: int) -> Iterator[CrowdT
     chance = random.Random(seed)
     # The first run also had to start the server of forks.
     seconds = [time_run(attach_once, _fill(points, url, f"crowd-timed-{run}")[0]) for run in range(2)][1]
-    killed = number = 0
+    attaches, killed, number = Killer(chance, seconds), 0, 0
     while killed < trials:
         place, before = _fill(points, url, f"crowd-{number}")
-        trial = _try(place, Crowd(place.name, dict(before), list(range(points)), chance), chance.uniform(0, seconds))
+        trial = _try(place, Crowd(place.name, dict(before), list(range(points)), chance), attaches)
         killed, number = killed + trial.attach_was_killed, number + 1
         yield trial
 
 
-def _try(place: Place, crowd: Crowd, moment: float) -> CrowdTrial:
+def _try(place: Place, crowd: Crowd, attaches: Killer) -> CrowdTrial:
     with _writing(crowd, place):
-        was_killed = kill(attach_once, place, moment)
+        was_killed = attaches.kill(attach_once, place)
         attach_once(place)
     report = attach_once(place)
     with place.open() as client:
@@ -117,7 +118,7 @@ def _try(place: Place, crowd: Crowd, moment: float) -> CrowdTrial:
         wrong = wrong_vectors(client, place.name)
     resurrected = len(crowd.gone & now.keys())
     return CrowdTrial(
-        attach_killed_after_seconds=round(moment, 3),
+        attach_killed_after_seconds=attaches.moment,
         attach_was_killed=was_killed,
         **crowd.done,
         changed=changed - resurrected,

@@ -5,10 +5,8 @@ has its vector, and those that had it were not encoded again; after one more det
 before all.
 """
 
-import multiprocessing
 import random
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Literal
 import numpy as np
 from qdrant_client import QdrantClient
 
+from care_benchmarks.deployment.killing import FORKS, Killer, time_run
 from care_benchmarks.deployment.sample import DIM, Contents, differing, make_collection, read_contents
 from care_benchmarks.ingestion.fake import ReadyModel
 from care_qdrant.database.attached import ATTACH_KEY
@@ -28,9 +27,7 @@ from care_qdrant.existing.detach import detach
 TargetKind = Literal["embedded", "server"]
 KINDS: tuple[TargetKind, ...] = ("embedded", "server")
 TEXTS_PER_SECOND = 2_000.0
-_FORKS = multiprocessing.get_context("forkserver")
-"""Starts a process in milliseconds, so that moments spread over the work and not over imports."""
-_FORKS.set_forkserver_preload([__name__])
+FORKS.set_forkserver_preload([__name__])
 _NAME = "ready-vectors"
 
 
@@ -88,11 +85,11 @@ def run_trials(kind: TargetKind, trials: int, points: int, scratch: Path, url: s
     rng = random.Random(seed)
     for run in ("warm-up", "timed"):  # the first also has to start the server of forks
         place, _ = _fill(kind, points, scratch, url, run)
-        attach_seconds, detach_seconds = time_run(attach_once, place), time_run(_detach, place)
+        attaches, detaches = Killer(rng, time_run(attach_once, place)), Killer(rng, time_run(_detach, place))
     killed = number = 0
     while killed < trials:
         place, before = _fill(kind, points, scratch, url, str(number))
-        trial = _try(place, before, rng.uniform(0, attach_seconds), rng.uniform(0, detach_seconds))
+        trial = _try(place, before, attaches, detaches)
         killed, number = killed + trial.attach_was_killed, number + 1
         yield trial
 
@@ -105,15 +102,15 @@ def _fill(kind: TargetKind, points: int, scratch: Path, url: str, number: str) -
         return place, read_contents(client, name)
 
 
-def _try(place: Place, before: Contents, attach_moment: float, detach_moment: float) -> Trial:
-    attach_was_killed = kill(attach_once, place, attach_moment)
+def _try(place: Place, before: Contents, attaches: Killer, detaches: Killer) -> Trial:
+    attach_was_killed = attaches.kill(attach_once, place)
     with place.open() as client:
         attached, changed = look(client, place.name, before)
     report = attach_once(place)
     with place.open() as client:
         wrong = wrong_vectors(client, place.name)
         changed += look(client, place.name, before)[1]
-    detach_was_killed = kill(_detach, place, detach_moment)
+    detach_was_killed = detaches.kill(_detach, place)
     with place.open() as client:
         left, now_changed = look(client, place.name, before)
         is_over = ATTACH_KEY not in (client.get_collection(place.name).config.metadata or {})
@@ -123,12 +120,12 @@ def _try(place: Place, before: Contents, attach_moment: float, detach_moment: fl
         after = read_contents(client, place.name)
     return Trial(
         target=place.kind,
-        attach_killed_after_seconds=round(attach_moment, 3),
+        attach_killed_after_seconds=attaches.moment,
         attach_was_killed=attach_was_killed,
         attached=attached,
         encoded_again=max(0, report.encoded - (len(before) - attached)),
         wrong_vectors=wrong,
-        detach_killed_after_seconds=round(detach_moment, 3),
+        detach_killed_after_seconds=detaches.moment,
         detach_was_killed=detach_was_killed,
         detached=len(before) - left,
         changed=changed + now_changed + differing(after, before) + len(before.keys() - after.keys()),
@@ -145,24 +142,6 @@ def attach_once(place: Place) -> AttachReport:
 def _detach(place: Place) -> None:
     with place.open() as client:
         detach(client, place.name, _NAME)
-
-
-def kill(work: Callable[[Place], object], place: Place, moment: float) -> bool:
-    """Start a run, kill it after some seconds, and say whether it was still going."""
-    process = _FORKS.Process(target=work, args=(place,))
-    process.start()
-    process.join(moment)
-    was_killed = process.is_alive()
-    process.kill()
-    process.join()
-    return was_killed
-
-
-def time_run(work: Callable[[Place], object], place: Place) -> float:
-    """Give the seconds that a run takes in a process of its own."""
-    start = time.perf_counter()
-    kill(work, place, 600.0)
-    return time.perf_counter() - start
 
 
 def look(client: QdrantClient, name: str, before: Contents) -> tuple[int, int]:

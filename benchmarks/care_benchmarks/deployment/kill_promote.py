@@ -4,10 +4,8 @@ After the kill, each point that was copied has to be whole, and readers of the a
 After one more run, the copy has to be equal to its source, and no version may be left over.
 """
 
-import multiprocessing
 import os
 import random
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -16,15 +14,14 @@ from typing import Literal
 
 from qdrant_client import QdrantClient
 
+from care_benchmarks.deployment.killing import FORKS, Killer, time_run
 from care_benchmarks.deployment.sample import Contents, differing, make_collection, read_contents, write_points
 from care_qdrant.cli import care
 from care_qdrant.database.connection import open_client
 
 Case = Literal["promote", "publish on a server", "publish in a folder"]
 CASES: tuple[Case, ...] = ("promote", "publish on a server", "publish in a folder")
-_FORKS = multiprocessing.get_context("forkserver")
-"""Starts a process in milliseconds, so that moments spread over the work and not over imports."""
-_FORKS.set_forkserver_preload(
+FORKS.set_forkserver_preload(
     [__name__, "care_qdrant.publishing.promote", "care_qdrant.publishing.publish", "care_qdrant.progress"]
 )
 
@@ -91,20 +88,14 @@ def run_trials(case: Case, trials: int, points: int, scratch: Path, url: str, se
         seed: Of the moments.
     """
     rng = random.Random(seed)
-    seconds = [_time(_prepare(case, points, scratch, url, f"{case.split()[-1]}-timed-{run}")) for run in range(2)]
+    # The first run had to start the server of forks.
+    timed = [_prepare(case, points, scratch, url, f"{case.split()[-1]}-timed-{run}").arguments for run in range(2)]
+    runs = Killer(rng, [time_run(_run, arguments) for arguments in timed][1])
     killed = number = 0
     while killed < trials:
-        place = _prepare(case, points, scratch, url, f"{case.split()[-1]}-{number}")
-        # The first run had to start the server of forks.
-        trial = _try(place, rng.uniform(0, seconds[1]))
+        trial = _try(_prepare(case, points, scratch, url, f"{case.split()[-1]}-{number}"), runs)
         killed, number = killed + trial.was_killed, number + 1
         yield trial
-
-
-def _time(place: Place) -> float:
-    start = time.perf_counter()
-    _start(place.arguments).join()
-    return time.perf_counter() - start
 
 
 def _prepare(case: Case, points: int, scratch: Path, url: str, name: str) -> Place:
@@ -128,12 +119,8 @@ def _prepare(case: Case, points: int, scratch: Path, url: str, name: str) -> Pla
     return replace(place, first=first)
 
 
-def _try(place: Place, moment: float) -> Trial:
-    process = _start(place.arguments)
-    process.join(moment)
-    was_killed = process.is_alive()
-    process.kill()
-    process.join()
+def _try(place: Place, runs: Killer) -> Trial:
+    was_killed = runs.kill(_run, place.arguments)
     with place.open() as client:
         look = _look_at_promotion if place.case == "promote" else _look_at_publication
         copied, torn, unseen, is_done = look(client, place)
@@ -141,13 +128,7 @@ def _try(place: Place, moment: float) -> Trial:
         _run(place.arguments)
     with place.open() as client:
         wrong, leftovers = _compare(client, place)
-    return Trial(place.case, round(moment, 3), was_killed, copied, torn, unseen, wrong, leftovers)
-
-
-def _start(arguments: Sequence[str]) -> "multiprocessing.context.ForkServerProcess":
-    process = _FORKS.Process(target=_run, args=(arguments,))
-    process.start()
-    return process
+    return Trial(place.case, runs.moment, was_killed, copied, torn, unseen, wrong, leftovers)
 
 
 def _run(arguments: Sequence[str]) -> None:
