@@ -17,7 +17,7 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.database.attached import ATTACH_KEY
 from care_qdrant.database.blueprint import resolve
-from care_qdrant.database.collection import VectorContract, write_contract
+from care_qdrant.database.collection import VectorContract, dense_vectors, write_contract
 from care_qdrant.database.connection import is_embedded, tune_embedded
 from care_qdrant.database.create import QUANTIZATION
 from care_qdrant.database.inventory import count_with_vector
@@ -150,17 +150,23 @@ def _prepare(
     link.call("writing where the texts are", lambda: _write_attach_metadata(link, entry))
     if preflight.has_vector:
         drop_false_claims(link, vector_name)
-        return
-    dense = models.DenseVectorConfig(size=contract.dim, distance=models.Distance.COSINE)
-    config = models.DenseVectorNameConfig(dense=dense)
-    link.call("adding the vector", lambda: link.client.create_vector_name(link.collection, vector_name, config))
+    else:
+        dense = models.DenseVectorConfig(size=contract.dim, distance=models.Distance.COSINE)
+        config = models.DenseVectorNameConfig(dense=dense)
+        link.call("adding the vector", lambda: link.client.create_vector_name(link.collection, vector_name, config))
+    link.call("configuring the vector", lambda: _configure(link, vector_name, settings))
+
+
+def _configure(link: Link, vector_name: str, settings: AttachSettings) -> None:
+    """Let a server store the vector as asked; a run that was killed may have created it and no more."""
     quantization = QUANTIZATION[settings.quantization]
-    if (quantization or settings.on_disk) and not is_embedded(link.client):
+    if is_embedded(link.client) or not (quantization or settings.on_disk):
+        return
+    params = dense_vectors(link.client, link.collection)[vector_name]
+    found = params.quantization_config, params.on_disk
+    if (quantization or found[0], settings.on_disk or found[1]) != found:
         diff = models.VectorParamsDiff(quantization_config=quantization, on_disk=settings.on_disk or None)
-        link.call(
-            "configuring the vector",
-            lambda: link.client.update_collection(link.collection, vectors_config={vector_name: diff}),
-        )
+        link.client.update_collection(link.collection, vectors_config={vector_name: diff})
 
 
 def _write_attach_metadata(link: Link, entry: dict[str, Any]) -> None:

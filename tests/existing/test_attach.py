@@ -133,6 +133,24 @@ def test_new_vector_only_is_quantized(server: StandIn, model: HashModel) -> None
     assert config.quantization_config is None
 
 
+def test_a_vector_that_was_created_and_not_configured_is_configured(server: StandIn, model: HashModel) -> None:
+    client = QdrantClient(url=server.url, check_compatibility=False)
+    fill(client, "named", "plain")
+    settings = AttachSettings(quantization="int8", on_disk=True)
+    server.faults.add("500", times=100, skip=2, method="PATCH")
+    with pytest.raises(Unreachable, match="configuring the vector"):
+        attach(client, NAME, model, settings=settings, retries=IMPATIENT)
+    server.faults.clear()
+    attach(client, NAME, model, settings=settings)
+    vectors = client.get_collection(NAME).config.params.vectors
+    assert isinstance(vectors, dict)
+    assert (vectors["care"].on_disk, vectors["care"].quantization_config is None) == (True, False)
+    before = server.count("PATCH", f"/collections/{NAME}")
+    attach(client, NAME, model, settings=settings)
+    assert server.count("PATCH", f"/collections/{NAME}") == before + 2
+    client.close()
+
+
 def test_limits_of_the_operator_are_kept(server: StandIn, model: HashModel) -> None:
     client = QdrantClient(url=server.url, check_compatibility=False)
     fill(client, "named", "plain")
