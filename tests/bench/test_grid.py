@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -78,9 +79,17 @@ def test_a_grid_that_was_stopped_goes_on_and_trains_nothing_twice(
     ]
 
 
+def test_other_settings_are_trained_anew_where_they_differ(run: Run, tmp_path: Path) -> None:
+    (before,) = _cells(run, tmp_path / "grid", ("full",))
+    stages = tuple(replace(item, learning_rate=1e-2) if item.kind == "joint" else item for item in run.stage)
+    (after,) = _cells(replace(run, stage=stages), tmp_path / "grid", ("full",))
+    assert after.settings != before.settings
+    names = [path.name.rsplit("-", 1)[0] for path in (tmp_path / "grid" / "stages").iterdir()]
+    assert (names.count("align"), names.count("joint")) == (1, 2)
+
+
 def test_without_an_evaluation_set_there_is_nothing_to_do(tmp_path: Path) -> None:
-    run = tiny_run(tmp_path, stage("align"))
-    object.__setattr__(run, "evaluation", None)
+    run = replace(tiny_run(tmp_path, stage("align")), evaluation=None)
     with pytest.raises(InputError, match="no \\[evaluation\\]"):
         _cells(run, tmp_path / "grid", ("full",))
 
@@ -88,7 +97,7 @@ def test_without_an_evaluation_set_there_is_nothing_to_do(tmp_path: Path) -> Non
 def _cell(preset: str, seed: int, scores: Sequence[float]) -> Cell:
     queries = [str(number) for number in range(len(scores))]
     of_measure = {measure: list(scores) for measure in ("nDCG@10", "R@100")}
-    return Cell(preset, seed, [Work("align", 2, 16, 1.5)], queries, of_measure)
+    return Cell(preset, seed, "", [Work("align", 2, 16, 1.5)], queries, of_measure)
 
 
 def test_the_table_is_paired_and_says_what_share_of_the_gap_is_closed() -> None:

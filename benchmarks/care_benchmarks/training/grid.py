@@ -5,6 +5,7 @@ seed, whose stages are links. Two cells with the same beginning link to the same
 a finished stage's settings proves that they may. A grid that was stopped goes on where it was.
 """
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -51,6 +52,8 @@ class Cell:
 
     preset: str
     seed: int
+    settings: str
+    """Digest of all that the scores depend on, the evaluation included."""
     work: list[Work]
     queries: list[str]
     scores: dict[str, list[float]]
@@ -69,7 +72,7 @@ def cell_run(run: Run, preset: str, seed: int, output: Path) -> Run:
 
 
 def run_grid(run: Run, presets: Sequence[str], seeds: Sequence[int], output: Path, report: Report) -> Iterator[Cell]:
-    """Train and score cell after cell, seed by seed, and yield each; those that are there already are read.
+    """Train and score cell after cell, seed by seed, and yield each; one that is there with equal settings is read.
 
     Args:
         run: The full recipe; needs an evaluation set.
@@ -84,21 +87,27 @@ def run_grid(run: Run, presets: Sequence[str], seeds: Sequence[int], output: Pat
     if run.evaluation is None:
         raise InputError(f"{run.name}: has no [evaluation], so the grid could score nothing")
     changed = {(preset, seed): cell_run(run, preset, seed, output) for seed in seeds for preset in presets}
+    prompt = _question_prompt(run)
     for (preset, seed), cell in changed.items():
-        path = Path(cell.output) / "scores.json"
-        if not path.is_file():
+        path, settings = Path(cell.output) / "scores.json", _digest(cell, prompt)
+        scored = read_cell(path) if path.is_file() else None
+        if scored is None or scored.settings != settings:
             _train(cell, output / "stages", report)
-            scored = Cell(preset, seed, _work(cell), *_score(cell, _question_prompt(run)))
+            scored = Cell(preset, seed, settings, _work(cell), *_score(cell, prompt))
             partial = path.with_suffix(".partial")
             partial.write_text(json.dumps(asdict(scored)), encoding="utf-8")
             partial.replace(path)
-        yield read_cell(path)
+        yield scored
 
 
 def read_cell(path: Path) -> Cell:
     """Read a scored cell."""
     values = json.loads(path.read_text(encoding="utf-8"))
     return Cell(**{**values, "work": [Work(**work) for work in values["work"]]})
+
+
+def _digest(run: Run, question_prompt: str | None) -> str:
+    return hashlib.sha256(json.dumps([asdict(run), question_prompt], sort_keys=True).encode()).hexdigest()
 
 
 def _train(run: Run, stages: Path, report: Report) -> None:
