@@ -210,6 +210,7 @@ def served_documents(
     golden: Golden,
     *,
     sent: Sent = "tokens",
+    batch_tokens: int = BATCH_TOKENS,
     api_key: str | None = None,
 ) -> Iterator[CareModel]:
     """Give the pair with its documents encoded by a server that has passed the golden check.
@@ -221,6 +222,7 @@ def served_documents(
         name: Of the model on the server.
         golden: What the server must give.
         sent: What it gets of each text.
+        batch_tokens: Of one request.
         api_key: Sent as a bearer token.
 
     Raises:
@@ -235,7 +237,14 @@ def served_documents(
         tokenizer.no_truncation()
         side = model.card.document
         encoder = RemoteEncoder(
-            client, name, tokenizer, dim=model.dim, max_tokens=side.max_tokens, prompt=side.prompt, sent=sent
+            client,
+            name,
+            tokenizer,
+            dim=model.dim,
+            max_tokens=side.max_tokens,
+            prompt=side.prompt,
+            sent=sent,
+            batch_tokens=batch_tokens,
         )
         logger.info("%s: golden vectors agree, smallest cosine %.5f", url, check_golden(encoder, model, golden))
         yield CareModel(

@@ -232,9 +232,12 @@ def test_a_run_over_a_server_scores_like_the_pair_alone(
     assert CliRunner().invoke(care_bench, arguments, catch_exceptions=False).exit_code == 0
     shared = ["run", str(task_directory), "--model", str(pair_folder), "--no-speed"]
     remote = ["--document-server", server.url, "--golden", str(golden), "--output", str(tmp_path / "remote")]
+    remote += ["--document-server-batch-tokens", "60"]
     for options in (remote, ["--output", str(tmp_path / "local")]):
         assert CliRunner().invoke(care_bench, [*shared, *options], catch_exceptions=False).exit_code == 0
-    assert len(server.requests) > 2
+    assert len(server.requests) > 4
+    several = [request["input"] for request in server.requests if len(request["input"]) > 1]
+    assert max(len(batch) * max(map(len, batch)) for batch in several) <= 60
     one, other = (load_result(tmp_path / name).systems[0] for name in ("remote", "local"))
     for mine, theirs in zip(one.scores, other.scores, strict=True):
         assert mine.value == pytest.approx(theirs.value, abs=1e-4)
