@@ -5,22 +5,20 @@ disturbed.
 """
 
 import contextlib
-import multiprocessing
 import random
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from care_benchmarks.deployment.killing import FORKS, Killer, time_run
 from care_benchmarks.results import Result, load_result
 from care_qdrant.database.connection import open_client
 from care_qdrant.errors import CareError
 
 SAME = 1e-6
 """Between scores: another batch pads a document otherwise, and moves its vector by less than that."""
-_FORKS = multiprocessing.get_context("forkserver")
-"""Starts a process in milliseconds, so that moments spread over the work and not over imports."""
-_FORKS.set_forkserver_preload(
+LOG_FILE = "log"
+FORKS.set_forkserver_preload(
     [
         "care_benchmarks.run",
         "care_benchmarks.commands.run",
@@ -66,26 +64,32 @@ def run_trials(arguments: Sequence[str], trials: int, scratch: Path, seed: int) 
     Raises:
         CareError: a run that nobody killed did not finish.
     """
-    rng = random.Random(seed)
-    _finish(arguments, scratch / "warm-up")  # the first also has to start the server of forks
-    began = time.perf_counter()
     undisturbed = _finish(arguments, scratch / "undisturbed")
-    seconds = time.perf_counter() - began
+    killer = Killer(random.Random(seed), time_run(*_work(arguments, scratch / "timed")))
     for number in range(trials):
-        output, moment = scratch / f"trial-{number}", rng.uniform(0, seconds)
-        was_killed = _kill(arguments, output, moment)
+        output = scratch / f"trial-{number}"
+        was_killed = killer.kill(*_work(arguments, output))
         stored = _stored(output / "qdrant")
         finished = _finish(arguments, output)
         beyond = stored + _encoded(finished) - _encoded(undisturbed)
         difference = _largest_difference(undisturbed, finished)
-        yield Trial(moment, was_killed, stored, max(0, beyond), max(0, -beyond), difference)
+        yield Trial(killer.moment, was_killed, stored, max(0, beyond), max(0, -beyond), difference)
 
 
-def _start(arguments: Sequence[str], output: Path) -> "multiprocessing.process.BaseProcess":
-    output.mkdir(parents=True, exist_ok=True)
-    process = _FORKS.Process(target=_care_bench, args=(["run", *arguments, "--output", str(output)], output / "log"))
+def _finish(arguments: Sequence[str], output: Path) -> Result:
+    work, *given = _work(arguments, output)
+    process = FORKS.Process(target=work, args=given)
     process.start()
-    return process
+    process.join()
+    if process.exitcode:
+        raise CareError(f"a run ended with {process.exitcode}: {(output / LOG_FILE).read_text()[-500:]}")
+    return load_result(output)
+
+
+def _work(arguments: Sequence[str], output: Path) -> tuple[Callable[[list[str], Path], None], list[str], Path]:
+    """Give what a process of its own has to call, and with what."""
+    output.mkdir(parents=True, exist_ok=True)
+    return _care_bench, ["run", *arguments, "--output", str(output)], output / LOG_FILE
 
 
 def _care_bench(arguments: list[str], log: Path) -> None:
@@ -93,24 +97,6 @@ def _care_bench(arguments: list[str], log: Path) -> None:
 
     with log.open("a") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
         care_bench(arguments, standalone_mode=False)
-
-
-def _kill(arguments: Sequence[str], output: Path, moment: float) -> bool:
-    """Start a run and send it SIGKILL; False if it was done before."""
-    process = _start(arguments, output)
-    process.join(moment)
-    was_killed = process.is_alive()
-    process.kill()
-    process.join()
-    return was_killed
-
-
-def _finish(arguments: Sequence[str], output: Path) -> Result:
-    process = _start(arguments, output)
-    process.join()
-    if process.exitcode:
-        raise CareError(f"a run ended with {process.exitcode}: {(output / 'log').read_text()[-500:]}")
-    return load_result(output)
 
 
 def _stored(store: Path) -> int:
