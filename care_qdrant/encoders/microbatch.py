@@ -128,7 +128,7 @@ class _Line:
         """Wait for the next batch; empty when the line is closed and everyone was served.
 
         A worker takes its share of those who wait and leaves the rest to its colleagues. One that takes them all is
-        busy for long, while the others run whatever comes next one by one: half the speed, and the last wait longest.
+        busy for long, while the others run whatever comes next one by one, and the last wait longest.
         """
         with self.condition:
             self.condition.wait_for(self._can_proceed)
