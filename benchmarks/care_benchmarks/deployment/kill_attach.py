@@ -26,7 +26,8 @@ from care_qdrant.existing.detach import detach
 
 TargetKind = Literal["embedded", "server"]
 KINDS: tuple[TargetKind, ...] = ("embedded", "server")
-TEXTS_PER_SECOND = 2_000.0
+TEXTS_PER_SECOND = 100.0
+"""Of an encoder that sleeps: slow enough that most moments fall between batches, and not before the first."""
 FORKS.set_forkserver_preload([__name__])
 _NAME = "ready-vectors"
 
@@ -134,7 +135,7 @@ def _try(place: Place, before: Contents, attaches: Killer, detaches: Killer) -> 
 
 def attach_once(place: Place) -> AttachReport:
     """Attach to the collection of a place."""
-    settings = AttachSettings(batch_tokens=1_000)
+    settings = AttachSettings(batch_tokens=300)
     with place.open() as client:
         return attach(client, place.name, ReadyModel(DIM, texts_per_second=TEXTS_PER_SECOND), settings=settings)
 
