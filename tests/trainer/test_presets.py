@@ -1,9 +1,10 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from care_trainer import chain, towers
-from care_trainer.config import Align, Contrastive, Distill, Joint, Run
+from care_trainer.config import Align, Contrastive, Distill, Diversify, Joint, Run
 from care_trainer.curves import draw_curves
 from care_trainer.export import export
 from care_trainer.presets import PRESETS, apply_preset
@@ -33,7 +34,8 @@ def test_every_preset_changes_the_run_and_gives_it_its_own_place(recipe: Run, na
     assert (changed.name, changed.output) == (f"tiny-{name}", f"{recipe.output}-{name}")
     same = ("stage", "query", "symmetric", "dim")
     assert any(getattr(changed, field) != getattr(recipe, field) for field in same)
-    assert changed.data == recipe.data and changed.seed == recipe.seed
+    plain = {key: replace(data, diversify=None) for key, data in changed.data.items()}
+    assert plain == recipe.data and changed.seed == recipe.seed
 
 
 @pytest.mark.parametrize(
@@ -47,6 +49,8 @@ def test_every_preset_changes_the_run_and_gives_it_its_own_place(recipe: Run, na
         ("symmetric-query", ["retromae", "unsupervised", "supervised"]),
         ("symmetric-document", ["document"]),
         ("kale", ["document", "prune", "align"]),
+        ("fine-tuning-only", ["supervised"]),
+        ("retromae-fine-tuning", ["retromae", "supervised"]),
         ("distill", ["retromae", "unsupervised", "supervised", "document", "distill"]),
     ],
 )
@@ -68,6 +72,31 @@ def test_what_changes_inside_a_stage(recipe: Run) -> None:
     assert isinstance(doubled, Contrastive) and doubled.epochs == 2
     longer = find("longer-joint", "joint")
     assert isinstance(longer, Joint) and longer.epochs == 3
+    texts, equal = find("equal-texts", "joint"), find("equal-compute", "joint")
+    assert isinstance(texts, Joint) and texts.instead_of == recipe.stage[4] and texts.cost == "texts"
+    assert isinstance(equal, Joint) and equal.instead_of == recipe.stage[4] and equal.cost == "operations"
+
+
+def test_the_settings_of_table_11_differ_in_what_is_left_out_alone(recipe: Run) -> None:
+    runs = {name: apply_preset(recipe, name) for name in ("diversified", "diversified-queries", "undiversified")}
+    assert [run.data["pairs"].diversify for run in runs.values()] == [
+        Diversify(sides="both"),
+        Diversify(sides="query"),
+        Diversify(sides="none"),
+    ]
+    assert {run.stage for run in runs.values()} == {apply_preset(recipe, "symmetric-query").stage}
+    own = replace(
+        recipe, data={**recipe.data, "pairs": replace(recipe.data["pairs"], diversify=Diversify(encoder="e"))}
+    )
+    assert apply_preset(own, "undiversified").data["pairs"].diversify == Diversify(encoder="e", sides="none")
+
+
+@pytest.mark.parametrize("table", ["5", "6", "7", "11", "12"])
+def test_the_papers_tables_have_a_preset_for_each_row(recipe: Run, table: str) -> None:
+    rows = {"5": 6, "6": 3, "7": 4, "11": 3, "12": 3}[table]
+    own = [name for name, preset in PRESETS.items() if table in preset.table.split(", ")]
+    assert len(own) >= rows
+    assert len({apply_preset(recipe, name).stage for name in own}) == (1 if table == "11" else len(own))
 
 
 def test_a_preset_that_does_not_fit_is_refused(tmp_path: Path) -> None:

@@ -110,7 +110,8 @@ def tiny_run(
     write_world(root)
     text = HEAD.format(root=root, document_pooling=document_pooling, document=document)
     for values in stages:
-        text += "\n[[stage]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
+        given = {key: value for key, value in values.items() if value is not None}
+        text += "\n[[stage]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in given.items())
     path = root / "run.toml"
     path.write_text(text, encoding="utf-8")
     return load_run(path, list(overrides))

@@ -10,6 +10,7 @@ StageKind = Literal[
     "bag", "retromae", "causal", "unsupervised", "supervised", "document", "align", "joint", "prune", "distill"
 ]
 Side = Literal["query", "document"]
+Tracker = Literal["tensorboard", "trackio", "wandb"]
 Schedule = Literal["linear", "cosine", "constant_with_warmup"]
 
 
@@ -76,6 +77,21 @@ class Vocabulary:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Diversify:
+    """Which pairs are left out as near-duplicates of earlier ones [C.1, table 10]; each side on its own."""
+
+    encoder: str = "built-in"
+    """Measures the similarity: ``built-in``, a CARE folder, or any sentence-transformers model. The paper's is
+    gte-multilingual-base, and the thresholds are for it: another encoder wants its own."""
+    query_threshold: float = 0.85
+    document_threshold: float = 0.78
+    neighbours: int = 1
+    """A text stays while at most so many that were kept are more similar to it than the threshold."""
+    sides: Literal["both", "query", "none"] = "both"
+    """Whose near-duplicates are left out; ``query`` and ``none`` keep as many pairs as ``both`` [table 11]."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Data:
     """One data set: JSONL files, plain or ``.gz``.
 
@@ -94,6 +110,8 @@ class Data:
     """Texts are cut here before anything else reads them."""
     max_rows: int | None = None
     """Of the rows that are left, in file order."""
+    diversify: Diversify | None = None
+    """Of pairs: leave near-duplicates out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,6 +235,10 @@ class Joint(Contrastive):
     freeze_document: bool = False
     """Train the query side alone: the documents of a live index keep their vectors. Without ``crop`` these are
     computed once, as in Stage I."""
+    instead_of: Align | None = None
+    """A Stage I that is left out, and whose cost this stage spends: a control that the paper lacks."""
+    cost: Literal["texts", "operations"] = "operations"
+    """What is counted of ``instead_of``: texts that pass an encoder, or floating-point operations."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,7 +310,7 @@ class Run:
     """Between two checkpoints of a stage; 0 is after every step."""
     teacher_cache: str | None = None
     """Folder of document vectors that runs share: each text is encoded once by the same encoder."""
-    report_to: tuple[str, ...] = ()
+    report_to: tuple[Tracker, ...] = ()
     """Trackers of transformers beside metrics.jsonl: tensorboard, trackio, wandb."""
     vocabulary: Vocabulary | None = None
     evaluation: Evaluation | None = None

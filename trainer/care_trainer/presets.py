@@ -5,10 +5,10 @@ Tables of arXiv 2604.10937. Where the paper does not say how a baseline was set 
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 from care_qdrant.errors import InputError
-from care_trainer.config import Align, Contrastive, Distill, Joint, Prune, Run, Stage
+from care_trainer.config import Align, Contrastive, Distill, Diversify, Joint, Prune, Run, Stage
 
 QUERY_INITIALISATION = ("retromae", "unsupervised", "supervised")
 DOCUMENT_INITIALISATION = ("document",)
@@ -116,6 +116,25 @@ def _longer_joint(run: Run) -> Run:
     return _with("joint", epochs=seen)(without("align")(run))
 
 
+def _instead_of_align(cost: Literal["texts", "operations"]) -> Callable[[Run], Run]:
+    def change(run: Run) -> Run:
+        return _with("joint", instead_of=_require(run, "align"), cost=cost)(without("align")(run))
+
+    return change
+
+
+def _diversified(sides: Literal["both", "query", "none"]) -> Callable[[Run], Run]:
+    """Change the pairs of the supervised stage, on the symmetric query encoder as in the paper."""
+
+    def change(run: Run) -> Run:
+        name = _require(run, "supervised").data
+        data = run.data[name]
+        diversify = replace(data.diversify or Diversify(), sides=sides)
+        return replace(_symmetric_query(run), data={**run.data, name: replace(data, diversify=diversify)})
+
+    return change
+
+
 def _pruned(**weights: Any) -> Callable[[Run], Run]:
     def change(run: Run) -> Run:
         align = _require(run, "align")
@@ -166,14 +185,31 @@ PRESETS: dict[str, Preset] = {
     "without-query-init": Preset("5", "the query encoder goes into Stage I untrained", _without_query_initialisation),
     "without-document-init": Preset("5", "the document encoder is the base model", without(*DOCUMENT_INITIALISATION)),
     "without-align": Preset("5", "no Stage I", without("align")),
-    "without-joint": Preset("5", "no Stage II", without("joint")),
+    "without-joint": Preset("5, 6", "no Stage II", without("joint")),
     "without-mse": Preset("5", "Stage I with the contrastive term alone", _with("align", mse_weight=0.0)),
     "without-contrastive": Preset("5", "Stage I with the distance alone", _with("align", contrastive_weight=0.0)),
     "fine-tuning-data": Preset("6", "Stage I on query-document pairs, the document side frozen", _fine_tuning_data),
     "fine-tuning-data-only": Preset("6", "the same, and no Stage II", _fine_tuning_data_only),
-    "without-retromae": Preset("12", "the query encoder without RetroMAE", without("retromae")),
-    "without-unsupervised": Preset("12", "the query encoder without the unsupervised stage", without("unsupervised")),
-    "symmetric-query": Preset("4", "the query encoder on both sides, twice the epochs", _symmetric_query),
+    "without-retromae": Preset("–", "the pair, its query encoder without RetroMAE", without("retromae")),
+    "without-unsupervised": Preset(
+        "–", "the pair, its query encoder without the unsupervised stage", without("unsupervised")
+    ),
+    "undiversified": Preset("11", "symmetric query encoder, near-duplicates stay, as many pairs", _diversified("none")),
+    "diversified-queries": Preset(
+        "11", "symmetric query encoder, near-duplicate queries left out, as many pairs", _diversified("query")
+    ),
+    "diversified": Preset(
+        "11", "symmetric query encoder, near-duplicate queries and documents left out", _diversified("both")
+    ),
+    "fine-tuning-only": Preset(
+        "12",
+        "symmetric query encoder without RetroMAE and the unsupervised stage",
+        _both(without("retromae", "unsupervised"), _symmetric_query),
+    ),
+    "retromae-fine-tuning": Preset(
+        "12", "symmetric query encoder without the unsupervised stage", _both(without("unsupervised"), _symmetric_query)
+    ),
+    "symmetric-query": Preset("4, 12", "the query encoder on both sides, twice the epochs", _symmetric_query),
     "symmetric-document": Preset("4", "the document encoder on both sides, twice the epochs", _symmetric_document),
     "kale": Preset(
         "7",
@@ -191,4 +227,12 @@ PRESETS: dict[str, Preset] = {
     "distill": Preset("7", "a symmetric student learns the document encoder's scores", _distilled),
     "hotelmatch": Preset("7", "up-projection to the document's dimension, a tenth of the rate there", _up_projected),
     "longer-joint": Preset("control", "no Stage I, its epochs given to Stage II: equal data passes", _longer_joint),
+    "equal-texts": Preset(
+        "control", "no Stage I; Stage II sees as many texts more as Stage I would have", _instead_of_align("texts")
+    ),
+    "equal-compute": Preset(
+        "control",
+        "no Stage I; Stage II spends its floating-point operations, those of the teacher included",
+        _instead_of_align("operations"),
+    ),
 }

@@ -10,7 +10,8 @@ import numpy as np
 
 from care_qdrant.errors import InputError
 from care_trainer.config import Data, Run, Stage
-from care_trainer.data import Pair, Text, iter_pairs, iter_texts, read_rows
+from care_trainer.data import Pair, Text, iter_texts, read_rows
+from care_trainer.diversity import diverse_pairs
 from care_trainer.evaluation import retrieval_file
 
 SINGLE_TEXT_STAGES = ("retromae", "causal", "align")
@@ -48,7 +49,7 @@ def leaks(run: Run) -> list[str]:
 
 
 def _rows(stage: Stage, data: Data, root: Path) -> Iterator[Pair | Text]:
-    yield from iter_texts(data, root) if stage.kind in SINGLE_TEXT_STAGES else iter_pairs(data, root)
+    yield from iter_texts(data, root) if stage.kind in SINGLE_TEXT_STAGES else diverse_pairs(data, root)
 
 
 def _figures(rows: Iterable[Pair | Text], run: Run, stage: Stage) -> dict[str, Any]:

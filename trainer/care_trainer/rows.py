@@ -18,9 +18,10 @@ import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 from datasets import Dataset
 
-from care_qdrant.errors import TrainingError
 from care_trainer.config import Data, Side
-from care_trainer.data import Pair, Text, file_hashes, iter_pairs, iter_texts
+from care_trainer.data import Pair, Text, file_hashes, iter_texts
+from care_trainer.disk import writing
+from care_trainer.diversity import diverse_pairs
 
 ROWS_FOLDER = "rows"
 """Below the output of a run, while it has stages to train."""
@@ -73,7 +74,7 @@ def pair_rows(data: Data, root: Path, folder: Path, hard_negatives: int = 0) -> 
         missing = hard_negatives - len(pair.negatives)
         return [pair.query, pair.positive, *pair.negatives[:hard_negatives], *[pair.positive] * missing]
 
-    return _rows(data, root, folder, names, ((values(pair), pair.source) for pair in iter_pairs(data, root)))
+    return _rows(data, root, folder, names, ((values(pair), pair.source) for pair in diverse_pairs(data, root)))
 
 
 def text_rows(data: Data, root: Path, folder: Path, sides: Sequence[Side] = ("query", "document")) -> Rows:
@@ -114,17 +115,15 @@ def _write(path: Path, names: list[str], rows: Iterator[tuple[list[str], str]], 
     )
     partial, written = path.with_suffix(".partial"), 0
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
-            while piece := list(islice(rows, PIECE_ROWS)):
-                stream.write_batch(pa.RecordBatch.from_arrays(_arrays(piece, written, schema, data), schema=schema))
-                written += len(piece)
-        partial.replace(path)
-    except OSError as error:
+        with writing(f"{path}: the rows cannot be written"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
+                while piece := list(islice(rows, PIECE_ROWS)):
+                    stream.write_batch(pa.RecordBatch.from_arrays(_arrays(piece, written, schema, data), schema=schema))
+                    written += len(piece)
+            partial.replace(path)
+    finally:
         partial.unlink(missing_ok=True)
-        raise TrainingError(f"{path}: the rows cannot be written ({error}); make room, then go on with --resume") from (
-            error
-        )
 
 
 def _arrays(piece: list[tuple[list[str], str]], start: int, schema: pa.Schema, data: Data) -> list[Any]:

@@ -1,8 +1,11 @@
 """Stage ``joint`` (Stage II): both encoders on retrieval data, queries against the other side's documents."""
 
+from dataclasses import replace
+
 from care_qdrant.errors import InputError
 from care_trainer import towers
 from care_trainer.augment import PairCollator
+from care_trainer.compute import spend_instead
 from care_trainer.config import Joint
 from care_trainer.fitting import fit
 from care_trainer.frozen import FrozenDocuments
@@ -18,6 +21,8 @@ def train_joint(context: Context) -> Trained:
     stage, run = context.stage, context.run
     assert isinstance(stage, Joint)
     if stage.freeze_document and not stage.crop:
+        if stage.instead_of is not None:
+            raise InputError("stage joint: instead_of needs both sides to train; with frozen documents give it epochs")
         return _train_query(context, stage)
     query, document = towers.load(context.query), towers.load(context.document)
     if towers.is_static(query):
@@ -27,13 +32,14 @@ def train_joint(context: Context) -> Trained:
         towers.freeze(document)
     else:
         trainable["document"] = towers.make_trainable(document, side="document", lora=run.document.lora is not None)
+    stage = spend_instead(context, query, document)
     model, info_nce = towers.pair(query, document), info_nce_of(stage)
     loss = embedding_loss(model, info_nce, stage)
     rows = context.pair_rows(stage.hard_negatives)
     columns = rows.text_columns()
     routes = {column: "query" if column == "query" else "document" for column in columns.column_names}
     prompts = {column: run.query.prompt if side == "query" else run.document.prompt for column, side in routes.items()}
-    job = context.job(
+    job = replace(context, stage=stage).job(
         weights=rows.weights,
         routes=routes,
         collator=PairCollator(
