@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from care_trainer import chain, towers
 from care_trainer.export import export
+from safetensors.numpy import load_file
 from sentence_transformers import SentenceTransformer
 
 from care_qdrant.errors import InputError
@@ -100,6 +101,18 @@ def test_a_frozen_document_side_keeps_its_vectors(tmp_path: Path) -> None:
     assert record["trainable"].keys() == {"query"}
     assert chain.newest(run, "document").parent.name == "base"
     assert chain.newest(run, "query").parent.name == "joint"
+
+
+def test_each_side_learns_at_its_own_rate(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, stage("joint", document_learning_rate=0.0))
+    (record,) = chain.run_stages(run)
+    assert record["trainable"]["document"] > 0
+    moved = {}
+    for side in chain.SIDES:
+        files = [Path(run.output) / folder / side / "model.safetensors" for folder in ("base", "joint")]
+        before, after = map(load_file, files)
+        moved[side] = any(not np.array_equal(before[name], after[name]) for name in before)
+    assert moved == {"query": True, "document": False}
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks for it

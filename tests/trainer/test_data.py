@@ -31,6 +31,15 @@ def test_a_gzipped_file_reads_as_a_plain_one(tmp_path: Path) -> None:
     assert list(iter_pairs(Data(files=("rows.jsonl.gz",)), tmp_path)) == [Pair("q", "p", ("n",), "s")]
 
 
+def test_a_gzipped_file_that_is_cut_off_or_none_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(gzip.compress(json.dumps(SIMPLE).encode() * 50)[:-20])
+    for content in (path.read_bytes(), b'{"query": "q", "positive": "p"}'):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=r"rows.jsonl.gz: is cut off, or not what its name says"):
+            list(iter_pairs(Data(files=(path.name,)), tmp_path))
+
+
 def test_a_repeated_pair_counts_once_and_texts_are_cut_first(tmp_path: Path) -> None:
     data, root = _data(tmp_path, SIMPLE, SIMPLE, {"query": "q", "positive": "pppp"}, max_characters=1)
     assert list(iter_pairs(data, root)) == [Pair("q", "p", ("n",), "s")]

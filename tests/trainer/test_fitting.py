@@ -1,6 +1,7 @@
-import errno
 import json
+import resource
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,12 @@ import pytest
 import torch
 from care_trainer import fitting, towers
 from care_trainer.augment import PairCollator
-from care_trainer.config import Contrastive
+from care_trainer.config import Contrastive, Lora, Run
 from care_trainer.fitting import Interrupted, Job, fit, last_checkpoint
 from care_trainer.losses import EmbeddingLoss
 from care_trainer.objectives import InfoNce
 from datasets import Dataset
+from transformers import set_seed
 
 from care_qdrant.errors import TrainingError
 from tests.trainer.tiny_run import pairs
@@ -96,25 +98,48 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_its_batch(query_folder
 
 
 def test_a_full_disk_leaves_the_last_good_checkpoint(
-    query_folder: Path,
-    uninterrupted: tuple[dict[str, torch.Tensor], Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    query_folder: Path, uninterrupted: tuple[dict[str, torch.Tensor], Path], tmp_path: Path
 ) -> None:
-    write, calls = torch.save, 0
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    def full_disk(value: object, path: Any, **options: Any) -> None:
-        nonlocal calls
-        if str(path).endswith("optimizer.pt"):
-            calls += 1
-            if calls == 3:
-                Path(path).write_bytes(b"half")
-                raise OSError(errno.ENOSPC, "No space left on device")
-        write(value, path, **options)
+    def fill(step: int, steps: int, value: float) -> None:
+        if step == 3:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, limits[1]))
 
-    monkeypatch.setattr(torch, "save", full_disk)
-    with pytest.raises(TrainingError, match=r"No space left.*the last one that is whole is .*checkpoint-2"):
-        _train(query_folder, tmp_path)
-    assert (tmp_path / "checkpoints/checkpoint-3/optimizer.pt").read_bytes() == b"half"
+    try:
+        with pytest.raises(TrainingError, match=r"the last one that is whole is checkpoint-2 \(.*--resume"):
+            _train(query_folder, tmp_path, report=fill)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (tmp_path / "checkpoints/checkpoint-3").exists(), "half of it"
     resumed = _train(query_folder, tmp_path, resume=True)
     assert all(torch.equal(resumed[name], value) for name, value in uninterrupted[0].items())
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* deprecated:FutureWarning")  # peft and the trainer
+def test_gradient_checkpointing_computes_each_layer_twice_and_changes_nothing(
+    base: Run, tmp_path: Path, cached: bool
+) -> None:
+    def train(checkpointing: bool) -> tuple[dict[str, torch.Tensor], int]:
+        tower = replace(base.document, lora=Lora(rank=4, alpha=8))
+        set_seed(0)
+        model = towers.build_document(str(Path(base.output) / "base/document-base"), tower, base.dim)
+        towers.make_trainable(model, side="document", lora=True)
+        passes = 0
+
+        def count(*_: object) -> None:
+            nonlocal passes
+            passes += 1
+
+        towers.transformer_of(model).model.layers[0].mlp.register_forward_pre_hook(count)
+        stage = replace(STAGE, gradient_checkpointing=checkpointing, max_steps=3, learning_rate=1e-2, cached=cached)
+        job = Job(stage=stage, folder=tmp_path / str(checkpointing), seed=0, checkpoint_minutes=60)
+        fit(model, EmbeddingLoss(model, InfoNce(0.05), mini_batch_size=4, cached=cached), ROWS, job)
+        return {name: value.detach().clone() for name, value in model.named_parameters() if value.requires_grad}, passes
+
+    (plain, once), (checkpointed, twice) = train(False), train(True)
+    assert any(value.abs().max() > 1e-3 for name, value in plain.items() if "lora_B" in name), "it trained"
+    for name, value in plain.items():
+        torch.testing.assert_close(checkpointed[name], value, rtol=1e-5, atol=1e-7)
+    assert twice > once

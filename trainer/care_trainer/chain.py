@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import importlib.util
 import json
 import logging
 import shutil
@@ -12,10 +13,11 @@ from typing import Any
 
 from sentence_transformers import SentenceTransformer
 
-from care_qdrant.errors import InputError, TrainingError
+from care_qdrant.errors import InputError, MissingExtra
 from care_trainer import evaluation
 from care_trainer.config import Run, Stage
 from care_trainer.data import file_hashes
+from care_trainer.disk import writing
 from care_trainer.distributed import main_process_first, processes
 from care_trainer.fitting import drop_checkpoints
 from care_trainer.parse import stage_name
@@ -62,12 +64,14 @@ def run_stages(
 
     Raises:
         InputError: a folder is in the way, or a finished stage was trained with other settings.
+        MissingExtra: a tracker is not installed.
         TrainingError: a stage cannot go on.
     """
     output = Path(run.output)
     names = [stage_name(stage) for stage in run.stage]
     if only is not None and only not in names:
         raise InputError(f"--stage {only}: there is no such stage (there are: {', '.join(names)})")
+    _require_trackers(run)
     records = []
     with main_process_first() as is_main:
         if is_main:
@@ -78,6 +82,12 @@ def run_stages(
     if only is None and processes().is_main_process:
         shutil.rmtree(rows_folder(run), ignore_errors=True)
     return records
+
+
+def _require_trackers(run: Run) -> None:
+    for tracker in run.report_to:
+        if importlib.util.find_spec(tracker) is None:
+            raise MissingExtra(f"report_to: {tracker} is not installed: pip install {tracker}; or leave it out")
 
 
 def newest(run: Run, side: str, before: Sequence[Stage] | None = None) -> Path:
@@ -123,7 +133,8 @@ def _ensure_base(run: Run, folder: Path, resume: bool) -> None:
         return
     logger.info("base models → %s", folder)
     shutil.rmtree(folder, ignore_errors=True)
-    query, document = base.build(run, folder)
+    with writing(f"{folder}: the base models cannot be written"):
+        query, document = base.build(run, folder)
     _save({"query": query, "document": document}, folder)
     _write(folder / STAGE_FILE, {"stage": BASE, "settings": settings})
 
@@ -254,17 +265,17 @@ def _save(models: dict[str, SentenceTransformer], folder: Path) -> None:
         partial = folder / f".{side}.partial"
         shutil.rmtree(partial, ignore_errors=True)
         try:
-            model.save_pretrained(str(partial), create_model_card=False)
-        except OSError as error:
-            raise TrainingError(
-                f"{folder / side}: cannot be saved ({error}); make room, then go on with --resume"
-            ) from error
-        shutil.rmtree(folder / side, ignore_errors=True)
-        partial.rename(folder / side)
+            with writing(f"{folder / side}: cannot be saved; the stages before this one are whole"):
+                model.save_pretrained(str(partial), create_model_card=False)
+            shutil.rmtree(folder / side, ignore_errors=True)
+            partial.rename(folder / side)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def _write(path: Path, value: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
-    partial.replace(path)
+    with writing(f"{path}: cannot be written"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+        partial.replace(path)

@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -93,7 +94,14 @@ def open_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the numbered, non-empty lines of a plain or gzipped text file."""
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8") as stream:
-        for number, line in enumerate(stream, start=1):
+        lines = enumerate(stream, start=1)
+        while True:
+            try:
+                number, line = next(lines)
+            except StopIteration:
+                return
+            except (EOFError, gzip.BadGzipFile, zlib.error, UnicodeDecodeError) as error:
+                raise InputError(f"{path}: is cut off, or not what its name says ({error})") from error
             if line.strip():
                 yield number, line
 

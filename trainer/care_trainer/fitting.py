@@ -25,10 +25,12 @@ from sentence_transformers import (
 )
 from torch import Tensor, nn
 from transformers import PrinterCallback, ProgressCallback, set_seed
+from transformers.integrations.integration_utils import TensorBoardCallback
 
 from care_qdrant.errors import TrainingError
 from care_trainer.callbacks import COMPLETE_FILE, AverageOwnGradients, Metrics, Watch
 from care_trainer.config import Stage
+from care_trainer.disk import writing
 from care_trainer.distributed import processes
 from care_trainer.sampling import EpochSampler
 
@@ -95,24 +97,25 @@ def fit(model: SentenceTransformer, loss: nn.Module, rows: Dataset, job: Job) ->
             Metrics(job.folder / METRICS_FILE),
             Watch(job.checkpoint_minutes, job.deadline),
             AverageOwnGradients(loss, model),
+            *_event_files(job),
         ],
     )
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
     checkpoint = last_checkpoint(job.folder) if job.resume else None
-    try:
+    with writing(lambda: _unwritten(job.folder)):
         output = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    except OSError as error:
-        raise TrainingError(
-            f"{job.folder}: a checkpoint could not be written ({error}); the last one that is whole is "
-            f"{last_checkpoint(job.folder) or 'none'}. Make room, then go on with --resume."
-        ) from error
     if trainer.state.global_step < trainer.state.max_steps:
         raise Interrupted(
             f"{job.folder.name}: stopped after step {trainer.state.global_step} of {trainer.state.max_steps}; "
             "go on with --resume"
         )
     return {"steps": float(trainer.state.global_step)} | {key: float(value) for key, value in output.metrics.items()}
+
+
+def _unwritten(folder: Path) -> str:
+    last = last_checkpoint(folder)
+    return f"{folder}: a checkpoint could not be written; the last one that is whole is {last.name if last else 'none'}"
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -122,6 +125,15 @@ def last_checkpoint(folder: Path) -> Path | None:
         key=lambda path: int(path.name.rsplit("-", 1)[-1]),
     )
     return found[-1] if found else None
+
+
+def _event_files(job: Job) -> list[TensorBoardCallback]:
+    """Give transformers' tracker for TensorBoard, which by itself would write below the checkpoints, to be removed."""
+    if "tensorboard" not in job.report_to or not processes().is_main_process:
+        return []
+    from torch.utils.tensorboard import SummaryWriter
+
+    return [TensorBoardCallback(SummaryWriter(str(job.folder / "tensorboard")))]  # type: ignore[no-untyped-call]
 
 
 def _arguments(job: Job) -> SentenceTransformerTrainingArguments:
@@ -154,7 +166,8 @@ def _arguments(job: Job) -> SentenceTransformerTrainingArguments:
         save_total_limit=2,
         logging_steps=10,
         logging_nan_inf_filter=False,
-        report_to=list(job.report_to) or "none",
+        report_to=[tracker for tracker in job.report_to if tracker != "tensorboard"] or "none",
+        run_name=f"{job.folder.parent.name}/{job.folder.name}",
         disable_tqdm=True,
         dataloader_pin_memory=torch.cuda.is_available(),
     )

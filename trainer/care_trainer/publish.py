@@ -76,7 +76,7 @@ def push(
 
 def _retried(what: str, request: Callable[[], Answer], attempts: int, wait_seconds: float) -> Answer:
     from huggingface_hub.errors import HfHubHTTPError
-    from huggingface_hub.utils import httpx
+    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # a lazy export
 
     attempt = 1
     while True:

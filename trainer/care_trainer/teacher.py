@@ -8,6 +8,7 @@ import functools
 import hashlib
 import json
 import logging
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from sentence_transformers.sentence_transformer.data_collator import SentenceTra
 from care_qdrant.errors import EncodingError
 from care_qdrant.types import Vectors
 from care_trainer import distributed
+from care_trainer.disk import writing
 from care_trainer.vectors import Half, VectorCache, encoder_digest
 
 logger = logging.getLogger(__name__)
@@ -67,7 +69,7 @@ def teacher_vectors(
     file, processes = folder / "vectors.f16", distributed.processes()
     with distributed.main_process_first() as is_main:
         if is_main:
-            _prepare(folder, file, _key(encoder, texts), len(texts), dim)
+            _prepare(folder, file, [_key(encoder, texts), PIECE_ROWS], len(texts), dim)
         done = _done(folder)
     processes.wait_for_everyone()  # all have read what is done before anyone does more
     pieces = range(0, len(texts), PIECE_ROWS)
@@ -92,14 +94,16 @@ def teacher_vectors(
     return np.memmap(file, dtype=np.float16, mode="r", shape=(len(texts), dim))
 
 
-def _prepare(folder: Path, file: Path, key: str, rows: int, dim: int) -> None:
+def _prepare(folder: Path, file: Path, key: list[Any], rows: int, dim: int) -> None:
     """Keep what is there when it has the same key, else start with an empty file."""
-    if _read(folder / "key.json") == [key] and file.exists():
+    if _read(folder / "key.json") == key and file.exists():
         return
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    np.memmap(file, dtype=np.float16, mode="w+", shape=(rows, dim)).flush()
-    _write(folder / "key.json", [key])
+    with writing(f"{file}: {rows:,} vectors have no room"), file.open("wb") as stream:
+        # A sparse file that meets a full disk later ends the process by a bus error, without a word.
+        os.posix_fallocate(stream.fileno(), 0, rows * dim * 2)
+    _write(folder / "key.json", key)
 
 
 def encoding(

@@ -101,8 +101,9 @@ def _transformer(base: str, tower: Tower) -> Transformer:
         transformer: Transformer = Transformer(
             base, max_seq_length=tower.max_tokens, model_kwargs=dict(options), processor_kwargs=dict(options)
         )
-    except OSError as error:
-        raise InputError(f"base {base}: cannot be loaded ({error})") from error
+    except (OSError, ValueError) as error:  # ValueError: an architecture that only code from the hub knows
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"base {base}: cannot be loaded without running code from the hub ({reason})") from error
     if not isinstance(transformer.tokenizer, PreTrainedTokenizerFast):
         raise InputError(f"base {base}: has no fast tokenizer (tokenizer.json); convert it first")
     # Left padding would make mini-batches carry the widest text's padding; causal attention does not mind the side.
