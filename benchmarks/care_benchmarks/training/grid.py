@@ -107,7 +107,8 @@ def read_cell(path: Path) -> Cell:
 
 
 def _digest(run: Run, question_prompt: str | None) -> str:
-    return hashlib.sha256(json.dumps([asdict(run), question_prompt], sort_keys=True).encode()).hexdigest()
+    settings = [asdict(replace(run, output="")), question_prompt]
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
 def _train(run: Run, stages: Path, report: Report) -> None:
