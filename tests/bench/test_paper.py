@@ -1,7 +1,7 @@
 """The copied tables against the averages that the paper prints beside them: a slip in a copied digit shows here."""
 
 import pytest
-from care_benchmarks.paper import CMEDQA_1, CMEDQA_2, TABLES, Row
+from care_benchmarks.paper import CMEDQA_1, CMEDQA_2, TABLES, Row, Table
 
 TABLE_3_AVERAGES = [67.81, 71.76, 73.04, 72.58, 76.44, 75.77, 75.54, 74.69, 75.36, 77.61, 75.49, 78.13, 78.94]
 TABLE_4_AVERAGES = [61.90, 64.38, 65.21, 65.06, 65.63]
@@ -19,7 +19,7 @@ def mean(row: Row) -> float:
 @pytest.mark.parametrize(("table", "averages"), [
     (TABLES[0], TABLE_3_AVERAGES), (TABLES[2], TABLE_4_AVERAGES), (TABLES[3], TABLE_4_SECOND_AVERAGES),
 ])  # fmt: skip
-def test_rows_average_to_the_papers_own_column(table, averages) -> None:
+def test_rows_average_to_the_papers_own_column(table: Table, averages: list[float]) -> None:
     assert [mean(row) for row in table.rows] == pytest.approx(averages, abs=0.0101)
 
 
