@@ -27,7 +27,7 @@ from care_qdrant.existing.detach import detach
 TargetKind = Literal["embedded", "server"]
 KINDS: tuple[TargetKind, ...] = ("embedded", "server")
 TEXTS_PER_SECOND = 100.0
-"""Of an encoder that sleeps: slow enough that most moments fall between batches, and not before the first."""
+"""Of an encoder that sleeps: slow enough that many moments fall between batches, and not before the first."""
 FORKS.set_forkserver_preload([__name__])
 _NAME = "ready-vectors"
 
