@@ -1,0 +1,89 @@
+"""Stand-ins for the paper's base models: their architecture, widths and tokenizer layout, with next to no layers."""
+
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import (
+    GteConfig,
+    GteForMaskedLM,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    set_seed,
+)
+
+from tests.trainer.tiny_run import pairs
+
+TEXTS = [text for row in pairs() for text in (row["query"], row["positive"])]
+
+
+def gte_mlm_base(folder: Path) -> Path:
+    """Save what gte-multilingual-mlm-base is: a masked language model of width 768 with XLM-R's tokenizer layout."""
+    specials = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.train_from_iterator(
+        TEXTS, trainers.UnigramTrainer(vocab_size=300, special_tokens=specials, unk_token="<unk>", show_progress=False)
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        cls_token="<s>",
+        sep_token="</s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        unk_token="<unk>",
+        mask_token="<mask>",
+        model_max_length=8192,
+    )
+    set_seed(0)
+    config = GteConfig(
+        vocab_size=len(fast), hidden_size=768, num_hidden_layers=1, num_attention_heads=12, intermediate_size=64
+    )
+    GteForMaskedLM(config).save_pretrained(folder)
+    fast.save_pretrained(folder)
+    return folder
+
+
+def qwen3_base(folder: Path, hidden: int) -> Path:
+    """Save what Qwen3-4B-Base and -8B-Base are: a decoder of their width, whose tokenizer appends nothing."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(
+        TEXTS,
+        trainers.BpeTrainer(
+            vocab_size=400,
+            special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|endoftext|>",
+        pad_token="<|endoftext|>",
+        padding_side="left",
+        model_max_length=131072,
+    )
+    set_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(fast),
+        hidden_size=hidden,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        intermediate_size=64,
+        eos_token_id=0,
+        bos_token_id=0,
+        tie_word_embeddings=True,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    fast.save_pretrained(folder)
+    return folder
