@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -15,38 +16,135 @@ from tests.trainer.tiny_run import stage, tiny_run
 
 STAGES = (
     stage("unsupervised", learn_temperature=True, max_steps=2, weight_decay=0.0),
+    stage("document", max_steps=2, learning_rate=1e-2, hard_negatives=1),
     stage("align", max_steps=2),
-    stage("joint", cached=True, max_steps=2, hard_negatives=1),
+    stage("joint", cached=True, max_steps=4, hard_negatives=1),
 )
+ADAPTER = "lora = { rank = 4, alpha = 8 }"
+WITHOUT_DROPOUT = "query.scratch.dropout=0.0"
+SCRIPT = """
+import os, sys
+from pathlib import Path
+from care_trainer import chain
+from care_trainer.parse import load_run
+
+kill_at = int(sys.argv[2])
+
+def report(what, step, steps, loss):
+    if what == "joint" and step == kill_at:
+        os._exit(3)
+
+chain.run_stages(load_run(Path(sys.argv[1]), sys.argv[3:]), resume=True, report=report)
+"""
 
 
-def _without_dropout(root: Path, batch_size: int) -> Run:
+def _run(root: Path, batch_size: int, document: str) -> Run:
     stages = [{**values, "batch_size": batch_size} for values in STAGES]
-    return tiny_run(root, *stages, overrides=["query.scratch.dropout=0.0"])
+    return tiny_run(root, *stages, overrides=[WITHOUT_DROPOUT], document=document)
+
+
+def _two_processes(root: Path, *overrides: str, kill_at: int = -1) -> int:
+    path = root / "train.py"
+    path.write_text(SCRIPT, encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    arguments = [str(path), str(root / "run.toml"), str(kill_at), WITHOUT_DROPOUT, *overrides]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run([*command, *arguments], env=environment, timeout=550).returncode
+
+
+def _weights(run: Run, *sides: str) -> dict[str, np.ndarray]:
+    folders = [Path(run.output) / item.kind / side for item in run.stage for side in sides]
+    files = [file for folder in folders for file in sorted(folder.glob("*.safetensors"))]
+    return {f"{file.relative_to(run.output)}: {key}": value for file in files for key, value in load_file(file).items()}
+
+
+@pytest.fixture(scope="module")
+def double(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Two processes, with adapters on the document side, uninterrupted."""
+    root = tmp_path_factory.mktemp("two")
+    run = _run(root, 8, ADAPTER)
+    assert _two_processes(root) == 0
+    return run
 
 
 @pytest.mark.slow
-def test_two_processes_train_what_one_does(tmp_path: Path) -> None:
-    single = _without_dropout(tmp_path / "one", 16)
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks for it
+def test_two_processes_train_what_one_does(double: Run, tmp_path: Path) -> None:
+    single = _run(tmp_path, 16, ADAPTER)
     chain.run_stages(single)
-    double = _without_dropout(tmp_path / "two", 8)
-    script = (
-        "import sys; from pathlib import Path; from care_trainer import chain; from care_trainer.parse import load_run;"
-        "run = load_run(Path(sys.argv[1]), ['query.scratch.dropout=0.0']); chain.run_stages(run)"
-    )
-    path = tmp_path / "two" / "train.py"
-    path.write_text(script, encoding="utf-8")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    subprocess.run(
-        [*command, str(path), str(tmp_path / "two" / "run.toml")],
-        check=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-        timeout=500,
-    )
-    for name in ("unsupervised", "align", "joint"):
-        ours = load_file(Path(double.output) / name / "query" / "model.safetensors")
-        theirs = load_file(Path(single.output) / name / "query" / "model.safetensors")
-        for key, value in theirs.items():
-            np.testing.assert_allclose(ours[key], value, atol=2e-4, err_msg=f"{name}: {key}")
+    ours, theirs = _weights(double, "query", "document"), _weights(single, "query", "document")
+    assert ours.keys() == theirs.keys() and any("lora_B" in name for name in ours)
+    for name, value in theirs.items():
+        np.testing.assert_allclose(ours[name], value, atol=3e-4, err_msg=name)
     temperatures = [chain.read_record(Path(run.output) / "unsupervised")["temperature"] for run in (single, double)]
     assert temperatures[0] == pytest.approx(temperatures[1], rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_processes_that_are_killed_and_resumed_are_two_that_were_not(double: Run, tmp_path: Path) -> None:
+    run = _run(tmp_path, 8, ADAPTER)
+    assert _two_processes(tmp_path, "checkpoint_minutes=0", kill_at=3) != 0
+    assert (Path(run.output) / "joint/checkpoints/checkpoint-2/complete").exists()
+    assert not (Path(run.output) / "joint/stage.json").exists()
+    assert _two_processes(tmp_path, "checkpoint_minutes=0") == 0
+    found, expected = _weights(run, "query", "document"), _weights(double, "query", "document")
+    assert found.keys() == expected.keys()
+    assert [name for name, value in expected.items() if not np.array_equal(found[name], value)] == []
+
+
+def _shares(root: Path, processes: int, script: str, *arguments: Any) -> str:
+    path = root / "shares.py"
+    path.write_text(script, encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command += [str(path), *map(str, arguments)]
+    return subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=500).stdout
+
+
+TEACHER = """
+import sys
+from pathlib import Path
+from care_trainer import teacher, towers
+
+folder, out = Path(sys.argv[1]), Path(sys.argv[2])
+teacher.PIECE_ROWS = 4
+texts = [f"第{at}个问题" for at in range(18)]
+encoded = 0
+
+def load():
+    model = towers.load(folder)
+    encode = model.encode_document
+    def counting(piece, **options):
+        global encoded
+        encoded += len(piece)
+        return encode(piece, **options)
+    model.encode_document = counting
+    return model
+
+vectors = teacher.teacher_vectors(load, folder, texts, out, dim=32)
+print(f"encoded {encoded} of {len(vectors)}", flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_teachers_vectors_are_shared_out_and_whole(
+    document_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from care_trainer import teacher, towers
+
+    printed = _shares(tmp_path, 2, TEACHER, document_folder, tmp_path / "vectors")
+    assert sorted(line.split("encoded")[1] for line in printed.splitlines() if "encoded" in line) == [
+        " 10 of 18",
+        " 8 of 18",
+    ]
+    texts = [f"第{at}个问题" for at in range(18)]
+    monkeypatch.setattr(teacher, "PIECE_ROWS", 4)
+
+    def load() -> NoReturn:
+        pytest.fail("all vectors are there")
+
+    found = teacher.teacher_vectors(load, document_folder, texts, tmp_path / "vectors", dim=32)
+    np.testing.assert_allclose(found, towers.load(document_folder).encode_document(texts), atol=1e-3)

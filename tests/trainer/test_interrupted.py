@@ -1,0 +1,135 @@
+"""Runs that are killed, or meet a full disk, in processes of their own; then resumed, to the last bit."""
+
+import hashlib
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from care_trainer import chain
+from care_trainer.config import Run
+
+from tests.trainer.tiny_run import stage, tiny_run
+
+STAGES = (
+    stage("unsupervised", max_steps=8, learn_temperature=True, cached=True),
+    stage("align", max_steps=8),
+    stage("joint", max_steps=8, hard_negatives=1),
+)
+CHECKPOINTS = "checkpoint_minutes=0"
+
+KILLED_AGAIN_AND_AGAIN = """
+import os, signal, sys, threading
+from pathlib import Path
+from care_trainer import chain
+from care_trainer.parse import load_run
+
+run = load_run(Path(sys.argv[1]), [sys.argv[2]])
+kills = 0
+for delay in map(float, sys.argv[3:]):
+    child = os.fork()
+    if child == 0:
+        timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL))
+        timer.daemon = True
+        timer.start()
+        chain.run_stages(run, resume=True)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    if status == 0:
+        break
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, status
+    kills += 1
+print(kills)
+"""
+
+
+def _python(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", script, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+
+
+def _weights(run: Run) -> dict[str, str]:
+    files = sorted(Path(run.output).rglob("*.safetensors"))
+    return {
+        path.relative_to(run.output).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+        if "checkpoints" not in path.parts
+    }
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    run = tiny_run(tmp_path_factory.mktemp("whole"), *STAGES)
+    chain.run_stages(run)
+    return _weights(run)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_killed_at_random_moments_and_resumed_is_uninterrupted(
+    uninterrupted: dict[str, str], tmp_path: Path, seed: int
+) -> None:
+    run = tiny_run(tmp_path, *STAGES, overrides=[CHECKPOINTS])
+    draw = random.Random(seed)
+    delays = [draw.uniform(0.05, 0.5 * (1 + attempt)) for attempt in range(25)]  # longer ones: any machine finishes
+    result = _python(KILLED_AGAIN_AND_AGAIN, str(tmp_path / "run.toml"), CHECKPOINTS, *map(str, [*delays, 1e6]))
+    assert result.returncode == 0, result.stderr
+    assert int(result.stdout.splitlines()[-1]) >= 1
+    assert _weights(run) == uninterrupted
+
+
+WITH_A_SMALL_DISK = """
+import resource, sys
+from care_trainer.cli import care_train
+from care_qdrant.cli import run
+
+if int(sys.argv[1]):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
+sys.argv = ["care-train", *sys.argv[2:]]
+run(care_train)
+"""
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "problem"),
+    [
+        ("checkpoint_minutes=60", r"joint/query: cannot be saved; the stages before this one are whole"),
+        (CHECKPOINTS, r"out/joint: a checkpoint could not be written; the last one that is whole is none"),
+    ],
+)
+def test_a_disk_that_is_full_is_one_line_and_the_run_goes_on_when_there_is_room(
+    uninterrupted: dict[str, str], tmp_path: Path, checkpoints: str, problem: str
+) -> None:
+    run = tiny_run(tmp_path, *STAGES)
+    chain.run_stages(run, only="unsupervised")
+    chain.run_stages(run, only="align", resume=True)
+    before = _weights(run)
+    command = ["run", str(tmp_path / "run.toml"), "--stage", "joint", "--resume", "--set", checkpoints]
+    full = _python(WITH_A_SMALL_DISK, "20000", *command)
+    assert full.returncode == 9, full.stderr
+    last = full.stderr.strip().splitlines()[-1]
+    assert problem in last and last.endswith("Make room, then go on with --resume.")
+    assert "Traceback" not in full.stderr
+    assert _weights(run) == before
+    assert not (Path(run.output) / "joint" / "stage.json").exists()
+    again = _python(WITH_A_SMALL_DISK, "0", *command)
+    assert again.returncode == 0, again.stderr
+    assert _weights(run) == uninterrupted
+
+
+def test_a_bad_batch_can_be_looked_at(tmp_path: Path) -> None:
+    hot = stage("supervised", learning_rate=1e30, max_grad_norm=1e30)
+    tiny_run(tmp_path, hot)
+    result = _python(WITH_A_SMALL_DISK, "0", "run", str(tmp_path / "run.toml"))
+    assert result.returncode == 9
+    assert "supervised: the loss is nan in step" in result.stderr and "Traceback" not in result.stderr
+    batch = torch.load(tmp_path / "out/supervised/bad-batch.pt")
+    assert {key: value.shape[0] for key, value in batch.items() if key.endswith("input_ids")} == {
+        "query_input_ids": 8,
+        "positive_input_ids": 8,
+    }
