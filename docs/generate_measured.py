@@ -9,12 +9,37 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 RESULTS = ROOT / "benchmarks" / "results"
-BEGIN, END = "<!-- measured: make docs -->\n", "<!-- /measured -->\n"
 
 
-def measured() -> str:
-    """Give the tables."""
-    return "\n".join([*_accuracy(), "", *_promises(), "", *_machine()]) + "\n"
+def blocks() -> dict[str, str]:
+    """Give the parts of the README that are measured, by the name in their markers."""
+    parts = {"asymmetry": _asymmetry(), "accuracy": _accuracy(), "promises": [*_promises(), "", *_machine()]}
+    return {name: "\n".join(lines) + "\n" for name, lines in parts.items()}
+
+
+def _asymmetry() -> Iterator[str]:
+    """The grid's lines that tell what the pair gains, and what each stage does to it."""
+    lines = {line["preset"]: line for line in _read("ablations-dev.json")["lines"]}
+    rows = {
+        "symmetric-document": "multilingual-e5-small on both sides (12 layers)",
+        "full": "**token vectors ask, e5-small answers** (bag, Stage I, Stage II)",
+        "without-joint": "… without Stage II",
+        "without-align": "… without Stage I",
+        "longer-joint": "… Stage II alone, for as many rows as the whole recipe",
+        "symmetric-query": "token vectors on both sides",
+    }
+    yield "| queries / documents | nDCG@10, mean of seeds | gap closed |"
+    yield "|---|---:|---:|"
+    for preset, what in rows.items():
+        line = lines[preset]
+        yield f"| {what} | {line['means']['nDCG@10']:.3f} | {_gap(line)} |"
+
+
+def _gap(line: dict[str, Any]) -> str:
+    if line["gap_closed"] is None or line["gap_closed"] < 0:
+        return "–"
+    low, high = line["gap_interval"]["low"], line["gap_interval"]["high"]
+    return f"{line['gap_closed']:.0%} ({low:.0%}–{high:.0%})"
 
 
 def _accuracy() -> Iterator[str]:
@@ -36,11 +61,17 @@ def _promises() -> Iterator[str]:
     singles = {entry["stack"]: entry for entry in speed["single"]}
     loads = {(entry["stack"], entry["clients"]): entry["cpu_ms_per_query"] for entry in speed["load"]}
     rows = {run["rows"]: run["peak_memory_mib"] for run in memory["runs"]}
+    attach, publish = _read("deployment-kill-attach.json"), _read("deployment-kill-promote.json")
+    attached = {run["points"]: run["peak_memory_mib"] for run in _read("deployment-memory.json")["results"]}
     yield "| promise | measured | how |"
     yield "|---|---|---|"
     yield (
         f"| killed with `kill -9` at a random moment, then run once more | {kills['good']} of {len(kills['trials'])} "
         "whole: nothing lost, doubled or encoded again | `care-bench ingestion kill` |"
+    )
+    yield (
+        f"| the same for attach and detach, promote and publish | {attach['good']} of {attach['trials']}, "
+        f"{publish['good']} of {publish['trials']} | `care-bench deployment kill-attach`, `kill-promote` |"
     )
     yield (
         f"| embedded ingestion against stock `upload_points`, 768-d | {throughput['ratio']:.0f}× | "
@@ -49,6 +80,10 @@ def _promises() -> Iterator[str]:
     yield (
         f"| memory at {max(rows):,} rows against {min(rows):,} | {max(rows.values()):.0f} against "
         f"{min(rows.values()):.0f} MiB | `care-bench ingestion memory` |"
+    )
+    yield (
+        f"| memory of attach at {max(attached):,} points against {min(attached):,} | {attached[max(attached)]:.0f} "
+        f"against {attached[min(attached)]:.0f} MiB | `care-bench deployment memory` |"
     )
     for precision in ("fp32", "int8"):
         yield (
@@ -72,10 +107,14 @@ def _promises() -> Iterator[str]:
 
 
 def _machine() -> Iterator[str]:
-    machine = _read("dev/result.json")["machine"]
+    places = {"scores": "dev/result.json", "the pair's speed": "dev-speed/result.json", "BERT-base": "llama-speed.json"}
+    told = []
+    for what, name in places.items():
+        machine = _read(name)["machine"]
+        told.append(f"{what} on {machine['cpu']} at commit {machine['commit']}")
     yield (
-        f"Machine: {machine['cpus_usable']} shared cores of an {machine['cpu']}, {machine['memory_gib']:.0f} GiB, "
-        f"GPU: {machine['gpu']}; commit {machine['commit']}. Each file under `benchmarks/results/` names its own."
+        f"Two shared cores, 24 GiB, no GPU: {'; '.join(told)}. Each file under `benchmarks/results/` names its own "
+        "machine, commit and load."
     )
 
 
@@ -95,9 +134,12 @@ def _read(name: str) -> Any:
 
 
 def rendered(readme: str) -> str:
-    """Give README.md with the measured part in its place."""
-    before, _, rest = readme.partition(BEGIN)
-    return before + BEGIN + measured() + END + rest.partition(END)[2]
+    """Give README.md with the measured parts in their places."""
+    for name, block in blocks().items():
+        begin, end = f"<!-- {name}: make docs -->\n", f"<!-- /{name} -->\n"
+        before, _, rest = readme.partition(begin)
+        readme = before + begin + block + end + rest.partition(end)[2]
+    return readme
 
 
 if __name__ == "__main__":
