@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from care_benchmarks.deployment.killing import FORKS, Killer, time_run
+from care_benchmarks.killing import FORKS, Killer, time_run
 from care_benchmarks.results import Result, load_result
 from care_qdrant.database.connection import open_client
 from care_qdrant.errors import CareError

@@ -15,9 +15,9 @@ from typing import Literal
 import numpy as np
 from qdrant_client import QdrantClient
 
-from care_benchmarks.deployment.killing import FORKS, Killer, time_run
 from care_benchmarks.deployment.sample import DIM, Contents, differing, make_collection, read_contents
 from care_benchmarks.ingestion.fake import ReadyModel
+from care_benchmarks.killing import FORKS, Killer, time_run
 from care_qdrant.database.attached import ATTACH_KEY
 from care_qdrant.database.connection import open_client
 from care_qdrant.database.payload import CARE_KEY

@@ -14,8 +14,8 @@ from typing import Literal
 
 from qdrant_client import QdrantClient
 
-from care_benchmarks.deployment.killing import FORKS, Killer, time_run
 from care_benchmarks.deployment.sample import Contents, differing, make_collection, read_contents, write_points
+from care_benchmarks.killing import FORKS, Killer, time_run
 from care_qdrant.cli import care
 from care_qdrant.database.connection import open_client
 
