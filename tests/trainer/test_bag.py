@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 from care_trainer import chain, towers
-from care_trainer.bag import Parts, bag_keys, drop_tokens, random_bag, start_from_bag
+from care_trainer.bag import Parts, random_bag, start_from_bag
 from care_trainer.config import Run
 from care_trainer.export import export
+from care_trainer.losses import bag_keys, drop_tokens
 from sentence_transformers import SentenceTransformer
 
 from care_qdrant.errors import InputError

@@ -1,6 +1,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -116,6 +117,27 @@ def test_each_side_learns_at_its_own_rate(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks for it
+def test_every_text_has_its_prompt_while_the_document_encoder_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A negative without the positive's prompt would be told from it at a glance."""
+    read: list[tuple[str, str]] = []
+    preprocess = SentenceTransformer.preprocess
+
+    def listen(self: SentenceTransformer, inputs: list[str], prompt: str | None = None, **options: Any) -> Any:
+        read.extend((prompt or "", text) for text in inputs)
+        return preprocess(self, inputs, prompt, **options)
+
+    monkeypatch.setattr(SentenceTransformer, "preprocess", listen)
+    document = stage("document", hard_negatives=1, query_prompt="问题：")
+    chain.run_stages(tiny_run(tmp_path, document, document='prompt = "资料："'))
+    queries = {row["query"] for row in pairs()}
+    asked = [prompt for prompt, text in read if text in queries]
+    answers = [prompt for prompt, text in read if text not in queries]
+    assert len(answers) == 2 * len(asked), "a positive and a negative"
+    assert set(asked) == {"问题："} and set(answers) == {"资料："}
+
+
 def test_adapters_train_through_the_stages_and_are_merged_at_the_end(tmp_path: Path) -> None:
     recipe = (stage("document", learning_rate=1e-2), stage("align"), stage("joint", learning_rate=1e-2))
     run = tiny_run(tmp_path, *recipe, document="lora = { rank = 4, alpha = 8 }")

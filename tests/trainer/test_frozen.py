@@ -12,7 +12,6 @@ from care_trainer.frozen import FrozenDocuments, vector_keys
 from care_trainer.objectives import Batch, InfoNce
 from sentence_transformers import SentenceTransformer
 
-from care_qdrant.errors import InputError
 from tests.trainer.tiny_run import pairs, stage, tiny_run
 
 TEXTS = [row["query"] for row in pairs()[:6]]
@@ -62,10 +61,16 @@ def test_a_static_query_encoder_goes_through_the_recipe(tmp_path: Path, document
     assert chain.newest(run, "document") == Path(run.output) / "base/document"
 
 
-def test_a_static_query_encoder_with_documents_that_train_is_refused(tmp_path: Path, document_folder: Path) -> None:
-    run = _static_run(tmp_path, document_folder, stage("joint"))
-    with pytest.raises(InputError, match="needs freeze_document = true"):
-        chain.run_stages(run)
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_static_query_encoder_and_its_documents_train_together(
+    tmp_path: Path, document_folder: Path, cached: bool
+) -> None:
+    run = _static_run(tmp_path, document_folder, stage("joint", cached=cached, hard_negatives=1))
+    (record,) = chain.run_stages(run)
+    assert list(record["trainable"]) == ["query", "document"]
+    for side in ("query", "document"):
+        before, after = (towers.load(Path(run.output) / name / side) for name in ("base", "joint"))
+        assert not np.allclose(before.encode(TEXTS), after.encode(TEXTS)), f"the {side} side did not train"
 
 
 def test_documents_are_encoded_once_for_runs_that_share_a_cache(

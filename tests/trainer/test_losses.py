@@ -4,10 +4,12 @@ from pathlib import Path
 import pytest
 import torch
 from care_trainer import towers
+from care_trainer.config import Tower
 from care_trainer.losses import EmbeddingLoss, Features, hide_tokens, text_keys
 from care_trainer.objectives import AlignObjective, InfoNce, Matryoshka
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
 from tests.trainer.tiny_run import pairs
 
@@ -70,6 +72,31 @@ def test_cached_is_uncached_through_both_towers(query_folder: Path, document_fol
     assert {name.split(".")[3] for name in plain_gradients if "sub_modules" in name} == {"query", "document"}
     for name, gradient in plain_gradients.items():
         torch.testing.assert_close(cached_gradients[name], gradient, rtol=1e-3, atol=1e-6)
+
+
+@pytest.fixture
+def mixed(document_folder: Path) -> SentenceTransformer:
+    """A table of token vectors for queries beside a transformer for documents."""
+    torch.manual_seed(0)
+    tokenizer = towers.tokenizer_of(towers.transformer_of(towers.load(document_folder))).backend_tokenizer
+    table = StaticEmbedding(tokenizer, embedding_dim=32)
+    query = towers.build_static(table, Tower(static=32), 32)
+    return towers.pair(query, towers.load(document_folder)).eval()
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_static_query_encoder_trains_beside_a_transformer(mixed: SentenceTransformer, cached: bool) -> None:
+    columns = _columns(mixed, joined=True)
+    ours, our_gradients = _gradients(
+        EmbeddingLoss(mixed, InfoNce(0.05, learn=True), mini_batch_size=3, cached=cached), columns
+    )
+    theirs, their_gradients = _gradients(MultipleNegativesRankingLoss(mixed, scale=20.0), columns)
+    assert ours == pytest.approx(theirs, rel=1e-5)
+    assert our_gradients.pop("objective.log_scale").abs() > 0
+    assert our_gradients.keys() == their_gradients.keys()
+    assert {name.split(".")[3] for name in their_gradients if "sub_modules" in name} == {"query", "document"}
+    for name, gradient in their_gradients.items():
+        torch.testing.assert_close(our_gradients[name], gradient, rtol=1e-3, atol=1e-5)
 
 
 def test_align_with_labels_cached_is_uncached(query_folder: Path) -> None:

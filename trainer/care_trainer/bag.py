@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from care_qdrant.errors import InputError
 from care_trainer import towers
-from care_trainer.losses import Features, hash_tokens
+from care_trainer.losses import Features, bag_keys, drop_tokens
 from care_trainer.objectives import Batch
 
 SMOOTHING = 50.0
@@ -90,6 +90,8 @@ class Parts:
 class BagLoss(nn.Module):
     """An objective over bags.
 
+    What `losses.EmbeddingLoss` does with flat columns, of tokens that are made of parts.
+
     Args:
         model: One `StaticEmbedding`.
         objective: Module from `Batch` to a scalar.
@@ -114,22 +116,6 @@ class BagLoss(nn.Module):
         ids, offsets = drop_tokens(column["input_ids"], column["offsets"], self.token_dropout)
         ids, offsets = self.parts.expand(ids, offsets)
         return {**column, "input_ids": ids, "offsets": offsets}
-
-
-def drop_tokens(ids: Tensor, offsets: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """Leave a random share of the tokens out of flat bags."""
-    kept = torch.rand(len(ids), device=ids.device) >= share
-    before = torch.cat([kept.new_zeros(1, dtype=torch.long), kept.cumsum(dim=0)])
-    return ids[kept], before[offsets]
-
-
-def bag_keys(column: Features) -> Tensor:
-    """Hash the token ids of each bag, (rows,) int64: equal texts have equal keys."""
-    ids, offsets = column["input_ids"], column["offsets"]
-    positions = torch.arange(len(ids), device=ids.device)
-    rows = torch.bucketize(positions, offsets, right=True) - 1
-    hashes = hash_tokens(ids, positions - offsets[rows] + 1)
-    return torch.zeros(len(offsets), dtype=torch.long, device=ids.device).index_add(0, rows, hashes)
 
 
 def start_from_bag(encoder: SentenceTransformer, table: Tensor) -> SentenceTransformer:

@@ -1,8 +1,9 @@
 """What a stage costs, so that a control without Stage I can spend the same on Stage II.
 
 The paper has no such control. Cost is counted in texts that pass an encoder, or in floating-point operations: two for
-each weight of a matrix and token and four for each pair of tokens that attend to each other, times the passes of
-training. Token counts are those of a sample of the very texts, cut as in training.
+each weight of a matrix and token and four for each pair of tokens that attend to each other, or of a static encoder one
+for each value of a token's vector, times the passes of training. Token counts are those of a sample of the very texts,
+cut as in training.
 """
 
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ from sentence_transformers import SentenceTransformer
 from torch import nn
 
 from care_trainer import towers
+from care_trainer.bag import bag_table
 from care_trainer.config import Align, Joint, Stage
 from care_trainer.distributed import processes
 from care_trainer.rows import Rows
@@ -46,6 +48,8 @@ def spend_instead(context: Context, query: SentenceTransformer, document: Senten
 
 def forward_operations(model: SentenceTransformer, tokens: int) -> float:
     """Give the floating-point operations of one text's way through an encoder."""
+    if towers.is_static(model):
+        return float(bag_table(model).shape[1] * tokens)
     transformer = towers.transformer_of(model).model
     weights = sum(
         module.weight.numel()
@@ -102,7 +106,10 @@ def _sample(rows: Rows, column: str) -> list[str]:
 
 
 def _mean(model: SentenceTransformer, texts: list[str], max_tokens: int | None) -> float:
-    tokenizer = towers.tokenizer_of(towers.transformer_of(model))
-    longest = min(tokenizer.model_max_length, max_tokens or tokenizer.model_max_length)
-    lengths = [min(len(ids), longest) for ids in tokenizer(texts, truncation=True)["input_ids"]]
+    if towers.is_static(model):
+        lengths = [len(encoding.ids) for encoding in model.tokenizer.encode_batch(texts, add_special_tokens=False)]
+    else:
+        tokenizer = towers.tokenizer_of(towers.transformer_of(model))
+        longest = min(tokenizer.model_max_length, max_tokens or tokenizer.model_max_length)
+        lengths = [min(len(ids), longest) for ids in tokenizer(texts, truncation=True)["input_ids"]]
     return float(np.mean([forward_operations(model, tokens) for tokens in lengths]))

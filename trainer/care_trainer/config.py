@@ -195,6 +195,8 @@ class Contrastive(Stage):
     """Share of the tokens left out of each text in training, against learning the pairs by heart."""
     crop: float = 0.0
     """Share of the pairs that are replaced by two parts of their document: a short span, and what is left."""
+    query_prompt: str = ""
+    """Of stage ``document``: what the document encoder reads before queries while both texts pass through it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,10 +30,13 @@ def _train(context: Context, side: str) -> Trained:
     info_nce = info_nce_of(stage)
     loss = embedding_loss(model, Matryoshka(info_nce, stage.matryoshka) if stage.matryoshka else info_nce, stage)
     rows = context.pair_rows(stage.hard_negatives)
-    prompts = {"query": tower.prompt} if side == "query" else {"positive": tower.prompt}
+    columns = rows.text_columns()
+    prompts = {"query": tower.prompt}
+    if side == "document":
+        prompts = dict.fromkeys(columns.column_names, tower.prompt) | {"query": stage.query_prompt}
     collator = PairCollator(stage.crop, preprocess_fn=model.preprocess, prompts=prompts, max_length=stage.max_tokens)
     job = context.job(weights=rows.weights, collator=collator)
-    metrics = fit(model, loss, rows.text_columns(), job)
+    metrics = fit(model, loss, columns, job)
     query, document = (encoder, None) if side == "query" else (None, encoder)
     return Trained(query, document, {side: trainable}, metrics, info_nce.temperature, encoder)
 

@@ -7,6 +7,7 @@ from care_trainer import towers
 from care_trainer.augment import PairCollator
 from care_trainer.compute import spend_instead
 from care_trainer.config import Joint
+from care_trainer.distributed import processes
 from care_trainer.fitting import fit
 from care_trainer.frozen import FrozenDocuments
 from care_trainer.stages.align import stored_vectors
@@ -25,8 +26,8 @@ def train_joint(context: Context) -> Trained:
             raise InputError("stage joint: instead_of needs both sides to train; with frozen documents give it epochs")
         return _train_query(context, stage)
     query, document = towers.load(context.query), towers.load(context.document)
-    if towers.is_static(query):
-        raise InputError("stage joint: a static query encoder needs freeze_document = true, and no crop")
+    if towers.is_static(query) and stage.cached and processes().num_processes > 1:
+        raise InputError("stage joint: a static query encoder on several processes needs cached = false")
     trainable = {"query": towers.make_trainable(query, side="query", lora=run.query.lora is not None)}
     if stage.freeze_document:
         towers.freeze(document)
