@@ -142,7 +142,8 @@ def _pruned(**weights: Any) -> Callable[[Run], Run]:
         stages: list[Stage] = []
         for stage in kept.stage:
             if stage is align:
-                stages += [Prune(kind="prune", layers=_pruned_layers(run)), replace(align, **weights)]
+                prune = Prune(kind="prune", layers=_pruned_layers(run), evaluate=align.evaluate)
+                stages += [prune, replace(align, **weights)]
             else:
                 stages.append(stage)
         return replace(kept, stage=tuple(stages))
