@@ -127,8 +127,7 @@ def _pair(
         from care_qdrant.encoders.onnx import OnnxEncoder
 
         verify_files(folder, card, [f"query/{onnx_file}", "query/tokenizer.json"])
-        side = card.query
-        return OnnxEncoder(folder / "query", onnx_file, dim=card.dim, max_tokens=side.max_tokens, prompt=side.prompt)
+        return OnnxEncoder.of_side(folder / "query", onnx_file, card.query, card.dim)
 
     def load_document_encoder() -> Encoder:
         whole = fetch_document_side(source, revision=revision)
@@ -178,7 +177,12 @@ def _symmetric(folder: Path, name: str, device: str | None) -> CareModel:
 def _tokenizer(folder: Path, side: Side) -> TokenCounter:
     from care_qdrant.encoders.tokens import TokenizerFile
 
-    return TokenizerFile(folder / "tokenizer.json", max_tokens=side.max_tokens, prompt=side.prompt)
+    return TokenizerFile(
+        folder / "tokenizer.json",
+        max_tokens=side.max_tokens,
+        prompt=side.prompt,
+        special_tokens=side.special_tokens,
+    )
 
 
 def _torch_side(folder: Path, side: Literal["query", "document"], card: Card, device: str | None) -> Encoder:

@@ -120,6 +120,24 @@ def query_tower(folder: Path, *, dim: int = 32, pooling: str = "cls", layers: in
     return folder
 
 
+def static_tower(folder: Path, *, dim: int = 32, max_tokens: int | None = 12, seed: int = 0) -> Path:
+    """Save a random static query encoder; its tokenizer would add markers, which such an encoder never reads."""
+    import torch
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Normalize
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+
+    tokenizer = _bert_tokenizer().backend_tokenizer
+    if max_tokens is not None:
+        tokenizer.enable_truncation(max_tokens)
+    torch.manual_seed(seed)
+    table = StaticEmbedding(tokenizer, embedding_dim=dim)
+    SentenceTransformer(modules=[table, Normalize()], device="cpu").save_pretrained(
+        str(folder), create_model_card=False
+    )
+    return folder
+
+
 def document_tower(
     folder: Path, *, dim: int = 32, hidden: int = 64, layers: int = 2, seed: int = 1, eos: bool = True
 ) -> Path:

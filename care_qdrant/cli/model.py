@@ -22,7 +22,7 @@ def info(model: str, as_json: bool) -> None:
     Example:
       care model info built-in
     """
-    from care_qdrant.folder.card import read_card
+    from care_qdrant.folder.card import UNLIMITED, read_card
     from care_qdrant.folder.hub import find_folder
 
     card = read_card(find_folder(model))
@@ -34,7 +34,8 @@ def info(model: str, as_json: bool) -> None:
         size = sum(entry.bytes for path, entry in card.files.items() if path.startswith(f"{side}/")) / 1e6
         end = f", ends with {settings.eos}" if settings.eos else ""
         prompt = f", prompt {settings.prompt!r}" if settings.prompt else ""
-        click.echo(f"  {side:9} {size:8.1f} MB, {settings.pooling} pooling, {settings.max_tokens} tokens{end}{prompt}")
+        limit = "any number of" if settings.max_tokens == UNLIMITED else settings.max_tokens
+        click.echo(f"  {side:9} {size:8.1f} MB, {settings.pooling} pooling, {limit} tokens{end}{prompt}")
     if card.onnx is not None:
         click.echo(f"  onnx      {card.onnx.default} by default; gate: {json.dumps(dict(card.onnx.gate))}")
     for base in card.bases:

@@ -13,7 +13,9 @@ import onnxruntime  # type: ignore[import-untyped]
 from tokenizers import Encoding, Tokenizer
 
 from care_qdrant.encoders.saturation import int8_saturates
+from care_qdrant.encoders.tokens import uncut_length
 from care_qdrant.errors import EncodingError, IncompleteModel, ModelError
+from care_qdrant.folder.card import Side
 from care_qdrant.types import Vectors
 
 BATCH_TOKENS = 288
@@ -39,6 +41,7 @@ class OnnxEncoder:
         dim: int,
         max_tokens: int,
         prompt: str = "",
+        special_tokens: bool = True,
         threads: int = 1,
         batch_tokens: int = BATCH_TOKENS,
     ) -> None:
@@ -50,6 +53,7 @@ class OnnxEncoder:
             dim: Length of each vector.
             max_tokens: Longest input, special tokens and prompt included.
             prompt: Put before each text unless the caller gives another.
+            special_tokens: Whether the encoder reads the markers that its tokenizer puts around a text.
             threads: Cores that one run may use.
             batch_tokens: Padded tokens of one run.
 
@@ -59,8 +63,21 @@ class OnnxEncoder:
         """
         self.dim, self.max_tokens, self.prompt, self.batch_tokens = dim, max_tokens, prompt, batch_tokens
         self._tokenizer = _load_tokenizer(folder, max_tokens)
-        self._special_tokens = self._tokenizer.num_special_tokens_to_add(False)
+        self._has_special_tokens = special_tokens
+        self._special_tokens = self._tokenizer.num_special_tokens_to_add(False) if special_tokens else 0
         self._session = _load_session(folder / onnx_file, dim, threads)
+
+    @classmethod
+    def of_side(cls, folder: Path, onnx_file: str, side: Side, dim: int) -> "OnnxEncoder":
+        """Load the query encoder that a CARE folder's card describes."""
+        return cls(
+            folder,
+            onnx_file,
+            dim=dim,
+            max_tokens=side.max_tokens,
+            prompt=side.prompt,
+            special_tokens=side.special_tokens,
+        )
 
     def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
         """Give one unit vector per text, in order: (len(texts), dim) float32. None is the model's own prompt.
@@ -79,16 +96,13 @@ class OnnxEncoder:
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Give the uncut length of each text in tokens, special tokens and prompt included."""
-        return [self._uncut_length(encoding) for encoding in self._tokenize(texts, None)]
+        return [uncut_length(encoding, self._special_tokens) for encoding in self._tokenize(texts, None)]
 
     def _tokenize(self, texts: Sequence[str], prompt: str | None) -> list[Encoding]:
         # One by one: `encode_batch` starts a thread pool, which a later fork would find dead.
         prompt = self.prompt if prompt is None else prompt
-        return [self._tokenizer.encode(prompt + text) for text in texts]
-
-    def _uncut_length(self, encoding: Encoding) -> int:
-        parts = [encoding, *encoding.overflowing]
-        return sum(len(part.ids) for part in parts) - self._special_tokens * (len(parts) - 1)
+        special = self._has_special_tokens
+        return [self._tokenizer.encode(prompt + text, add_special_tokens=special) for text in texts]
 
     def _batches(self, token_ids: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[int]]]:
         """Yield a padded length and the indices of texts that have it."""

@@ -3,18 +3,30 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 
 class TokenizerFile:
     """The ``tokenizer.json`` of a saved model: cuts and counts like the encoder that it belongs to."""
 
-    def __init__(self, path: Path, *, max_tokens: int, prompt: str = "") -> None:
-        self.max_tokens, self._prompt = max_tokens, prompt
+    def __init__(self, path: Path, *, max_tokens: int, prompt: str = "", special_tokens: bool = True) -> None:
+        self.max_tokens, self._prompt, self._special_tokens = max_tokens, prompt, special_tokens
         self._tokenizer = Tokenizer.from_file(str(path))
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Give the uncut length of each text in tokens, special tokens and prompt included."""
-        return [len(self._tokenizer.encode(self._prompt + text).ids) for text in texts]
+        texts = [self._prompt + text for text in texts]
+        return [len(self._tokenizer.encode(text, add_special_tokens=self._special_tokens).ids) for text in texts]
+
+
+def uncut_length(encoding: Encoding, special_tokens: int) -> int:
+    """Give the tokens that a text has, those that were cut off included.
+
+    Args:
+        encoding: Of a tokenizer that truncates.
+        special_tokens: How many it puts around each part.
+    """
+    parts = [encoding, *encoding.overflowing]
+    return sum(len(part.ids) for part in parts) - special_tokens * (len(parts) - 1)

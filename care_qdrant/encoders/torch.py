@@ -3,13 +3,17 @@
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from care_qdrant.encoders.batching import token_batches
+from care_qdrant.encoders.tokens import uncut_length
 from care_qdrant.errors import needs_extra
+from care_qdrant.folder.card import UNLIMITED
 from care_qdrant.types import Vectors
 
 if TYPE_CHECKING:
@@ -21,6 +25,8 @@ BATCH_TOKENS = 16_384
 
 class TorchEncoder:
     """One side of a pair as a sentence-transformers model; bfloat16 on a GPU, float32 on a CPU.
+
+    The tokenizer of a static encoder, a table of token vectors, is one of ``tokenizers``, and cuts by itself.
 
     Calls from several threads wait for each other: the device is one.
     """
@@ -44,10 +50,8 @@ class TorchEncoder:
             batch_tokens: Padded tokens of one forward pass.
         """
         self._model = model
-        if max_tokens is not None:
-            self._model.max_seq_length = max_tokens
         self._encode = self._model.encode_query if side == "query" else self._model.encode_document
-        self.max_tokens = int(self._model.max_seq_length or self._model.tokenizer.model_max_length)
+        self.max_tokens = self._limit(max_tokens)
         self.prompt = prompt if prompt is not None else (self._model.prompts.get(side) or "")
         self.dim = int(self._model.get_embedding_dimension() or 0)
         self.batch_tokens = batch_tokens
@@ -78,9 +82,20 @@ class TorchEncoder:
         """Give the uncut length of each text in tokens, special tokens and prompt included."""
         return self._lengths(texts, self.prompt)
 
+    def _limit(self, max_tokens: int | None) -> int:
+        tokenizer = self._model.tokenizer
+        if isinstance(tokenizer, Tokenizer):
+            return int(tokenizer.truncation["max_length"]) if tokenizer.truncation else UNLIMITED
+        if max_tokens is not None:
+            self._model.max_seq_length = max_tokens
+        return int(self._model.max_seq_length or tokenizer.model_max_length)
+
     def _lengths(self, texts: Sequence[str], prompt: str) -> list[int]:
         if not texts:
             return []
+        if isinstance(self._model.tokenizer, Tokenizer):
+            encode = partial(self._model.tokenizer.encode, add_special_tokens=False)
+            return [uncut_length(encode(prompt + text), special_tokens=0) for text in texts]
         encoded = self._model.tokenizer(
             [prompt + text for text in texts],
             padding=False,

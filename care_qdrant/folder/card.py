@@ -11,6 +11,8 @@ from care_qdrant.errors import AlteredModel, IncompleteModel, ModelError, NewerF
 
 CARD_FILE = "care.json"
 FORMAT = 1
+UNLIMITED = 2**31 - 1
+"""Tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +20,17 @@ class Side:
     """How one encoder reads a text."""
 
     pooling: str
-    """``cls``, ``mean`` or ``lasttoken``."""
+    """``cls``, ``mean`` or ``lasttoken``; ``static`` for the plain mean of token vectors, without any layer."""
     max_tokens: int
-    """Longest input, special tokens and prompt included."""
+    """Longest input, special tokens and prompt included; `UNLIMITED` for a static encoder that reads all."""
     prompt: str = ""
     eos: str | None = None
     """The marker that the tokenizer must append, for last-token pooling (paper, appendix G)."""
+
+    @property
+    def special_tokens(self) -> bool:
+        """Whether the encoder reads the markers that its tokenizer puts around a text; a static one does not."""
+        return self.pooling != "static"
 
 
 @dataclass(frozen=True, slots=True)

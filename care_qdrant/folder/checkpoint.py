@@ -16,10 +16,13 @@ import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from care_qdrant.errors import AlteredModel, IncompleteModel, InputError, ModelError
-from care_qdrant.folder.card import CARD_FILE, Card, FileEntry, OnnxFiles, Side, fingerprint, read_card
+from care_qdrant.folder.card import CARD_FILE, UNLIMITED, Card, FileEntry, OnnxFiles, Side, fingerprint, read_card
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 SIDES = ("query", "document")
 _ROUTER = "sentence_transformers.base.modules.router.Router"
@@ -128,18 +131,25 @@ def describe_side(folder: Path, side: str) -> tuple[Side, int]:
     """
     modules = _read_json(folder / "modules.json")
     by_type = {module["type"].rsplit(".", 1)[-1]: folder / module["path"] for module in modules}
-    if "Transformer" not in by_type or "Pooling" not in by_type:
-        raise ModelError(f"{folder}: needs a Transformer and a Pooling module, has {sorted(by_type)}")
+    is_static = "StaticEmbedding" in by_type
+    if not is_static and not {"Transformer", "Pooling"} <= by_type.keys():
+        raise ModelError(
+            f"{folder}: needs a Transformer and a Pooling module, or a StaticEmbedding, has {sorted(by_type)}"
+        )
     if "Normalize" not in by_type:
         raise ModelError(f"{folder}: lacks a Normalize module, so its vectors have no unit length; add one")
-    pooling = _read_json(by_type["Pooling"] / "config.json")
-    mode = pooling.get("pooling_mode") or _legacy_pooling_mode(pooling)
-    dim = pooling.get("embedding_dimension") or pooling.get("word_embedding_dimension")
+    prompt = _read_optional(folder / "config_sentence_transformers.json").get("prompts", {}).get(side) or ""
+    if is_static:
+        found, dim = Side(pooling="static", max_tokens=_static_max_tokens(folder), prompt=prompt), _table_width(folder)
+    else:
+        pooling = _read_json(by_type["Pooling"] / "config.json")
+        mode = str(pooling.get("pooling_mode") or _legacy_pooling_mode(pooling))
+        eos = _eos(folder) if mode == "lasttoken" else None
+        found = Side(pooling=mode, max_tokens=_max_tokens(folder), prompt=prompt, eos=eos)
+        dim = pooling.get("embedding_dimension") or pooling.get("word_embedding_dimension")
     if "Dense" in by_type:
         dim = _read_json(by_type["Dense"] / "config.json")["out_features"]
-    prompt = _read_optional(folder / "config_sentence_transformers.json").get("prompts", {}).get(side, "")
-    eos = _eos(folder) if mode == "lasttoken" else None
-    return Side(pooling=str(mode), max_tokens=_max_tokens(folder), prompt=prompt or "", eos=eos), int(dim)
+    return found, int(dim)
 
 
 def _describe(
@@ -211,14 +221,38 @@ def _check_side(folder: Path, expected: Side, dim: int) -> None:
         raise ModelError(f"{folder}: the tokenizer does not append {expected.eos!r}, which last-token pooling reads")
 
 
-def _eos(folder: Path) -> str:
-    """Give the marker that the tokenizer appends to every text, as its post-processor says."""
+def _tokenizer(folder: Path) -> "Tokenizer":
     from tokenizers import Tokenizer
 
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise IncompleteModel(f"{path} is missing")
-    encoding = Tokenizer.from_file(str(path)).encode("a")
+    return Tokenizer.from_file(str(path))
+
+
+def _static_max_tokens(folder: Path) -> int:
+    """Give the limit that the tokenizer itself keeps: a static encoder has no other."""
+    truncation = _tokenizer(folder).truncation
+    return int(truncation["max_length"]) if truncation else UNLIMITED
+
+
+def _table_width(folder: Path) -> int:
+    """Give the dimension of a static encoder's token vectors, from the header of its weights."""
+    path = folder / "model.safetensors"
+    if not path.is_file():
+        raise IncompleteModel(f"{path} is missing")
+    try:
+        with path.open("rb") as stream:  # eight bytes of length, then JSON: no library on a serving machine
+            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        table = header.get("embedding.weight") or header["embeddings"]  # as sentence-transformers and model2vec save it
+        return int(table["shape"][1])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{path}: holds no table of token vectors") from error
+
+
+def _eos(folder: Path) -> str:
+    """Give the marker that the tokenizer appends to every text, as its post-processor says."""
+    encoding = _tokenizer(folder).encode("a")
     if not encoding.special_tokens_mask or not encoding.special_tokens_mask[-1]:
         raise ModelError(
             f"{folder}: the tokenizer appends no end marker, so last-token pooling would read the last word; "

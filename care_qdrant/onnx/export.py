@@ -105,11 +105,12 @@ def _load_tower(folder: Path) -> "SentenceTransformer":
 def _export_fp32(tower: "SentenceTransformer", file: Path) -> None:
     import torch
 
-    from care_qdrant.onnx.graph import QueryGraph
+    from care_qdrant.onnx.graph import QueryGraph, is_static
 
     input_ids = torch.ones((2, 8), dtype=torch.int64)
     attention_mask = torch.tensor([[1] * 8, [1] * 5 + [0] * 3])
-    axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=tower.max_seq_length)}
+    longest = None if is_static(tower) else tower.max_seq_length
+    axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=longest)}
     graph = QueryGraph(tower).eval()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter warns about its own internals
@@ -129,8 +130,7 @@ def _export_fp32(tower: "SentenceTransformer", file: Path) -> None:
 
 def _encode(folder: Path, onnx_file: Path, texts: Sequence[str]) -> Vectors:
     side, dim = describe_side(folder, "query")
-    encoder = OnnxEncoder(folder, str(onnx_file.resolve()), dim=dim, max_tokens=side.max_tokens, prompt=side.prompt)
-    return encoder.encode(texts)
+    return OnnxEncoder.of_side(folder, str(onnx_file.resolve()), side, dim).encode(texts)
 
 
 def _check_equal(folder: Path, found: Vectors, tower: "SentenceTransformer", texts: Sequence[str]) -> None:

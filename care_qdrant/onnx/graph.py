@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding
 from torch import Tensor
 from transformers import BertModel
 from transformers.models.bert.modeling_bert import BertLayer
@@ -25,7 +25,10 @@ class QueryGraph(torch.nn.Module):
         self.opset = OPSET
         transformer, following = self.tower[0], self.tower[1]
         reads_first_only = isinstance(following, Pooling) and following.pooling_mode == "cls"
-        if isinstance(transformer.model, BertModel):
+        if is_static(tower):
+            table: Any = transformer.embedding
+            self.tower[0] = TokenMean(table.weight)
+        elif isinstance(transformer.model, BertModel):
             self.opset = BERT_OPSET
             layers: Any = transformer.model.encoder.layer
             for number, layer in enumerate(layers):
@@ -39,6 +42,25 @@ class QueryGraph(torch.nn.Module):
             features = module(features)
         vectors: Tensor = features["sentence_embedding"]
         return vectors
+
+
+def is_static(tower: SentenceTransformer) -> bool:
+    """Say whether an encoder is a table of token vectors, without layers."""
+    return isinstance(tower[0], StaticEmbedding)
+
+
+class TokenMean(torch.nn.Module):
+    """What a static encoder computes, over padded tokens: the mean of the vectors of those that count."""
+
+    def __init__(self, table: torch.nn.Parameter) -> None:
+        super().__init__()
+        self.table = table
+
+    def forward(self, features: dict[str, Any]) -> dict[str, Any]:
+        """Add the means, (batch, dim), to token ids and mask."""
+        mask = features["attention_mask"].to(self.table.dtype)
+        total = (torch.nn.functional.embedding(features["input_ids"], self.table) * mask[..., None]).sum(dim=1)
+        return {**features, "sentence_embedding": total / mask.sum(dim=1, keepdim=True)}
 
 
 class FastBertLayer(torch.nn.Module):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _LEVELS = 127
 _MIN_TABLE_ROWS = 1_024
-"""Smaller tables (positions, token types) are not worth the precision."""
+"""Smaller tables (positions, token types) are not worth the precision, unless there is nothing else."""
 
 # Activations are unsigned with the zero at 128: onnxruntime has fast kernels for unsigned × signed on every x86, while
 # signed × signed is ten times slower.
@@ -41,14 +41,16 @@ def quantize(fp32_file: Path, int8_file: Path) -> None:
 
     Raises:
         MissingExtra: onnx is not installed.
-        ModelError: the graph has no matrix product with a constant weight.
+        ModelError: the graph has neither a matrix product with a constant weight nor a table of token vectors.
     """
     with needs_extra("onnx", "the int8 export"):
         import onnx
 
     model = onnx.load(fp32_file)
     if not _Rewrite(model.graph).apply():
-        raise ModelError(f"{fp32_file}: has no matrix product with a constant weight, so int8 would change nothing")
+        raise ModelError(
+            f"{fp32_file}: has no matrix product with a constant weight and no table, so int8 would change nothing"
+        )
     model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
     onnx.save(model, int8_file)
 
@@ -65,11 +67,13 @@ class _Rewrite:
         self._tensors: dict[str, TensorProto] = {tensor.name: tensor for tensor in graph.initializer}
         self._to_array = numpy_helper.to_array
         self._zero = numpy_helper.from_array(np.array([128], np.uint8))
+        self._min_table_rows = _MIN_TABLE_ROWS if any(map(self._is_product, graph.node)) else 1
         for name, value in _CONSTANTS.items():
             self._add_tensor(name, value)
 
     def apply(self) -> int:
-        """Replace the graph's nodes and tensors, and give how many products now run on int8."""
+        """Replace the graph's nodes and tensors, and give how many products and tables now are int8."""
+        changed = 0
         for node in self._graph.node:
             if self._is_product(node):
                 self._add_int8_product(node)
@@ -77,11 +81,13 @@ class _Rewrite:
                 self._add_int8_lookup(node)
             else:
                 self._nodes.append(node)
+                continue
+            changed += 1
         used = {name for node in self._nodes for name in node.input}
         del self._graph.node[:], self._graph.initializer[:]
         self._graph.node.extend(self._nodes)
         self._graph.initializer.extend(tensor for name, tensor in self._tensors.items() if name in used)
-        return sum(node.op_type == "MatMulIntegerToFloat" for node in self._nodes)
+        return changed
 
     def _is_product(self, node: "NodeProto") -> bool:
         weight = self._tensors.get(node.input[1]) if node.op_type == "MatMul" else None
@@ -89,7 +95,7 @@ class _Rewrite:
 
     def _is_table_lookup(self, node: "NodeProto") -> bool:
         table = self._tensors.get(node.input[0]) if node.op_type == "Gather" else None
-        return table is not None and len(table.dims) == 2 and table.dims[0] >= _MIN_TABLE_ROWS
+        return table is not None and len(table.dims) == 2 and table.dims[0] >= self._min_table_rows
 
     def _add_int8_product(self, product: "NodeProto") -> None:
         (source, weight), name = product.input, product.output[0]

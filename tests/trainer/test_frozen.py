@@ -8,10 +8,12 @@ import pytest
 import torch
 from care_trainer import chain, towers
 from care_trainer.config import Run
+from care_trainer.export import export
 from care_trainer.frozen import FrozenDocuments, vector_keys
 from care_trainer.objectives import Batch, InfoNce
 from sentence_transformers import SentenceTransformer
 
+from care_qdrant.model import CareModel
 from tests.trainer.tiny_run import pairs, stage, tiny_run
 
 TEXTS = [row["query"] for row in pairs()[:6]]
@@ -59,6 +61,12 @@ def test_a_static_query_encoder_goes_through_the_recipe(tmp_path: Path, document
     np.testing.assert_allclose(np.linalg.norm(found[-1], axis=1), 1, atol=1e-5)
     assert not any(np.allclose(one, other) for one, other in pairwise(found))
     assert chain.newest(run, "document") == Path(run.output) / "base/document"
+
+    card = export(run, "care-train run run.toml")
+    assert card.onnx is not None and card.query.pooling == "static" and card.query.max_tokens == 32
+    folder = Path(run.output) / run.name
+    np.testing.assert_allclose(CareModel.load(folder, precision="fp32").encode_query(TEXTS), found[-1], atol=1e-5)
+    np.testing.assert_allclose(SentenceTransformer(str(folder)).encode_query(TEXTS), found[-1], atol=1e-5)
 
 
 @pytest.mark.parametrize("cached", [False, True])

@@ -280,7 +280,7 @@ class Export:
     """How the CARE folder is written."""
 
     half_weights: bool = False
-    """Store float16 (half the size; loads as float32)."""
+    """Store float16 (half the size; loads as float32). A static encoder, which could not say so, stays as it is."""
     fp32_onnx: bool = True
     """Keep the float32 graph beside the int8 one; without it the folder is four bytes a query parameter smaller."""
     probe: str | None = None

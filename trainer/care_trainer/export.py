@@ -53,7 +53,7 @@ def export(run: Run, command: str) -> Card:
         folders = {side: Path(temporary) / side for side in chain.SIDES}
         _write_side(run, sources["query"], folders["query"], [pair.query for pair in pairs])
         documents = _write_side(run, sources["document"], folders["document"], [pair.positive for pair in pairs])
-        onnx = _write_onnx(run, folders["query"], pairs, documents) if _is_encoder(folders["query"]) else None
+        onnx = _write_onnx(run, folders["query"], pairs, documents) if _exports(folders["query"]) else None
         records = [chain.read_record(output / stage_name(stage)) for stage in run.stage]
         data = _data_sources(run)
         return write_checkpoint(
@@ -77,7 +77,7 @@ def _write_side(run: Run, source: Path, folder: Path, texts: list[str]) -> Vecto
     trained = _encode(towers.load(source), side, texts)
     model = merged(source)
     model.save_pretrained(str(folder), create_model_card=False)
-    if half:
+    if half and not _is_static(folder):
         _halve(folder)
     exported = _encode(towers.load(folder), side, texts)
     difference = float(np.abs(trained - exported).max())
@@ -89,10 +89,10 @@ def _write_side(run: Run, source: Path, folder: Path, texts: list[str]) -> Vecto
     return exported
 
 
-def _is_encoder(folder: Path) -> bool:
-    """Say whether a model is of the bidirectional kind, which exports; others ask through torch (baselines)."""
-    if not (folder / "config.json").exists():
-        return False  # token vectors without layers
+def _exports(folder: Path) -> bool:
+    """Say whether a model is static or bidirectional, which exports; others ask through torch (baselines)."""
+    if _is_static(folder):
+        return True
     model_type = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
     return model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
@@ -111,6 +111,10 @@ def _encode(model: SentenceTransformer, side: str, texts: list[str]) -> Vectors:
     encode = model.encode_query if side == "query" else model.encode_document
     vectors: Vectors = encode(texts, show_progress_bar=False, convert_to_numpy=True)
     return vectors
+
+
+def _is_static(folder: Path) -> bool:
+    return not (folder / "config.json").exists()
 
 
 def _halve(folder: Path) -> None:
