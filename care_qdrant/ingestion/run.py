@@ -5,6 +5,7 @@ behind it. The hashes in the stored payloads are the only checkpoint: a killed r
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -38,6 +39,8 @@ from care_qdrant.ingestion.sync import delete_missing
 from care_qdrant.types import Document, Vectors, embedded_text
 
 WINDOWS_AHEAD = 2
+FIRST_ROWS = 100
+"""Of a file, looked at before a collection is created."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +105,26 @@ def ingest(
 def _open(corpus: str | Path | Iterable[Document], fields: Fields) -> Iterator[_Source]:
     if isinstance(corpus, str | Path):
         with Corpus(corpus, fields) as file, RejectsFile(rejects_path(corpus)) as rejects:
-            yield _Source(iter(file), lambda: file.share_read, rejects)
+            yield _Source(_readable(iter(file)), lambda: file.share_read, rejects)
     else:
         yield _Source(check_document(document, number) for number, document in enumerate(corpus, 1))
+
+
+def _readable(rows: Iterator[Row | Reject]) -> Iterator[Row | Reject]:
+    """Give the rows of a file back, once it is sure that they are rows, and that their fields are known by name.
+
+    Raises:
+        InputError: every one of the first rows is rejected.
+    """
+    first = list(islice(rows, FIRST_ROWS))
+    reasons = Counter(row.reason for row in first if isinstance(row, Reject))
+    if first and reasons.total() == len(first):
+        ((reason, count),) = reasons.most_common(1)
+        raise InputError(
+            f"not one of the first {len(first):,} rows can be ingested; {count:,} of them: {reason}. Nothing was "
+            "written; where a field has another name, give --id-field, --text-field or --title-field"
+        )
+    return chain(first, rows)
 
 
 def _sparse_contract(rows: Iterator[Row | Reject]) -> tuple[SparseContract, Iterator[Row | Reject]]:

@@ -47,7 +47,7 @@ def clients() -> Iterator[list[QdrantClient]]:
 def test_every_line_is_accounted_for(clients: list[QdrantClient], lines: list[bytes]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "corpus.jsonl"
-        path.write_bytes(b"\n".join(lines))
+        path.write_bytes(b"\n".join([b'{"id": "0", "text": "\\u54ee\\u5598"}', *lines]))
         with Corpus(path) as corpus:
             rows = list(corpus)
         first = {row.document.id: row.document for row in reversed(rows) if isinstance(row, Row)}

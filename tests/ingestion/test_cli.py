@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 from care_qdrant import model as model_module
 from care_qdrant.cli.ingest import command
 from care_qdrant.database.connection import open_client
+from care_qdrant.errors import InputError
 from tests.ingestion.conftest import WriteCorpus, short_rows
 from tests.standin import StandIn
 from tests.tiny import HashModel
@@ -53,6 +54,21 @@ def test_rejected_rows_give_exit_code_8(write_corpus: WriteCorpus) -> None:
     write_corpus(short_rows(3))
     assert run(corpus).exit_code == 0
     assert not Path(f"{corpus}.rejects.jsonl").exists()
+
+
+def test_a_file_whose_fields_have_other_names_is_refused_before_anything_is_written(
+    write_corpus: WriteCorpus, tmp_path: Path
+) -> None:
+    rows = [{"_id": row["id"], "body": row["text"]} for row in short_rows(120)]
+    corpus = write_corpus(rows)
+    with pytest.raises(InputError, match=r"first 100 rows .* document has no 'id' \(keys: _id, body\).*--text-field"):
+        run(corpus)
+    with open_client(path=tmp_path / "qdrant") as client:
+        assert not client.get_collections().collections
+    assert run(corpus, "--id-field", "_id", "--text-field", "body").exit_code == 0
+    corpus.write_text(json.dumps(short_rows(3), indent=1), encoding="utf-8")  # one array, on many lines
+    with pytest.raises(InputError, match="not one of the first"):
+        run(corpus)
 
 
 def test_standard_input_needs_a_collection() -> None:
