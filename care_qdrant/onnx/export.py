@@ -112,6 +112,8 @@ def _export_fp32(tower: "SentenceTransformer", file: Path) -> None:
     longest = None if is_static(tower) else tower.max_seq_length
     axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=longest)}
     graph = QueryGraph(tower).eval()
+    # It warns that torchvision is missing, which no query encoder needs.
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter warns about its own internals
         torch.onnx.export(

@@ -10,6 +10,7 @@ from care_trainer.fitting import METRICS_FILE
 from care_trainer.parse import stage_name
 
 CURVES_FILE = "curves.png"
+MOST_COLUMNS = 4
 
 
 def draw_curves(run: Run) -> Path:
@@ -22,11 +23,17 @@ def draw_curves(run: Run) -> Path:
     output = Path(run.output)
     folders = [output / stage_name(stage) for stage in run.stage if (output / stage_name(stage) / STAGE_FILE).exists()]
     curves = {folder.name: losses for folder in folders if (losses := _losses(folder))}
-    figure, panels = pyplot.subplots(1, len(curves) + 1, figsize=(3.2 * (len(curves) + 1), 3), squeeze=False)
-    for panel, (name, losses) in zip(panels[0], curves.items(), strict=False):
+    columns = min(MOST_COLUMNS, len(curves) + 1)
+    rows = -(-(len(curves) + 1) // columns)
+    figure, grid = pyplot.subplots(rows, columns, figsize=(3.4 * columns, 2.9 * rows), squeeze=False)
+    panels = list(grid.flat)
+    for panel, (name, losses) in zip(panels, curves.items(), strict=False):
         panel.plot(*zip(*losses, strict=True))
         panel.set(title=name, xlabel="step", ylabel="loss")
-    _draw_scores(panels[0][-1], folders)
+    _draw_scores(panels[len(curves)], folders)
+    for panel in panels[len(curves) + 1 :]:
+        panel.set_axis_off()
+    figure.suptitle(run.name)
     figure.tight_layout()
     path = output / CURVES_FILE
     figure.savefig(path, dpi=120)
@@ -42,8 +49,13 @@ def _losses(folder: Path) -> list[tuple[int, float]]:
 
 
 def _draw_scores(panel: Any, folders: list[Path]) -> None:
+    """Draw the score after each stage, not joined: before Stage I a stage is scored by its encoder on both sides."""
     scores = {folder.name: (read_record(folder).get("evaluation") or {}).get("ndcg@10") for folder in folders}
     known = {name: score for name, score in scores.items() if score is not None}
-    panel.plot(list(known), list(known.values()), marker="o")
-    panel.set(title="evaluation", ylabel="nDCG@10")
-    panel.tick_params(axis="x", rotation=45)
+    panel.plot(list(known.values()), list(known), linestyle="", marker="o")
+    for number, score in enumerate(known.values()):
+        panel.annotate(f"{score:.3f}", (score, number), (6, 0), textcoords="offset points", va="center", fontsize=8)
+    panel.margins(x=0.25, y=0.1)
+    panel.invert_yaxis()
+    panel.grid(axis="x", alpha=0.3)
+    panel.set(title="after each stage", xlabel="nDCG@10")

@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 TRAINABLE_FILE = "trainable.safetensors"
 METRICS_FILE = "metrics.jsonl"
 BAD_BATCH_FILE = "bad-batch.pt"
+LOGGED_SHARE = 0.002
+"""Of a stage's steps, between two lines of metrics.jsonl: a short stage has its curve, too, and a long one no more."""
 
 
 def _silent(_step: int, _steps: int, _loss: float) -> None:
@@ -164,7 +166,7 @@ def _arguments(job: Job) -> SentenceTransformerTrainingArguments:
         prompts=dict(job.prompts) or None,
         save_strategy="no",
         save_total_limit=2,
-        logging_steps=10,
+        logging_steps=LOGGED_SHARE,
         logging_nan_inf_filter=False,
         report_to=[tracker for tracker in job.report_to if tracker != "tensorboard"] or "none",
         run_name=f"{job.folder.parent.name}/{job.folder.name}",
