@@ -1,13 +1,14 @@
+import math
 from pathlib import Path
 
 import pytest
 import torch
-from care_trainer import towers
-from care_trainer.language import IGNORED, CausalLoss, RetroMaeLoss, decoder_visibility, mask_tokens
+from care_trainer import chain, towers
+from care_trainer.language import IGNORED, CausalLoss, RetroMaeLoss, decoder_visibility, mask_tokens, output_scale
 from care_trainer.stages.language import _without_normalisation
 from sentence_transformers import SentenceTransformer
 
-from tests.trainer.tiny_run import pairs
+from tests.trainer.tiny_run import pairs, stage, tiny_run
 
 
 def _texts() -> list[str]:
@@ -66,10 +67,23 @@ def test_causal_loss_is_the_cross_entropy_of_the_next_token(document_folder: Pat
     features = model.preprocess(_texts())
     found = CausalLoss(model)([dict(features)])
     hidden = model(dict(features))["token_embeddings"]
-    logits = hidden @ model[0].model.get_input_embeddings().weight.T
+    logits = output_scale(model) * hidden @ model[0].model.get_input_embeddings().weight.T
     total, count = 0.0, 0
     for row, length in enumerate(features["attention_mask"].sum(dim=1).tolist()):
         for at in range(length - 1):
             total -= logits[row, at].log_softmax(dim=-1)[features["input_ids"][row, at + 1]].item()
             count += 1
     assert found.item() == pytest.approx(total / count, rel=1e-4)
+
+
+def test_after_a_bag_the_first_loss_is_that_of_a_guess(tmp_path: Path) -> None:
+    """A bag's token vectors are long: as output weights they would give logits as large as the hidden size."""
+    run = tiny_run(tmp_path, stage("bag", max_steps=20), document_pooling="mean")
+    chain.run_stages(run)
+    query, document = (_encoder(chain.newest(run, side)) for side in chain.SIDES)
+    assert output_scale(document) < 0.05
+    guess = math.log(len(query.tokenizer))
+    parts = RetroMaeLoss(query)([query.preprocess(_texts())])
+    causal = CausalLoss(document)([document.preprocess(_texts())])
+    for found in (*parts.values(), causal):
+        assert found.item() == pytest.approx(guess, rel=0.25)

@@ -48,6 +48,7 @@ class RetroMaeLoss(nn.Module):
         self.register_buffer("special", torch.tensor(sorted(tokenizer.all_special_ids)), persistent=False)
         self.head = masked_head(model, base)
         self.embeddings = transformer.model.get_input_embeddings()
+        self.scale = 1.0 if base is not None else output_scale(model)
         self.position = nn.Embedding(tokenizer.model_max_length, config.hidden_size)
         nn.init.normal_(self.position.weight, std=0.02)
         self.layer = DecoderLayer(config.hidden_size, config.num_attention_heads, config.intermediate_size)
@@ -65,14 +66,14 @@ class RetroMaeLoss(nn.Module):
 
     def _encoder_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
         wanted = targets != IGNORED  # the head costs as much as the model: only masked positions pass it
-        return functional.cross_entropy(self.head(hidden[wanted]).float(), targets[wanted])
+        return functional.cross_entropy(self.scale * self.head(hidden[wanted]).float(), targets[wanted])
 
     def _decoder_loss(self, sentence: Tensor, ids: Tensor, attention: Tensor, special: Tensor) -> Tensor:
         sentence, length = sentence[:, None], ids.shape[1]
         position = self.position.weight[:length]
         keys = torch.cat([sentence, self.embeddings(ids)[:, 1:] + position[1:]], dim=1)
         hidden = self.layer(position + sentence, keys, decoder_visibility(attention, self.decoder_masked))
-        return functional.cross_entropy(self.head(hidden[~special]).float(), ids[~special])
+        return functional.cross_entropy(self.scale * self.head(hidden[~special]).float(), ids[~special])
 
 
 class DecoderLayer(nn.Module):
@@ -132,6 +133,17 @@ def masked_head(model: SentenceTransformer, base: str | None) -> nn.Module:
     return head
 
 
+def output_scale(model: SentenceTransformer) -> float:
+    """Give what logits are multiplied by where token vectors that training starts from are output weights, too.
+
+    A language model starts with token vectors of standard deviation 0.02 (``initializer_range``), which makes first
+    logits small. Those of a bag are fifty times longer, and first logits would reach the hidden size: a loss of
+    hundreds, whose gradient undoes the bag.
+    """
+    usual: float = towers.transformer_of(model).model.config.initializer_range
+    return usual / towers.word_embeddings(model).detach().float().square().mean().sqrt().item()
+
+
 class CausalLoss(nn.Module):
     """Next-token prediction with the input embeddings as output weights: a decoder's first lesson.
 
@@ -143,6 +155,7 @@ class CausalLoss(nn.Module):
         super().__init__()
         self.model: Any = model
         self.embeddings = towers.transformer_of(model).model.get_input_embeddings()
+        self.scale = output_scale(model)
 
     def forward(self, sentence_features: Iterable[Features], _labels: Tensor | None = None) -> Tensor:
         """Give the mean cross-entropy per token of a batch of one text column."""
@@ -151,4 +164,4 @@ class CausalLoss(nn.Module):
         hidden = self.model(dict(features))["token_embeddings"]
         wanted = attention[:, 1:]
         logits = hidden[:, :-1][wanted] @ self.embeddings.weight.to(hidden.dtype).T
-        return functional.cross_entropy(logits.float(), ids[:, 1:][wanted])
+        return functional.cross_entropy(self.scale * logits.float(), ids[:, 1:][wanted])
