@@ -86,9 +86,7 @@ def _open_encoders(model: Path, card: Card) -> dict[str, Encode]:
         STOCK: lambda texts: np.array(stock.get_text_embedding_batch(list(texts)), dtype=np.float32)
     }
     for name, file in _onnx_files(card).items():
-        side = card.query
-        encoder = OnnxEncoder(model / "query", file, dim=card.dim, max_tokens=side.max_tokens, prompt=side.prompt)
-        encoders[name] = encoder.encode
+        encoders[name] = OnnxEncoder.of_side(model / "query", file, card.query, card.dim).encode
     return encoders
 
 
