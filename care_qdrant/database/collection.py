@@ -123,7 +123,7 @@ def check_contract(client: QdrantClient, collection: str, vector_name: str, expe
     if vector_name not in vectors:
         raise InputError(
             f"collection {collection!r} has no vector {vector_name!r} (it has: {_names(vectors)}); "
-            f"add it with: care attach {collection} --vector-name {vector_name}"
+            f"add it, with the same --model: care attach {collection} --vector-name {vector_name}"
         )
     params = vectors[vector_name]
     if params.size != expected.dim or params.distance != models.Distance.COSINE:
