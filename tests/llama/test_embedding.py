@@ -283,3 +283,18 @@ def _save_card(folder: Path, values: dict[str, Any]) -> None:
     query = Side(**values["query"])
     digest = fingerprint(card.dim, query, card.document, card.files)
     replace(card, query=query, fingerprint=digest).save(folder)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"modle": "my-pair"}, "modle"),
+        ({"truncation": "error"}, "truncation"),
+        ({"model_name": "my-pair"}, "here it is model= that names the pair, and that is 'built-in'"),
+    ],
+)
+def test_a_setting_that_is_not_one_is_refused_and_not_left_at_its_default(
+    settings: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ValidationError, match=message):
+        CareEmbedding(**settings)

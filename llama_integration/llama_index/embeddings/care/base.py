@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from llama_index.core.base.embeddings.base import BaseEmbedding, Embedding
-from llama_index.core.bridge.pydantic import Field, PrivateAttr, field_validator, model_validator
+from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, field_validator, model_validator
 from llama_index.core.schema import BaseNode
 from llama_index.embeddings.care.cache import RoleCache, embedding_queries
 from llama_index.embeddings.care.nodes import embed_title_and_text_only
@@ -37,6 +37,9 @@ class CareEmbedding(BaseEmbedding):
         >>> len(embedding.get_query_embedding("耳鸣吃什么药")) == embedding.contract().dim
         True
     """
+
+    # A misspelt setting would leave its default in force, without a word.
+    model_config = ConfigDict(extra="forbid")
 
     model: str = Field(
         default=BUILT_IN, frozen=True, description="A CARE folder, a hub name, 'built-in', or a symmetric model."
@@ -93,7 +96,12 @@ class CareEmbedding(BaseEmbedding):
     def _keep_roles_apart(self) -> Self:
         # Assigned past pydantic: the fields are frozen for callers.
         fields = self.__dict__
-        fields["model_name"] = self.model if self.model_name == "unknown" else self.model_name
+        if self.model_name not in ("unknown", self.model):
+            raise ValueError(
+                f"model_name is {self.model_name!r}, which other embedding classes load; here it is model= that names "
+                f"the pair, and that is {self.model!r}"
+            )
+        fields["model_name"] = self.model
         store = self.embeddings_cache
         if store is not None:
             fields["embeddings_cache"] = RoleCache(
