@@ -1,6 +1,8 @@
 """`CareVectorStore`: LlamaIndex's Qdrant store, made safe on collections that it did not create."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from inspect import signature
 from typing import Any, Protocol, cast
 
 from llama_index.core.schema import BaseNode
@@ -20,8 +22,12 @@ from typing_extensions import override
 
 from care_qdrant.database.collection import VectorContract
 from care_qdrant.database.create import SPARSE_VECTOR_NAME
+from care_qdrant.errors import InputError
 from care_qdrant.search.fusion import Fusion
 from care_qdrant.search.retriever import CHECK_SECONDS
+
+_STOCK_SETTINGS = frozenset(signature(QdrantVectorStore.__init__).parameters) | QdrantVectorStore.model_fields.keys()
+"""What the stock store's constructor takes, and what its `to_dict` gives."""
 
 
 class HasContract(Protocol):
@@ -87,9 +93,10 @@ class CareVectorStore(Writing):
             settings: Of ``QdrantVectorStore``: they are its own, and passed on as they are.
 
         Raises:
-            InputError: the vector is not there, or no point of the collection has a text.
+            InputError: there is no such setting; the vector is not there; or no point of the collection has a text.
             ContractError: another model made the vectors.
         """
+        _require_known(settings)
         contract = embedding.contract() if embedding is not None else None
         vector_name = vector_name or dense_vector_name
         default_name = contract.model if contract is not None else DEFAULT_DENSE_VECTOR_NAME
@@ -227,3 +234,14 @@ class CareVectorStore(Writing):
     async def aclear(self) -> None:
         await super().aclear()
         self._pinned = None
+
+
+def _require_known(settings: Iterable[str]) -> None:
+    """Refuse what the stock store would swallow: a misspelt setting would leave its default in force."""
+    for name in settings:
+        if name not in _STOCK_SETTINGS:
+            own = signature(CareVectorStore.__init__).parameters
+            close = get_close_matches(name, [*own, *_STOCK_SETTINGS], n=1)
+            raise InputError(
+                f"CareVectorStore has no setting {name!r}" + (f"; is {close[0]!r} meant?" if close else "")
+            )
