@@ -64,3 +64,8 @@ def test_store_and_embedding_must_belong_together(client: QdrantClient, hash_mod
 def test_it_needs_the_query(rerank: CareRerank) -> None:
     with pytest.raises(InputError, match="needs the query"):
         rerank.postprocess_nodes(FOUND)
+
+
+def test_a_setting_that_is_not_one_is_refused(rerank: CareRerank) -> None:
+    with pytest.raises(ValidationError, match="top_k"):
+        CareRerank(embedding=rerank.embedding, vector_store=rerank.vector_store, top_k=2)

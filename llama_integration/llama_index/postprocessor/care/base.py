@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Self
 
-from llama_index.core.bridge.pydantic import Field, SerializeAsAny, model_validator
+from llama_index.core.bridge.pydantic import ConfigDict, Field, SerializeAsAny, model_validator
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index.embeddings.care import CareEmbedding
@@ -24,6 +24,8 @@ class CareRerank(BaseNodePostprocessor):
         >>> rerank = CareRerank(embedding=embedding, vector_store=store, top_n=5)  # doctest: +SKIP
         >>> index.as_query_engine(node_postprocessors=[rerank])  # doctest: +SKIP
     """
+
+    model_config = ConfigDict(extra="forbid")
 
     embedding: SerializeAsAny[CareEmbedding] = Field(description="Embeds the query.")
     vector_store: SerializeAsAny[CareVectorStore] = Field(
