@@ -116,7 +116,6 @@ def test_each_side_learns_at_its_own_rate(tmp_path: Path) -> None:
     assert moved == {"query": True, "document": False}
 
 
-@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks for it
 def test_every_text_has_its_prompt_while_the_document_encoder_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +137,7 @@ def test_every_text_has_its_prompt_while_the_document_encoder_trains(
     assert set(asked) == {"问题："} and set(answers) == {"资料："}
 
 
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks for it
 def test_adapters_train_through_the_stages_and_are_merged_at_the_end(tmp_path: Path) -> None:
     recipe = (stage("document", learning_rate=1e-2), stage("align"), stage("joint", learning_rate=1e-2))
     run = tiny_run(tmp_path, *recipe, document="lora = { rank = 4, alpha = 8 }")
