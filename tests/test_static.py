@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from care_benchmarks.cli import care_bench
 from click.testing import CliRunner
 from sentence_transformers import SentenceTransformer
 
 from care_qdrant.cli import care
-from care_qdrant.errors import EncodingError, ModelError
+from care_qdrant.errors import EncodingError, InputError, ModelError
 from care_qdrant.folder.card import UNLIMITED
 from care_qdrant.folder.checkpoint import describe_side, verify
 from care_qdrant.join import join_encoders
@@ -34,6 +35,13 @@ def test_the_card_says_what_a_static_encoder_reads(static_pair: Path) -> None:
     assert (side.pooling, side.max_tokens, side.special_tokens) == ("static", 12, False)
     shown = CliRunner().invoke(care, ["model", "info", str(static_pair)]).output
     assert "static pooling, 12 tokens" in shown
+
+
+def test_a_card_without_a_limit_says_so(tmp_path: Path) -> None:
+    query = tiny.static_tower(tmp_path / "query", max_tokens=None)
+    join_encoders(query, tiny.document_tower(tmp_path / "document"), tmp_path / "pair", name="static")
+    shown = CliRunner().invoke(care, ["model", "info", str(tmp_path / "pair")]).output
+    assert "static pooling, any number of tokens" in shown
 
 
 def test_the_vectors_are_those_of_stock_sentence_transformers(static_pair: Path) -> None:
@@ -91,3 +99,12 @@ def test_weights_without_a_table_are_refused(tmp_path: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")
     with pytest.raises(ModelError, match="holds no table of token vectors"):
         describe_side(folder, "query")
+
+
+def test_it_is_not_timed_against_a_class_that_cannot_load_it(static_pair: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is static, which the stock class cannot load"):
+        CliRunner().invoke(
+            care_bench,
+            ["encoder", "--model", str(static_pair), "--output", str(tmp_path / "speed.json")],
+            catch_exceptions=False,
+        )

@@ -18,6 +18,7 @@ import click
 import numpy as np
 
 from care_qdrant.encoders.onnx import OnnxEncoder
+from care_qdrant.errors import InputError
 from care_qdrant.folder.card import Card, read_card
 from care_qdrant.types import Vectors
 
@@ -65,8 +66,15 @@ def measure(model: Path, rounds: int) -> dict[str, Any]:
     Args:
         model: A CARE folder with both ONNX files.
         rounds: Measurements of each cell.
+
+    Raises:
+        InputError: the folder's query encoder is not one that the stock class can load, or has no ONNX file.
     """
     card = read_card(model)
+    if card.query.pooling == "static":
+        raise InputError(f"{model}: its query encoder is static, which the stock class cannot load; name another model")
+    if card.onnx is None:
+        raise InputError(f"{model}: its query encoder has no ONNX file to time; export it: care model join")
     encoders = _open_encoders(model, card)
     costs = [cost for tokens in LENGTHS for batch in BATCHES for cost in _cell(encoders, tokens, batch, rounds)]
     return {

@@ -136,7 +136,7 @@ def check_contract(client: QdrantClient, collection: str, vector_name: str, expe
     if found is None:
         raise FingerprintMismatch(
             f"vector {vector_name!r} of collection {collection!r} carries no fingerprint: another tool wrote it, and "
-            f"its space is unknown. Add model {expected.model!r} beside it under another name: "
+            f"its space is unknown. Add model {expected.model!r} beside it under another name, with the same --model: "
             f"care attach {collection} --vector-name {expected.model}"
         )
     if found.fingerprint != expected.fingerprint:
@@ -144,7 +144,7 @@ def check_contract(client: QdrantClient, collection: str, vector_name: str, expe
         raise FingerprintMismatch(
             f"vector {vector_name!r} of collection {collection!r} was made by {made_by} "
             f"({found.fingerprint[:12]}), not by {expected.model} ({expected.fingerprint[:12]}). "
-            f"Search it with that model, or add this one beside it: "
+            f"Search it with that model, or add this one beside it, with the same --model: "
             f"care attach {collection} --vector-name {expected.model}-{expected.fingerprint[:8]}"
         )
 

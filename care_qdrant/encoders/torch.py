@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from care_qdrant.encoders.batching import token_batches
 from care_qdrant.encoders.tokens import uncut_length
 from care_qdrant.errors import needs_extra
-from care_qdrant.folder.card import UNLIMITED
+from care_qdrant.folder.card import static_limit
 from care_qdrant.types import Vectors
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class TorchEncoder:
     def _limit(self, max_tokens: int | None) -> int:
         tokenizer = self._model.tokenizer
         if isinstance(tokenizer, Tokenizer):
-            return int(tokenizer.truncation["max_length"]) if tokenizer.truncation else UNLIMITED
+            return static_limit(tokenizer)
         if max_tokens is not None:
             self._model.max_seq_length = max_tokens
         return int(self._model.max_seq_length or tokenizer.model_max_length)

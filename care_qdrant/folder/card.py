@@ -5,14 +5,22 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from care_qdrant.errors import AlteredModel, IncompleteModel, ModelError, NewerFormat
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 CARD_FILE = "care.json"
 FORMAT = 1
 UNLIMITED = 2**31 - 1
 """Tokens."""
+
+
+def static_limit(tokenizer: "Tokenizer") -> int:
+    """Give the longest input of a static encoder in tokens: what its tokenizer cuts at, for it has no other limit."""
+    return int(tokenizer.truncation["max_length"]) if tokenizer.truncation else UNLIMITED
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from care_qdrant.errors import AlteredModel, IncompleteModel, InputError, ModelError
-from care_qdrant.folder.card import CARD_FILE, UNLIMITED, Card, FileEntry, OnnxFiles, Side, fingerprint, read_card
+from care_qdrant.folder.card import CARD_FILE, Card, FileEntry, OnnxFiles, Side, fingerprint, read_card, static_limit
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -140,7 +140,8 @@ def describe_side(folder: Path, side: str) -> tuple[Side, int]:
         raise ModelError(f"{folder}: lacks a Normalize module, so its vectors have no unit length; add one")
     prompt = _read_optional(folder / "config_sentence_transformers.json").get("prompts", {}).get(side) or ""
     if is_static:
-        found, dim = Side(pooling="static", max_tokens=_static_max_tokens(folder), prompt=prompt), _table_width(folder)
+        found = Side(pooling="static", max_tokens=static_limit(_tokenizer(folder)), prompt=prompt)
+        dim = _table_width(folder)
     else:
         pooling = _read_json(by_type["Pooling"] / "config.json")
         mode = str(pooling.get("pooling_mode") or _legacy_pooling_mode(pooling))
@@ -228,12 +229,6 @@ def _tokenizer(folder: Path) -> "Tokenizer":
     if not path.is_file():
         raise IncompleteModel(f"{path} is missing")
     return Tokenizer.from_file(str(path))
-
-
-def _static_max_tokens(folder: Path) -> int:
-    """Give the limit that the tokenizer itself keeps: a static encoder has no other."""
-    truncation = _tokenizer(folder).truncation
-    return int(truncation["max_length"]) if truncation else UNLIMITED
 
 
 def _table_width(folder: Path) -> int:

@@ -26,6 +26,8 @@ from tests.standin import StandIn
 from tests.tiny import HashModel
 
 COSINE, DOT = models.Distance.COSINE, models.Distance.DOT
+ATTACH = "with the same --model: care attach corpus --vector-name"
+"""Without the model, the advice would attach the built-in pair."""
 
 
 def create(client: QdrantClient, size: int = 32, distance: models.Distance = COSINE, name: str = "hash-model") -> None:
@@ -35,14 +37,14 @@ def create(client: QdrantClient, size: int = 32, distance: models.Distance = COS
 @pytest.mark.parametrize(
     ("prepare", "error", "message"),
     [
-        (lambda client: create(client), FingerprintMismatch, "carries no fingerprint"),
+        (lambda client: create(client), FingerprintMismatch, f"carries no fingerprint.*{ATTACH} hash-model$"),
         (lambda client: create(client, size=16), SchemaMismatch, "is 16-dimensional with Cosine distance"),
         (lambda client: create(client, distance=DOT), SchemaMismatch, "Dot distance"),
-        (lambda client: create(client, name="other"), InputError, "has no vector 'hash-model'"),
+        (lambda client: create(client, name="other"), InputError, f"has no vector 'hash-model'.*{ATTACH} hash-model$"),
         (
             lambda client: ingest([], HashModel(salt="x"), client, "corpus"),
             FingerprintMismatch,
-            "was made by hash-model",
+            f"was made by hash-model.*{ATTACH} hash-model-{HashModel().fingerprint[:8]}$",
         ),
     ],
 )

@@ -70,6 +70,11 @@ def test_statistics_count_what_an_epoch_draws(tmp_path: Path) -> None:
     assert found["align"]["rows"] == 40
 
 
+def test_statistics_leave_out_a_stage_that_reads_nothing(tmp_path: Path) -> None:
+    tiny_run(tmp_path, {"kind": "prune", "layers": 1}, stage("joint"))
+    assert list(json.loads(_invoke("data", "stats", str(tmp_path / "run.toml")))) == ["joint"]
+
+
 def test_a_leak_of_the_evaluation_set_is_refused(tmp_path: Path) -> None:
     tiny_run(tmp_path, stage("joint"))
     with pytest.raises(InputError, match="96 training texts are in the evaluation set"):

@@ -26,7 +26,7 @@ def describe(run: Run) -> dict[str, Any]:
     root = Path(run.data_root)
     return {
         stage.name or stage.kind: {"data": stage.data, **_figures(_rows(stage, run.data[stage.data], root), run, stage)}
-        for stage in run.stage
+        for stage in _reading(run)
     }
 
 
@@ -41,11 +41,16 @@ def leaks(run: Run) -> list[str]:
     root = Path(run.data_root)
     held_out = set(_evaluation_texts(root / run.evaluation.retrieval))
     found: dict[str, None] = {}
-    for stage in run.stage:
+    for stage in _reading(run):
         for row in _rows(stage, run.data[stage.data], root):
             leaked = [text for text in _strings(row) if _plain(text) in held_out]
             found.update({f"{stage.data}: {text[:60]}": None for text in leaked})
     return list(found)
+
+
+def _reading(run: Run) -> list[Stage]:
+    """Give the stages that read data; ``prune`` does not."""
+    return [stage for stage in run.stage if stage.data]
 
 
 def _rows(stage: Stage, data: Data, root: Path) -> Iterator[Pair | Text]:
