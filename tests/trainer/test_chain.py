@@ -149,6 +149,8 @@ def test_adapters_train_through_the_stages_and_are_merged_at_the_end(tmp_path: P
     ]
     assert np.abs(after[0] - after[1]).max() > 1e-3
     assert np.abs(after[1] - after[2]).max() > 1e-3, "the trap: a reloaded adapter that stays frozen"
+    adapter = json.loads((Path(run.output) / "joint/document/adapter_config.json").read_text(encoding="utf-8"))
+    assert adapter["target_modules"] == sorted(adapter["target_modules"]), "the trap: the order of a set"
     export(run, "care-train run run.toml")
     folder = Path(run.output) / run.name
     assert not list(folder.rglob("adapter*"))

@@ -30,6 +30,8 @@ STAGE_FILE = "stage.json"
 """Written last: a stage folder that has it is finished."""
 BASE = "base"
 SIDES = ("query", "document")
+ADAPTER_FILE = "adapter_config.json"
+"""Where peft describes an encoder's adapter."""
 
 STAGES: dict[str, Callable[[Context], Trained]] = {
     "bag": bag.train_bag,
@@ -267,10 +269,21 @@ def _save(models: dict[str, SentenceTransformer], folder: Path) -> None:
         try:
             with writing(f"{folder / side}: cannot be saved; the stages before this one are whole"):
                 model.save_pretrained(str(partial), create_model_card=False)
+                _order_adapter(partial / ADAPTER_FILE)
             shutil.rmtree(folder / side, ignore_errors=True)
             partial.rename(folder / side)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+
+
+def _order_adapter(path: Path) -> None:
+    """Sort what peft writes in the order of a set, another one in each process: equal encoders have equal files."""
+    if not path.exists():
+        return
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if isinstance(config["target_modules"], list):  # else a pattern
+        config["target_modules"].sort()
+        path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def _write(path: Path, value: Any) -> None:
