@@ -49,6 +49,7 @@ def test_every_preset_changes_the_run_and_gives_it_its_own_place(recipe: Run, na
         ("symmetric-query", ["retromae", "unsupervised", "supervised"]),
         ("symmetric-document", ["document"]),
         ("kale", ["document", "prune", "align"]),
+        ("pruned", ["document", "prune", "align"]),
         ("fine-tuning-only", ["supervised"]),
         ("retromae-fine-tuning", ["retromae", "supervised"]),
         ("distill", ["retromae", "unsupervised", "supervised", "document", "distill"]),
@@ -66,6 +67,8 @@ def test_what_changes_inside_a_stage(recipe: Run) -> None:
     assert isinstance(align, Align) and (align.contrastive_weight, align.mse_weight) == (1.0, 0.0)
     kale = find("kale", "align")
     assert isinstance(kale, Align) and (kale.contrastive_weight, kale.mse_weight, kale.kl_weight) == (0.0, 0.0, 1.0)
+    pruned = find("pruned", "align")
+    assert isinstance(pruned, Align) and pruned == recipe.stage[4], "the student changes, not what it learns"
     first = find("fine-tuning-data", "joint")
     assert isinstance(first, Joint) and first.freeze_document and first.name == "align" and first.epochs == 2
     doubled = find("symmetric-query", "supervised")

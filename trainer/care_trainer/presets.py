@@ -220,6 +220,11 @@ PRESETS: dict[str, Preset] = {
     "wang-lyu": Preset(
         "7", "three layers of the document encoder, embedding distance", _pruned(contrastive_weight=0.0)
     ),
+    "pruned": Preset(
+        "control",
+        "the same three layers with Stage I's own objective: what those of KALE and Wang & Lyu change, and no more",
+        _pruned(),
+    ),
     "scalingnote": Preset(
         "7",
         "Stage I on queries alone by distance, no Stage II; the paper does not say how it was set up",
