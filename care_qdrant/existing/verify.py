@@ -209,7 +209,7 @@ def _problems(report: VerifyReport, settings: VerifySettings) -> list[str]:
     if report.missing or report.stale:
         problems.append(
             f"{report.missing} points have no vector and {report.stale} one of an earlier text; "
-            f"finish with: care attach {report.collection} --vector-name {report.vector_name}"
+            f"finish, with the same --model: care attach {report.collection} --vector-name {report.vector_name}"
         )
     if report.covered < report.with_text - report.missing:
         problems.append(f"{report.covered} points have the vector, and {report.with_text - report.missing} say so")
