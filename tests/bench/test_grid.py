@@ -107,10 +107,10 @@ def test_the_table_is_paired_and_says_what_share_of_the_gap_is_closed() -> None:
     cells = [_cell(preset, seed, base[seed] + offset) for preset, offset in offsets.items() for seed in range(3)]
     found = {line.preset: line for line in lines(cells)}
     line = found["without-align"]
-    assert line.against_full == pytest.approx(-0.2)
+    assert line.difference == pytest.approx(-0.2)
     assert line.interval is not None and line.interval.low == pytest.approx(-0.2, abs=1e-6), "paired: no spread is left"
     assert line.gap_closed == pytest.approx(0.25)
-    assert found["full"].gap_closed == pytest.approx(0.75) and found["full"].against_full is None
+    assert found["full"].gap_closed == pytest.approx(0.75) and found["full"].difference is None
     assert found["symmetric-document"].gap_closed is None
     assert line.means["nDCG@10"] == pytest.approx(base.mean() + 0.1)
     row = next(row for row in as_markdown(lines(cells)).splitlines() if row.startswith("| without-align "))
@@ -120,7 +120,14 @@ def test_the_table_is_paired_and_says_what_share_of_the_gap_is_closed() -> None:
 def test_a_preset_without_all_seeds_is_compared_over_those_it_has() -> None:
     cells = [_cell("full", 0, [0.5, 0.5]), _cell("full", 1, [0.9, 0.9]), _cell("without-mse", 0, [0.4, 0.4])]
     line = lines(cells)[1]
-    assert line.seeds == [0] and line.against_full == pytest.approx(-0.1)
+    assert line.seeds == [0] and line.difference == pytest.approx(-0.1)
+
+
+def test_any_preset_can_be_what_the_others_are_compared_with() -> None:
+    cells = [_cell("pruned", 0, [0.5, 0.7]), _cell("kale", 0, [0.2, 0.2])]
+    pruned, kale = lines(cells, against="pruned")
+    assert pruned.difference is None and kale.difference == pytest.approx(-0.4)
+    assert "| against pruned |" in as_markdown([pruned, kale])
 
 
 def test_resampled_means_spread_over_queries_and_seeds() -> None:

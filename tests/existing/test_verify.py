@@ -52,7 +52,8 @@ def test_new_and_edited_texts(attached: QdrantClient) -> None:
     attached.upsert(NAME, [point("named", "plain", 41, "新的")], wait=True)
     report = _verify(attached)
     assert (report.missing, report.stale, report.covered, report.with_text) == (1, 2, 40, 41)
-    assert "1 points have no vector and 2 one of an earlier text; finish, with the same --model: care attach" in report.problems[0]
+    (problem,) = report.problems
+    assert "1 points have no vector and 2 one of an earlier text; finish, with the same --model: care attach" in problem
 
 
 def test_altered_vectors(attached: QdrantClient) -> None:

@@ -97,9 +97,12 @@ def pretrained(packed: Path, output: Path, keep: tuple[Path, ...]) -> None:
     "--presets", required=True, help="Names between commas; full is CONFIG as it is (see: care-train presets)."
 )
 @click.option("--seeds", default="0,1,2", show_default=True, help="Numbers between commas.")
+@click.option("--against", default="full", show_default=True, help="The preset that the others are compared with.")
 @click.option("--work", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder of the grid.")
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="Writes OUTPUT.json and OUTPUT.md.")
-def grid(config: str, overrides: tuple[str, ...], presets: str, seeds: str, work: Path, output: Path) -> None:
+def grid(
+    config: str, overrides: tuple[str, ...], presets: str, seeds: str, against: str, work: Path, output: Path
+) -> None:
     """Train and score CONFIG under presets and seeds; stopped and started again, it goes on.
 
     The tables are written anew after each cell.
@@ -114,9 +117,11 @@ def grid(config: str, overrides: tuple[str, ...], presets: str, seeds: str, work
     from care_trainer.parse import load_run
 
     from care_benchmarks.machine import describe_machine
-    from care_benchmarks.training.grid import Cell, run_grid
+    from care_benchmarks.training.grid import FULL, Cell, run_grid
     from care_benchmarks.training.grid_table import as_json, as_markdown, lines
 
+    if against != FULL and against not in presets.split(","):
+        raise click.BadParameter(f"{against} is not among the --presets", param_hint="--against")
     torch.set_num_threads(1)
     quiet()
     run = load_run(find_config(config), overrides)
@@ -128,7 +133,7 @@ def grid(config: str, overrides: tuple[str, ...], presets: str, seeds: str, work
         )
         for cell in found:
             cells.append(cell)
-            table = lines(cells)
+            table = lines(cells, against)
             result = {"machine": machine, "run": asdict(run), "lines": as_json(table)}
             output.with_suffix(".json").write_text(
                 json.dumps(result, ensure_ascii=False, indent=2) + "\n", encoding="utf-8"

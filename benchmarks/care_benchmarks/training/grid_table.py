@@ -1,4 +1,4 @@
-"""What a grid says: means over seeds, paired intervals against the full recipe, and the share of the gap closed."""
+"""What a grid says: means over seeds, paired intervals against one of its presets, and the share of the gap closed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -27,9 +27,12 @@ class Line:
     """By measure, over queries and seeds."""
     by_seed: list[float]
     """Mean of nDCG@10 of each seed."""
-    against_full: float | None
+    against: str
+    """The preset that the others are compared with."""
+    difference: float | None
+    """Of nDCG@10 to that preset's, over the seeds that both have."""
     interval: Interval | None
-    """Of the difference to the full recipe, over the seeds that both have."""
+    """Of the difference."""
     gap_closed: float | None
     """0 is the small encoder on both sides, 1 the large one."""
     gap_interval: Interval | None
@@ -47,18 +50,23 @@ class Line:
         return sum(work.rows for work in self.work)
 
 
-def lines(cells: Sequence[Cell]) -> list[Line]:
-    """Give a line for each preset, in the order in which they first come."""
+def lines(cells: Sequence[Cell], against: str = FULL) -> list[Line]:
+    """Give a line for each preset, in the order in which they first come.
+
+    Args:
+        cells: Of the grid.
+        against: The preset that the others are compared with.
+    """
     presets = list(dict.fromkeys(cell.preset for cell in cells))
     found = {(cell.preset, cell.seed): cell for cell in cells}
-    return [_line(preset, found) for preset in presets]
+    return [_line(preset, found, against) for preset in presets]
 
 
-def _line(preset: str, cells: Mapping[tuple[str, int], Cell]) -> Line:
+def _line(preset: str, cells: Mapping[tuple[str, int], Cell], against: str) -> Line:
     seeds = sorted(seed for name, seed in cells if name == preset)
     own = [cells[preset, seed] for seed in seeds]
     by_seed = [float(np.mean(cell.scores[MEASURE])) for cell in own]
-    against, interval = _against_full(preset, cells)
+    difference, interval = _difference(preset, against, cells)
     gap, gap_interval = _gap(preset, cells)
     return Line(
         preset=preset,
@@ -66,7 +74,8 @@ def _line(preset: str, cells: Mapping[tuple[str, int], Cell]) -> Line:
         seeds=seeds,
         means={name: float(np.mean([cell.scores[name] for cell in own])) for name in own[0].scores},
         by_seed=by_seed,
-        against_full=against,
+        against=against,
+        difference=difference,
         interval=interval,
         gap_closed=gap,
         gap_interval=gap_interval,
@@ -74,9 +83,11 @@ def _line(preset: str, cells: Mapping[tuple[str, int], Cell]) -> Line:
     )
 
 
-def _against_full(preset: str, cells: Mapping[tuple[str, int], Cell]) -> tuple[float | None, Interval | None]:
-    scores = _common((preset, FULL), cells)
-    if scores is None or preset == FULL:
+def _difference(
+    preset: str, against: str, cells: Mapping[tuple[str, int], Cell]
+) -> tuple[float | None, Interval | None]:
+    scores = _common((preset, against), cells)
+    if scores is None or preset == against:
         return None, None
     drawn = resampled_means(scores)
     return float(scores[0].mean() - scores[1].mean()), percentiles(drawn[:, 0] - drawn[:, 1])
@@ -119,8 +130,9 @@ def as_json(found: Sequence[Line]) -> list[dict[str, Any]]:
 
 def as_markdown(found: Sequence[Line]) -> str:
     """Give the lines as a table, and what its columns mean."""
+    compared = f"against {found[0].against}"
     head = (
-        "| preset | table | nDCG@10 | of each seed | recall@100 | against full | gap closed | CPU s | rows seen |",
+        f"| preset | table | nDCG@10 | of each seed | recall@100 | {compared} | gap closed | CPU s | rows seen |",
         "|---|---|---|---|---|---|---|---|---|",
     )
     note = (
@@ -138,7 +150,7 @@ def _row(line: Line) -> str:
         f"{line.means[MEASURE]:.3f}",
         " ".join(f"{value:.3f}" for value in line.by_seed),
         f"{line.means['R@100']:.3f}",
-        _with_interval(line.against_full, line.interval, lambda value: f"{value:+.3f}"),
+        _with_interval(line.difference, line.interval, lambda value: f"{value:+.3f}"),
         _with_interval(line.gap_closed, line.gap_interval, lambda value: f"{value:.0%}"),
         f"{line.cpu_seconds:.0f}",
         f"{line.rows:,}",
