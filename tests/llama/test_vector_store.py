@@ -116,6 +116,19 @@ class TestWhichVector:
         with pytest.raises(InputError, match=r"has no vector 'nope'.*'care'.*with --model naming.*--vector-name nope$"):
             CareVectorStore(NAME, client, vector_name="nope")
 
+    def test_queries_of_an_unknown_model_are_warned_of_once(
+        self, client: QdrantClient, embedding: CareEmbedding, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        fill(client)
+        find(CareVectorStore(NAME, client, embedding=embedding, check_seconds=0), "x")
+        find(CareVectorStore(NAME, client, fingerprint=HashModel().fingerprint), "x")
+        assert not caplog.records
+        store = CareVectorStore(NAME, client, check_seconds=0)
+        for text in ("x", "y"):
+            find(store, text)
+        (record,) = caplog.records
+        assert "'care' of collection" in record.getMessage() and "was made by hash-model" in record.getMessage()
+
     def test_an_unclear_choice_is_not_made(self, client: QdrantClient) -> None:
         dense = models.VectorParams(size=32, distance=models.Distance.COSINE)
         client.create_collection(NAME, vectors_config={"a": dense, "b": dense})

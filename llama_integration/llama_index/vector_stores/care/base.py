@@ -43,7 +43,8 @@ class CareVectorStore(Writing):
     What differs from ``QdrantVectorStore``, which fails silently in each case:
 
     - The vector is the one that was asked for, also beside an unnamed one, and also in a collection that is created.
-    - With ``embedding=`` the collection's fingerprint is checked, and a collection that is created carries it.
+    - With ``embedding=`` the collection's fingerprint is checked, and a collection that is created carries it; without,
+      a collection that says what made its vectors is searched with a warning.
     - Payloads of LangChain, Haystack and plain points are read with ids, metadata, filters and reference ids; a point
       without text does not fail a query.
     - `add` keeps the vectors that other models have on a point, and `get_nodes` gives all of them.

@@ -104,7 +104,17 @@ class Reading(QdrantVectorStore):
         if self._pinned is None or now - self._pinned_at >= self._check_seconds:
             info = yield call("get_collection", self.collection_name)
             sample = yield call("scroll", self.collection_name, limit=SAMPLE_POINTS)
+            is_first = self._pinned is None
             self._pinned = pin(info, sample[0], self.collection_name, self._wanted)
+            if is_first and self._pinned.unchecked is not None:
+                logger.warning(
+                    "vector %r of collection %r was made by %s (%s), and nobody says what makes the queries: give "
+                    "CareVectorStore(..., embedding=) what embeds them, and another model is refused",
+                    self._pinned.vector_name,
+                    self.collection_name,
+                    self._pinned.unchecked.model,
+                    self._pinned.unchecked.fingerprint[:12],
+                )
             self._pinned_at = now
             self.dense_vector_name = self._pinned.vector_name
             self.sparse_vector_name = self._pinned.sparse_vector_name

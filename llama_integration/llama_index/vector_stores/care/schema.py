@@ -55,6 +55,8 @@ class Pinned:
     """Whether points carry vectors that are not ours: an upsert would drop them."""
     layout: Layout | None
     """How to read the payloads; None in an empty collection, and where nodes have no text."""
+    unchecked: VectorContract | None
+    """What made the dense vector, where the collection says so and nobody said what makes the queries."""
 
 
 def pin(info: models.CollectionInfo, sample: Sequence[models.Record], collection: str, wanted: Wanted) -> Pinned:
@@ -72,7 +74,9 @@ def pin(info: models.CollectionInfo, sample: Sequence[models.Record], collection
     ours = {vector_name, sparse_name} if wanted.hybrid else {vector_name}
     others = {*dense_vectors(client, collection), *sparse_vectors(client, collection)} - ours
     layout = _layout([record.payload for record in sample if record.payload], wanted.text_path)
-    return Pinned(vector_name, sparse_name, contract, bool(others), layout)
+    made = None if wanted.is_bound else read_contracts(client, collection).get(vector_name)
+    unchecked = made if isinstance(made, VectorContract) else None
+    return Pinned(vector_name, sparse_name, contract, bool(others), layout, unchecked)
 
 
 def _layout(payloads: Sequence[Payload], text_path: str | None) -> Layout | None:
