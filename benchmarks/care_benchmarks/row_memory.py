@@ -1,6 +1,6 @@
 """What the rows of a training run cost in memory: ours, mapped from disk, beside rows held in lists.
 
-    python -m care_benchmarks.row_memory --rows 100000 1000000 --output benchmarks/results/row_memory.json
+    python -m care_benchmarks.row_memory --output benchmarks/results/row-memory.json
 
 Each case is a process of its own that reads the same synthetic JSONL in FlagEmbedding's shape (a query, a document, two
 hard negatives) and goes through one epoch of batches. Counted is private memory (``RssAnon``): pages of a mapped file
