@@ -48,7 +48,7 @@ def _two_processes(root: Path, *overrides: str, kill_at: int = -1) -> int:
     path = root / "train.py"
     path.write_text(SCRIPT, encoding="utf-8")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    arguments = [str(path), str(root / "run.toml"), str(kill_at), WITHOUT_DROPOUT, *overrides]
+    arguments = [str(path), str(root / "run.toml"), str(kill_at), *overrides]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.run([*command, *arguments], env=environment, timeout=550).returncode
 
@@ -64,7 +64,7 @@ def double(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Two processes, with adapters on the document side, uninterrupted."""
     root = tmp_path_factory.mktemp("two")
     run = _run(root, 8, ADAPTER)
-    assert _two_processes(root) == 0
+    assert _two_processes(root, WITHOUT_DROPOUT) == 0
     return run
 
 
@@ -86,13 +86,34 @@ def test_two_processes_train_what_one_does(double: Run, tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 def test_two_processes_that_are_killed_and_resumed_are_two_that_were_not(double: Run, tmp_path: Path) -> None:
     run = _run(tmp_path, 8, ADAPTER)
-    assert _two_processes(tmp_path, "checkpoint_minutes=0", kill_at=3) != 0
+    assert _two_processes(tmp_path, WITHOUT_DROPOUT, "checkpoint_minutes=0", kill_at=3) != 0
     assert (Path(run.output) / "joint/checkpoints/checkpoint-2/complete").exists()
     assert not (Path(run.output) / "joint/stage.json").exists()
-    assert _two_processes(tmp_path, "checkpoint_minutes=0") == 0
+    assert _two_processes(tmp_path, WITHOUT_DROPOUT, "checkpoint_minutes=0") == 0
     found, expected = _weights(run, "query", "document"), _weights(double, "query", "document")
     assert found.keys() == expected.keys()
     assert [name for name, value in expected.items() if not np.array_equal(found[name], value)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_processes_train_a_static_query_encoder_as_one_does(tmp_path: Path) -> None:
+    """Its columns are flat: nothing is padded, and all that a process has is embedded at once."""
+    static = "query={static=32,max_tokens=32}"
+    runs = []
+    for processes, batch_size in ((2, 8), (1, 16)):
+        bag = stage("bag", batch_size=batch_size, compose=False)
+        joint = stage("joint", batch_size=batch_size, hard_negatives=1, learning_rate=1e-2)
+        root = tmp_path / str(processes)
+        runs.append(tiny_run(root, bag, joint, overrides=[static], document_pooling="mean"))
+        if processes == 2:
+            assert _two_processes(root, static) == 0
+        else:
+            chain.run_stages(runs[-1])
+    ours, theirs = (_weights(run, "query", "document") for run in runs)
+    assert ours.keys() == theirs.keys() and "joint/query/model.safetensors: embedding.weight" in ours
+    for name, value in theirs.items():
+        np.testing.assert_allclose(ours[name], value, atol=3e-4, err_msg=name)
 
 
 def _shares(root: Path, processes: int, script: str, *arguments: Any) -> str:
