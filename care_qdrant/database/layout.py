@@ -97,8 +97,27 @@ class Layout:
         is_nested = self.metadata_prefix and not key.startswith(f"{self.metadata_prefix}.")
         return f"{self.metadata_prefix}.{key}" if is_nested else key
 
+    def written(self, text: str, metadata: Mapping[str, Any], document_id: str | None) -> dict[str, Any]:
+        """Give what a point that LlamaIndex writes must carry besides, so that this layout reads it as its own.
 
-_OTHER_TEXT_PATHS: dict[Tool, tuple[str, ...]] = {"llama-index": ("_node_content.text_resource.text", "text")}
+        Args:
+            text: Of the point.
+            metadata: The user's.
+            document_id: Of the source document, if there is one.
+        """
+        if self.tool == "llama-index":
+            return {}
+        payload: Any = text
+        for name in reversed(self.text_path.split(".")):
+            payload = {name: payload}
+        if self.metadata_prefix:
+            named = {} if document_id is None else {"doc_id": document_id}
+            payload[self.metadata_prefix] = {**metadata, **named}
+        return dict(payload)
+
+
+_NODE_TEXTS = ("_node_content.text", "_node_content.text_resource.text")
+_OTHER_TEXT_PATHS: dict[Tool, tuple[str, ...]] = {"llama-index": (*_NODE_TEXTS, "text"), "care": _NODE_TEXTS}
 
 
 def guess_layout(payloads: Sequence[Payload], *, text_path: str | None = None) -> Layout:

@@ -3,14 +3,21 @@
 import asyncio
 import logging
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from llama_index.core import Document as LlamaDocument
 from llama_index.core import StorageContext, VectorStoreIndex
-from llama_index.core.schema import TextNode
-from llama_index.core.vector_stores import FilterCondition, FilterOperator, MetadataFilter, MetadataFilters
+from llama_index.core.schema import NodeRelationship, RelatedNodeInfo, TextNode
+from llama_index.core.vector_stores import (
+    FilterCondition,
+    FilterOperator,
+    MetadataFilter,
+    MetadataFilters,
+    SimpleVectorStore,
+)
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryMode
 from llama_index.embeddings.care import CareEmbedding, CareNodeText
 from llama_index.vector_stores.care import CareVectorStore
@@ -18,7 +25,11 @@ from llama_index.vector_stores.qdrant import QdrantVectorStore
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
 
 from care_qdrant.database.collection import VectorContract, read_contracts
+from care_qdrant.database.layout import guess_layout
 from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch
+from care_qdrant.ingestion.run import ingest
+from care_qdrant.ingestion.settings import IngestSettings
+from care_qdrant.search.retriever import Retriever
 from tests.llama import collections as made
 from tests.llama.collections import DOCUMENTS, NAME, Write, fill, node_id, vector
 from tests.tiny import HashModel, point_alias
@@ -198,6 +209,34 @@ class TestReading:
         store = CareVectorStore(NAME, client, text_path="record.report")
         assert find(store, DOCUMENTS[0].text) == [DOCUMENTS[0].text]
 
+    def test_points_with_numbers_for_ids_are_scored_selected_and_deleted(self, client: QdrantClient) -> None:
+        dense = models.VectorParams(size=2, distance=models.Distance.COSINE)
+        client.create_collection(NAME, vectors_config={"care": dense})
+        points = [models.PointStruct(id=i, vector={"care": [1.0, i]}, payload={"text": f"t{i}"}) for i in range(4)]
+        client.upsert(NAME, points)
+        store = CareVectorStore(NAME, client)
+        found = store.query(VectorStoreQuery(query_embedding=[1.0, 0.0], similarity_top_k=2)).ids or []
+        assert found == ["0", "1"]
+        assert list(store.score([1.0, 0.0], [*found, "no id"])) == found
+        assert [node.get_content() for node in store.get_nodes(found)] == ["t0", "t1"]
+        one = VectorStoreQuery(query_embedding=[1.0, 0.0], similarity_top_k=4, node_ids=["1"])
+        assert store.query(one).ids == ["1"]
+        store.delete_nodes(found)
+        assert [node.node_id for node in store.get_nodes()] == ["2", "3"]
+
+    def test_a_collection_that_is_filled_after_it_was_opened(self, client: QdrantClient) -> None:
+        dense = models.VectorParams(size=32, distance=models.Distance.COSINE)
+        client.create_collection(NAME, vectors_config={"care": dense})
+        store = CareVectorStore(NAME, client)
+        assert store.get_nodes() == []
+        for document in DOCUMENTS:
+            vectors = {"care": vector(document.text)}
+            client.upsert(
+                NAME, [models.PointStruct(id=node_id(document), vector=vectors, payload={**made.langchain(document)})]
+            )
+        assert find(store, DOCUMENTS[0].text) == [DOCUMENTS[0].text]
+        assert filtered(store, MetadataFilter(key="year", value=2021)) == ["d1"]
+
     def test_nodes_come_by_the_thousand(self, client: QdrantClient) -> None:
         dense = models.VectorParams(size=2, distance=models.Distance.COSINE)
         client.create_collection(NAME, vectors_config={"care": dense})
@@ -272,6 +311,40 @@ class TestWriting:
         assert find(store, "新的内容") == ["新的内容"]
         assert find(store, "全新的") == ["全新的"]
         assert client.count(NAME).count == 5
+
+    @pytest.mark.parametrize("write", WRITERS)
+    def test_what_is_added_is_filtered_read_and_deleted_as_what_was_there(
+        self, client: QdrantClient, embedding: CareEmbedding, write: Write
+    ) -> None:
+        fill(client, write)
+        store = CareVectorStore(NAME, client, embedding=embedding)
+        source = {NodeRelationship.SOURCE: RelatedNodeInfo(node_id="d9")}
+        node = TextNode(id_=str(uuid.uuid4()), text="新的", metadata={"dept": "急诊科"}, relationships=source)
+        node.embedding = vector(node.text)
+        store.add([node])
+        assert filtered(store, MetadataFilter(key="dept", value="急诊科")) == ["d9"]
+        assert find(store, "x", 9, doc_ids=["d9"]) == ["新的"]
+        layout = guess_layout([dict(write(DOCUMENTS[0]))])
+        added = _stored(client, node.node_id).payload
+        assert (layout.text(added), layout.ref_doc_id(added)) == ("新的", "d9")
+        store.delete("d9")
+        assert client.count(NAME).count == 4
+
+    def test_care_ingest_sees_what_was_added_over_its_points(
+        self, client: QdrantClient, embedding: CareEmbedding, hash_model: HashModel
+    ) -> None:
+        settings = IngestSettings(sparse=True)
+        ingest(DOCUMENTS, hash_model, client, NAME, settings=settings)
+        store = CareVectorStore(NAME, client, embedding=embedding)
+        (node,) = store.get_nodes(filters=MetadataFilters(filters=[MetadataFilter(key="doc_id", value="d0")]))
+        node.set_content("新的内容")
+        node.embedding = vector("新的内容")
+        store.add([node])
+        ((hit,),) = Retriever(client, NAME, hash_model).search(["新的内容"], top_k=1)
+        assert (hit.document_id, hit.text) == ("d0", "新的内容")
+        report = ingest(DOCUMENTS, hash_model, client, NAME, settings=settings)
+        assert (report.encoded, report.unchanged) == (1, 3)
+        assert find(store, DOCUMENTS[0].text) == [DOCUMENTS[0].text]
 
     def test_an_id_that_qdrant_does_not_take_is_explained(self, client: QdrantClient) -> None:
         with pytest.raises(InputError, match="'doc-1' is no UUID"):
@@ -372,6 +445,28 @@ class TestHybrid:
             assert (result.nodes or [])[0].ref_doc_id == best
             assert max(result.similarities or [2]) <= 1
 
+    def test_functions_that_are_exchanged_later_are_used(self, client: QdrantClient, embedding: CareEmbedding) -> None:
+        fill(client, sparse=True)
+        store = CareVectorStore(NAME, client, embedding=embedding, enable_hybrid=True)
+        asked: list[str] = []
+
+        def nothing(texts: list[str]) -> tuple[list[list[int]], list[list[float]]]:
+            asked.extend(texts)
+            return [[] for _ in texts], [[] for _ in texts]
+
+        def second(_: Any, sparse: Any, **__: Any) -> Any:
+            return sparse
+
+        store.set_query_functions(hybrid_fusion_fn=second)
+        assert [node.ref_doc_id for node in store.query(self.query("阑尾炎", alpha=1.0)).nodes or ()] == ["d3"]
+        store.set_query_functions(sparse_doc_fn=nothing, sparse_query_fn=nothing)
+        assert (store.query(self.query("阑尾炎")).nodes or [])[0].ref_doc_id == "d0"
+        assert asked == ["阑尾炎"]
+        with pytest.raises(InputError, match="two sides"):
+            store.set_query_functions(sparse_doc_fn=nothing)
+        with pytest.raises(InputError, match="other terms"):
+            CareVectorStore(NAME, client, enable_hybrid=True, sparse_doc_fn=nothing)
+
     def test_a_hybrid_query_must_be_asked_for(self, client: QdrantClient) -> None:
         fill(client, sparse=True)
         with pytest.raises(ValueError, match="enable_hybrid=True"):
@@ -382,6 +477,35 @@ class TestHybrid:
         monkeypatch.setattr("care_qdrant.encoders.bm25.ANALYSER", "another")
         with pytest.raises(FingerprintMismatch, match="cut into terms"):
             CareVectorStore(NAME, client, enable_hybrid=True)
+
+
+class TestModes:
+    """What a query asks for is done, or refused."""
+
+    def test_mmr_is_that_of_llama_index(self, client: QdrantClient) -> None:
+        vectors = [[1.0, 0.0], [1.0, 0.01], [0.8, 0.6], [0.0, 1.0]]
+        nodes = [
+            TextNode(id_=str(uuid.UUID(int=number)), text=f"t{number}", embedding=one)
+            for number, one in enumerate(vectors)
+        ]
+        store, simple = CareVectorStore(NAME, client), SimpleVectorStore()
+        store.add(nodes)
+        simple.add(nodes)  # type: ignore[arg-type]  # lists are invariant
+        query = VectorStoreQuery(query_embedding=[1.0, 0.1], similarity_top_k=3, mode=VectorStoreQueryMode.MMR)
+        answers = []
+        for threshold in (0.1, 0.5, 1.0):
+            found, expected = (one.query(query, mmr_threshold=threshold) for one in (store, simple))
+            assert found.ids == expected.ids
+            assert found.similarities == pytest.approx(expected.similarities, abs=1e-6)
+            answers.append(found.ids)
+        assert answers[0] != answers[-1]
+        assert store.query(replace(query, mmr_threshold=1.0)).ids == answers[-1]
+
+    @pytest.mark.parametrize("mode", [VectorStoreQueryMode.SVM, VectorStoreQueryMode.TEXT_SEARCH])
+    def test_a_mode_that_is_not_answered_is_refused(self, client: QdrantClient, mode: VectorStoreQueryMode) -> None:
+        fill(client)
+        with pytest.raises(ValueError, match=f"default, sparse, hybrid, mmr, none of mode {mode.value}"):
+            CareVectorStore(NAME, client).query(VectorStoreQuery(query_embedding=vector("x"), mode=mode))
 
 
 class _Contract:

@@ -1,6 +1,7 @@
 """`CareVectorStore`: LlamaIndex's Qdrant store, made safe on collections that it did not create."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from inspect import signature
 from typing import Any, Protocol, cast
@@ -17,6 +18,7 @@ from llama_index.vector_stores.care.steps import arun, run
 from llama_index.vector_stores.care.writing import Writing
 from llama_index.vector_stores.qdrant import QdrantVectorStore
 from llama_index.vector_stores.qdrant.base import DEFAULT_DENSE_VECTOR_NAME
+from llama_index.vector_stores.qdrant.utils import HybridFusionCallable, SparseEncoderCallable
 from qdrant_client import AsyncQdrantClient, QdrantClient
 from typing_extensions import override
 
@@ -48,7 +50,8 @@ class CareVectorStore(Writing):
     - Payloads of LangChain, Haystack and plain points are read with ids, metadata, filters and reference ids; a point
       without text does not fail a query.
     - `add` keeps the vectors that other models have on a point, and `get_nodes` gives all of them.
-    - NE, NIN, CONTAINS, ANY and ALL filters mean what LlamaIndex says they mean.
+    - NE, NIN, CONTAINS, ANY and ALL filters mean what LlamaIndex says they mean, and 2 is 2.0.
+    - An MMR query gives diverse answers, and a query of a mode that is not answered is refused.
     - Hybrid queries use the collection's BM25 vector; scores are in 0…1, and ``alpha=0.0`` is 0, sync and async.
     - One client serves sync and async callers.
 
@@ -103,6 +106,8 @@ class CareVectorStore(Writing):
         default_name = contract.model if contract is not None else DEFAULT_DENSE_VECTOR_NAME
         hybrid = bool(settings.get("enable_hybrid"))
         own_sparse = bool(settings.get("sparse_query_fn") or settings.get("fastembed_sparse_model"))
+        if settings.get("sparse_doc_fn") and not own_sparse:
+            raise InputError("sparse_doc_fn= without sparse_query_fn=: queries would be cut into other terms")
         if hybrid and not own_sparse:
             settings.update(sparse_doc_fn=self._bm25_of_documents, sparse_query_fn=self._bm25_of_queries)
         # By name, since `Writing` has no constructor and a type checker takes it for pydantic's own.
@@ -136,6 +141,27 @@ class CareVectorStore(Writing):
     @override
     def class_name(cls) -> str:
         return "CareVectorStore"
+
+    @override
+    def set_query_functions(
+        self,
+        sparse_doc_fn: SparseEncoderCallable | None = None,
+        sparse_query_fn: SparseEncoderCallable | None = None,
+        hybrid_fusion_fn: HybridFusionCallable | None = None,
+    ) -> None:
+        """Exchange the sparse encoder, the fusion of hybrid queries, or both; what is not given stays.
+
+        Raises:
+            InputError: a sparse encoder for one side only.
+        """
+        if (sparse_doc_fn is None) != (sparse_query_fn is None):
+            raise InputError("a sparse encoder has two sides: give sparse_doc_fn= and sparse_query_fn=")
+        if sparse_doc_fn is not None:
+            self._sparse_doc_fn, self._sparse_query_fn = sparse_doc_fn, sparse_query_fn
+            self._wanted, self._bm25 = replace(self._wanted, bm25=False), None
+            self._pinned = None
+        if hybrid_fusion_fn is not None:
+            self._own_fusion = hybrid_fusion_fn
 
     @property
     def contract(self) -> VectorContract | None:

@@ -1,10 +1,16 @@
 """LlamaIndex's metadata filters as Qdrant conditions, with the meaning that LlamaIndex gives them.
 
 The stock store lets NE and NIN miss points that lack the key (LlamaIndex counts them as different), knows no CONTAINS,
-ANY and ALL, and lets a list of node ids widen an OR filter where it should narrow it.
+ANY and ALL, lets a list of node ids widen an OR filter where it should narrow it, and takes 2 for another number than
+a stored 2.0.
+
+Two things stay Qdrant's. TEXT_MATCH, with case or without, looks for words of any case where there is a full-text
+index and in the embedded database, and for a part of the text on a server without one. CONTAINS looks into arrays and
+not into strings.
 """
 
 from collections.abc import Callable, Sequence
+from datetime import datetime
 
 from llama_index.core.vector_stores.types import (
     FilterCondition,
@@ -14,22 +20,29 @@ from llama_index.core.vector_stores.types import (
 )
 from qdrant_client import models
 
+from care_qdrant.errors import InputError
+
 Value = str | int | float
-Build = Callable[[MetadataFilter], models.Condition]
+
+_BOUNDS = {FilterOperator.GT: "gt", FilterOperator.GTE: "gte", FilterOperator.LT: "lt", FilterOperator.LTE: "lte"}
+_EXACT_IN_FLOAT = 2**53
+"""Up to here a whole number is the same as a float, which is what Qdrant compares ranges by."""
 
 
-def build_filter(filters: MetadataFilters, key_of: Callable[[str], str], stock: Build) -> models.Filter:
+def build_filter(filters: MetadataFilters, key_of: Callable[[str], str]) -> models.Filter:
     """Translate filters, nested ones too; empty groups say nothing.
 
     Args:
         filters: As LlamaIndex has them.
         key_of: Gives the payload key of a metadata key.
-        stock: Translates the operators that the stock store gets right.
+
+    Raises:
+        InputError: a value is of a kind that its operator cannot compare.
     """
     conditions = [
-        build_filter(one, key_of, stock) if isinstance(one, MetadataFilters) else _condition(one, key_of, stock)
+        build_filter(one, key_of) if isinstance(one, MetadataFilters) else _condition(one, key_of(one.key))
         for one in filters.filters
-        if not isinstance(one, MetadataFilters) or one.filters
+        if not _is_empty(one)
     ]
     match filters.condition:
         case FilterCondition.OR:
@@ -45,9 +58,6 @@ def any_of(key: str, values: Sequence[Value]) -> models.Condition:
     words = [value for value in values if isinstance(value, str)]
     if len(words) == len(values):
         return models.FieldCondition(key=key, match=models.MatchAny(any=words))
-    whole = [value for value in values if isinstance(value, int)]
-    if len(whole) == len(values):
-        return models.FieldCondition(key=key, match=models.MatchAny(any=whole))
     return models.Filter(should=[equals(key, value) for value in values])
 
 
@@ -62,14 +72,13 @@ def of_documents(paths: Sequence[str], document_ids: Sequence[str]) -> models.Fi
 
 
 def equals(key: str, value: Value) -> models.FieldCondition:
-    """Match points that have the value, or an array with it, under the key."""
-    if isinstance(value, float):
-        return models.FieldCondition(key=key, range=models.Range(gte=value, lte=value))
-    return models.FieldCondition(key=key, match=models.MatchValue(value=value))
+    """Match points that have the value, or an array with it, under the key; 2 equals 2.0."""
+    if isinstance(value, str) or (isinstance(value, int) and abs(value) > _EXACT_IN_FLOAT):
+        return models.FieldCondition(key=key, match=models.MatchValue(value=value))
+    return models.FieldCondition(key=key, range=models.Range(gte=value, lte=value))
 
 
-def _condition(one: MetadataFilter, key_of: Callable[[str], str], stock: Build) -> models.Condition:
-    key = key_of(one.key)
+def _condition(one: MetadataFilter, key: str) -> models.Condition:
     match one.operator:
         case FilterOperator.CONTAINS | FilterOperator.ANY | FilterOperator.IN:
             return any_of(key, _values(one))
@@ -77,8 +86,40 @@ def _condition(one: MetadataFilter, key_of: Callable[[str], str], stock: Build) 
             return models.Filter(must=[equals(key, value) for value in _values(one)])
         case FilterOperator.NE | FilterOperator.NIN:
             return models.Filter(must_not=[any_of(key, _values(one))])
-        case _:
-            return stock(one.model_copy(update={"key": key}))
+        case FilterOperator.IS_EMPTY:
+            return models.Filter(should=[_is_absent(key), equals(key, "")])
+        case FilterOperator.TEXT_MATCH | FilterOperator.TEXT_MATCH_INSENSITIVE:
+            return models.FieldCondition(key=key, match=models.MatchText(text=_text(one)))
+        case FilterOperator.EQ:
+            return equals(key, _single(one))
+        case operator:
+            return models.FieldCondition(key=key, range=_range(one, _BOUNDS[operator]))
+
+
+def _range(one: MetadataFilter, bound: str) -> models.Range | models.DatetimeRange:
+    value = _single(one)
+    if not isinstance(value, str):
+        return models.Range(**{bound: value})
+    try:
+        return models.DatetimeRange(**{bound: datetime.fromisoformat(value)})
+    except ValueError:
+        raise _unusable(one, "a number or a date (2024-03-01, 2024-03-01T08:00:00Z): Qdrant orders no others") from None
+
+
+def _single(one: MetadataFilter) -> Value:
+    if one.value is None or isinstance(one.value, list):
+        raise _unusable(one, "one value; IS_EMPTY finds what has none, IN what has one of several")
+    return one.value
+
+
+def _text(one: MetadataFilter) -> str:
+    if not isinstance(one.value, str):
+        raise _unusable(one, "a text")
+    return one.value
+
+
+def _unusable(one: MetadataFilter, wanted: str) -> InputError:
+    return InputError(f"filter {one.key!r} {one.operator.value} {one.value!r}: takes {wanted}")
 
 
 def _values(one: MetadataFilter) -> list[Value]:
@@ -88,6 +129,10 @@ def _values(one: MetadataFilter) -> list[Value]:
         return []
     is_listed = one.operator in (FilterOperator.IN, FilterOperator.NIN) and isinstance(one.value, str)
     return [*one.value.split(",")] if is_listed and isinstance(one.value, str) else [one.value]
+
+
+def _is_empty(one: MetadataFilter | MetadataFilters) -> bool:
+    return isinstance(one, MetadataFilters) and all(map(_is_empty, one.filters))
 
 
 def _is_absent(path: str) -> models.IsEmptyCondition:

@@ -1,7 +1,7 @@
 """Points as nodes and nodes as points, whoever wrote them."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any, cast
 from uuid import UUID
 
 from llama_index.core.schema import BaseNode, NodeRelationship, ObjectType, RelatedNodeInfo, TextNode
@@ -13,6 +13,9 @@ from care_qdrant.database.payload import CARE_KEY
 from care_qdrant.errors import InputError
 
 Point = models.ScoredPoint | models.Record | models.PointStruct
+
+_NUMBERS = 2**64
+"""Qdrant's ids are UUIDs, or numbers below this one."""
 
 
 def read_node(point: Point, layout: Layout | None) -> BaseNode:
@@ -61,15 +64,23 @@ def check_ids(nodes: Iterable[BaseNode]) -> None:
         InputError: an id is no UUID.
     """
     for node in nodes:
-        if as_point_id(node.node_id) is None:
+        if not isinstance(as_point_id(node.node_id), str):
             raise InputError(
                 f"node id {node.node_id!r} is no UUID, and Qdrant takes no other strings as point ids: "
                 "use care_qdrant.types.point_id(document_id), and keep your own id as ref_doc_id"
             )
 
 
-def as_point_id(node_id: str) -> str | None:
-    """Give the id as Qdrant writes it, or None where no point can have it."""
+def having_ids(node_ids: Iterable[str]) -> models.HasIdCondition:
+    """Match the points of these nodes; no point where no point can have any of the ids."""
+    ids: list[int | str | UUID] = [point_id for node_id in node_ids if (point_id := as_point_id(node_id)) is not None]
+    return models.HasIdCondition(has_id=ids)
+
+
+def as_point_id(node_id: str) -> str | int | None:
+    """Give the id as Qdrant has it, a number or a UUID, or None where no point can have it."""
+    if node_id.isascii() and node_id.isdecimal() and int(node_id) < _NUMBERS:
+        return int(node_id)
     try:
         return str(UUID(node_id))
     except ValueError:
@@ -82,9 +93,11 @@ def merge_operations(
     """Write points without touching the vectors that other models have on them.
 
     An upsert replaces a whole point. So points that are there get their vectors updated and their payload overwritten,
-    but for our own bookkeeping of the other vectors; only the rest is upserted.
+    but for our own bookkeeping of the other vectors; only the rest is upserted. What the bookkeeping says of the
+    written vectors and of the payload goes: whoever made them sees that they are others now, and makes them again.
     """
-    there = {str(UUID(str(record.id))): _bookkeeping(record.payload or {}) for record in stored}
+    written = {name for point in points for name in cast(Mapping[str, Any], point.vector)}
+    there = {str(UUID(str(record.id))): _bookkeeping(record.payload or {}, written) for record in stored}
     old = [point for point in points if _uuid(point) in there]
     new = [point for point in points if _uuid(point) not in there]
     operations: list[models.UpdateOperation] = []
@@ -112,9 +125,14 @@ def changed_texts(
     ]
 
 
-def _bookkeeping(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Give what of a stored payload is ours, and about the vectors of all models."""
-    return {CARE_KEY: payload[CARE_KEY]} if CARE_KEY in payload else {}
+def _bookkeeping(payload: Mapping[str, Any], written: Container[str]) -> dict[str, Any]:
+    """Give what of a stored payload is ours and stays true when these vectors and the payload are written anew."""
+    ours = payload.get(CARE_KEY)
+    if not isinstance(ours, Mapping):
+        return {}
+    place = {key: ours[key] for key in ("chunk", "chunks") if key in ours}
+    vectors = {name: made_of for name, made_of in (ours.get("vectors") or {}).items() if name not in written}
+    return {CARE_KEY: {**place, "vectors": vectors}}
 
 
 def _uuid(point: models.PointStruct) -> str:

@@ -3,12 +3,11 @@
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from typing import Any
 
 from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.schema import BaseNode
 from llama_index.core.vector_stores.types import (
-    MetadataFilter,
     MetadataFilters,
     VectorStoreQuery,
     VectorStoreQueryMode,
@@ -17,11 +16,12 @@ from llama_index.core.vector_stores.types import (
 from llama_index.vector_stores.care.filters import build_filter, of_documents
 from llama_index.vector_stores.care.points import (
     as_point_id,
+    having_ids,
     read_node,
     vector_of,
 )
 from llama_index.vector_stores.care.schema import Pinned, Wanted, pin
-from llama_index.vector_stores.care.search import Question, clipped, question, weighted
+from llama_index.vector_stores.care.search import Question, clipped, diverse, question, weighted
 from llama_index.vector_stores.care.steps import Steps, call
 from llama_index.vector_stores.qdrant import QdrantVectorStore
 from llama_index.vector_stores.qdrant.base import DOCUMENT_ID_KEY
@@ -79,29 +79,25 @@ class Reading(QdrantVectorStore):
     @override
     def _build_subfilter(self, filters: MetadataFilters) -> models.Filter:
         layout = self._pinned.layout if self._pinned is not None else None
-        return build_filter(filters, layout.filter_key if layout is not None else str, self._stock_condition)
+        return build_filter(filters, layout.filter_key if layout is not None else str)
 
     @override
     def _build_query_filter(self, query: VectorStoreQuery) -> models.Filter | None:
         must: list[models.Condition] = []
         if query.doc_ids:
             must.append(self._of_documents(query.doc_ids))
-        if query.node_ids:
-            must.append(models.HasIdCondition(has_id=list(query.node_ids)))
+        if query.node_ids:  # `VectorStoreIndex.as_retriever` gives an empty list for all nodes
+            must.append(having_ids(query.node_ids))
         if query.filters and query.filters.filters:
             must.append(self._build_subfilter(query.filters))
         return models.Filter(must=must) if must else None
-
-    def _stock_condition(self, one: MetadataFilter) -> models.Condition:
-        (condition,) = cast(list[models.Condition], super()._build_subfilter(MetadataFilters(filters=[one])).must)
-        return condition
 
     # The operations. Each is written once, and yields its calls to whichever client there is.
 
     def _pin(self) -> Steps[Pinned]:
         """Choose and check the vectors of the collection, and find out how to read its payloads; anew when due."""
         now = time.monotonic()
-        if self._pinned is None or now - self._pinned_at >= self._check_seconds:
+        if self._pinned is None or self._pinned.is_empty or now - self._pinned_at >= self._check_seconds:
             info = yield call("get_collection", self.collection_name)
             sample = yield call("scroll", self.collection_name, limit=SAMPLE_POINTS)
             is_first = self._pinned is None
@@ -136,6 +132,9 @@ class Reading(QdrantVectorStore):
         return self._together(asked, [answer.points for answer in answers])
 
     def _together(self, asked: Question, lists: list[list[models.ScoredPoint]]) -> VectorStoreQueryResult:
+        if asked.diversity is not None:
+            vectors = [vector_of(point, self.dense_vector_name, or_unnamed=True) or [] for point in lists[0]]
+            return self.parse_to_query_result(diverse(lists[0], vectors, asked.diversity, asked.top_k))
         if not asked.is_hybrid:
             return self.parse_to_query_result(lists[0])
         if self._fuses_on_server():
@@ -161,6 +160,7 @@ class Reading(QdrantVectorStore):
             filter=own_filter if own_filter is not None else self._build_query_filter(query),
             params=models.SearchParams(**params) if isinstance(params, dict) else params,
             shard_key=self._shard(options.get("shard_identifier")),
+            mmr_threshold=options.get("mmr_threshold", query.mmr_threshold),
         )
 
     def _terms(self, query: VectorStoreQuery) -> models.SparseVector | None:
@@ -171,19 +171,19 @@ class Reading(QdrantVectorStore):
 
     def _score(self, query_embedding: list[float], node_ids: Sequence[str]) -> Steps[dict[str, float]]:
         yield from self._pin()
-        asked = {point_id: node_id for node_id in node_ids if (point_id := as_point_id(node_id)) is not None}
-        if not asked:
+        if not node_ids:
             return {}
         answer = yield call(
             "query_points",
             self.collection_name,
             query_embedding,
             using=self.dense_vector_name,
-            query_filter=models.Filter(must=[models.HasIdCondition(has_id=list(asked))]),
-            limit=len(asked),
+            query_filter=models.Filter(must=[having_ids(node_ids)]),
+            limit=len(node_ids),
             with_payload=False,
         )
-        return {asked[str(point.id)]: point.score for point in answer.points}
+        scores = {point.id: point.score for point in answer.points}
+        return {node_id: scores[found] for node_id in node_ids if (found := as_point_id(node_id)) in scores}
 
     def _get_nodes(
         self,
@@ -214,7 +214,7 @@ class Reading(QdrantVectorStore):
         """Match the nodes that have one of the ids and pass the filters; what is not given does not count."""
         must: list[models.Condition] = []
         if node_ids is not None:
-            must.append(models.HasIdCondition(has_id=list(node_ids)))
+            must.append(having_ids(node_ids))
         if filters is not None and filters.filters:
             must.append(self._build_subfilter(filters))
         return models.Filter(must=must or None)
@@ -222,7 +222,9 @@ class Reading(QdrantVectorStore):
     def _of_documents(self, document_ids: Sequence[str]) -> models.Filter:
         layout = self._pinned.layout if self._pinned is not None else None
         is_foreign = layout is not None and layout.tool not in ("care", "llama-index")
-        return of_documents(layout.document_paths if layout and is_foreign else [DOCUMENT_ID_KEY], document_ids)
+        # Last where our own `add` has them: points of several tools can be in one collection.
+        paths = [*layout.document_paths, DOCUMENT_ID_KEY] if layout and is_foreign else [DOCUMENT_ID_KEY]
+        return of_documents(list(dict.fromkeys(paths)), document_ids)
 
     def _shard(self, shard_identifier: Any | None) -> Any | None:
         return self._generate_shard_key_selector(shard_identifier) if shard_identifier is not None else None

@@ -53,6 +53,8 @@ class Pinned:
     bm25: SparseContract | None
     has_other_vectors: bool
     """Whether points carry vectors that are not ours: an upsert would drop them."""
+    is_empty: bool
+    """Whether there were no points, whose payloads say who writes here."""
     layout: Layout | None
     """How to read the payloads; None in an empty collection, and where nodes have no text."""
     unchecked: VectorContract | None
@@ -76,7 +78,7 @@ def pin(info: models.CollectionInfo, sample: Sequence[models.Record], collection
     layout = _layout([record.payload for record in sample if record.payload], wanted.text_path)
     made = None if wanted.is_bound else read_contracts(client, collection).get(vector_name)
     unchecked = made if isinstance(made, VectorContract) else None
-    return Pinned(vector_name, sparse_name, contract, bool(others), layout, unchecked)
+    return Pinned(vector_name, sparse_name, contract, bool(others), not sample, layout, unchecked)
 
 
 def _layout(payloads: Sequence[Payload], text_path: str | None) -> Layout | None:

@@ -15,6 +15,7 @@ from llama_index.vector_stores.care.steps import Steps, call
 from llama_index.vector_stores.qdrant.base import DOCUMENT_ID_KEY
 from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import UnexpectedResponse
+from typing_extensions import override
 
 from care_qdrant.database.collection import METADATA_KEY, SparseContract
 from care_qdrant.database.connection import is_embedded
@@ -54,6 +55,19 @@ class Writing(Reading):
                 self.collection_name,
             )
         return True
+
+    @override
+    def _build_points(
+        self, nodes: list[BaseNode], sparse_vector_name: str
+    ) -> tuple[list[models.PointStruct], list[str]]:
+        """Let points be found by the filters of the tool that made the collection, and be read by it."""
+        points, ids = super()._build_points(nodes, sparse_vector_name)
+        layout = self._pinned.layout if self._pinned is not None else None
+        if layout is not None:
+            for node, point in zip(nodes, points, strict=True):
+                foreign = layout.written(node.get_content(MetadataMode.NONE), node.metadata, node.ref_doc_id)
+                point.payload = {**foreign, **(point.payload or {})}
+        return points, ids
 
     def _create(self, nodes: Sequence[BaseNode]) -> Steps[None]:
         """Create the collection with named vectors and, when the model is known, its contract."""
@@ -129,7 +143,7 @@ class Writing(Reading):
         if leaking is not None:
             logger.warning(
                 "node %s of collection %r was embedded with its metadata in front of the text, unlike what care-ingest "
-                "writes: put CareNodeText() into transformations= (keys: %s)",
+                "writes: put CareNodeText() behind the splitter in transformations= (keys: %s)",
                 leaking.node_id,
                 self.collection_name,
                 ", ".join(sorted(leaking.metadata)),
