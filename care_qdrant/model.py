@@ -157,21 +157,27 @@ def _symmetric(folder: Path, name: str, device: str | None) -> CareModel:
 
     load = cache(lambda: load_sentence_transformer(folder, device))
     side, dim = describe_side(folder, "document")
-    digest = hashlib.sha256()
-    for file in sorted(folder.rglob("*")):
-        if file.is_file() and file.suffix in {".json", ".safetensors", ".txt", ".model"}:
-            digest.update(file.relative_to(folder).as_posix().encode())
-            with file.open("rb") as stream:
-                digest.update(hashlib.file_digest(stream, "sha256").digest())
     return CareModel(
-        name=Path(name).name,
+        name=Path(name).resolve().name,
         dim=dim,
-        fingerprint=digest.hexdigest(),
+        fingerprint=_fingerprint_of_files(folder),
         temperature=0.05,
         load_query_encoder=lambda: TorchEncoder(load(), "query"),
         load_document_encoder=lambda: TorchEncoder(load(), "document"),
         load_document_tokenizer=(lambda: _tokenizer(folder, side)) if (folder / "tokenizer.json").is_file() else None,
     )
+
+
+def _fingerprint_of_files(folder: Path) -> str:
+    """Hash all files of a model but hidden ones and texts for people: weights have many formats, and code has none."""
+    digest = hashlib.sha256()
+    for file in sorted(folder.rglob("*")):
+        path = file.relative_to(folder)
+        if file.is_file() and file.suffix != ".md" and not any(part.startswith(".") for part in path.parts):
+            digest.update(path.as_posix().encode())
+            with file.open("rb") as stream:
+                digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()
 
 
 def _tokenizer(folder: Path, side: Side) -> TokenCounter:

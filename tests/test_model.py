@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 
 from care_qdrant.errors import AlteredModel, IncompleteModel, ModelError
@@ -46,6 +48,29 @@ def test_any_sentence_transformers_model_stands_in_on_both_sides(pair_folder: Pa
     np.testing.assert_allclose(model.encode_document(tiny.TEXTS), stock.encode(tiny.TEXTS), atol=1e-6)
     np.testing.assert_array_equal(model.encode_query(tiny.TEXTS), model.encode_document(tiny.TEXTS))
     assert model.fingerprint != CareModel.load(pair_folder / "document").fingerprint
+
+
+def test_two_models_have_two_fingerprints_whatever_holds_their_weights(pair_folder: Path, tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("one", "other")]
+    for number, folder in enumerate(folders):
+        shutil.copytree(pair_folder / "document", folder)
+        weights = load_file(folder / "model.safetensors")
+        weights = {name: value + number if value.is_floating_point() else value for name, value in weights.items()}
+        torch.save(weights, folder / "pytorch_model.bin")
+        (folder / "model.safetensors").unlink()
+    one, other = (CareModel.load(folder).fingerprint for folder in folders)
+    assert one != other
+    (folders[0] / "README.md").write_text("# For people")
+    (folders[0] / ".git").mkdir()
+    (folders[0] / ".git" / "HEAD").write_text("main")
+    assert CareModel.load(folders[0]).fingerprint == one
+
+
+def test_a_model_is_named_after_its_folder(pair_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty name would be that of Qdrant's unnamed vector."""
+    shutil.copytree(pair_folder / "document", tmp_path / "mine")
+    monkeypatch.chdir(tmp_path / "mine")
+    assert CareModel.load(".").name == CareModel.load(tmp_path / "mine").name == "mine"
 
 
 def test_altered_weights_are_refused_when_they_are_about_to_be_used(pair_folder: Path, tmp_path: Path) -> None:
