@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass
 
+from care_qdrant.database.attached import ATTACH_KEY
 from care_qdrant.database.blueprint import Blueprint, aliases, check_like, create_indexes, create_like, read_blueprint
 from care_qdrant.database.collection import METADATA_KEY, require_collection
 from care_qdrant.database.points import ids_beyond
@@ -78,9 +79,9 @@ def _prepare(source: Link, target: Link, blueprint: Blueprint, settings: CopySet
         _refuse_strangers(source, target)
     if not settings.dry_run:
         create_indexes(target, blueprint)
-        if METADATA_KEY in metadata and METADATA_KEY not in found.metadata:
-            contracts = {METADATA_KEY: metadata[METADATA_KEY]}
-            target.call("writing the contract", lambda: _write_metadata(target, contracts))
+        ours = (key for key in (METADATA_KEY, ATTACH_KEY) if key in metadata and key not in found.metadata)
+        if lacking := {key: metadata[key] for key in ours}:
+            target.call("writing the contract", lambda: _write_metadata(target, lacking))
     return found
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.database.attached import ATTACH_KEY, read_text_path
 from care_qdrant.database.collection import read_contracts
 from care_qdrant.database.connection import open_client
 from care_qdrant.database.retry import Link, RetryPolicy
@@ -154,9 +155,11 @@ def test_another_model_is_refused(folder: QdrantClient, client: QdrantClient, he
 
 def test_a_prepared_empty_collection_gets_the_contract(folder: QdrantClient, client: QdrantClient) -> None:
     fill(folder, "docs", SCHEMAS["named"], 2)
+    folder.update_collection("docs", metadata={ATTACH_KEY: {"pair": {"text_path": "body"}}})
     client.create_collection("docs", **SCHEMAS["named"], on_disk_payload=True)
     promote(*links(folder, client))
     assert read_contracts(client, "docs") == {"pair": CONTRACT}
+    assert read_text_path(Link(client, "docs"), "pair") == "body"
     assert client.get_collection("docs").config.params.on_disk_payload
 
 
