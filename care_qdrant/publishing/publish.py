@@ -73,6 +73,9 @@ class RollbackReport:
     """The collection behind the alias now."""
     left: str
     """The one before; it stays, and can be deleted when nobody wants it any more."""
+    points: int
+    left_points: int
+    """What was written to the alias since it led there is among these, and not among `points`."""
     dry_run: bool = False
 
 
@@ -164,7 +167,8 @@ def roll_back(
     if not dry_run:
         write_mark(live, replace(mark, withdrawn=True))
         point_alias(former, versions)
-    return RollbackReport(alias, version=former.collection, left=live.collection, dry_run=dry_run)
+    points, left_points = count_points(former), count_points(live)
+    return RollbackReport(alias, former.collection, live.collection, points, left_points, dry_run)
 
 
 def _compare(origin: Link, target: Link, settings: PublishSettings, on_progress: OnProgress) -> _Built:

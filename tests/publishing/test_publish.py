@@ -81,6 +81,7 @@ def test_rollback_is_a_switch(qdrant: QdrantClient) -> None:
     publish(qdrant, "docs", "live")
     report = roll_back(qdrant, "live")
     assert (report.version, report.left) == ("live_v1", "live_v2")
+    assert (report.points, report.left_points) == (20, 17)
     assert contents(qdrant, "live") == first
     with pytest.raises(InputError, match="nothing is known to have been before"):
         roll_back(qdrant, "live")
