@@ -5,6 +5,7 @@ from typing import Literal
 
 from qdrant_client import models
 
+from care_qdrant.database.attached import ATTACH_KEY
 from care_qdrant.database.collection import (
     METADATA_KEY,
     SparseContract,
@@ -16,7 +17,7 @@ from care_qdrant.database.collection import (
 from care_qdrant.database.connection import is_embedded, require_server
 from care_qdrant.database.retry import Link
 from care_qdrant.encoders import bm25
-from care_qdrant.errors import Rejected, ServerTooOld
+from care_qdrant.errors import InputError, Rejected, ServerTooOld
 
 SPARSE_VECTOR_NAME = bm25.VECTOR_NAME
 LOAD_KEY = "care_bulk_load"
@@ -58,7 +59,7 @@ def join_collection(link: Link, vector_name: str, contract: VectorContract, *, s
     sparse search.
 
     Raises:
-        InputError: it lacks a vector.
+        InputError: it lacks a vector, or has it beside one that the documents were cut for.
         ContractError: other models made its vectors.
         ServerTooOld: the server keeps no metadata.
     """
@@ -71,10 +72,25 @@ def _join(link: Link, vector_name: str, contract: VectorContract, sparse: bool) 
     if not link.client.collection_exists(link.collection):
         return None
     check_contract(link.client, link.collection, vector_name, contract)
+    _require_own_cut(link, vector_name)
     if not sparse and SPARSE_VECTOR_NAME not in read_contracts(link.client, link.collection):
         return Schema(vector_name, contract)
     found = check_sparse_contract(link.client, link.collection, SPARSE_VECTOR_NAME, bm25.ANALYSER)
     return Schema(vector_name, contract, found)
+
+
+def _require_own_cut(link: Link, vector_name: str) -> None:
+    """Refuse a vector that was attached to documents which were cut into chunks for another one."""
+    attached = (link.client.get_collection(link.collection).config.metadata or {}).get(ATTACH_KEY) or {}
+    contracts = read_contracts(link.client, link.collection)
+    cut_for = [name for name, found in contracts.items() if isinstance(found, VectorContract) and name not in attached]
+    if vector_name in attached and cut_for:
+        raise InputError(
+            f"vector {vector_name!r} was attached to points of collection {link.collection!r} that hold documents as "
+            f"they were cut for vector {cut_for[0]!r}, and ingesting for another model would cut them anew under it. "
+            f"Ingest with the model of {cut_for[0]!r}; then, with this --model and the same --path/--url: "
+            f"care attach {link.collection} --vector-name {vector_name}"
+        )
 
 
 def create_collection(link: Link, schema: Schema, storage: Storage, *, bulk_load: bool) -> Schema | None:

@@ -36,6 +36,7 @@ from care_qdrant.ingestion.reading import WINDOW_DOCUMENTS, Reader
 from care_qdrant.ingestion.report import Estimate, IngestReport, Progress, Stopwatch, Tally
 from care_qdrant.ingestion.settings import DocumentModel, IngestSettings
 from care_qdrant.ingestion.sync import delete_missing
+from care_qdrant.publishing.versions import read_mark
 from care_qdrant.types import Document, Vectors, embedded_text
 
 WINDOWS_AHEAD = 2
@@ -92,13 +93,28 @@ def ingest(
         schema = join_collection(link, vector_name or model.name, model.contract(), sparse=settings.sparse)
         is_new = schema is None
         if schema is None:
+            rows = _not_empty(rows, collection)
             sparse, rows = _sparse_contract(rows) if settings.sparse else (None, rows)
             schema = Schema(vector_name or model.name, model.contract(), sparse)
+        else:
+            _refuse_version(link)
         if is_new and not settings.dry_run:
             joined = create_collection(link, schema, storage or Storage(), bulk_load=settings.shard.of == 1)
             schema, is_new = joined or schema, joined is None
         run = _Run(link, model, schema, settings, is_new, seen, on_progress)
         return run.go(_Source(rows, source.share_read, source.rejects))
+
+
+def _refuse_version(link: Link) -> None:
+    """Refuse what ``care publish`` made, while its source is there: the next version would lose what is written."""
+    mark = read_mark(link, link.collection)
+    if mark is None or mark.adds is not None:
+        return
+    if link.call("looking for its source", lambda: link.client.collection_exists(mark.source)):
+        raise InputError(
+            f"{link.collection!r} is a version that care publish made of {mark.source!r}, and the next one will not "
+            f"have what is written here: ingest into {mark.source!r}, and publish it"
+        )
 
 
 @contextmanager
@@ -127,10 +143,30 @@ def _readable(rows: Iterator[Row | Reject]) -> Iterator[Row | Reject]:
     return chain(first, rows)
 
 
+def _not_empty(rows: Iterator[Row | Reject], collection: str) -> Iterator[Row | Reject]:
+    """Give the rows back, once it is sure that there is a document to make a collection of.
+
+    Raises:
+        InputError: there is none.
+    """
+    first: list[Row | Reject] = []
+    for row in rows:
+        first.append(row)
+        if isinstance(row, Row):
+            return chain(first, rows)
+    raise InputError(f"no document is in the corpus, so collection {collection!r} was not made")
+
+
 def _sparse_contract(rows: Iterator[Row | Reject]) -> tuple[SparseContract, Iterator[Row | Reject]]:
-    """Fix the mean length of a document by the first rows; give them back with the rest."""
-    first = list(islice(rows, WINDOW_DOCUMENTS))
-    texts = (embedded_text(row.document.title, row.document.text) for row in first if isinstance(row, Row))
+    """Fix the mean length of a document by the first ones; give the rows back."""
+    first: list[Row | Reject] = []
+    texts: list[str] = []
+    for row in rows:
+        first.append(row)
+        if isinstance(row, Row):
+            texts.append(embedded_text(row.document.title, row.document.text))
+        if len(texts) == WINDOW_DOCUMENTS:
+            break
     contract = SparseContract(bm25.ANALYSER, bm25.DEFAULT_K1, bm25.DEFAULT_B, bm25.average_length(texts))
     return contract, chain(first, rows)
 

@@ -19,14 +19,17 @@ from care_qdrant.errors import (
     ServerTooOld,
     Unreachable,
 )
+from care_qdrant.existing.attach import attach
 from care_qdrant.ingestion.run import ingest
 from care_qdrant.ingestion.settings import IngestSettings
+from care_qdrant.publishing.publish import publish
+from care_qdrant.types import Document
 from tests.ingestion.conftest import IMPATIENT, WriteCorpus, short_rows
 from tests.standin import StandIn
 from tests.tiny import HashModel
 
 COSINE, DOT = models.Distance.COSINE, models.Distance.DOT
-ATTACH = "with the same --model: care attach corpus --vector-name"
+ATTACH = "with the same --model and --path/--url: care attach corpus --vector-name"
 """Without the model, the advice would attach the built-in pair."""
 
 
@@ -42,7 +45,7 @@ def create(client: QdrantClient, size: int = 32, distance: models.Distance = COS
         (lambda client: create(client, distance=DOT), SchemaMismatch, "Dot distance"),
         (lambda client: create(client, name="other"), InputError, f"has no vector 'hash-model'.*{ATTACH} hash-model$"),
         (
-            lambda client: ingest([], HashModel(salt="x"), client, "corpus"),
+            lambda client: ingest([Document("d", "x")], HashModel(salt="x"), client, "corpus"),
             FingerprintMismatch,
             f"was made by hash-model.*{ATTACH} hash-model-{HashModel().fingerprint[:8]}$",
         ),
@@ -112,3 +115,36 @@ def test_a_server_that_goes_before_the_first_write(write_corpus: WriteCorpus) ->
             ingest(write_corpus(short_rows(5)), HashModel(), client, "corpus", retries=IMPATIENT)
         server.come_back()
         assert client.get_collections().collections == []
+
+
+def test_a_corpus_without_a_document_makes_no_collection(qdrant: QdrantClient, tmp_path: Path) -> None:
+    """Its mean length would stay in the contract of BM25, and spoil the weights of every later run."""
+    empty = tmp_path / "corpus.jsonl"
+    empty.write_text("")
+    for settings in (IngestSettings(), IngestSettings(sparse=True), IngestSettings(dry_run=True)):
+        with pytest.raises(InputError, match="no document is in the corpus, so collection 'corpus' was not made"):
+            ingest(empty, HashModel(), qdrant, "corpus", settings=settings)
+    assert not qdrant.collection_exists("corpus")
+    ingest([Document("d", "高血压")], HashModel(), qdrant, "corpus")
+    assert ingest(empty, HashModel(), qdrant, "corpus").points == 1
+
+
+def test_documents_are_not_cut_anew_for_an_attached_vector(qdrant: QdrantClient) -> None:
+    documents = [Document("d", "高血压" * 40)]
+    ingest(documents, HashModel(), qdrant, "corpus")
+    second = HashModel(name="second", salt="second")
+    attach(qdrant, "corpus", second)
+    with pytest.raises(InputError, match=r"cut for vector 'hash-model'.*care attach corpus --vector-name second$"):
+        ingest(documents, second, qdrant, "corpus")
+    assert ingest(documents, HashModel(), qdrant, "corpus").encoded == 0
+
+
+def test_a_version_is_not_written_to_while_its_source_is_there(qdrant: QdrantClient) -> None:
+    documents = [Document(f"d{number}", f"高血压 {number}") for number in range(20)]
+    ingest(documents, HashModel(), qdrant, "corpus")
+    publish(qdrant, "corpus", "live")
+    for name in ("live", "live_v1"):
+        with pytest.raises(InputError, match=rf"'{name}' is a version .* of 'corpus', .*: ingest into 'corpus'"):
+            ingest([Document("new", "新的")], HashModel(), qdrant, name)
+    qdrant.delete_collection("corpus")
+    assert ingest([Document("new", "新的")], HashModel(), qdrant, "live").points == 21
