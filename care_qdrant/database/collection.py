@@ -84,11 +84,26 @@ def read_contracts(client: QdrantClient, collection: str) -> dict[str, Contract]
     return {name: _parse(entry) for name, entry in (metadata.get(METADATA_KEY) or {}).items()}
 
 
-def write_contract(client: QdrantClient, collection: str, vector_name: str, contract: Contract) -> None:
-    """Record a contract beside those that are there."""
+def write_contract(
+    client: QdrantClient,
+    collection: str,
+    vector_name: str,
+    contract: Contract,
+    beside: Mapping[str, Mapping[str, Any]] | None = None,
+) -> None:
+    """Record a contract beside those that are there.
+
+    Args:
+        client: An open Qdrant.
+        collection: Its name.
+        vector_name: What the contract is of.
+        contract: What made the vector.
+        beside: More about the vector, by key of the collection's metadata; written in the same request.
+    """
     metadata = client.get_collection(collection).config.metadata or {}
-    entries = {**(metadata.get(METADATA_KEY) or {}), vector_name: asdict(contract)}
-    client.update_collection(collection, metadata={METADATA_KEY: entries})
+    entries = {METADATA_KEY: asdict(contract), **(beside or {})}
+    ours = {key: {**(metadata.get(key) or {}), vector_name: entry} for key, entry in entries.items()}
+    client.update_collection(collection, metadata=ours)
 
 
 def erase_contract(client: QdrantClient, collection: str, vector_name: str) -> None:
@@ -123,7 +138,7 @@ def check_contract(client: QdrantClient, collection: str, vector_name: str, expe
     if vector_name not in vectors:
         raise InputError(
             f"collection {collection!r} has no vector {vector_name!r} (it has: {_names(vectors)}); "
-            f"add it, with the same --model: care attach {collection} --vector-name {vector_name}"
+            f"add it, with the same --model and --path/--url: care attach {collection} --vector-name {vector_name}"
         )
     params = vectors[vector_name]
     if params.size != expected.dim or params.distance != models.Distance.COSINE:
@@ -136,7 +151,8 @@ def check_contract(client: QdrantClient, collection: str, vector_name: str, expe
     if found is None:
         raise FingerprintMismatch(
             f"vector {vector_name!r} of collection {collection!r} carries no fingerprint: another tool wrote it, and "
-            f"its space is unknown. Add model {expected.model!r} beside it under another name, with the same --model: "
+            f"its space is unknown. Add model {expected.model!r} beside it under another name, with the same --model "
+            "and --path/--url: "
             f"care attach {collection} --vector-name {expected.model}"
         )
     if found.fingerprint != expected.fingerprint:
@@ -144,7 +160,7 @@ def check_contract(client: QdrantClient, collection: str, vector_name: str, expe
         raise FingerprintMismatch(
             f"vector {vector_name!r} of collection {collection!r} was made by {made_by} "
             f"({found.fingerprint[:12]}), not by {expected.model} ({expected.fingerprint[:12]}). "
-            f"Search it with that model, or add this one beside it, with the same --model: "
+            "Search it with that model, or add this one beside it, with the same --model and --path/--url: "
             f"care attach {collection} --vector-name {expected.model}-{expected.fingerprint[:8]}"
         )
 

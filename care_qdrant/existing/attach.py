@@ -7,11 +7,10 @@ kill, after texts have changed, or from cron, and it encodes what is new or diff
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from qdrant_client import QdrantClient, models
 
@@ -23,6 +22,7 @@ from care_qdrant.database.create import QUANTIZATION
 from care_qdrant.database.inventory import count_with_vector
 from care_qdrant.database.layout import Layout
 from care_qdrant.database.limits import read_limits
+from care_qdrant.database.points import PointId
 from care_qdrant.database.retry import Link, RetryPolicy
 from care_qdrant.database.sender import Sender, Write, in_requests
 from care_qdrant.encoders.batching import token_batches
@@ -79,6 +79,8 @@ class AttachReport:
     """Points whose vector was made of the text that they have now."""
     without_text: int
     """Points that get no vector."""
+    removed: int
+    """Of them, those whose vector of an earlier text was taken away."""
     truncated: int
     """Of those encoded: texts longer than the encoder reads."""
     points: int
@@ -145,9 +147,9 @@ def _prepare(
     vector without a contract would be anybody's.
     """
     assert preflight.layout is not None
-    entry = {vector_name: {"text_path": preflight.layout.text_path}}
-    link.call("writing its contract", lambda: write_contract(link.client, link.collection, vector_name, contract))
-    link.call("writing where the texts are", lambda: _write_attach_metadata(link, entry))
+    texts = {ATTACH_KEY: {"text_path": preflight.layout.text_path}}
+    write = partial(write_contract, link.client, link.collection, vector_name, contract, texts)
+    link.call("writing its contract", write)
     if preflight.has_vector:
         drop_false_claims(link, vector_name)
     else:
@@ -169,11 +171,6 @@ def _configure(link: Link, vector_name: str, settings: AttachSettings) -> None:
         link.client.update_collection(link.collection, vectors_config={vector_name: diff})
 
 
-def _write_attach_metadata(link: Link, entry: dict[str, Any]) -> None:
-    metadata = link.client.get_collection(link.collection).config.metadata or {}
-    link.client.update_collection(link.collection, metadata={ATTACH_KEY: {**(metadata.get(ATTACH_KEY) or {}), **entry}})
-
-
 @dataclass(slots=True)
 class _Run:
     """One attach, after everything was checked."""
@@ -191,12 +188,13 @@ class _Run:
         """Read, encode and write, each in its own threads."""
         start, watch = time.perf_counter(), Stopwatch()
         pace = Pace(self.settings.points_per_second, sleep=self.stop.wait)
-        encoded = truncated = read = unchanged = without_text = 0
+        encoded = truncated = read = unchanged = without_text = removed = 0
         tune_embedded(self.link.client, self.link.collection)
         with closing(read_ahead(self._windows(), WINDOWS_AHEAD)) as windows, Sender(self.link) as sender:
             for window in windows:
                 read, unchanged = read + window.read, unchanged + window.unchanged
                 without_text += window.without_text
+                removed += self._remove(window.outlived)
                 for batch in token_batches([text.tokens for text in window.texts], self.settings.batch_tokens):
                     if self.stop.is_set():
                         break
@@ -221,6 +219,7 @@ class _Run:
             encoded=encoded,
             unchanged=unchanged,
             without_text=without_text,
+            removed=removed,
             truncated=truncated,
             points=self.link.call("counting", lambda: self.link.client.count(self.link.collection, exact=True)).count,
             covered=self.link.call("counting", self._count_covered),
@@ -228,6 +227,20 @@ class _Run:
             points_per_second=round(encoded / seconds, 1),
             encoder_wait_share=round(watch.idle_share, 4),
         )
+
+    def _remove(self, ids: Sequence[PointId]) -> int:
+        """Take the vector, and then its hash, from points whose text is gone; give their number."""
+        size = read_limits(self.link).write
+        for start in range(0, len(ids), size):
+            self.link.write("removing vectors", partial(self._delete_vectors, ids[start : start + size]))
+        if ids:
+            drop_false_claims(self.link, self.vector_name)
+        return len(ids)
+
+    def _delete_vectors(self, ids: Sequence[PointId]) -> models.UpdateResult:
+        # By condition and not by list of ids: an id that somebody deletes meanwhile would fail the request.
+        there = models.Filter(must=[models.HasIdCondition(has_id=list(ids))])
+        return self.link.client.delete_vectors(self.link.collection, [self.vector_name], there, wait=True)
 
     def _count_covered(self) -> int:
         return count_with_vector(self.link.client, self.link.collection, self.vector_name)

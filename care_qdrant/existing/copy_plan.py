@@ -77,7 +77,8 @@ def plan_copy(link: Link, alias: str | None, vector_name: str, contract: VectorC
     if alias is None or alias in link.call("reading the collections", lambda: collection_names(client)):
         raise InputError(
             f"{alias or given!r} is a collection, and Qdrant lets no alias have the name of one. Choose another name, "
-            f"which readers then search, with the same --model: care attach {given} --via copy --as {given}-live"
+            "which readers then search, with the same --model and --path/--url: "
+            f"care attach {given} --via copy --as {given}-live"
         )
     origin = Link(client, source, link.policy)
     leading = link.call("reading the aliases", lambda: aliases(client))
@@ -92,7 +93,7 @@ def plan_copy(link: Link, alias: str | None, vector_name: str, contract: VectorC
     if live is not None and (live.source, live.adds) == (source, vector_name):
         raise InputError(
             f"alias {alias!r} leads to {versions.live!r}, a copy of {source!r} with vector {vector_name!r}; keep that "
-            f"one up, with the same --model: care attach {alias}"
+            f"one up, with the same --model and --path/--url: care attach {alias}"
         )
     dense = link.call("reading its vectors", lambda: dense_vectors(client, source))
     return CopyPlan(

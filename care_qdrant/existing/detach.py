@@ -9,7 +9,7 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.database.attached import ATTACH_KEY
 from care_qdrant.database.blueprint import aliases, resolve
-from care_qdrant.database.collection import METADATA_KEY, dense_vectors, read_contracts, sparse_vectors
+from care_qdrant.database.collection import METADATA_KEY, dense_vectors, sparse_vectors
 from care_qdrant.database.connection import require_server, tune_embedded
 from care_qdrant.database.limits import read_limits
 from care_qdrant.database.payload import CARE_KEY
@@ -36,7 +36,7 @@ class DetachReport:
 def detach(
     client: QdrantClient, collection: str, vector_name: str | None = None, *, retries: RetryPolicy | None = None
 ) -> DetachReport:
-    """Remove a vector that carries our contract; the other vectors and the user's payload stay as they are.
+    """Remove a vector that was attached; the other vectors and the user's payload stay as they are.
 
     The contract goes last, so that a run that was killed is finished by the same command. A copy that
     ``care attach --via copy`` has not finished is deleted as a whole.
@@ -48,7 +48,7 @@ def detach(
         retries: How patient to be with a server.
 
     Raises:
-        InputError: the vector is not ours, or it is the only one of the collection.
+        InputError: the vector was not attached, or it is the only one of the collection.
         ServerTooOld: the server cannot remove a vector; the message says how to go back all the same.
         QdrantError: Qdrant refused or could not be reached.
     """
@@ -60,7 +60,7 @@ def detach(
         link.call("deleting the copy", lambda: client.delete_collection(link.collection))
         return DetachReport(link.collection, mark.adds, points, 0, deleted_copy=True)
     link.call("asking its version", lambda: _require_removal(link, mark))
-    name = link.call("reading its contracts", lambda: _checked_name(link, vector_name))
+    name = link.call("reading what was attached", lambda: _checked_name(link, vector_name))
     points = count_points(link)
     tune_embedded(client, link.collection)
     cleaned = _clean_payloads(link, name)
@@ -89,19 +89,17 @@ def _require_removal(link: Link, mark: Mark | None) -> None:
 
 
 def _checked_name(link: Link, vector_name: str | None) -> str:
-    contracts = read_contracts(link.client, link.collection)
+    attached = sorted(_metadata(link).get(ATTACH_KEY) or {})
+    there = ", ".join(attached) or "none"
     if vector_name is None:
-        attached = sorted(_metadata(link).get(ATTACH_KEY) or {})
         if len(attached) != 1:
-            there = ", ".join(attached) or "none"
             raise InputError(f"collection {link.collection!r}: attached vectors are: {there}; give --vector-name")
         [vector_name] = attached
     dense = dense_vectors(link.client, link.collection)
-    if vector_name not in contracts:
-        ours = ", ".join(sorted(contracts)) or "none"
+    if vector_name not in attached:
         raise InputError(
-            f"vector {vector_name!r} of collection {link.collection!r} was not made by this package (ours: {ours}); "
-            "detach removes nothing of other tools"
+            f"vector {vector_name!r} of collection {link.collection!r} was not attached (attached: {there}); "
+            "detach removes nothing else"
         )
     others = {*dense, *sparse_vectors(link.client, link.collection)} - {vector_name}
     if vector_name in dense and not others:

@@ -114,8 +114,8 @@ def _require_named_vectors(link: Link, is_there: bool) -> None:
         link.call("asking its version", lambda: require_server(link.client, NAMED_VECTORS_SINCE, feature))
     except ServerTooOld as error:
         raise ServerTooOld(
-            f"{error}. Upgrade it, or let a copy with both vectors be made behind an alias, with the same --model: "
-            f"care attach {link.collection} --via copy --as {link.collection}-live"
+            f"{error}. Upgrade it, or let a copy with both vectors be made behind an alias, with the same --model and "
+            f"--path/--url: care attach {link.collection} --via copy --as {link.collection}-live"
         ) from error
 
 
@@ -123,7 +123,7 @@ def _require_new(link: Link, vector_name: str, is_there: bool) -> None:
     if is_there:
         raise InputError(
             f"collection {link.collection!r} has vector {vector_name!r} already, so it needs no copy: "
-            f"with the same --model, care attach {link.collection} --vector-name {vector_name}"
+            f"with the same --model and --path/--url, care attach {link.collection} --vector-name {vector_name}"
         )
 
 

@@ -10,6 +10,7 @@ from qdrant_client import models
 from care_qdrant.database.layout import Layout
 from care_qdrant.database.limits import read_limits
 from care_qdrant.database.payload import CARE_KEY, content_hash
+from care_qdrant.database.points import PointId
 from care_qdrant.database.retry import Link
 from care_qdrant.encoders import TokenCounter
 from care_qdrant.types import embedded_text
@@ -22,7 +23,7 @@ WINDOW_POINTS = 4_096
 class Text:
     """What the document encoder reads for one point."""
 
-    id: models.ExtendedPointId
+    id: PointId
     text: str
     hash: str
     """Of the text and the model: the point will carry it."""
@@ -37,6 +38,8 @@ class Window:
     read: int = 0
     unchanged: int = 0
     without_text: int = 0
+    outlived: list[PointId] = field(default_factory=list)
+    """Of those without a text: points that have a vector of the text that they had."""
 
 
 def read_windows(
@@ -57,10 +60,11 @@ def read_windows(
         wanted = []
         for record in records:
             payload = record.payload or {}
-            digest = wanted_hash(layout, payload, fingerprint)
+            digest, stored = wanted_hash(layout, payload, fingerprint), stored_hash(payload, vector_name)
             if digest is None:
                 window.without_text += 1
-            elif stored_hash(payload, vector_name) == digest:
+                window.outlived += [record.id] if stored is not None else []
+            elif stored == digest:
                 window.unchanged += 1
             else:
                 wanted.append((record.id, stored_text(layout, payload), digest))

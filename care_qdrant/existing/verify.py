@@ -63,6 +63,8 @@ class VerifyReport:
     """Points that have a text and name no vector made of any."""
     stale: int
     """Points whose text has changed since their vector was made."""
+    outlived: int
+    """Points whose text is gone, and whose vector is still there."""
     sampled: int = 0
     lowest_cosine: float | None = None
     known_items: float | None = None
@@ -83,6 +85,7 @@ class _Census:
     with_text: int = 0
     missing: int = 0
     stale: int = 0
+    outlived: int = 0
     sample: list[tuple[PointId, Mapping[str, Any]]] = field(default_factory=list)
     """Points whose vector should be right."""
 
@@ -130,6 +133,7 @@ def verify_collection(
         covered=link.call("counting", lambda: count_with_vector(client, link.collection, name)),
         missing=census.missing,
         stale=census.stale,
+        outlived=census.outlived,
     )
     _check_sample(link, report, model, preflight.layout, census.sample)
     report.problems += _problems(report, settings)
@@ -152,6 +156,7 @@ def _take_census(link: Link, layout: Layout, vector_name: str, fingerprint: str,
             census.with_text += wanted is not None
             census.missing += wanted is not None and stored is None
             census.stale += wanted is not None and stored is not None and stored != wanted
+            census.outlived += wanted is None and stored is not None
             if wanted is None or stored != wanted:
                 continue
             right += 1
@@ -206,10 +211,11 @@ def _compare_neighbours(link: Link, report: VerifyReport, stored: Mapping[PointI
 
 def _problems(report: VerifyReport, settings: VerifySettings) -> list[str]:
     problems = []
-    if report.missing or report.stale:
+    if report.missing or report.stale or report.outlived:
         problems.append(
-            f"{report.missing} points have no vector and {report.stale} one of an earlier text; "
-            f"finish, with the same --model: care attach {report.collection} --vector-name {report.vector_name}"
+            f"{report.missing} points have no vector, {report.stale} one of an earlier text and {report.outlived} one "
+            "of a text that is gone; finish, with the same --model and --path/--url: "
+            f"care attach {report.collection} --vector-name {report.vector_name}"
         )
     if report.covered < report.with_text - report.missing:
         problems.append(f"{report.covered} points have the vector, and {report.with_text - report.missing} say so")

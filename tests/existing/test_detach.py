@@ -9,6 +9,8 @@ from care_qdrant.database.retry import RetryPolicy
 from care_qdrant.errors import InputError, Unreachable
 from care_qdrant.existing.attach import attach
 from care_qdrant.existing.detach import detach
+from care_qdrant.ingestion.run import ingest
+from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Chunk, Document
 from tests.existing.collections import NAME, contents, fill
@@ -50,7 +52,18 @@ def test_vectors_of_other_tools_are_never_removed(qdrant: QdrantClient, model: H
     attach(qdrant, NAME, model)
     before = contents(qdrant)
     for name in ("old", "nothing"):
-        with pytest.raises(InputError, match=r"was not made by this package \(ours: care\)"):
+        with pytest.raises(InputError, match=r"was not attached \(attached: care\)"):
+            detach(qdrant, NAME, name)
+    assert contents(qdrant) == before
+
+
+def test_what_ingestion_made_is_not_detached(qdrant: QdrantClient, model: HashModel) -> None:
+    documents = [Document("d1", "二甲双胍"), Document("d2", "阿司匹林")]
+    ingest(documents, model, qdrant, NAME, settings=IngestSettings(sparse=True))
+    attach(qdrant, NAME, HashModel(name="b", salt="b"))
+    before = contents(qdrant)
+    for name in (model.name, "bm25"):
+        with pytest.raises(InputError, match=r"was not attached \(attached: b\)"):
             detach(qdrant, NAME, name)
     assert contents(qdrant) == before
 

@@ -53,7 +53,23 @@ def test_new_and_edited_texts(attached: QdrantClient) -> None:
     report = _verify(attached)
     assert (report.missing, report.stale, report.covered, report.with_text) == (1, 2, 40, 41)
     (problem,) = report.problems
-    assert "1 points have no vector and 2 one of an earlier text; finish, with the same --model: care attach" in problem
+    assert problem.startswith(
+        "1 points have no vector, 2 one of an earlier text and 0 one of a text that is gone; finish"
+    )
+    assert problem.endswith(f"with the same --model and --path/--url: care attach {NAME} --vector-name care")
+
+
+def test_texts_that_are_gone(attached: QdrantClient, model: HashModel) -> None:
+    attached.set_payload(NAME, {"text": ""}, points=[1, 3], wait=True)
+    report = _verify(attached)
+    assert (report.outlived, report.with_text, report.covered) == (2, 38, 40)
+    assert "and 2 one of a text that is gone" in report.problems[0]
+    again = attach(attached, NAME, model)
+    assert (again.removed, again.without_text, again.covered, again.encoded) == (2, 2, 38, 0)
+    assert attach(attached, NAME, model).removed == 0
+    assert _verify(attached).problems == []
+    attached.set_payload(NAME, {"text": "又有了"}, points=[1], wait=True)
+    assert attach(attached, NAME, model).encoded == 1
 
 
 def test_altered_vectors(attached: QdrantClient) -> None:

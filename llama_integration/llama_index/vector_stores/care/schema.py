@@ -144,6 +144,6 @@ def _check(client: QdrantClient, collection: str, vector_name: str, wanted: Want
     elif vector_name not in vectors:
         raise InputError(
             f"collection {collection!r} has no vector {vector_name!r} "
-            f"(it has: {', '.join(map(repr, vectors)) or 'none'}); add it, "
-            f"with --model naming the one that you ask with: care attach {collection} --vector-name {vector_name}"
+            f"(it has: {', '.join(map(repr, vectors)) or 'none'}); add it, with --model naming the one that you ask "
+            f"with, and --path or --url this database: care attach {collection} --vector-name {vector_name}"
         )
