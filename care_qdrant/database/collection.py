@@ -78,9 +78,14 @@ def require_collection(client: QdrantClient, collection: str) -> None:
         raise InputError(f"there is no collection {collection!r} (there: {there})")
 
 
+def read_metadata(client: QdrantClient, collection: str) -> dict[str, Any]:
+    """Give the metadata of a collection; empty where it has none, or where who answers knows of none."""
+    return dict(getattr(client.get_collection(collection).config, "metadata", None) or {})
+
+
 def read_contracts(client: QdrantClient, collection: str) -> dict[str, Contract]:
     """Give the contract of each vector that carries one; empty for a collection that another tool made."""
-    metadata = client.get_collection(collection).config.metadata or {}
+    metadata = read_metadata(client, collection)
     return {name: _parse(entry) for name, entry in (metadata.get(METADATA_KEY) or {}).items()}
 
 
@@ -100,7 +105,7 @@ def write_contract(
         contract: What made the vector.
         beside: More about the vector, by key of the collection's metadata; written in the same request.
     """
-    metadata = client.get_collection(collection).config.metadata or {}
+    metadata = read_metadata(client, collection)
     entries = {METADATA_KEY: asdict(contract), **(beside or {})}
     ours = {key: {**(metadata.get(key) or {}), vector_name: entry} for key, entry in entries.items()}
     client.update_collection(collection, metadata=ours)

@@ -13,6 +13,7 @@ from care_qdrant.database.collection import (
     check_contract,
     check_sparse_contract,
     read_contracts,
+    read_metadata,
 )
 from care_qdrant.database.connection import is_embedded, require_server
 from care_qdrant.database.retry import Link
@@ -81,7 +82,7 @@ def _join(link: Link, vector_name: str, contract: VectorContract, sparse: bool) 
 
 def _require_own_cut(link: Link, vector_name: str) -> None:
     """Refuse a vector that was attached to documents which were cut into chunks for another one."""
-    attached = (link.client.get_collection(link.collection).config.metadata or {}).get(ATTACH_KEY) or {}
+    attached = read_metadata(link.client, link.collection).get(ATTACH_KEY) or {}
     contracts = read_contracts(link.client, link.collection)
     cut_for = [name for name, found in contracts.items() if isinstance(found, VectorContract) and name not in attached]
     if vector_name in attached and cut_for:

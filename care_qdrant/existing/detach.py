@@ -9,7 +9,7 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.database.attached import ATTACH_KEY
 from care_qdrant.database.blueprint import aliases, resolve
-from care_qdrant.database.collection import METADATA_KEY, dense_vectors, sparse_vectors
+from care_qdrant.database.collection import METADATA_KEY, dense_vectors, read_metadata, sparse_vectors
 from care_qdrant.database.connection import require_server, tune_embedded
 from care_qdrant.database.limits import read_limits
 from care_qdrant.database.payload import CARE_KEY
@@ -89,7 +89,7 @@ def _require_removal(link: Link, mark: Mark | None) -> None:
 
 
 def _checked_name(link: Link, vector_name: str | None) -> str:
-    attached = sorted(_metadata(link).get(ATTACH_KEY) or {})
+    attached = sorted(read_metadata(link.client, link.collection).get(ATTACH_KEY) or {})
     there = ", ".join(attached) or "none"
     if vector_name is None:
         if len(attached) != 1:
@@ -142,14 +142,10 @@ def _delete(link: Link, key: str, ids: list[models.ExtendedPointId]) -> models.U
 
 
 def _forget(link: Link, vector_name: str) -> None:
-    metadata = _metadata(link)
+    metadata = read_metadata(link.client, link.collection)
     left: dict[str, Any] = {}
     for key in (METADATA_KEY, ATTACH_KEY):
         entries = {name: entry for name, entry in (metadata.get(key) or {}).items() if name != vector_name}
         # None takes a key out of the metadata.
         left[key] = entries or None
     link.client.update_collection(link.collection, metadata=left)
-
-
-def _metadata(link: Link) -> dict[str, Any]:
-    return dict(link.client.get_collection(link.collection).config.metadata or {})
