@@ -102,6 +102,7 @@ def ranked(answers: Mapping[str, float]) -> list[str]:
 
 def write_candidates(rows: Iterator[AuditCandidate], path: Path) -> int:
     """Write candidates as JSON lines, and give their number."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         return sum(bool(file.write(json.dumps(asdict(row), ensure_ascii=False) + "\n")) for row in rows)
 

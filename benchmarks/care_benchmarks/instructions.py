@@ -5,7 +5,10 @@ they are off unless asked for, per side, and the template is an option; every re
 """
 
 from dataclasses import dataclass
+from string import Formatter
 from typing import Literal
+
+from care_qdrant.errors import InputError
 
 Kind = Literal["retrieval", "rerank", "sts"]
 Side = Literal["query", "document"]
@@ -32,6 +35,19 @@ class Instructions:
     query: bool = False
     document: bool = False
     template: str = QWEN3_TEMPLATE
+    """With ``{instruction}`` where the sentence goes."""
+
+    def __post_init__(self) -> None:
+        """Look at the template before a model is loaded for it.
+
+        Raises:
+            InputError: there is no place for the sentence in it, or other ones.
+        """
+        fields = {name for _, name, _, _ in Formatter().parse(self.template) if name is not None}
+        if fields != {"instruction"}:
+            raise InputError(
+                f"instruction template {self.template!r} must have {{instruction}} in it, and no other braces"
+            )
 
     def prompt(self, kind: Kind, side: Side) -> str | None:
         """Give what stands before each text of one side; None leaves the model's own prompt in place."""

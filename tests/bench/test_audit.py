@@ -23,8 +23,8 @@ def test_candidates_that_more_systems_found_come_first(tmp_path: Path) -> None:
         ("q1", "y", 3, ["ours"]),
         ("q2", "x", 2, ["ours"]),
     ]
-    assert write_candidates(iter(rows), tmp_path / "out.jsonl") == 4
-    first = json.loads((tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()[0])
+    assert write_candidates(iter(rows), tmp_path / "build" / "out.jsonl") == 4
+    first = json.loads((tmp_path / "build" / "out.jsonl").read_text(encoding="utf-8").splitlines()[0])
     assert first["query"] == "问一" and first["document"] == "Z" and first["label"] is None
 
 

@@ -1,11 +1,14 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
 from care_benchmarks.cli import care_bench
 from click.testing import CliRunner
+
+from tests.bench.conftest import RERANK, write_jsonl
 
 # Whole runs import torch, mteb and LlamaIndex: minutes where other work holds the cores.
 pytestmark = pytest.mark.timeout(600)
@@ -34,6 +37,25 @@ def test_the_list_of_commands_opens_without_the_libraries() -> None:
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["one/dev", "two/dev"], "2 of the tasks are called dev-Rerank, after their folders; rename one"),
+        (["one/dev", "--instruction-template", "{instruction}"], "of no use without --instructions"),
+        (["one/dev", "--instructions", "both", "--instruction-template", "x"], "must have {instruction} in it"),
+    ],
+)
+def test_a_run_that_would_score_something_else_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+) -> None:
+    for folder in ("one", "two"):
+        write_jsonl(tmp_path / folder / "dev" / "rerank.jsonl", RERANK)
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(care_bench, ["run", *arguments, "--output", "out", "--no-speed"])
+    assert said in f"{result.output} {result.exception}"
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_unknown_command_is_a_usage_error() -> None:

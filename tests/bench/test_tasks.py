@@ -64,6 +64,12 @@ def test_hub_tasks_are_mtebs_own() -> None:
         hub_task("CMedTEB-Retrieval")
 
 
+@pytest.mark.parametrize("template", ["no place", "{task}: ", "{}", "{instruction} {other}"])
+def test_a_template_without_a_place_for_the_instruction_is_refused(template: str) -> None:
+    with pytest.raises(InputError, match=r"must have \{instruction\} in it"):
+        Instructions(query=True, template=template)
+
+
 def test_instructions_are_off_unless_a_side_is_switched_on() -> None:
     assert Instructions().prompt("retrieval", "query") is None
     only_query = Instructions(query=True)

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from care_qdrant.cli.options import Target
+from care_qdrant.errors import InputError
 
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
@@ -127,7 +129,11 @@ def _load_tasks(tasks: tuple[str, ...], name: str | None) -> "list[AbsTask]":
     directories = [task for task in tasks if task not in HUB_TASKS]
     prefix = name if len(directories) == 1 else None
     found = [task for directory in directories for task in directory_tasks(Path(directory), prefix)]
-    return found + [hub_task(task) for task in tasks if task in HUB_TASKS]
+    found += [hub_task(task) for task in tasks if task in HUB_TASKS]
+    (twice, times), *_ = Counter(task.metadata.name for task in found).most_common(1) or [("", 0)]
+    if times > 1:
+        raise InputError(f"{times} of the tasks are called {twice}, after their folders; rename one, or run them apart")
+    return found
 
 
 def _run(tasks: "list[AbsTask]", output: Path, name: str, options: dict[str, Any]) -> "Result":
@@ -138,6 +144,8 @@ def _run(tasks: "list[AbsTask]", output: Path, name: str, options: dict[str, Any
     from care_qdrant.progress import progress_bar
 
     sides, template = options["instructions"], options["instruction_template"] or QWEN3_TEMPLATE
+    if options["instruction_template"] and sides == "none":
+        raise click.UsageError("--instruction-template is of no use without --instructions")
     settings = RunSettings(
         through=options["through"],
         instructions=Instructions(sides in ("query", "both"), sides in ("document", "both"), template),
