@@ -147,6 +147,23 @@ class TestFields:
 class TestCache:
     """One text, two roles, two vectors."""
 
+    def test_a_cached_query_is_not_given_to_another_precision(self, pair_folder: Path) -> None:
+        store = SimpleKVStore()
+        vectors = [
+            CareEmbedding(model=str(pair_folder), precision=precision, embeddings_cache=store).get_query_embedding(
+                QUERY
+            )
+            for precision in ("int8", "fp32")
+        ]
+        assert vectors[0] != vectors[1]
+
+    def test_a_text_that_is_too_long_is_refused_also_when_another_embedding_cached_it(self, pair_folder: Path) -> None:
+        store, long = SimpleKVStore(), QUERY * 100
+        CareEmbedding(model=str(pair_folder), on_truncation="ignore", embeddings_cache=store).get_query_embedding(long)
+        strict = CareEmbedding(model=str(pair_folder), on_truncation="error", embeddings_cache=store)
+        with pytest.raises(InputError):
+            strict.get_query_embedding(long)
+
     def test_a_cached_document_is_not_given_to_a_query(self, pair_folder: Path) -> None:
         embedding = CareEmbedding(model=str(pair_folder), embeddings_cache=SimpleKVStore())
         model = CareModel.load(pair_folder)

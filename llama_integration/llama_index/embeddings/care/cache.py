@@ -75,8 +75,13 @@ class RoleCache(BaseKVStore):
             return collection
         fingerprint = shared_pair(self.settings).contract().fingerprint
         settings, role = self.settings, _role.get()
-        prompt = settings.query_prompt if role == "query" else settings.document_prompt
-        return f"{_BASE_COLLECTION}/{fingerprint[:16]}/{role}" + ("" if prompt is None else f"/{prompt}")
+        is_query = role == "query"
+        parts = [_BASE_COLLECTION, fingerprint[:16], role]
+        parts += [settings.precision] if is_query else []
+        # A text that is too long must not come out of what an embedding that cuts texts has put in.
+        parts += ["whole"] if settings.on_truncation == "error" else []
+        prompt = settings.query_prompt if is_query else settings.document_prompt
+        return "/".join(parts if prompt is None else [*parts, prompt])
 
     async def _ascoped(self, collection: str) -> str:
         """The fingerprint can mean to read a file or to ask the hub: not on the event loop."""

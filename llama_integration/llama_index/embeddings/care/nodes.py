@@ -14,8 +14,9 @@ class CareNodeText(TransformComponent):
 
     LlamaIndex puts ``"key: value"`` lines of all metadata in front of the text by default, and the vectors then differ
     silently from those of the ingestion. `CareEmbedding` does this by itself when it is a transformation of an
-    ``IngestionPipeline``; ``VectorStoreIndex`` passes it finished texts, so there this goes into ``transformations``.
-    The metadata stay on the node, for filters and for display.
+    ``IngestionPipeline``; ``VectorStoreIndex`` passes it finished texts, so there this goes into ``transformations``,
+    behind what splits documents: ``[SentenceSplitter(), CareNodeText()]``. The metadata stay on the node, for filters
+    and for display.
     """
 
     @classmethod
