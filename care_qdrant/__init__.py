@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from care_qdrant.database.connection import open_client
     from care_qdrant.errors import CareError
     from care_qdrant.ingestion.report import IngestReport
     from care_qdrant.ingestion.run import ingest
     from care_qdrant.ingestion.settings import IngestSettings
     from care_qdrant.model import CareModel
     from care_qdrant.search.retriever import Retriever
+    from care_qdrant.store.connection import open_client
     from care_qdrant.types import Document, Hit
 
 _HOME = {
@@ -28,7 +28,7 @@ _HOME = {
     "IngestSettings": "ingestion.settings",
     "Retriever": "search.retriever",
     "ingest": "ingestion.run",
-    "open_client": "database.connection",
+    "open_client": "store.connection",
 }
 
 __all__ = [

@@ -6,9 +6,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from care_qdrant.checkpoint.card import Card
+from care_qdrant.checkpoint.folder import write_checkpoint
 from care_qdrant.errors import InputError
-from care_qdrant.folder.card import Card
-from care_qdrant.folder.checkpoint import write_checkpoint
 
 
 def join_encoders(
@@ -32,7 +32,7 @@ def join_encoders(
     """
     if probe_texts is None:
         return write_checkpoint(folder, name=name, query=query, document=document)
-    from care_qdrant.onnx.export import export_query_encoder
+    from care_qdrant.export.onnx import export_query_encoder
 
     with tempfile.TemporaryDirectory(prefix="care-join-") as scratch:
         copy = Path(scratch) / "query"

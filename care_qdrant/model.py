@@ -7,15 +7,15 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from care_qdrant.checkpoint.card import CARD_FILE, Card, Side, read_card
+from care_qdrant.checkpoint.folder import describe_side, verify_files
+from care_qdrant.checkpoint.hub import BUILT_IN, fetch_document_side, find_folder
 from care_qdrant.encoders import Encoder, TokenCounter
 from care_qdrant.errors import IncompleteModel, ModelError
-from care_qdrant.folder.card import CARD_FILE, Card, Side, read_card
-from care_qdrant.folder.checkpoint import describe_side, verify_files
-from care_qdrant.folder.hub import BUILT_IN, fetch_document_side, find_folder
 from care_qdrant.types import Vectors
 
 if TYPE_CHECKING:
-    from care_qdrant.database.collection import VectorContract
+    from care_qdrant.store.contracts import VectorContract
 
 Precision = Literal["auto", "int8", "fp32"]
 
@@ -103,7 +103,7 @@ class CareModel:
     def contract(self) -> "VectorContract":
         """Give what a collection must remember of this model's vectors."""
         # Here, because it takes the Qdrant client with it: a second that a process that only encodes need not pay.
-        from care_qdrant.database.collection import VectorContract
+        from care_qdrant.store.contracts import VectorContract
 
         return VectorContract(fingerprint=self.fingerprint, model=self.name, dim=self.dim)
 

@@ -22,8 +22,8 @@ from llama_index.vector_stores.qdrant import QdrantVectorStore
 from qdrant_client import QdrantClient, models
 
 from care_qdrant import CareModel, open_client
-from care_qdrant.existing.attach import attach
-from care_qdrant.existing.doctor import diagnose
+from care_qdrant.attach.attach import attach
+from care_qdrant.attach.doctor import diagnose
 
 SAMPLE = Path(__file__).parent / "sample" / "corpus.jsonl"
 QUESTION = "吃二甲双胍老是恶心拉肚子怎么办"

@@ -10,7 +10,7 @@ assert not present, f"this environment is not bare: it has {present}"
 
 from qdrant_client import QdrantClient  # noqa: E402
 
-import care_qdrant.database.collection  # noqa: E402
+import care_qdrant.store.contracts  # noqa: E402
 from care_qdrant import CareModel, Retriever  # noqa: E402
 from care_qdrant.errors import MissingExtra  # noqa: E402
 
@@ -29,7 +29,7 @@ from qdrant_client import models  # noqa: E402
 
 params = models.VectorParams(size=model.dim, distance=models.Distance.COSINE)
 client.create_collection("docs", {model.name: params})
-care_qdrant.database.collection.write_contract(client, "docs", model.name, model.contract())
+care_qdrant.store.contracts.write_contract(client, "docs", model.name, model.contract())
 point = models.PointStruct(id=1, vector={model.name: vectors[1].tolist()}, payload={"text": "心肌梗死的急救"})
 client.upsert("docs", [point])
 [[hit]] = Retriever(client, "docs", model).search(["心梗怎么急救"], top_k=1)

@@ -9,14 +9,14 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant import Document, IngestSettings, Retriever, ingest
-from care_qdrant.database.connection import open_client
-from care_qdrant.database.retry import Link
+from care_qdrant.attach.attach import attach
+from care_qdrant.attach.by_copy import attach_by_copy
+from care_qdrant.attach.detach import detach
 from care_qdrant.errors import FingerprintMismatch
-from care_qdrant.existing.attach import attach
-from care_qdrant.existing.by_copy import attach_by_copy
-from care_qdrant.existing.detach import detach
 from care_qdrant.publishing.promote import promote
 from care_qdrant.publishing.publish import publish, roll_back
+from care_qdrant.store.connection import open_client
+from care_qdrant.store.retry import Collection
 from tests.standin.server import StandIn
 from tests.tiny import HashModel, medical_texts
 
@@ -105,8 +105,8 @@ def test_promote_publish_and_roll_back(server: QdrantClient, collection: str, tm
     model, live = HashModel(max_tokens=512), f"{collection}-live"
     with open_client(path=tmp_path) as folder:
         ingest(DOCUMENTS[:60], model, folder, "corpus", settings=IngestSettings(sparse=True))
-        promoted = promote(Link(folder, "corpus"), Link(server, collection))
-        again = promote(Link(folder, "corpus"), Link(server, collection))
+        promoted = promote(Collection(folder, "corpus"), Collection(server, collection))
+        again = promote(Collection(folder, "corpus"), Collection(server, collection))
     assert (promoted.added, again.added, again.changed, again.unchanged) == (60, 0, 0, 60)
 
     first = publish(server, collection, live)

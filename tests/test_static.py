@@ -10,10 +10,10 @@ from care_benchmarks.cli import care_bench
 from click.testing import CliRunner
 from sentence_transformers import SentenceTransformer
 
+from care_qdrant.checkpoint.card import UNLIMITED
+from care_qdrant.checkpoint.folder import describe_side, verify
 from care_qdrant.cli import care
 from care_qdrant.errors import EncodingError, InputError, ModelError
-from care_qdrant.folder.card import UNLIMITED
-from care_qdrant.folder.checkpoint import describe_side, verify
 from care_qdrant.join import join_encoders
 from care_qdrant.model import CareModel
 from tests import tiny

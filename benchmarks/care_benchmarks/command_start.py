@@ -13,9 +13,9 @@ from pathlib import Path
 
 from care_qdrant.corpus.files import Corpus
 from care_qdrant.corpus.rows import Fields, Row
-from care_qdrant.database.connection import open_client
 from care_qdrant.ingestion.run import ingest
 from care_qdrant.model import CareModel
+from care_qdrant.store.connection import open_client
 
 DOCUMENTS = 200
 QUERY = "糖尿病人能吃西瓜吗"

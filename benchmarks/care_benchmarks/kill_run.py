@@ -12,8 +12,8 @@ from pathlib import Path
 
 from care_benchmarks.killing import FORKS, Killer, time_run
 from care_benchmarks.results import Result, load_result
-from care_qdrant.database.connection import open_client
 from care_qdrant.errors import CareError
+from care_qdrant.store.connection import open_client
 
 SAME = 1e-6
 """Between scores: another batch pads a document otherwise, and moves its vector by less than that."""

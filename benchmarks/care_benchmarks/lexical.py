@@ -15,12 +15,12 @@ from qdrant_client import QdrantClient, models
 from scipy import sparse
 
 from care_benchmarks.variants import scroll_points
-from care_qdrant.database.create import SPARSE_VECTOR_NAME
 from care_qdrant.encoders import bm25
 from care_qdrant.errors import CareError
 from care_qdrant.model import CareModel
 from care_qdrant.search.fusion import CANDIDATES, DEFAULT_ALPHA, bm25_weight
 from care_qdrant.search.retriever import Mode, Retriever
+from care_qdrant.store.create import SPARSE_VECTOR_NAME
 
 CHECKED_QUERIES = 3
 SMALLEST = 1_000

@@ -11,8 +11,8 @@ from mteb.models.sentence_transformer_wrapper import SentenceTransformerEncoderW
 
 from care_benchmarks.evaluation import BATCH_TEXTS, Outcome
 from care_benchmarks.results import Peer
+from care_qdrant.checkpoint.hub import fetch_document_side
 from care_qdrant.encoders.torch import load_sentence_transformer
-from care_qdrant.folder.hub import fetch_document_side
 
 logger = logging.getLogger(__name__)
 

@@ -20,10 +20,10 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 from tokenizers import Encoding, Tokenizer
 
-from care_qdrant.database.retry import RetryPolicy
 from care_qdrant.encoders.batching import token_batches
 from care_qdrant.errors import EncodingError, InputError, ModelError, Unreachable
 from care_qdrant.model import CareModel
+from care_qdrant.store.retry import RetryPolicy
 from care_qdrant.types import Vectors
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from care_benchmarks.search import EMBEDDED_LIMIT
 from care_benchmarks.serving import SpeedSettings
 from care_benchmarks.speed import LoadPoint
 from care_benchmarks.tasks import directory_tasks
-from care_qdrant.database.connection import open_client
+from care_qdrant.store.connection import open_client
 
 QUERIES = 100
 SAMPLES = 100

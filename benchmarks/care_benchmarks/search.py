@@ -27,7 +27,6 @@ from care_benchmarks.instructions import Instructions
 from care_benchmarks.lexical import SMALLEST, MatrixSearch, check_against
 from care_benchmarks.results import Indexing
 from care_benchmarks.tasks import KINDS
-from care_qdrant.database.connection import is_embedded
 from care_qdrant.encoders.bm25 import ANALYSER
 from care_qdrant.errors import InputError
 from care_qdrant.ingestion.report import Progress
@@ -36,6 +35,7 @@ from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.model import CareModel
 from care_qdrant.search.fusion import CANDIDATES
 from care_qdrant.search.retriever import Retriever
+from care_qdrant.store.connection import is_embedded
 from care_qdrant.types import Document, Vectors
 
 logger = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class QdrantSearch(AbsEncoder):
                 model,
                 self.client,
                 collection,
-                settings=IngestSettings(long="truncate", sparse=True),
+                settings=IngestSettings(overflow="truncate", sparse=True),
                 on_progress=on_progress,
             )
         if report.rejected:

@@ -16,7 +16,7 @@ from care_benchmarks.speed import (
     measure_load,
 )
 from care_benchmarks.tasks import texts_of
-from care_qdrant.database.connection import is_embedded
+from care_qdrant.store.connection import is_embedded
 
 TOP_K = 10
 

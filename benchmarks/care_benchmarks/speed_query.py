@@ -17,9 +17,9 @@ from typing import Any
 import click
 import numpy as np
 
+from care_qdrant.checkpoint.card import Card, read_card
 from care_qdrant.encoders.onnx import OnnxEncoder
 from care_qdrant.errors import InputError
-from care_qdrant.folder.card import Card, read_card
 from care_qdrant.types import Vectors
 
 Encode = Callable[[Sequence[str]], Vectors]

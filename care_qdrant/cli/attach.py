@@ -12,9 +12,9 @@ import click
 from care_qdrant.cli.options import Target, model_options, target_options
 
 if TYPE_CHECKING:
-    from care_qdrant.existing.attach import AttachReport, AttachSettings
-    from care_qdrant.existing.copy_plan import CopyPlan
-    from care_qdrant.existing.preflight import Preflight
+    from care_qdrant.attach.attach import AttachReport, AttachSettings
+    from care_qdrant.attach.copy_plan import CopyPlan
+    from care_qdrant.attach.preflight import Preflight
     from care_qdrant.model import CareModel
 
 
@@ -75,7 +75,7 @@ def command(
       care attach articles --url http://localhost:6333 --watch 60
       care attach articles --url http://localhost:6333 --via copy --as articles-live
     """
-    from care_qdrant.existing.attach import AttachSettings
+    from care_qdrant.attach.attach import AttachSettings
 
     if via == "copy" and watch_seconds is not None:
         raise click.UsageError(
@@ -84,7 +84,7 @@ def command(
     if alias is not None and via != "copy":
         raise click.UsageError("--as names the alias of a copy: give --via copy, too")
     settings = AttachSettings(
-        text_path=text_field,
+        text_field=text_field,
         quantization=None if quantization == "none" else quantization,
         on_disk=on_disk,
         points_per_second=points_per_second,
@@ -105,7 +105,7 @@ def command(
 def _attach(
     target: Target, collection: str, model: "CareModel", vector_name: str | None, settings: "AttachSettings"
 ) -> "AttachReport":
-    from care_qdrant.existing.attach import attach
+    from care_qdrant.attach.attach import attach
     from care_qdrant.progress import points_bar
 
     with target.open() as client, points_bar(collection) as show:
@@ -128,7 +128,7 @@ def _attach_by_copy(
     vector_name: str | None,
     settings: "AttachSettings",
 ) -> None:
-    from care_qdrant.existing.by_copy import attach_by_copy
+    from care_qdrant.attach.by_copy import attach_by_copy
     from care_qdrant.progress import points_bar
 
     with target.open() as client, points_bar(collection) as show:
@@ -155,8 +155,8 @@ def _watch(
     seconds: float,
 ) -> None:
     """Attach again and again; the first signal ends it after the batch under way, a second one at once."""
-    from care_qdrant.existing.attach import attach
-    from care_qdrant.existing.watch import WATCHING, FailedPass, watch
+    from care_qdrant.attach.attach import attach
+    from care_qdrant.attach.watch import WATCHING, FailedPass, watch
 
     stop = threading.Event()
 

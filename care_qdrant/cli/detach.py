@@ -21,7 +21,7 @@ def command(collection: str, vector_name: str | None, target: Target) -> None:
     Example:
       care detach articles --url http://localhost:6333
     """
-    from care_qdrant.existing.detach import detach
+    from care_qdrant.attach.detach import detach
 
     with target.open() as client:
         report = detach(client, collection, vector_name)

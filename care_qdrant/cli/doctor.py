@@ -10,7 +10,7 @@ import click
 from care_qdrant.cli.options import Target, json_option, model_options, target_options
 
 if TYPE_CHECKING:
-    from care_qdrant.existing.doctor import Diagnosis
+    from care_qdrant.attach.doctor import Diagnosis
     from care_qdrant.model import CareModel
 
 
@@ -38,11 +38,11 @@ def command(
       care doctor articles --url http://localhost:6333
       care doctor articles --url http://localhost:6333 --time --json
     """
-    from care_qdrant.existing.doctor import diagnose
+    from care_qdrant.attach.doctor import diagnose
 
     model = load_model()
     with target.open() as client:
-        found = diagnose(client, collection, model, vector_name=vector_name, text_path=text_field, timed=timed)
+        found = diagnose(client, collection, model, vector_name=vector_name, text_field=text_field, timed=timed)
     if as_json:
         click.echo(json.dumps(asdict(found), ensure_ascii=False, indent=2))
     else:

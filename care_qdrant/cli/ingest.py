@@ -52,7 +52,7 @@ _row_options = _options(
     click.option("--text-field", default="text", show_default=True),
     click.option("--title-field", default="title", show_default=True, help="Embedded in front of the text."),
     click.option(
-        "--long",
+        "--overflow",
         type=click.Choice(["split", "truncate", "reject"]),
         default="split",
         show_default=True,
@@ -71,7 +71,7 @@ _run_options = _options(
     click.option("--sparse", type=click.Choice(["bm25"]), help="Write a BM25 vector, too, for hybrid search."),
     click.option("--sync", is_flag=True, help="Delete points of documents that the corpus does not have any more."),
     click.option(
-        "--max-delete-share",
+        "--max-delete-fraction",
         type=click.FloatRange(0, 1),
         default=0.2,
         show_default=True,
@@ -133,9 +133,9 @@ def command(
     """
     from care_qdrant.corpus.files import STDIN, check_corpus, corpus_name
     from care_qdrant.corpus.rows import Fields
-    from care_qdrant.database.create import Storage
     from care_qdrant.ingestion.run import ingest
     from care_qdrant.progress import progress_bar
+    from care_qdrant.store.create import Storage
 
     if corpus == STDIN and collection is None:
         raise click.UsageError("standard input has no name: give --collection")
@@ -176,12 +176,12 @@ def _settings(options: dict[str, Any]) -> "IngestSettings":
     from care_qdrant.ingestion.settings import IngestSettings
 
     return IngestSettings(
-        long=options["long"],
+        overflow=options["overflow"],
         sparse=options["sparse"] is not None,
         limit=options["limit"],
         shard=Shard(*options["shard"]),
         sync=options["sync"],
-        max_delete_share=options["max_delete_share"],
+        max_delete_fraction=options["max_delete_fraction"],
         sync_despite_rejects=options["sync_despite_rejects"],
         dry_run=options["dry_run"],
         batch_tokens=options["batch_tokens"],

@@ -22,8 +22,8 @@ def info(model: str, as_json: bool) -> None:
     Example:
       care model info built-in
     """
-    from care_qdrant.folder.card import UNLIMITED, read_card
-    from care_qdrant.folder.hub import find_folder
+    from care_qdrant.checkpoint.card import UNLIMITED, read_card
+    from care_qdrant.checkpoint.hub import find_folder
 
     card = read_card(find_folder(model))
     if as_json:
@@ -43,7 +43,7 @@ def info(model: str, as_json: bool) -> None:
     for stage in card.stages:
         click.echo(f"  stage     {stage.get('name', stage)}")
     for source in card.data:
-        click.echo(f"  data      {source.get('source', '?')}: {source.get('rows', '?')} rows, {source.get('licence')}")
+        click.echo(f"  data      {source.get('source', '?')}: {source.get('rows', '?')} rows, {source.get('license')}")
 
 
 @command.command()
@@ -55,8 +55,8 @@ def verify(model: str) -> None:
     Example:
       care model verify ./care-0.3b-4b
     """
-    from care_qdrant.folder.checkpoint import verify as verify_folder
-    from care_qdrant.folder.hub import fetch_document_side
+    from care_qdrant.checkpoint.folder import verify as verify_folder
+    from care_qdrant.checkpoint.hub import fetch_document_side
 
     card = verify_folder(fetch_document_side(model))
     size = sum(entry.bytes for entry in card.files.values()) / 1e6

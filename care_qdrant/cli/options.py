@@ -28,7 +28,7 @@ class Target:
 
     def open(self) -> "AbstractContextManager[QdrantClient]":
         """Open it for the length of a ``with`` block."""
-        from care_qdrant.database.connection import open_client
+        from care_qdrant.store.connection import open_client
 
         return open_client(path=self.path, url=self.url, api_key=self.api_key, grpc=self.grpc)
 

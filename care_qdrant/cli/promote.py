@@ -53,13 +53,15 @@ def command(
       care promote corpus --url http://localhost:6333
       care promote corpus --path ./qdrant --url http://localhost:6333 --to corpus-2024 --dry-run
     """
-    from care_qdrant.database.retry import Link
     from care_qdrant.progress import points_bar
     from care_qdrant.publishing.copying import CopySettings
     from care_qdrant.publishing.promote import promote
+    from care_qdrant.store.retry import Collection
 
     settings = CopySettings(overwrite=overwrite, dry_run=dry_run, sample=sample)
     source, target = Target(path, None, None, grpc=False), Target(None, url, api_key, grpc)
     with source.open() as folder, target.open() as server, points_bar(collection) as show:
-        report = promote(Link(folder, collection), Link(server, name or collection), settings, on_progress=show)
+        report = promote(
+            Collection(folder, collection), Collection(server, name or collection), settings, on_progress=show
+        )
     click.echo(json.dumps(asdict(report), ensure_ascii=False))

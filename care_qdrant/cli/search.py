@@ -75,10 +75,10 @@ def command(
     from qdrant_client import models
 
     from care_qdrant.cli.filters import parse_filter
-    from care_qdrant.database.collection import only_collection
     from care_qdrant.errors import InputError
     from care_qdrant.search.fusion import DEFAULT_ALPHA
     from care_qdrant.search.retriever import Retriever
+    from care_qdrant.store.contracts import only_collection
 
     if not query.strip():
         raise InputError("the query is empty")

@@ -49,14 +49,14 @@ def command(
     Example:
       care verify articles --url http://localhost:6333
     """
+    from care_qdrant.attach.verify import VerifySettings, verify_collection
     from care_qdrant.errors import NotVerified
-    from care_qdrant.existing.verify import VerifySettings, verify_collection
 
     settings = VerifySettings(sample, least_cosine, least_known)
     model = load_model()
     with target.open() as client:
         report = verify_collection(
-            client, collection, model, vector_name=vector_name, text_path=text_field, settings=settings
+            client, collection, model, vector_name=vector_name, text_field=text_field, settings=settings
         )
     click.echo(json.dumps(asdict(report), ensure_ascii=False, indent=2))
     if report.problems:

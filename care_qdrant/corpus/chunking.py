@@ -9,7 +9,7 @@ from care_qdrant.corpus.rows import Reject, Row
 from care_qdrant.encoders import TokenCounter
 from care_qdrant.types import Chunk, embedded_text
 
-Long = Literal["split", "truncate", "reject"]
+Overflow = Literal["split", "truncate", "reject"]
 """What becomes of a document that is longer than the encoder reads."""
 
 OVERLAP_SHARE = 1 / 8
@@ -33,13 +33,13 @@ class Span(NamedTuple):
     end: int
 
 
-def cut_rows(rows: Sequence[Row], counter: TokenCounter, long: Long) -> Iterator[list[Sized] | Reject]:
+def cut_rows(rows: Sequence[Row], counter: TokenCounter, overflow: Overflow) -> Iterator[list[Sized] | Reject]:
     """Give the chunks of each document, in order; or why it cannot be cut."""
     lengths = counter.count_tokens([embedded_text(row.document.title, row.document.text) for row in rows])
     for row, tokens in zip(rows, lengths, strict=True):
-        if tokens <= counter.max_tokens or long == "truncate":
+        if tokens <= counter.max_tokens or overflow == "truncate":
             yield [Sized(Chunk(row.document, row.document.text), min(tokens, counter.max_tokens))]
-        elif long == "reject":
+        elif overflow == "reject":
             reason = f"document has {tokens} tokens; the encoder reads {counter.max_tokens}"
             yield Reject(row.line, reason, row.document.id)
         else:

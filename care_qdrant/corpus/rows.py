@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from care_qdrant.database.payload import RESERVED_KEYS
+from care_qdrant.store.payload import RESERVED_KEYS
 from care_qdrant.types import Document
 
 MAX_DEPTH = 32

@@ -1,6 +1,6 @@
 """The query encoder on onnxruntime and tokenizers: no torch in the process, one thread a call.
 
-The graph holds pooling and normalisation (`care_qdrant.onnx.export`), so a query is: tokenise, run, done.
+The graph holds pooling and normalisation (`care_qdrant.export.onnx`), so a query is: tokenise, run, done.
 """
 
 from collections import defaultdict
@@ -12,10 +12,10 @@ import numpy.typing as npt
 import onnxruntime  # type: ignore[import-untyped]
 from tokenizers import Encoding, Tokenizer
 
+from care_qdrant.checkpoint.card import Side
 from care_qdrant.encoders.saturation import int8_saturates
 from care_qdrant.encoders.tokens import uncut_length
 from care_qdrant.errors import EncodingError, IncompleteModel, ModelError
-from care_qdrant.folder.card import Side
 from care_qdrant.types import Vectors
 
 BATCH_TOKENS = 288

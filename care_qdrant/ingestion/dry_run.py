@@ -4,11 +4,11 @@ import json
 import time
 from collections.abc import Callable, Iterable
 
-from care_qdrant.database.create import Schema
-from care_qdrant.database.payload import chunk_payload
 from care_qdrant.encoders import Encoder
 from care_qdrant.ingestion.plan import Plan, Task, check_vectors
 from care_qdrant.ingestion.report import Estimate, Tally
+from care_qdrant.store.create import Schema
+from care_qdrant.store.payload import chunk_payload
 
 SAMPLE_CHUNKS = 32
 """Encoded to measure the speed."""

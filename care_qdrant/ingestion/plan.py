@@ -9,12 +9,12 @@ from typing import Any
 from qdrant_client import models
 
 from care_qdrant.corpus.chunking import Sized
-from care_qdrant.database.collection import SparseContract
-from care_qdrant.database.create import SPARSE_VECTOR_NAME, Schema
-from care_qdrant.database.payload import CARE_KEY, chunk_payload, content_hash, payload_hash
-from care_qdrant.database.retry import Link
 from care_qdrant.encoders import bm25
 from care_qdrant.encoders.usable import require_usable
+from care_qdrant.store.contracts import SparseContract
+from care_qdrant.store.create import SPARSE_VECTOR_NAME, Schema
+from care_qdrant.store.payload import CARE_KEY, chunk_payload, content_hash, payload_hash
+from care_qdrant.store.retry import Collection
 from care_qdrant.types import Chunk, Vectors, point_id
 
 IDS_OF_ONE_REQUEST = 1_024
@@ -78,7 +78,7 @@ class Plan:
     """How much of the corpus was read when this was planned."""
 
 
-def make_plan(link: Link, schema: Schema, documents: Sequence[Sequence[Sized]], *, is_new: bool) -> Plan:
+def make_plan(link: Collection, schema: Schema, documents: Sequence[Sequence[Sized]], *, is_new: bool) -> Plan:
     """Compare the chunks of a window with what is stored.
 
     Args:
@@ -101,7 +101,7 @@ def make_plan(link: Link, schema: Schema, documents: Sequence[Sequence[Sized]], 
     return plan
 
 
-def read_stored(link: Link, ids: Sequence[str]) -> dict[str, Stored]:
+def read_stored(link: Collection, ids: Sequence[str]) -> dict[str, Stored]:
     """Give what the points that exist say of themselves, by id."""
     found: dict[str, Stored] = {}
     for page in pages(ids, IDS_OF_ONE_REQUEST):
@@ -146,7 +146,7 @@ def _sparse_vector(chunk: Chunk, sparse: SparseContract) -> models.SparseVector:
     return bm25.document_vector(chunk.embedded_text, average_length=sparse.average_length, k1=sparse.k1, b=sparse.b)
 
 
-def _retrieve(link: Link, ids: Sequence[str]) -> list[models.Record]:
+def _retrieve(link: Collection, ids: Sequence[str]) -> list[models.Record]:
     return link.client.retrieve(link.collection, ids, with_payload=[CARE_KEY], with_vectors=False)
 
 

@@ -4,15 +4,15 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from care_qdrant.corpus.chunking import Long, Sized, cut_rows
+from care_qdrant.corpus.chunking import Overflow, Sized, cut_rows
 from care_qdrant.corpus.rows import Reject, Row
 from care_qdrant.corpus.seen import Seen
-from care_qdrant.database.create import Schema
-from care_qdrant.database.retry import Link
 from care_qdrant.encoders import TokenCounter
 from care_qdrant.errors import InputError
 from care_qdrant.ingestion.plan import Plan, make_plan
 from care_qdrant.ingestion.report import Tally
+from care_qdrant.store.create import Schema
+from care_qdrant.store.retry import Collection
 
 WINDOW_DOCUMENTS = 4_096
 """Enough for batches of equal lengths to be full; padding is then about 1 %."""
@@ -43,11 +43,11 @@ class Shard:
 class Reader:
     """Makes plans; used by one thread."""
 
-    link: Link
+    link: Collection
     schema: Schema
     counter: Callable[[], TokenCounter]
     """Loads the tokenizer when the first row is there."""
-    long: Long
+    overflow: Overflow
     shard: Shard
     is_new: bool
     seen: Seen
@@ -88,7 +88,7 @@ class Reader:
         return row if verdict == "new" else None
 
     def _cut(self, window: Sequence[Row]) -> Iterator[list[Sized]]:
-        for chunks in cut_rows(window, self.counter(), self.long):
+        for chunks in cut_rows(window, self.counter(), self.overflow):
             if isinstance(chunks, Reject):
                 self._reject(chunks)
             else:

@@ -43,7 +43,7 @@ class IngestReport:
     documents_per_second: float
     tokens_per_second: float
     """Over the time from the first to the end of the last encoding."""
-    encoder_wait_share: float
+    encoder_idle_fraction: float
     """Of that time: how much of it the encoder stood still."""
     collection: str
     vector_name: str

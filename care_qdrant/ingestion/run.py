@@ -18,25 +18,25 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.corpus.files import Corpus, RejectsFile, rejects_path
 from care_qdrant.corpus.rows import Fields, Reject, Row, check_document
 from care_qdrant.corpus.seen import Seen
-from care_qdrant.database.collection import SparseContract
-from care_qdrant.database.connection import tune_embedded
-from care_qdrant.database.create import Schema, Storage, create_collection, finish_load, join_collection
-from care_qdrant.database.limits import Limits, read_limits
-from care_qdrant.database.points import delete_points
-from care_qdrant.database.retry import Link, RetryPolicy
-from care_qdrant.database.sender import Change, Insert, Sender, Write, in_requests
 from care_qdrant.encoders import bm25
 from care_qdrant.encoders.batching import token_batches
 from care_qdrant.errors import InputError, QdrantError
 from care_qdrant.ingestion.ahead import read_ahead
-from care_qdrant.ingestion.claims import drop_false_claims
 from care_qdrant.ingestion.dry_run import estimate
 from care_qdrant.ingestion.plan import Plan, Task, check_vectors, pages
 from care_qdrant.ingestion.reading import WINDOW_DOCUMENTS, Reader
 from care_qdrant.ingestion.report import Estimate, IngestReport, Progress, Stopwatch, Tally
 from care_qdrant.ingestion.settings import DocumentModel, IngestSettings
 from care_qdrant.ingestion.sync import delete_missing
+from care_qdrant.ingestion.vector_hashes import drop_false_claims
 from care_qdrant.publishing.versions import read_mark
+from care_qdrant.store.connection import tune_embedded
+from care_qdrant.store.contracts import SparseContract
+from care_qdrant.store.create import Schema, Storage, create_collection, finish_load, join_collection
+from care_qdrant.store.limits import Limits, read_limits
+from care_qdrant.store.points import delete_points
+from care_qdrant.store.retry import Collection, RetryPolicy
+from care_qdrant.store.sender import Change, Insert, Sender, Write, in_requests
 from care_qdrant.types import Document, Vectors, embedded_text
 
 WINDOWS_AHEAD = 2
@@ -87,7 +87,7 @@ def ingest(
         EncodingError: the encoder gave no usable vector.
     """
     settings = settings or IngestSettings()
-    link = Link(client, collection, retries)
+    link = Collection(client, collection, retries)
     with _open(corpus, fields or Fields()) as source, Seen() as seen:
         rows: Iterator[Row | Reject] = islice(source.rows, settings.limit)
         schema = join_collection(link, vector_name or model.name, model.contract(), sparse=settings.sparse)
@@ -105,7 +105,7 @@ def ingest(
         return run.go(_Source(rows, source.share_read, source.rejects))
 
 
-def _refuse_version(link: Link) -> None:
+def _refuse_version(link: Collection) -> None:
     """Refuse what ``care publish`` made, while its source is there: the next version would lose what is written."""
     mark = read_mark(link, link.collection)
     if mark is None or mark.adds is not None:
@@ -175,7 +175,7 @@ def _sparse_contract(rows: Iterator[Row | Reject]) -> tuple[SparseContract, Iter
 class _Run:
     """One ingestion."""
 
-    link: Link
+    link: Collection
     model: DocumentModel
     schema: Schema
     settings: IngestSettings
@@ -212,7 +212,7 @@ class _Run:
             link=self.link,
             schema=self.schema,
             counter=lambda: self.model.document_tokenizer,
-            long=self.settings.long,
+            overflow=self.settings.overflow,
             shard=self.settings.shard,
             is_new=self.is_new,
             seen=self.seen,
@@ -282,7 +282,7 @@ class _Run:
             self.link,
             self.seen,
             in_share=settings.shard.has,
-            max_share=settings.max_delete_share,
+            max_share=settings.max_delete_fraction,
             dry_run=settings.dry_run,
         )
 
@@ -330,7 +330,7 @@ class _Run:
             seconds=round(seconds, 3),
             documents_per_second=round(tally.documents / seconds, 1),
             tokens_per_second=round(tally.tokens / watch.total_seconds, 1) if tally.tokens else 0.0,
-            encoder_wait_share=round(watch.idle_share, 4),
+            encoder_idle_fraction=round(watch.idle_share, 4),
             collection=self.link.collection,
             vector_name=self.schema.vector_name,
             fingerprint=self.schema.dense.fingerprint,

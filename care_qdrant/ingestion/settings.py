@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from care_qdrant.corpus.chunking import Long
-from care_qdrant.database.collection import VectorContract
+from care_qdrant.corpus.chunking import Overflow
 from care_qdrant.encoders import Encoder, TokenCounter
 from care_qdrant.errors import InputError
 from care_qdrant.ingestion.reading import Shard
+from care_qdrant.store.contracts import VectorContract
 
 
 class DocumentModel(Protocol):
@@ -33,7 +33,7 @@ class DocumentModel(Protocol):
 class IngestSettings:
     """What to do with the rows of a corpus."""
 
-    long: Long = "split"
+    overflow: Overflow = "split"
     sparse: bool = False
     """Write BM25 vectors, too. A collection that has them gets them in any case."""
     limit: int | None = None
@@ -41,7 +41,7 @@ class IngestSettings:
     shard: Shard = field(default_factory=Shard)
     sync: bool = False
     """Delete the points of documents that the corpus does not have any more."""
-    max_delete_share: float = 0.2
+    max_delete_fraction: float = 0.2
     """Of the stored points: how much a sync may delete."""
     sync_despite_rejects: bool = False
     """A rejected row may be a document that is stored: without this, a sync then deletes nothing."""
@@ -53,7 +53,7 @@ class IngestSettings:
     def __post_init__(self) -> None:
         if self.sync and self.limit is not None:
             raise InputError("--sync needs the whole corpus, and --limit reads a part of it; leave one out")
-        if not 0 <= self.max_delete_share <= 1:
-            raise InputError(f"--max-delete-share is {self.max_delete_share}; expected a share from 0 to 1")
+        if not 0 <= self.max_delete_fraction <= 1:
+            raise InputError(f"--max-delete-fraction is {self.max_delete_fraction}; expected a share from 0 to 1")
         if self.batch_tokens < 1 or (self.limit is not None and self.limit < 1):
             raise InputError(f"--batch-tokens {self.batch_tokens} and --limit {self.limit} must be at least 1")

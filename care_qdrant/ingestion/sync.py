@@ -11,16 +11,18 @@ from typing import Any
 from qdrant_client import models
 
 from care_qdrant.corpus.seen import Seen
-from care_qdrant.database.limits import read_limits
-from care_qdrant.database.payload import CARE_KEY
-from care_qdrant.database.points import delete_points
-from care_qdrant.database.retry import Link
 from care_qdrant.errors import InputError
 from care_qdrant.ingestion.plan import pages
+from care_qdrant.store.limits import read_limits
+from care_qdrant.store.payload import CARE_KEY
+from care_qdrant.store.points import delete_points
+from care_qdrant.store.retry import Collection
 from care_qdrant.types import point_id
 
 
-def delete_missing(link: Link, seen: Seen, *, in_share: Callable[[str], bool], max_share: float, dry_run: bool) -> int:
+def delete_missing(
+    link: Collection, seen: Seen, *, in_share: Callable[[str], bool], max_share: float, dry_run: bool
+) -> int:
     """Delete the points of documents that the corpus does not have, and give how many there were.
 
     Two passes: the first only counts, so that nothing is deleted where the guard would stop it.
@@ -43,7 +45,7 @@ def delete_missing(link: Link, seen: Seen, *, in_share: Callable[[str], bool], m
         raise InputError(
             f"collection {link.collection!r}: {missing:,} of {stored:,} points ({missing / stored:.0%}) are not in the "
             f"corpus, more than the {max_share:.0%} that --sync may delete; the corpus is stored, and nothing was "
-            "deleted. If the corpus is complete, give a larger --max-delete-share"
+            "deleted. If the corpus is complete, give a larger --max-delete-fraction"
         )
     if missing and not dry_run:
         ids = (point for point, is_missing in _points(link, seen, in_share, page_size) if is_missing)
@@ -52,7 +54,9 @@ def delete_missing(link: Link, seen: Seen, *, in_share: Callable[[str], bool], m
     return missing
 
 
-def _points(link: Link, seen: Seen, in_share: Callable[[str], bool], page_size: int) -> Iterator[tuple[str, bool]]:
+def _points(
+    link: Collection, seen: Seen, in_share: Callable[[str], bool], page_size: int
+) -> Iterator[tuple[str, bool]]:
     """Give the id of each point that ingestion wrote, and whether the corpus lacks it."""
     offset: Any = None
     while True:
@@ -67,7 +71,7 @@ def _points(link: Link, seen: Seen, in_share: Callable[[str], bool], page_size: 
             return
 
 
-def _scroll(link: Link, offset: Any, page_size: int) -> tuple[list[models.Record], Any]:
+def _scroll(link: Collection, offset: Any, page_size: int) -> tuple[list[models.Record], Any]:
     return link.client.scroll(
         link.collection,
         limit=page_size,

@@ -12,12 +12,12 @@ from functools import partial
 
 from qdrant_client import models
 
-from care_qdrant.database.limits import read_limits
-from care_qdrant.database.points import PointId, count_points, in_pages, read_ids, read_points
-from care_qdrant.database.retry import Link
-from care_qdrant.database.same import Measure, measures, same_point, vectors_of, without_vector
-from care_qdrant.database.sender import MAX_BYTES, Insert, Sender, Write
 from care_qdrant.errors import InputError, NotVerified
+from care_qdrant.store.limits import read_limits
+from care_qdrant.store.point_equality import Measure, measures, same_point, vectors_of, without_vector
+from care_qdrant.store.points import PointId, count_points, in_pages, read_ids, read_points
+from care_qdrant.store.retry import Collection
+from care_qdrant.store.sender import MAX_BYTES, Insert, Sender, Write
 
 OnProgress = Callable[[int, int], None]
 """Is told how many points are dealt with, and how many there are."""
@@ -58,8 +58,8 @@ class Copied:
 
 
 def copy_points(
-    source: Link,
-    target: Link,
+    source: Collection,
+    target: Collection,
     vectors: Mapping[str, models.VectorParams],
     settings: CopySettings,
     *,
@@ -111,8 +111,8 @@ class Sample:
 
 
 def verify_copy(
-    source: Link,
-    target: Link,
+    source: Collection,
+    target: Collection,
     vectors: Mapping[str, models.VectorParams],
     sample: Sequence[PointId],
     *,
@@ -152,8 +152,8 @@ def verify_copy(
 class _Copy:
     """A copy in progress; `writes` runs in the threads of the sender."""
 
-    source: Link
-    target: Link
+    source: Collection
+    target: Collection
     measures: Mapping[str, Measure]
     settings: CopySettings
     is_new: bool
@@ -194,7 +194,7 @@ def _as_point(record: models.Record) -> models.PointStruct:
     return models.PointStruct(id=record.id, vector=vectors_of(record), payload=record.payload)
 
 
-def _page_size(link: Link, vectors: Mapping[str, models.VectorParams]) -> int:
+def _page_size(link: Collection, vectors: Mapping[str, models.VectorParams]) -> int:
     """Give how many points a request of about `MAX_BYTES` holds, and no more than the server accepts."""
     numbers = sum(vector.size for vector in vectors.values())
     by_bytes = MAX_BYTES // (numbers * _BYTES_PER_NUMBER + _BYTES_PER_PAYLOAD)

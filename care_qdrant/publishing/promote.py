@@ -3,14 +3,14 @@
 import time
 from dataclasses import dataclass
 
-from care_qdrant.database.attached import ATTACH_KEY
-from care_qdrant.database.blueprint import Blueprint, aliases, check_like, create_indexes, create_like, read_blueprint
-from care_qdrant.database.collection import METADATA_KEY, require_collection
-from care_qdrant.database.points import ids_beyond
-from care_qdrant.database.retry import Link
 from care_qdrant.errors import InputError
 from care_qdrant.publishing.copying import Copied, CopySettings, OnProgress, copy_points, verify_copy
 from care_qdrant.publishing.versions import PUBLISH_KEY
+from care_qdrant.store.attached import ATTACH_KEY
+from care_qdrant.store.contracts import METADATA_KEY, require_collection
+from care_qdrant.store.points import ids_beyond
+from care_qdrant.store.retry import Collection
+from care_qdrant.store.schema import CollectionSchema, aliases, check_like, create_indexes, create_like, read_blueprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class PromotionReport:
 
 
 def promote(
-    source: Link,
-    target: Link,
+    source: Collection,
+    target: Collection,
     settings: CopySettings | None = None,
     *,
     on_progress: OnProgress = lambda _done, _total: None,
@@ -65,7 +65,9 @@ def promote(
     return _report(source, target, copied, settings, time.perf_counter() - start)
 
 
-def _prepare(source: Link, target: Link, blueprint: Blueprint, settings: CopySettings) -> Blueprint | None:
+def _prepare(
+    source: Collection, target: Collection, blueprint: CollectionSchema, settings: CopySettings
+) -> CollectionSchema | None:
     """Check the target that is there, or make it; None where a dry run finds none."""
     _refuse_alias(target)
     metadata = {key: value for key, value in blueprint.metadata.items() if key != PUBLISH_KEY}
@@ -85,11 +87,11 @@ def _prepare(source: Link, target: Link, blueprint: Blueprint, settings: CopySet
     return found
 
 
-def _write_metadata(link: Link, metadata: dict[str, object]) -> bool:
+def _write_metadata(link: Collection, metadata: dict[str, object]) -> bool:
     return link.client.update_collection(link.collection, metadata=metadata)
 
 
-def _refuse_alias(target: Link) -> None:
+def _refuse_alias(target: Collection) -> None:
     behind = target.call("reading the aliases", lambda: aliases(target.client)).get(target.collection)
     if behind is not None:
         raise InputError(
@@ -98,7 +100,7 @@ def _refuse_alias(target: Link) -> None:
         )
 
 
-def _refuse_strangers(source: Link, target: Link) -> None:
+def _refuse_strangers(source: Collection, target: Collection) -> None:
     strangers = next(ids_beyond(source, target), None)
     if strangers:
         raise InputError(
@@ -107,7 +109,9 @@ def _refuse_strangers(source: Link, target: Link) -> None:
         )
 
 
-def _report(source: Link, target: Link, copied: Copied, settings: CopySettings, seconds: float) -> PromotionReport:
+def _report(
+    source: Collection, target: Collection, copied: Copied, settings: CopySettings, seconds: float
+) -> PromotionReport:
     return PromotionReport(
         source=source.collection,
         target=target.collection,

@@ -10,15 +10,15 @@ from typing import Literal
 
 from qdrant_client import QdrantClient
 
-from care_qdrant.database.blueprint import Blueprint, check_like, create_indexes, create_like, read_blueprint, resolve
-from care_qdrant.database.connection import tune_embedded
-from care_qdrant.database.points import count_points, delete_points, ids_beyond, read_ids
-from care_qdrant.database.retry import Link, RetryPolicy
 from care_qdrant.errors import InputError
 from care_qdrant.publishing.copying import Copied, CopySettings, OnProgress, Sample, copy_points, verify_copy
 from care_qdrant.publishing.readiness import KnownItems, check_known_items, wait_until_indexed
 from care_qdrant.publishing.snapshot import fill_by_snapshot, require_snapshots
 from care_qdrant.publishing.versions import Mark, as_metadata, delete_old, point_alias, read_versions, write_mark
+from care_qdrant.store.connection import tune_embedded
+from care_qdrant.store.points import count_points, delete_points, ids_beyond, read_ids
+from care_qdrant.store.retry import Collection, RetryPolicy
+from care_qdrant.store.schema import CollectionSchema, check_like, create_indexes, create_like, read_blueprint, resolve
 
 KNOWN_ITEMS = 50
 """Points that their own vectors have to find."""
@@ -115,10 +115,10 @@ def publish(
         QdrantError: Qdrant refused or could not be reached.
     """
     settings, start = settings or PublishSettings(), time.perf_counter()
-    origin = Link(client, source, retries)
-    origin = Link(client, origin.call("looking for the source", lambda: resolve(client, source)), retries)
+    origin = Collection(client, source, retries)
+    origin = Collection(client, origin.call("looking for the source", lambda: resolve(client, source)), retries)
     versions = read_versions(origin, alias or source)
-    target = Link(client, versions.name_for(origin.collection), retries)
+    target = Collection(client, versions.name_for(origin.collection), retries)
     gone: list[str] = []
     if settings.dry_run:
         built = _compare(origin, target, settings, on_progress)
@@ -153,14 +153,14 @@ def roll_back(
     Raises:
         InputError: there is no such alias, nothing was before, or it was deleted.
     """
-    versions = read_versions(Link(client, alias, retries), alias)
+    versions = read_versions(Collection(client, alias, retries), alias)
     if versions.live is None:
         raise InputError(f"there is no alias {alias!r}; care publish COLLECTION --as {alias} makes one")
-    live = Link(client, versions.live, retries)
+    live = Collection(client, versions.live, retries)
     mark = versions.marks.get(versions.live)
     if mark is None or mark.replaces is None:
         raise InputError(f"alias {alias!r} points at {versions.live!r}, and nothing is known to have been before it")
-    former = Link(client, mark.replaces, retries)
+    former = Collection(client, mark.replaces, retries)
     if not former.call("looking for it", lambda: client.collection_exists(former.collection)):
         there = ", ".join(versions.marks)
         raise InputError(f"{former.collection!r}, where alias {alias!r} pointed before, was deleted (there: {there})")
@@ -171,7 +171,7 @@ def roll_back(
     return RollbackReport(alias, former.collection, live.collection, points, left_points, dry_run)
 
 
-def _compare(origin: Link, target: Link, settings: PublishSettings, on_progress: OnProgress) -> _Built:
+def _compare(origin: Collection, target: Collection, settings: PublishSettings, on_progress: OnProgress) -> _Built:
     """Say what would be written."""
     vectors, is_new = read_blueprint(origin).dense, not _exists(target)
     copying = CopySettings(dry_run=True, sample=settings.sample)
@@ -179,7 +179,7 @@ def _compare(origin: Link, target: Link, settings: PublishSettings, on_progress:
     return _Built(copied, 0 if is_new else sum(map(len, ids_beyond(origin, target))))
 
 
-def _build(origin: Link, target: Link, settings: PublishSettings, on_progress: OnProgress) -> _Built:
+def _build(origin: Collection, target: Collection, settings: PublishSettings, on_progress: OnProgress) -> _Built:
     """Make the version equal to the source, and verify it."""
     if settings.via == "snapshot":
         require_snapshots(origin)
@@ -199,7 +199,7 @@ def _build(origin: Link, target: Link, settings: PublishSettings, on_progress: O
     return _Built(copied, deleted, known_items)
 
 
-def _recover(origin: Link, target: Link, settings: PublishSettings) -> Copied:
+def _recover(origin: Collection, target: Collection, settings: PublishSettings) -> Copied:
     """Fill an empty version from a snapshot."""
     fill_by_snapshot(origin, target, settings.index_minutes * 60)
     sample = Sample(settings.sample)
@@ -208,7 +208,7 @@ def _recover(origin: Link, target: Link, settings: PublishSettings) -> Copied:
     return Copied(added=count_points(target), sample=sample.ids)
 
 
-def _prepare(origin: Link, target: Link, blueprint: Blueprint) -> bool:
+def _prepare(origin: Collection, target: Collection, blueprint: CollectionSchema) -> bool:
     """Make the version, or check the one that an interrupted run left; say whether it is empty."""
     if not _exists(target):
         create_like(target, blueprint, blueprint.metadata | as_metadata(Mark(origin.collection)))
@@ -219,5 +219,5 @@ def _prepare(origin: Link, target: Link, blueprint: Blueprint) -> bool:
     return found.points == 0
 
 
-def _exists(link: Link) -> bool:
+def _exists(link: Collection) -> bool:
     return link.call("looking for the version", lambda: link.client.collection_exists(link.collection))

@@ -8,10 +8,10 @@ from typing import Any
 
 from qdrant_client import models
 
-from care_qdrant.database.points import PointId, read_points
-from care_qdrant.database.retry import Link
-from care_qdrant.database.same import ROUNDING, vectors_of
 from care_qdrant.errors import NotVerified
+from care_qdrant.store.point_equality import ROUNDING, vectors_of
+from care_qdrant.store.points import PointId, read_points
+from care_qdrant.store.retry import Collection
 
 TOP_K = 10
 LEAST_SHARE = 0.95
@@ -27,7 +27,9 @@ class KnownItems:
     found: int
 
 
-def wait_until_indexed(link: Link, longest_seconds: float, *, sleep: Callable[[float], None] = time.sleep) -> None:
+def wait_until_indexed(
+    link: Collection, longest_seconds: float, *, sleep: Callable[[float], None] = time.sleep
+) -> None:
     """Wait until the server has built the search index; before that, it would answer by brute force.
 
     Raises:
@@ -49,7 +51,7 @@ def wait_until_indexed(link: Link, longest_seconds: float, *, sleep: Callable[[f
 
 
 def check_known_items(
-    source: Link, target: Link, vectors: Mapping[str, models.VectorParams], ids: Sequence[PointId]
+    source: Collection, target: Collection, vectors: Mapping[str, models.VectorParams], ids: Sequence[PointId]
 ) -> KnownItems:
     """Search the target with vectors of the source, each of which has to find its own point.
 
@@ -81,7 +83,7 @@ def _finds_itself(params: models.VectorParams) -> bool:
     return params.distance is not models.Distance.DOT and params.multivector_config is None
 
 
-def _answers(target: Link, name: str, points: Mapping[PointId, models.Record]) -> Iterator[bool]:
+def _answers(target: Collection, name: str, points: Mapping[PointId, models.Record]) -> Iterator[bool]:
     for point_id, record in points.items():
         vector = vectors_of(record).get(name)
         if vector is None:
@@ -95,7 +97,7 @@ def _is_all_alike(hits: Sequence[models.ScoredPoint]) -> bool:
     return len(hits) == TOP_K and abs(hits[0].score - hits[-1].score) <= ROUNDING
 
 
-def _search(target: Link, name: str, vector: Any) -> list[models.ScoredPoint]:
+def _search(target: Collection, name: str, vector: Any) -> list[models.ScoredPoint]:
     return target.client.query_points(
         target.collection, query=vector, using=name or None, limit=TOP_K, with_payload=False
     ).points

@@ -7,12 +7,12 @@ from urllib.parse import quote
 
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.database.connection import is_embedded
-from care_qdrant.database.retry import Link, RetryPolicy
 from care_qdrant.errors import InputError, Rejected
+from care_qdrant.store.connection import is_embedded
+from care_qdrant.store.retry import Collection, RetryPolicy
 
 
-def require_snapshots(link: Link) -> None:
+def require_snapshots(link: Collection) -> None:
     """Refuse a Qdrant that has no snapshots of whole collections.
 
     Raises:
@@ -28,7 +28,7 @@ def require_snapshots(link: Link) -> None:
         )
 
 
-def fill_by_snapshot(source: Link, target: Link, longest_seconds: float) -> None:
+def fill_by_snapshot(source: Collection, target: Collection, longest_seconds: float) -> None:
     """Make an empty collection hold what another one of the same server holds.
 
     The server fetches the snapshot from itself, by the URL that this client uses.
@@ -43,7 +43,7 @@ def fill_by_snapshot(source: Link, target: Link, longest_seconds: float) -> None
     """
     with _patient(source.client, longest_seconds) as client:
         # Once: a second snapshot, or a recovery over one that still goes on, would do more harm than an error.
-        origin, copy = (Link(client, link.collection, RetryPolicy(attempts=1)) for link in (source, target))
+        origin, copy = (Collection(client, link.collection, RetryPolicy(attempts=1)) for link in (source, target))
         snapshot = origin.call("making a snapshot", lambda: client.create_snapshot(origin.collection, wait=True))
         if snapshot is None:
             raise Rejected(f"the server made no snapshot of collection {origin.collection!r}: leave out --via snapshot")

@@ -11,10 +11,10 @@ from typing import Any
 
 from qdrant_client import models
 
-from care_qdrant.database.blueprint import aliases
-from care_qdrant.database.collection import collection_names
-from care_qdrant.database.retry import Link
 from care_qdrant.errors import InputError
+from care_qdrant.store.contracts import collection_names
+from care_qdrant.store.retry import Collection
+from care_qdrant.store.schema import aliases
 
 PUBLISH_KEY = "care_publish"
 """In the metadata of a version."""
@@ -62,7 +62,7 @@ class Versions:
         return _number(self.alias, collection or "")
 
 
-def read_versions(link: Link, alias: str) -> Versions:
+def read_versions(link: Collection, alias: str) -> Versions:
     """Look up an alias and its versions.
 
     Raises:
@@ -80,7 +80,7 @@ def read_versions(link: Link, alias: str) -> Versions:
     return Versions(alias, live, marks, highest=max(numbers.values(), default=0))
 
 
-def write_mark(version: Link, mark: Mark) -> None:
+def write_mark(version: Collection, mark: Mark) -> None:
     """Let a version remember a mark, beside what else it remembers."""
     metadata = as_metadata(mark)
     version.call("marking", lambda: version.client.update_collection(version.collection, metadata=metadata))
@@ -91,7 +91,7 @@ def as_metadata(mark: Mark) -> dict[str, Any]:
     return {PUBLISH_KEY: asdict(mark)}
 
 
-def point_alias(version: Link, versions: Versions) -> None:
+def point_alias(version: Collection, versions: Versions) -> None:
     """Let the alias point at a version, in one step: at no moment is it missing."""
     create = models.CreateAlias(collection_name=version.collection, alias_name=versions.alias)
     steps: list[models.AliasOperations] = [models.CreateAliasOperation(create_alias=create)]
@@ -101,7 +101,7 @@ def point_alias(version: Link, versions: Versions) -> None:
     version.call("switching the alias", lambda: version.client.update_collection_aliases(steps))
 
 
-def delete_old(live: Link, versions: Versions, keep: int) -> list[str]:
+def delete_old(live: Collection, versions: Versions, keep: int) -> list[str]:
     """Delete versions that are older than the live one and that no alias points at; give their names.
 
     Args:
@@ -118,7 +118,7 @@ def delete_old(live: Link, versions: Versions, keep: int) -> list[str]:
     return older[keep:]
 
 
-def read_mark(link: Link, collection: str) -> Mark | None:
+def read_mark(link: Collection, collection: str) -> Mark | None:
     """Give the mark of a collection; None for one that was not made by publishing."""
     info = link.call("reading a version", lambda: link.client.get_collection(collection))
     mark = (info.config.metadata or {}).get(PUBLISH_KEY)

@@ -5,24 +5,24 @@ from typing import Any
 
 from qdrant_client import models
 
-from care_qdrant.database.layout import guess_layout
-from care_qdrant.database.payload import CARE_KEY, hit_from_payload
 from care_qdrant.errors import InputError
+from care_qdrant.store.layout import guess_layout
+from care_qdrant.store.payload import CARE_KEY, hit_from_payload
 from care_qdrant.types import Hit
 
 
-def read_hit(point: models.ScoredPoint, text_path: str | None = None) -> Hit:
+def read_hit(point: models.ScoredPoint, text_field: str | None = None) -> Hit:
     """Give the hit that a point is; one without a text is a hit with an empty text, not the end of the search.
 
     Args:
         point: With its payload.
-        text_path: Where a payload of another tool has the text; None finds out.
+        text_field: Where a payload of another tool has the text; None finds out.
     """
     payload = point.payload or {}
     care = payload.get(CARE_KEY)
     if isinstance(care, Mapping) and "chunk" in care:
         return hit_from_payload(str(point.id), point.score, payload)
-    return _foreign_hit(str(point.id), point.score, payload, text_path)
+    return _foreign_hit(str(point.id), point.score, payload, text_field)
 
 
 def best_of_each_document(hits: Iterable[Hit]) -> list[Hit]:
@@ -33,9 +33,9 @@ def best_of_each_document(hits: Iterable[Hit]) -> list[Hit]:
     return list(best.values())
 
 
-def _foreign_hit(point_id: str, score: float, payload: Mapping[str, Any], text_path: str | None) -> Hit:
+def _foreign_hit(point_id: str, score: float, payload: Mapping[str, Any], text_field: str | None) -> Hit:
     try:
-        layout = guess_layout([payload], text_path=text_path)
+        layout = guess_layout([payload], text_field=text_field)
     except InputError:
         return Hit(document_id=point_id, point_id=point_id, score=score, text="", metadata=payload)
     return Hit(

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Literal
 
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.database.attached import read_text_path
-from care_qdrant.database.collection import (
+from care_qdrant.encoders import bm25
+from care_qdrant.errors import InputError
+from care_qdrant.search.fusion import DEFAULT_ALPHA, Fusion, fused_request
+from care_qdrant.search.hits import best_of_each_document, read_hit
+from care_qdrant.store.attached import read_text_path
+from care_qdrant.store.connection import is_embedded
+from care_qdrant.store.contracts import (
     SparseContract,
     check_contract,
     check_sparse_contract,
     read_contracts,
     require_collection,
 )
-from care_qdrant.database.connection import is_embedded
-from care_qdrant.database.retry import Link, RetryPolicy
-from care_qdrant.encoders import bm25
-from care_qdrant.errors import InputError
-from care_qdrant.search.fusion import DEFAULT_ALPHA, Fusion, fused_request
-from care_qdrant.search.hits import best_of_each_document, read_hit
+from care_qdrant.store.retry import Collection, RetryPolicy
 from care_qdrant.types import Hit
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class _Names:
 
     dense: str | None
     sparse: str | None
-    text_path: str | None
+    text_field: str | None
     """Where attach read the texts; None where nothing was attached."""
     checked_at: float
     """By the monotonic clock, in seconds."""
@@ -103,7 +103,7 @@ class Retriever:
         if not 0 <= alpha <= 1:
             raise InputError(f"alpha is {alpha}; it is the share of the dense list, from 0 to 1")
         self._client, self._collection = client, collection
-        self._link = Link(client, collection, _POLICY)
+        self._link = Collection(client, collection, _POLICY)
         self._model = model if mode != "sparse" else None
         self._is_lexical = mode != "dense"
         self._vector_name, self._sparse_vector_name = vector_name, sparse_vector_name
@@ -134,7 +134,7 @@ class Retriever:
         for start in range(0, len(asked), BATCH_QUERIES):
             numbers = asked[start : start + BATCH_QUERIES]
             questions = self._questions(names, [queries[number] for number in numbers], filter)
-            for number, hits in zip(numbers, self._answers(questions, top_k, names.text_path), strict=True):
+            for number, hits in zip(numbers, self._answers(questions, top_k, names.text_field), strict=True):
                 answers[number] = hits
         return answers
 
@@ -173,14 +173,14 @@ class Retriever:
                     question.append(models.Prefetch(query=terms, using=names.sparse, filter=filter_))
         return questions
 
-    def _answers(self, questions: Sequence[Question], top_k: int, text_path: str | None) -> list[list[Hit]]:
+    def _answers(self, questions: Sequence[Question], top_k: int, text_field: str | None) -> list[list[Hit]]:
         """Ask, and ask again for more points where chunks of few documents crowd the answer."""
         answers: list[list[Hit]] = [[] for _ in questions]
         numbers = [number for number, question in enumerate(questions) if question]
         for limit in (top_k * times for times in _WIDER):
             unfinished = []
             for number, points in zip(numbers, self._ask([questions[n] for n in numbers], limit), strict=True):
-                hits = [read_hit(point, text_path) for point in points]
+                hits = [read_hit(point, text_field) for point in points]
                 answers[number] = best_of_each_document(hits)[:top_k] if self._unique_documents else hits
                 if len(points) == limit and len(answers[number]) < top_k:
                     unfinished.append(number)

@@ -26,7 +26,9 @@ def filled() -> QdrantClient:
     files = find_tasks(SAMPLE).retrieval
     assert files
     client = QdrantClient(":memory:")
-    ingest(read_corpus(files.corpus), MODEL, client, "sample", settings=IngestSettings(long="truncate", sparse=True))
+    ingest(
+        read_corpus(files.corpus), MODEL, client, "sample", settings=IngestSettings(overflow="truncate", sparse=True)
+    )
     return client
 
 

@@ -72,7 +72,7 @@ def test_fewer_dimensions_are_those_of_numpy() -> None:
 def test_vectors_read_back_are_those_that_were_written(client: QdrantClient) -> None:
     model = HashModel()
     rows = [Document(f"d{number}", text) for number, text in enumerate(TEXTS)]
-    ingest(rows, model, client, "c", settings=IngestSettings(long="truncate"))
+    ingest(rows, model, client, "c", settings=IngestSettings(overflow="truncate"))
     documents, vectors = read_vectors(client, "c", model.name)
     expected = dict(zip([row.id for row in rows], model.encode_document(TEXTS), strict=True))
     assert sorted(documents) == sorted(expected)

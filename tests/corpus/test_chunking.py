@@ -66,12 +66,12 @@ def test_a_short_document_is_one_chunk_as_it_is() -> None:
 
 
 def test_truncate_keeps_one_chunk_with_the_whole_text() -> None:
-    [sized] = chunks_of("长" * 100, long="truncate")  # type: ignore[misc]
+    [sized] = chunks_of("长" * 100, overflow="truncate")  # type: ignore[misc]
     assert (sized.chunk.text, sized.tokens) == ("长" * 100, 24)
 
 
 def test_reject_says_how_long_it_is() -> None:
-    assert chunks_of("长" * 100, long="reject") == Reject(1, "document has 102 tokens; the encoder reads 24", "1")
+    assert chunks_of("长" * 100, overflow="reject") == Reject(1, "document has 102 tokens; the encoder reads 24", "1")
 
 
 def test_a_title_that_fills_the_encoder_is_rejected() -> None:

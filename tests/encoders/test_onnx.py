@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from care_qdrant.encoders.onnx import OnnxEncoder, session_options
 from care_qdrant.errors import EncodingError, IncompleteModel, ModelError
-from care_qdrant.onnx.export import export_query_encoder
+from care_qdrant.export.onnx import export_query_encoder
 from tests import tiny
 from tests.encoders.conftest import PROMPT, Exported
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from qdrant_client import QdrantClient
 
-from care_qdrant.database.connection import open_client
-from care_qdrant.database.retry import RetryPolicy
+from care_qdrant.store.connection import open_client
+from care_qdrant.store.retry import RetryPolicy
 from tests.standin import StandIn
 from tests.tiny import medical_texts
 

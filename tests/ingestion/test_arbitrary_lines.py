@@ -13,8 +13,8 @@ from qdrant_client import QdrantClient
 
 from care_qdrant.corpus.files import Corpus
 from care_qdrant.corpus.rows import Row
-from care_qdrant.database.connection import open_client
 from care_qdrant.ingestion.run import ingest
+from care_qdrant.store.connection import open_client
 from tests.standin import StandIn
 from tests.tiny import HashModel
 

@@ -10,8 +10,8 @@ from click.testing import CliRunner, Result
 
 from care_qdrant import model as model_module
 from care_qdrant.cli.ingest import command
-from care_qdrant.database.connection import open_client
 from care_qdrant.errors import InputError
+from care_qdrant.store.connection import open_client
 from tests.ingestion.conftest import WriteCorpus, short_rows
 from tests.standin import StandIn
 from tests.tiny import HashModel
@@ -85,7 +85,7 @@ def test_options_reach_the_server(write_corpus: WriteCorpus) -> None:
         "key",
         "--text-field",
         "body",
-        "--long",
+        "--overflow",
         "reject",
         "--vector-name",
         "v",

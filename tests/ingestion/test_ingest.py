@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.database.collection import SparseContract, read_contracts, write_contract
-from care_qdrant.database.connection import is_embedded, open_client
-from care_qdrant.database.create import LOAD_KEY, SPARSE_VECTOR_NAME, Storage
 from care_qdrant.encoders import bm25
 from care_qdrant.errors import EncodingError, InputError
 from care_qdrant.ingestion.reading import Shard
 from care_qdrant.ingestion.run import ingest
 from care_qdrant.ingestion.settings import IngestSettings
+from care_qdrant.store.connection import is_embedded, open_client
+from care_qdrant.store.contracts import SparseContract, read_contracts, write_contract
+from care_qdrant.store.create import LOAD_KEY, SPARSE_VECTOR_NAME, Storage
 from care_qdrant.types import Document, Vectors, point_id
 from tests.ingestion.conftest import WriteCorpus, short_rows, stored_texts
 from tests.standin import StandIn
@@ -167,7 +167,7 @@ def test_a_dry_run_counts_and_writes_nothing(qdrant: QdrantClient, write_corpus:
         HashModel(),
         qdrant,
         "corpus",
-        settings=IngestSettings(sync=True, max_delete_share=1, dry_run=True),
+        settings=IngestSettings(sync=True, max_delete_fraction=1, dry_run=True),
     )
     assert (report.encoded, report.unchanged, report.deleted, report.points) == (10, 20, 20, 40)
     assert qdrant.count("corpus").count == 40
@@ -271,7 +271,7 @@ def test_an_embedded_collection_writes_ahead(tmp_path: Path) -> None:
         assert list((tmp_path / "q").rglob("*-wal"))
 
 
-@pytest.mark.parametrize("settings", [{"sync": True, "limit": 1}, {"max_delete_share": 1.5}, {"batch_tokens": 0}])
+@pytest.mark.parametrize("settings", [{"sync": True, "limit": 1}, {"max_delete_fraction": 1.5}, {"batch_tokens": 0}])
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, object]) -> None:
     with pytest.raises(InputError):
         IngestSettings(**settings)  # type: ignore[arg-type]

@@ -7,12 +7,12 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.corpus.seen import Seen
-from care_qdrant.database.connection import open_client
-from care_qdrant.database.retry import Link, RetryPolicy
-from care_qdrant.database.sender import MAX_BYTES, QUEUE, Insert, Sender, in_requests
 from care_qdrant.errors import CareError
 from care_qdrant.ingestion.ahead import read_ahead
 from care_qdrant.ingestion.report import Stopwatch
+from care_qdrant.store.connection import open_client
+from care_qdrant.store.retry import Collection, RetryPolicy
+from care_qdrant.store.sender import MAX_BYTES, QUEUE, Insert, Sender, in_requests
 from care_qdrant.types import Document
 from tests.standin import StandIn
 
@@ -113,7 +113,7 @@ def client() -> Iterator[QdrantClient]:
 
 def test_a_slow_server_holds_the_encoder_back(client: QdrantClient) -> None:
     waiting: list[int] = []
-    with Sender(Link(client, "c")) as sender:
+    with Sender(Collection(client, "c")) as sender:
         for number in range(60):
             sender.submit(lambda number=number: [Insert([point(number)])])  # type: ignore[misc]
             waiting.append(number + 1 - sender.stored)
@@ -122,11 +122,11 @@ def test_a_slow_server_holds_the_encoder_back(client: QdrantClient) -> None:
 
 
 def test_an_error_of_the_block_is_not_hidden(client: QdrantClient) -> None:
-    with pytest.raises(ZeroDivisionError), Sender(Link(client, "c")) as sender:
+    with pytest.raises(ZeroDivisionError), Sender(Collection(client, "c")) as sender:
         sender.submit(lambda: [Insert([point(1)])])
         _ = 1 / 0
 
 
 def test_an_error_while_building_points_is_raised(client: QdrantClient) -> None:
-    with pytest.raises(ZeroDivisionError), Sender(Link(client, "c")) as sender:
+    with pytest.raises(ZeroDivisionError), Sender(Collection(client, "c")) as sender:
         sender.submit(lambda: [Insert([point(1 // 0)])])

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.database.connection import open_client
-from care_qdrant.database.create import SPARSE_VECTOR_NAME
+from care_qdrant.attach.attach import attach
 from care_qdrant.errors import (
     CareError,
     FingerprintMismatch,
@@ -19,10 +18,11 @@ from care_qdrant.errors import (
     ServerTooOld,
     Unreachable,
 )
-from care_qdrant.existing.attach import attach
 from care_qdrant.ingestion.run import ingest
 from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.publishing.publish import publish
+from care_qdrant.store.connection import open_client
+from care_qdrant.store.create import SPARSE_VECTOR_NAME
 from care_qdrant.types import Document
 from tests.ingestion.conftest import IMPATIENT, WriteCorpus, short_rows
 from tests.standin import StandIn

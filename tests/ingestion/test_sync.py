@@ -9,7 +9,7 @@ from tests.ingestion.conftest import WriteCorpus, short_rows, stored_texts
 from tests.tiny import HashModel, medical_texts
 
 SYNC = IngestSettings(sync=True)
-ANY_SHARE = IngestSettings(sync=True, max_delete_share=1)
+ANY_SHARE = IngestSettings(sync=True, max_delete_fraction=1)
 
 
 def test_documents_that_are_gone_are_deleted_with_all_their_chunks(
@@ -76,7 +76,7 @@ def test_a_shard_deletes_only_its_own(qdrant: QdrantClient, write_corpus: WriteC
             HashModel(),
             qdrant,
             "corpus",
-            settings=IngestSettings(sync=True, max_delete_share=0.5, shard=Shard(number, 2)),
+            settings=IngestSettings(sync=True, max_delete_fraction=0.5, shard=Shard(number, 2)),
         ).deleted
         for number in (1, 2)
     ]

@@ -8,9 +8,9 @@ from typing import Any
 
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.database.collection import METADATA_KEY, SparseContract, VectorContract
-from care_qdrant.database.payload import chunk_payload
 from care_qdrant.encoders import bm25
+from care_qdrant.store.contracts import METADATA_KEY, SparseContract, VectorContract
+from care_qdrant.store.payload import chunk_payload
 from care_qdrant.types import Chunk, Document
 from tests.tiny import HashEncoder, HashModel
 

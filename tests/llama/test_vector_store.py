@@ -24,12 +24,12 @@ from llama_index.vector_stores.care import CareVectorStore
 from llama_index.vector_stores.qdrant import QdrantVectorStore
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
 
-from care_qdrant.database.collection import VectorContract, read_contracts
-from care_qdrant.database.layout import guess_layout
 from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch
 from care_qdrant.ingestion.run import ingest
 from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.search.retriever import Retriever
+from care_qdrant.store.contracts import VectorContract, read_contracts
+from care_qdrant.store.layout import guess_layout
 from tests.llama import collections as made
 from tests.llama.collections import DOCUMENTS, NAME, Write, fill, node_id, vector
 from tests.tiny import HashModel, point_alias
@@ -206,7 +206,7 @@ class TestReading:
 
     def test_the_text_can_be_anywhere(self, client: QdrantClient) -> None:
         fill(client, lambda document: {"record": {"report": document.text}, "title": "x"})
-        store = CareVectorStore(NAME, client, text_path="record.report")
+        store = CareVectorStore(NAME, client, text_field="record.report")
         assert find(store, DOCUMENTS[0].text) == [DOCUMENTS[0].text]
 
     def test_points_with_numbers_for_ids_are_scored_selected_and_deleted(self, client: QdrantClient) -> None:

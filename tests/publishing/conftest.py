@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.database.collection import SparseContract, VectorContract, dense_vectors, write_contract
-from care_qdrant.database.connection import open_client, tune_embedded
+from care_qdrant.store.connection import open_client, tune_embedded
+from care_qdrant.store.contracts import SparseContract, VectorContract, dense_vectors, write_contract
 from tests.standin import StandIn
 
 DIM = 8

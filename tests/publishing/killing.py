@@ -5,10 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from care_qdrant.database.connection import open_client
-from care_qdrant.database.retry import Link
 from care_qdrant.publishing.promote import promote
 from care_qdrant.publishing.publish import publish
+from care_qdrant.store.connection import open_client
+from care_qdrant.store.retry import Collection
 from tests.standin import StandIn
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -28,7 +28,7 @@ def kill_after(server: StandIn, requests: int, run: Callable[..., None], *argume
 
 def run_promote(path: Path, url: str) -> None:
     with open_client(path=path) as folder, open_client(url=url) as client:
-        promote(Link(folder, "docs"), Link(client, "docs"))
+        promote(Collection(folder, "docs"), Collection(client, "docs"))
 
 
 def run_publish(url: str) -> None:

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from qdrant_client import QdrantClient
 
 from care_qdrant.cli import care
-from care_qdrant.database.connection import open_client
+from care_qdrant.store.connection import open_client
 from tests.publishing.conftest import SCHEMAS, assert_same, contents, fill
 from tests.standin import StandIn
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.database.attached import ATTACH_KEY, read_text_path
-from care_qdrant.database.collection import read_contracts
-from care_qdrant.database.connection import open_client
-from care_qdrant.database.retry import Link, RetryPolicy
 from care_qdrant.errors import FingerprintMismatch, InputError, NotVerified, Rejected, SchemaMismatch
 from care_qdrant.publishing.copying import CopySettings
 from care_qdrant.publishing.promote import promote
+from care_qdrant.store.attached import ATTACH_KEY, read_text_path
+from care_qdrant.store.connection import open_client
+from care_qdrant.store.contracts import read_contracts
+from care_qdrant.store.retry import Collection, RetryPolicy
 from tests.publishing.conftest import CONTRACT, SCHEMAS, SPARSE_CONTRACT, assert_same, contents, fill, point
 from tests.publishing.killing import kill_after, run_promote
 from tests.standin import StandIn
@@ -21,8 +21,8 @@ IMPATIENT = RetryPolicy(attempts=4, base_seconds=0.001, cap_seconds=0.002)
 PAIR = SCHEMAS["two-and-sparse"]
 
 
-def links(folder: QdrantClient, client: QdrantClient, target: str = "docs") -> tuple[Link, Link]:
-    return Link(folder, "docs"), Link(client, target, IMPATIENT)
+def links(folder: QdrantClient, client: QdrantClient, target: str = "docs") -> tuple[Collection, Collection]:
+    return Collection(folder, "docs"), Collection(client, target, IMPATIENT)
 
 
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
@@ -155,11 +155,11 @@ def test_another_model_is_refused(folder: QdrantClient, client: QdrantClient, he
 
 def test_a_prepared_empty_collection_gets_the_contract(folder: QdrantClient, client: QdrantClient) -> None:
     fill(folder, "docs", SCHEMAS["named"], 2)
-    folder.update_collection("docs", metadata={ATTACH_KEY: {"pair": {"text_path": "body"}}})
+    folder.update_collection("docs", metadata={ATTACH_KEY: {"pair": {"text_field": "body"}}})
     client.create_collection("docs", **SCHEMAS["named"], on_disk_payload=True)
     promote(*links(folder, client))
     assert read_contracts(client, "docs") == {"pair": CONTRACT}
-    assert read_text_path(Link(client, "docs"), "pair") == "body"
+    assert read_text_path(Collection(client, "docs"), "pair") == "body"
     assert client.get_collection("docs").config.params.on_disk_payload
 
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.database.collection import read_contracts
-from care_qdrant.database.connection import open_client
-from care_qdrant.database.create import LOAD_KEY
-from care_qdrant.database.retry import RetryPolicy
 from care_qdrant.errors import InputError, NotVerified, QdrantError, ServerTooOld
 from care_qdrant.publishing.publish import PublishSettings, publish, roll_back
+from care_qdrant.store.connection import open_client
+from care_qdrant.store.contracts import read_contracts
+from care_qdrant.store.create import LOAD_KEY
+from care_qdrant.store.retry import RetryPolicy
 from tests.publishing.conftest import CONTRACT, SCHEMAS, assert_same, contents, fill, point
 from tests.publishing.killing import kill_after, run_publish
 from tests.standin import StandIn

@@ -3,10 +3,10 @@
 import pytest
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.database.collection import dense_vectors
-from care_qdrant.database.retry import Link
 from care_qdrant.errors import NotVerified
 from care_qdrant.publishing.readiness import KnownItems, check_known_items, wait_until_indexed
+from care_qdrant.store.contracts import dense_vectors
+from care_qdrant.store.retry import Collection
 from tests.publishing.conftest import SCHEMAS, dense, fill
 from tests.standin import StandIn
 
@@ -15,7 +15,7 @@ AWAY = [1.0] + 7 * [0.0]
 
 
 def check(client: QdrantClient) -> KnownItems:
-    return check_known_items(Link(client, "docs"), Link(client, "copy"), dense_vectors(client, "docs"), IDS)
+    return check_known_items(Collection(client, "docs"), Collection(client, "copy"), dense_vectors(client, "docs"), IDS)
 
 
 @pytest.mark.parametrize("name", ["unnamed", "named", "unnamed-and-named", "two-and-sparse", "multivector"])
@@ -51,7 +51,7 @@ def test_the_index_is_waited_for(client: QdrantClient, server: StandIn) -> None:
     fill(client, "docs", SCHEMAS["named"], 1)
     server.engine.yellow_answers = 3
     waits: list[float] = []
-    wait_until_indexed(Link(client, "docs"), 60, sleep=waits.append)
+    wait_until_indexed(Collection(client, "docs"), 60, sleep=waits.append)
     assert len(waits) == 3
 
 
@@ -59,4 +59,4 @@ def test_an_index_that_is_not_built_in_time_is_said(client: QdrantClient, server
     fill(client, "docs", SCHEMAS["named"], 1)
     server.engine.yellow_answers = 3
     with pytest.raises(NotVerified, match="--index-minutes"):
-        wait_until_indexed(Link(client, "docs"), 0)
+        wait_until_indexed(Collection(client, "docs"), 0)

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.database.collection import SparseContract, write_contract
-from care_qdrant.database.payload import chunk_payload
 from care_qdrant.encoders import bm25
+from care_qdrant.store.contracts import SparseContract, write_contract
+from care_qdrant.store.payload import chunk_payload
 from care_qdrant.types import Chunk, Document
 from tests.standin import StandIn
 from tests.tiny import HashModel, medical_texts

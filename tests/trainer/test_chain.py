@@ -10,8 +10,8 @@ from care_trainer.export import export
 from safetensors.numpy import load_file
 from sentence_transformers import SentenceTransformer
 
+from care_qdrant.checkpoint.folder import verify
 from care_qdrant.errors import InputError
-from care_qdrant.folder.checkpoint import verify
 from care_qdrant.model import CareModel
 from tests.trainer.tiny_run import pairs, stage, tiny_run
 

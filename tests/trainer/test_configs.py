@@ -144,7 +144,7 @@ def test_a_chain_from_scratch_with_fewer_layers(name: str, tmp_path: Path) -> No
     write_world(tmp_path)
     rows: list[dict[str, object]] = [*pairs()]
     _gzipped(tmp_path / "data/train/pairs_open.jsonl.gz", rows)
-    _gzipped(tmp_path / "data/train/queries.jsonl.gz", [{"text": row["query"], "licence": "CC0"} for row in pairs()])
+    _gzipped(tmp_path / "data/train/queries.jsonl.gz", [{"text": row["query"], "license": "CC0"} for row in pairs()])
     (tmp_path / "data/dev").rename(tmp_path / "data/moved")
     (tmp_path / "data/dev").mkdir()
     (tmp_path / "data/moved").rename(tmp_path / "data/dev/retrieval")

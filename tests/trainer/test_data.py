@@ -11,7 +11,7 @@ from care_trainer.rows import pair_rows
 from care_qdrant.errors import InputError
 from tests.trainer.tiny_run import write_jsonl
 
-SIMPLE = {"query": "q", "positive": "p", "negatives": ["n"], "source": "s", "licence": "MIT"}
+SIMPLE = {"query": "q", "positive": "p", "negatives": ["n"], "source": "s", "license": "MIT"}
 
 
 def _data(tmp_path: Path, *rows: Any, **settings: Any) -> tuple[Data, Path]:
@@ -45,11 +45,11 @@ def test_a_repeated_pair_counts_once_and_texts_are_cut_first(tmp_path: Path) -> 
     assert list(iter_pairs(data, root)) == [Pair("q", "p", ("n",), "s")]
 
 
-def test_licences_and_sources_are_left_out(tmp_path: Path) -> None:
-    closed = {**SIMPLE, "query": "closed", "licence": "research-only"}
+def test_licenses_and_sources_are_left_out(tmp_path: Path) -> None:
+    closed = {**SIMPLE, "query": "closed", "license": "research-only"}
     dropped = {**SIMPLE, "query": "dropped", "source": "old"}
     data, root = _data(
-        tmp_path, SIMPLE, closed, dropped, licences_excluded=("research-only",), weights={"old": 0.0, "s": 0.5}
+        tmp_path, SIMPLE, closed, dropped, licenses_excluded=("research-only",), weights={"old": 0.0, "s": 0.5}
     )
     assert [pair.query for pair in iter_pairs(data, root)] == ["q"]
     assert pair_rows(data, root, tmp_path / "rows").weights.tolist() == [0.5]

@@ -65,7 +65,7 @@ def pairs() -> list[dict[str, Any]]:
                     "positive": f"{disease}的{aspect}：{answer}。",
                     "negatives": [f"{disease}的{other}：{ASPECTS[other][1]}。"],
                     "source": "a" if aspect in ("饮食", "用药") else "b",
-                    "licence": "CC0",
+                    "license": "CC0",
                 }
             )
     random.Random(0).shuffle(rows)

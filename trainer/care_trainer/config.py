@@ -104,8 +104,8 @@ class Data:
     weights: dict[str, float] = field(default_factory=dict)
     """Rows of a source drawn in each epoch, as a multiple of its size; 1 for a source that is not named, 0 drops it.
     Each epoch draws anew, so that a weight of 0.25 has seen every row after about four epochs."""
-    licences_excluded: tuple[str, ...] = ()
-    """Rows whose ``licence`` is one of these are left out."""
+    licenses_excluded: tuple[str, ...] = ()
+    """Rows whose ``license`` is one of these are left out."""
     max_characters: int | None = None
     """Texts are cut here before anything else reads them."""
     max_rows: int | None = None
@@ -286,7 +286,7 @@ class Export:
     probe: str | None = None
     """Name of a data set whose queries gate the int8 query encoder; None takes the last stage's."""
     probe_texts: int = 256
-    licence: str = ""
+    license: str = ""
     """SPDX identifier of the weights."""
 
 

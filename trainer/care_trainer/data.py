@@ -78,7 +78,7 @@ def _distinct(read: Callable[[], Iterator[Row]], digest: Callable[[Row], int], d
     if not len(first):
         raise InputError(
             f"{', '.join(data.files)}: no row is left after the filters "
-            f"(licences_excluded: {', '.join(data.licences_excluded) or 'none'})"
+            f"(licenses_excluded: {', '.join(data.licenses_excluded) or 'none'})"
         )
     kept = np.zeros(len(digests), dtype=bool)
     kept[first] = True
@@ -124,7 +124,7 @@ def read_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
 def _rows(data: Data, root: Path) -> Iterator[tuple[dict[str, Any], str]]:
     for name in data.files:
         for row, where in read_rows(root / name):
-            if row.get("licence") not in data.licences_excluded and data.weights.get(str(row.get("source")), 1.0) > 0:
+            if row.get("license") not in data.licenses_excluded and data.weights.get(str(row.get("source")), 1.0) > 0:
                 yield row, where
 
 

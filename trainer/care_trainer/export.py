@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
+from care_qdrant.checkpoint.card import Card, OnnxFiles
+from care_qdrant.checkpoint.folder import write_checkpoint
 from care_qdrant.errors import InputError, TrainingError
-from care_qdrant.folder.card import Card, OnnxFiles
-from care_qdrant.folder.checkpoint import write_checkpoint
-from care_qdrant.onnx.export import export_query_encoder
+from care_qdrant.export.onnx import export_query_encoder
 from care_qdrant.types import Vectors
 from care_trainer import chain, towers
 from care_trainer.config import Run
@@ -63,7 +63,7 @@ def export(run: Run, command: str) -> Card:
             document=folders["document"],
             onnx=onnx,
             temperature=records[-1]["temperature"] or run.stage[-1].__dict__.get("temperature", 0.02),
-            licence=run.export.licence,
+            license=run.export.license,
             stages=[_history(record) for record in records],
             bases=_bases(run),
             data=data,
@@ -152,21 +152,21 @@ def _bases(run: Run) -> list[dict[str, Any]]:
 
 
 def _data_sources(run: Run) -> list[dict[str, Any]]:
-    """Count the rows of each source and licence, over all data sets that a stage or the tokenizer used."""
+    """Count the rows of each source and license, over all data sets that a stage or the tokenizer used."""
     used = {stage.data for stage in run.stage if stage.data} | ({run.vocabulary.data} if run.vocabulary else set())
     counts: Counter[tuple[str, str, str]] = Counter()
     seen: set[tuple[str, tuple[str, ...]]] = set()
     for name in sorted(used):
         data = run.data[name]
         for file in data.files:
-            if (file, data.licences_excluded) in seen:
+            if (file, data.licenses_excluded) in seen:
                 continue
-            seen.add((file, data.licences_excluded))
+            seen.add((file, data.licenses_excluded))
             for row, _ in read_rows(Path(run.data_root) / file):
-                source, licence = str(row.get("source", "")), str(row.get("licence", ""))
-                if licence not in data.licences_excluded and data.weights.get(source, 1.0) > 0:
-                    counts[Path(file).name, source, licence] += 1
+                source, license = str(row.get("source", "")), str(row.get("license", ""))
+                if license not in data.licenses_excluded and data.weights.get(source, 1.0) > 0:
+                    counts[Path(file).name, source, license] += 1
     return [
-        {"file": file, "source": source, "licence": licence, "rows": rows}
-        for (file, source, licence), rows in sorted(counts.items())
+        {"file": file, "source": source, "license": license, "rows": rows}
+        for (file, source, license), rows in sorted(counts.items())
     ]

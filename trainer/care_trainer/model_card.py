@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from care_qdrant.folder.card import OnnxFiles
+from care_qdrant.checkpoint.card import OnnxFiles
 from care_trainer.config import Run, Tower
 
 _HEAD = """---
@@ -11,7 +11,7 @@ language: zh
 library_name: sentence-transformers
 pipeline_tag: feature-extraction
 tags: [asymmetric-retrieval, medical, care]
-{licence}---
+{license}---
 
 # {name}
 
@@ -33,12 +33,12 @@ def render(
     run: Run, records: Sequence[dict[str, Any]], data: Sequence[dict[str, Any]], onnx: OnnxFiles | None, command: str
 ) -> str:
     """Give the card in Markdown."""
-    licence = f"license: {run.export.licence}\n" if run.export.licence else ""
+    license = f"license: {run.export.license}\n" if run.export.license else ""
     parts = [
-        _HEAD.format(name=run.name, dim=run.dim, licence=licence),
+        _HEAD.format(name=run.name, dim=run.dim, license=license),
         "## Encoders\n\n" + _encoders(run),
         "## Training\n\n" + f"`{command}`\n\n" + _stages(records),
-        "## Data\n\n" + _table(["file", "source", "licence", "rows"], data),
+        "## Data\n\n" + _table(["file", "source", "license", "rows"], data),
         *(["## The int8 query encoder\n\n" + _gate(onnx)] if onnx else []),
         "## Limits\n\nRetrieval of documents, not medical advice: a hit is a text that resembles an answer.\n",
     ]

@@ -1,4 +1,4 @@
-"""What a run will be trained on: counts per source and licence, lengths, and leaks of the evaluation set."""
+"""What a run will be trained on: counts per source and license, lengths, and leaks of the evaluation set."""
 
 from array import array
 from collections import Counter

@@ -186,7 +186,7 @@ def _let_server_encode(
 ) -> "list[Contestant]":
     """Replace the document encoder of the first model, and of the controls that share it."""
     from care_benchmarks.remote import load_golden, make_golden, served_documents
-    from care_qdrant.folder.hub import fetch_document_side
+    from care_qdrant.checkpoint.hub import fetch_document_side
 
     model, source = contestants[0].model, contestants[0].source
     served = stack.enter_context(

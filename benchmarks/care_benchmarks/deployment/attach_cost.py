@@ -9,8 +9,8 @@ from multiprocessing.connection import Connection
 from qdrant_client import QdrantClient, models
 
 from care_benchmarks.ingestion.fake import ReadyModel
-from care_qdrant.database.connection import open_client
-from care_qdrant.existing.attach import attach
+from care_qdrant.attach.attach import attach
+from care_qdrant.store.connection import open_client
 
 OLD_DIM = 8
 BATCH = 1_000
@@ -32,7 +32,7 @@ class AttachCost:
     seconds: float
     share_of_pure_encoding: float | None
     """Time of the encoding alone, divided by the time of the whole run."""
-    encoder_wait_share: float
+    encoder_idle_fraction: float
     peak_memory_mib: float
     """Resident, of the whole process."""
 
@@ -82,4 +82,4 @@ def _attach(
         report = attach(client, name, ReadyModel(dim, texts_per_second=rate))
     kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     peak_mib = kilobytes / (1024 if sys.platform == "linux" else 1024**2)
-    answer.send((report.covered, report.seconds, report.encoder_wait_share, round(peak_mib, 1)))
+    answer.send((report.covered, report.seconds, report.encoder_idle_fraction, round(peak_mib, 1)))

@@ -16,7 +16,7 @@ from qdrant_client import QdrantClient
 from care_benchmarks.deployment.kill_attach import Place, attach_once, look, wrong_vectors
 from care_benchmarks.deployment.sample import Contents, make_collection, make_point, point_contents, read_contents
 from care_benchmarks.killing import Killer, time_run
-from care_qdrant.database.connection import open_client
+from care_qdrant.store.connection import open_client
 
 
 @dataclass(frozen=True, slots=True)

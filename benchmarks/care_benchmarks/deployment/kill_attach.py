@@ -18,11 +18,11 @@ from qdrant_client import QdrantClient
 from care_benchmarks.deployment.sample import DIM, Contents, differing, make_collection, read_contents
 from care_benchmarks.ingestion.fake import ReadyModel
 from care_benchmarks.killing import FORKS, Killer, time_run
-from care_qdrant.database.attached import ATTACH_KEY
-from care_qdrant.database.connection import open_client
-from care_qdrant.database.payload import CARE_KEY
-from care_qdrant.existing.attach import AttachReport, AttachSettings, attach
-from care_qdrant.existing.detach import detach
+from care_qdrant.attach.attach import AttachReport, AttachSettings, attach
+from care_qdrant.attach.detach import detach
+from care_qdrant.store.attached import ATTACH_KEY
+from care_qdrant.store.connection import open_client
+from care_qdrant.store.payload import CARE_KEY
 
 TargetKind = Literal["embedded", "server"]
 KINDS: tuple[TargetKind, ...] = ("embedded", "server")

@@ -17,7 +17,7 @@ from qdrant_client import QdrantClient
 from care_benchmarks.deployment.sample import Contents, differing, make_collection, read_contents, write_points
 from care_benchmarks.killing import FORKS, Killer, time_run
 from care_qdrant.cli import care
-from care_qdrant.database.connection import open_client
+from care_qdrant.store.connection import open_client
 
 Case = Literal["promote", "publish on a server", "publish in a folder"]
 CASES: tuple[Case, ...] = ("promote", "publish on a server", "publish in a folder")

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.database.collection import VectorContract, write_contract
-from care_qdrant.database.connection import tune_embedded
+from care_qdrant.store.connection import tune_embedded
+from care_qdrant.store.contracts import VectorContract, write_contract
 
 DIM = 32
 BATCH = 25

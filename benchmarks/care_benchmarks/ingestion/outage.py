@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from care_benchmarks.ingestion.fake import ReadyModel, write_corpus
-from care_qdrant.database.connection import open_client
 from care_qdrant.errors import InputError
 from care_qdrant.ingestion.report import Progress
 from care_qdrant.ingestion.run import ingest
+from care_qdrant.store.connection import open_client
 
 
 @dataclass(frozen=True, slots=True)

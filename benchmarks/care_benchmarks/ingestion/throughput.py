@@ -10,8 +10,8 @@ from statistics import median
 from qdrant_client import QdrantClient, models
 
 from care_benchmarks.ingestion.fake import ReadyModel, write_corpus
-from care_qdrant.database.connection import open_client
 from care_qdrant.ingestion.run import ingest
+from care_qdrant.store.connection import open_client
 from care_qdrant.types import point_id
 
 

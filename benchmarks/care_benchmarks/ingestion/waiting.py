@@ -6,9 +6,9 @@ from pathlib import Path
 
 from care_benchmarks.ingestion.fake import ReadyModel, write_corpus
 from care_benchmarks.ingestion.processes import standin_server
-from care_qdrant.database.connection import open_client
 from care_qdrant.ingestion.run import ingest
 from care_qdrant.ingestion.settings import IngestSettings
+from care_qdrant.store.connection import open_client
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Waiting:
     encoder_documents_per_second: float
     documents: int
     documents_per_second: float
-    encoder_wait_share: float
+    encoder_idle_fraction: float
     """Of the time from the first to the end of the last batch; on a crowded machine this is mostly the crowd."""
     core_share: float
     """CPU time of the whole process over the time that the encoder slept: what one encoder needs of one core."""
@@ -51,6 +51,6 @@ def measure_waiting(scratch: Path, target: str, documents: int, documents_per_se
         encoder_documents_per_second=documents_per_second,
         documents=documents,
         documents_per_second=report.documents_per_second,
-        encoder_wait_share=report.encoder_wait_share,
+        encoder_idle_fraction=report.encoder_idle_fraction,
         core_share=round(core_share, 3),
     )

@@ -12,8 +12,8 @@ import click
 from qdrant_client import QdrantClient, models
 
 from care_benchmarks.ingestion.fake import ReadyModel
-from care_qdrant.database.connection import open_client
 from care_qdrant.ingestion.run import ingest
+from care_qdrant.store.connection import open_client
 
 
 def open_target(target: str) -> AbstractContextManager[QdrantClient]:

@@ -153,7 +153,7 @@ def _use_cores(number: int) -> None:
 
 
 def _gate(model: Path) -> dict[str, Any]:
-    from care_qdrant.folder.card import read_card
+    from care_qdrant.checkpoint.card import read_card
 
     card = read_card(model)
     return dict(card.onnx.gate) if card.onnx is not None else {}

@@ -24,7 +24,7 @@ PROGRAMS = {
     "HuggingFaceEmbedding(model_name={model!r} + '/query', device='cpu').get_query_embedding({query!r})",
     "imports": "import llama_index.core, llama_index.vector_stores.qdrant",
     "query": "from pathlib import Path\n"
-    "from care_qdrant.database.connection import open_client\n"
+    "from care_qdrant.store.connection import open_client\n"
     "from llama_index.core import VectorStoreIndex\n"
     "from llama_index.embeddings.care import CareEmbedding\n"
     "from llama_index.vector_stores.care import CareVectorStore\n"
@@ -84,7 +84,7 @@ def _run(program: str) -> tuple[float, float]:
 def _write_collection(model: Path, qdrant: Path) -> None:
     """Write a thousand points, whose vectors are queries: only the schema and the size matter here."""
     from care_benchmarks.llama.random_pair import sample_queries
-    from care_qdrant.database.collection import write_contract
+    from care_qdrant.store.contracts import write_contract
 
     care, texts = CareModel.load(model), sample_queries()
     client = QdrantClient(path=str(qdrant))

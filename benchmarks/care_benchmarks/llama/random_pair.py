@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from care_qdrant.folder.checkpoint import write_checkpoint
-from care_qdrant.onnx.export import export_query_encoder
+from care_qdrant.checkpoint.folder import write_checkpoint
+from care_qdrant.export.onnx import export_query_encoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

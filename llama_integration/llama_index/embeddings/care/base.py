@@ -14,11 +14,11 @@ from llama_index.embeddings.care.nodes import embed_title_and_text_only
 from llama_index.embeddings.care.pair import OnTruncation, PairSettings, SharedPair, shared_pair
 from typing_extensions import override
 
-from care_qdrant.folder.hub import BUILT_IN
+from care_qdrant.checkpoint.hub import BUILT_IN
 from care_qdrant.model import Precision
 
 if TYPE_CHECKING:
-    from care_qdrant.database.collection import VectorContract
+    from care_qdrant.store.contracts import VectorContract
 
 DOCUMENT_BATCH_SIZE = 512
 """Documents of one call: the encoder sorts them by length into batches of its own, the more the better."""

@@ -11,15 +11,15 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from care_qdrant.checkpoint.card import CARD_FILE
 from care_qdrant.encoders import Encoder
 from care_qdrant.encoders.microbatch import MicroBatcher, Vector
 from care_qdrant.errors import FingerprintMismatch, IncompleteModel, InputError, MissingExtra
-from care_qdrant.folder.card import CARD_FILE
 from care_qdrant.model import CareModel, Precision
 from care_qdrant.types import Vectors
 
 if TYPE_CHECKING:
-    from care_qdrant.database.collection import VectorContract
+    from care_qdrant.store.contracts import VectorContract
 
 OnTruncation = Literal["ignore", "warn", "error"]
 

@@ -22,11 +22,11 @@ from llama_index.vector_stores.qdrant.utils import HybridFusionCallable, SparseE
 from qdrant_client import AsyncQdrantClient, QdrantClient
 from typing_extensions import override
 
-from care_qdrant.database.collection import VectorContract
-from care_qdrant.database.create import SPARSE_VECTOR_NAME
 from care_qdrant.errors import InputError
 from care_qdrant.search.fusion import Fusion
 from care_qdrant.search.retriever import CHECK_SECONDS
+from care_qdrant.store.contracts import VectorContract
+from care_qdrant.store.create import SPARSE_VECTOR_NAME
 
 _STOCK_SETTINGS = frozenset(signature(QdrantVectorStore.__init__).parameters) | QdrantVectorStore.model_fields.keys()
 """What the stock store's constructor takes, and what its `to_dict` gives."""
@@ -73,7 +73,7 @@ class CareVectorStore(Writing):
         fingerprint: str | None = None,
         vector_name: str | None = None,
         sparse_vector_name: str | None = None,
-        text_path: str | None = None,
+        text_field: str | None = None,
         fusion: Fusion = "linear",
         check_seconds: float = CHECK_SECONDS,
         dense_vector_name: str | None = None,
@@ -89,7 +89,7 @@ class CareVectorStore(Writing):
             fingerprint: The same, when only the fingerprint is known.
             vector_name: Of the dense vector; None takes the one of the embedding, or the only one.
             sparse_vector_name: For hybrid queries; None takes the only one.
-            text_path: Where payloads hold the text, as ``"body"`` or ``"document.body"``; None finds out.
+            text_field: Where payloads hold the text, as ``"body"`` or ``"document.body"``; None finds out.
             fusion: Of hybrid queries with BM25 (`care_qdrant.search.fusion`); ``hybrid_fusion_fn`` takes its place.
             check_seconds: How long a check of the collection holds; it costs two short requests. An alias may be
                 switched to vectors of another model at any time.
@@ -130,7 +130,7 @@ class CareVectorStore(Writing):
             sparse_vector_name=sparse_vector_name,
             contract=contract,
             fingerprint=fingerprint,
-            text_path=text_path,
+            text_field=text_field,
             hybrid=self.enable_hybrid,
             bm25=hybrid and not own_sparse,
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 from qdrant_client import QdrantClient
 
-from care_qdrant.database.connection import is_embedded
+from care_qdrant.store.connection import is_embedded
 
 
 class AsyncView:

@@ -8,9 +8,9 @@ from llama_index.core.schema import BaseNode, NodeRelationship, ObjectType, Rela
 from llama_index.core.vector_stores.utils import metadata_dict_to_node
 from qdrant_client import models
 
-from care_qdrant.database.layout import Layout
-from care_qdrant.database.payload import CARE_KEY
 from care_qdrant.errors import InputError
+from care_qdrant.store.layout import Layout
+from care_qdrant.store.payload import CARE_KEY
 
 Point = models.ScoredPoint | models.Record | models.PointStruct
 

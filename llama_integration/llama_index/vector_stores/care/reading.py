@@ -29,10 +29,10 @@ from llama_index.vector_stores.qdrant.utils import HybridFusionCallable
 from qdrant_client import models
 from typing_extensions import override
 
-from care_qdrant.database.collection import SparseContract
 from care_qdrant.encoders import bm25
 from care_qdrant.search.fusion import Fusion, fused_request
 from care_qdrant.search.retriever import CHECK_SECONDS
+from care_qdrant.store.contracts import SparseContract
 
 SAMPLE_POINTS = 32
 """Points that are read once to find out who wrote the payloads."""

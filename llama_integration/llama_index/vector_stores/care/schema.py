@@ -6,7 +6,9 @@ from typing import cast
 
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.database.collection import (
+from care_qdrant.encoders import bm25
+from care_qdrant.errors import InputError
+from care_qdrant.store.contracts import (
     SparseContract,
     VectorContract,
     check_contract,
@@ -15,10 +17,8 @@ from care_qdrant.database.collection import (
     read_contracts,
     sparse_vectors,
 )
-from care_qdrant.database.create import SPARSE_VECTOR_NAME
-from care_qdrant.database.layout import Layout, Payload, guess_layout
-from care_qdrant.encoders import bm25
-from care_qdrant.errors import InputError
+from care_qdrant.store.create import SPARSE_VECTOR_NAME
+from care_qdrant.store.layout import Layout, Payload, guess_layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Wanted:
     """Of the embedding that makes the query vectors."""
     fingerprint: str | None = None
     """Of that embedding, when this is all that is known of it."""
-    text_path: str | None = None
+    text_field: str | None = None
     """Where the payloads hold the text, if the user knows."""
     hybrid: bool = False
     """There is to be a sparse vector, too."""
@@ -75,17 +75,17 @@ def pin(info: models.CollectionInfo, sample: Sequence[models.Record], collection
     contract = check_sparse_contract(client, collection, sparse_name, bm25.ANALYSER) if wanted.bm25 else None
     ours = {vector_name, sparse_name} if wanted.hybrid else {vector_name}
     others = {*dense_vectors(client, collection), *sparse_vectors(client, collection)} - ours
-    layout = _layout([record.payload for record in sample if record.payload], wanted.text_path)
+    layout = _layout([record.payload for record in sample if record.payload], wanted.text_field)
     made = None if wanted.is_bound else read_contracts(client, collection).get(vector_name)
     unchecked = made if isinstance(made, VectorContract) else None
     return Pinned(vector_name, sparse_name, contract, bool(others), not sample, layout, unchecked)
 
 
-def _layout(payloads: Sequence[Payload], text_path: str | None) -> Layout | None:
+def _layout(payloads: Sequence[Payload], text_field: str | None) -> Layout | None:
     if not payloads:
         return None
     try:
-        return guess_layout(payloads, text_path=text_path)
+        return guess_layout(payloads, text_field=text_field)
     except InputError:
         if any("_node_content" in payload for payload in payloads):
             return None

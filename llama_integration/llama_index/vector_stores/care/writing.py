@@ -17,10 +17,10 @@ from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import UnexpectedResponse
 from typing_extensions import override
 
-from care_qdrant.database.collection import METADATA_KEY, SparseContract
-from care_qdrant.database.connection import is_embedded
 from care_qdrant.encoders import bm25
 from care_qdrant.errors import SchemaMismatch
+from care_qdrant.store.connection import is_embedded
+from care_qdrant.store.contracts import METADATA_KEY, SparseContract
 
 logger = logging.getLogger(__name__)
 

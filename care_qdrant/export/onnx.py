@@ -1,0 +1,146 @@
+"""Export a query encoder to ONNX, in float32 and in int8, and measure what int8 costs (extra ``onnx``).
+
+The graph takes ``input_ids`` and ``attention_mask`` and gives unit vectors. Pooling and normalisation are inside, so
+the serving side needs only onnxruntime and tokenizers.
+"""
+
+import logging
+import tempfile
+import warnings
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from care_qdrant.checkpoint.card import OnnxFiles
+from care_qdrant.checkpoint.folder import describe_side
+from care_qdrant.encoders.onnx import OnnxEncoder
+from care_qdrant.errors import InputError, ModelError, needs_extra
+from care_qdrant.export.gate import compare
+from care_qdrant.export.int8 import quantize
+from care_qdrant.types import Vectors
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+FP32_FILE = "onnx/model.onnx"
+INT8_FILE = "onnx/model_int8.onnx"
+FP32_TOLERANCE = 1e-5
+"""Largest difference of a coordinate from stock sentence-transformers; above it the export is refused."""
+
+logger = logging.getLogger(__name__)
+
+
+def export_query_encoder(
+    query_folder: Path,
+    probe_texts: Sequence[str],
+    *,
+    document_vectors: Vectors | None = None,
+    relevant: Sequence[Collection[int]] | None = None,
+    keep_fp32: bool = True,
+) -> OnnxFiles:
+    """Write ``onnx/model.onnx`` and ``onnx/model_int8.onnx`` into a saved sentence-transformers query encoder.
+
+    int8 becomes the default only where it passes the gate (`care_qdrant.export.gate`).
+
+    Args:
+        query_folder: A complete sentence-transformers model.
+        probe_texts: Real queries, at least one; a few hundred make the gate's figures mean something.
+        document_vectors: (n, dim) unit rows; with them the gate also compares the ten best documents.
+        relevant: For each probe the rows of the documents that answer it; with them the gate also compares nDCG@10.
+        keep_fp32: Leave the float32 graph in the folder; without it the folder is four bytes a parameter smaller.
+
+    Raises:
+        MissingExtra: torch, sentence-transformers or onnx are not installed.
+        InputError: there are no probe texts.
+        ModelError: the model cannot be exported, or the exported graph gives other vectors.
+    """
+    if not probe_texts:
+        raise InputError("an export needs probe texts: give real queries, a few hundred if you have them")
+    tower = _load_tower(query_folder)
+    # Built beside its destination: a failed export leaves no graph that would be served.
+    with tempfile.TemporaryDirectory(dir=query_folder, prefix=".onnx.") as building:
+        fp32, int8 = Path(building) / "fp32.onnx", Path(building) / "int8.onnx"
+        _export_fp32(tower, fp32)
+        exact = _encode(query_folder, fp32, probe_texts)
+        _check_equal(query_folder, exact, tower, probe_texts)
+        quantize(fp32, int8)
+        gate = compare(exact, _encode(query_folder, int8, probe_texts), document_vectors, relevant)
+        logger.info("int8 gate of %s: %s", query_folder, gate)
+        keep_fp32 = keep_fp32 or not gate.passed
+        (query_folder / FP32_FILE).parent.mkdir(exist_ok=True)
+        (query_folder / FP32_FILE).unlink(missing_ok=True)
+        if keep_fp32:
+            fp32.replace(query_folder / FP32_FILE)
+        int8.replace(query_folder / INT8_FILE)
+    return OnnxFiles(
+        fp32=FP32_FILE if keep_fp32 else None,
+        int8=INT8_FILE,
+        default="int8" if gate.passed else "fp32",
+        gate={**asdict(gate), "passed": gate.passed},
+    )
+
+
+def _load_tower(folder: Path) -> "SentenceTransformer":
+    with needs_extra("onnx", "the ONNX export"):
+        import onnxscript  # noqa: F401  # torch's exporter needs it
+        import torch
+        from sentence_transformers import SentenceTransformer
+
+    tower = SentenceTransformer(
+        str(folder),
+        device="cpu",
+        local_files_only=True,
+        model_kwargs={"dtype": torch.float32, "attn_implementation": "sdpa"},
+    )
+    if not all(getattr(module, "include_prompt", True) for module in tower):
+        raise ModelError(
+            f"{folder}: pools without its prompt, which the exported graph cannot; pool over the prompt too"
+        )
+    return tower.eval()
+
+
+def _export_fp32(tower: "SentenceTransformer", file: Path) -> None:
+    import torch
+
+    from care_qdrant.export.graph import QueryGraph, is_static
+
+    input_ids = torch.ones((2, 8), dtype=torch.int64)
+    attention_mask = torch.tensor([[1] * 8, [1] * 5 + [0] * 3])
+    longest = None if is_static(tower) else tower.max_seq_length
+    axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=longest)}
+    graph = QueryGraph(tower).eval()
+    # It warns that torchvision is missing, which no query encoder needs.
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter warns about its own internals
+        torch.onnx.export(
+            graph,
+            (input_ids, attention_mask),
+            file,
+            input_names=["input_ids", "attention_mask"],
+            output_names=["sentence_embedding"],
+            dynamic_shapes=(axes, axes),
+            opset_version=graph.opset,
+            external_data=False,
+            dynamo=True,
+            verbose=False,
+        )
+
+
+def _encode(folder: Path, onnx_file: Path, texts: Sequence[str]) -> Vectors:
+    side, dim = describe_side(folder, "query")
+    return OnnxEncoder.of_side(folder, str(onnx_file.resolve()), side, dim).encode(texts)
+
+
+def _check_equal(folder: Path, found: Vectors, tower: "SentenceTransformer", texts: Sequence[str]) -> None:
+    # One by one: a tokenizer that pads on the left gives a BERT other positions in a batch, which the graph never does.
+    expected = tower.encode_query(list(texts), batch_size=1, normalize_embeddings=True)
+    difference = float(np.abs(found - expected).max())
+    if not difference <= FP32_TOLERANCE:
+        raise ModelError(
+            f"{folder}: its ONNX graph gives other vectors than sentence-transformers (largest difference "
+            f"{difference:.1e}, allowed {FP32_TOLERANCE:.0e}), so it was not written; report the model's architecture"
+        )

@@ -1,0 +1,195 @@
+"""Writes points from a few threads behind a bounded queue, so that the encoder never waits for the network."""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+from qdrant_client import models
+
+from care_qdrant.errors import QdrantError, Rejected
+from care_qdrant.store.connection import is_embedded
+from care_qdrant.store.retry import Collection, RequestTooLarge
+
+MAX_BYTES = 5_000_000
+"""Of one request, estimated. Servers refuse 32 MB, and a smaller request is sooner repeated."""
+THREADS = 4
+QUEUE = 8
+"""Requests that may wait or be under way; with `MAX_BYTES` this bounds the memory."""
+
+_BYTES_PER_NUMBER = 21
+"""Of a vector's component as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Insert:
+    """Points that the collection does not have, whole."""
+
+    points: Sequence[models.PointStruct]
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def part(self, start: int, end: int) -> "Insert":
+        """Give some of the points."""
+        return Insert(self.points[start:end])
+
+    def send(self, link: Collection) -> models.UpdateResult:
+        """Write them; an interrupted attempt may have written them already, with the same content."""
+        return link.client.upsert(link.collection, list(self.points), wait=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Points that are there: some of their named vectors, and the whole payload. Their other vectors stay."""
+
+    points: Sequence[models.PointStruct]
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def part(self, start: int, end: int) -> "Change":
+        """Give some of the points."""
+        return Change(self.points[start:end])
+
+    def send(self, link: Collection) -> list[models.UpdateResult]:
+        """Write the vectors and then the payloads, whose hashes vouch for the vectors."""
+        vectors = [models.PointVectors(id=point.id, vector=point.vector) for point in self.points if point.vector]
+        operations: list[models.UpdateOperation] = []
+        if vectors:
+            update = models.UpdateVectors(points=vectors)
+            operations.append(models.UpdateVectorsOperation(update_vectors=update))
+        operations += [
+            models.OverwritePayloadOperation(
+                overwrite_payload=models.SetPayload(payload=point.payload or {}, points=[point.id])
+            )
+            for point in self.points
+        ]
+        return link.client.batch_update_points(link.collection, operations, wait=True)
+
+
+class Write(Protocol):
+    """Points of one kind of request."""
+
+    @property
+    def points(self) -> Sequence[models.PointStruct]:
+        """Those to write."""
+
+    def __len__(self) -> int:
+        """How many."""
+
+    def part(self, start: int, end: int) -> "Write":
+        """Give some of the points."""
+
+    def send(self, link: Collection) -> models.UpdateResult | Sequence[models.UpdateResult]:
+        """Write them; safe to repeat."""
+
+
+class Sender:
+    """Sends writes in the background; use it in a ``with`` block.
+
+    Leaving the block waits for everything that was submitted. The first failure stops the others and is raised by the
+    next `submit`, or at the end of the block. A `QdrantError` of the block itself leaves it with the same advice.
+    """
+
+    def __init__(self, link: Collection, *, threads: int = THREADS, queue: int = QUEUE) -> None:
+        self._link = link
+        self._executor = ThreadPoolExecutor(1 if is_embedded(link.client) else threads, "sender")
+        self._room = threading.BoundedSemaphore(queue)
+        self._lock = threading.Lock()
+        self._failure: BaseException | None = None
+        self._is_told = False
+        self.stored = 0
+        """Points that Qdrant has acknowledged as written."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._fail(error)
+        self._executor.shutdown(wait=True)
+        if error is None or (isinstance(error, QdrantError) and not self._is_told):
+            self._raise_failure()
+
+    def submit(self, make: Callable[[], Iterable[Write]]) -> None:
+        """Queue what ``make`` gives; it is called in the background. Waits while the queue is full.
+
+        Raises:
+            QdrantError: an earlier write failed.
+        """
+        self._room.acquire()
+        if self._failure is not None:
+            self._executor.shutdown(wait=True)
+            self._raise_failure()
+        self._executor.submit(self._send, make).add_done_callback(lambda _: self._room.release())
+
+    def _send(self, make: Callable[[], Iterable[Write]]) -> None:
+        try:
+            for write in make():
+                if self._failure is None:
+                    send_all(self._link, write, self._count)
+        except BaseException as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            self._failure = self._failure or error
+        self._link.stop()
+
+    def _count(self, points: int) -> None:
+        with self._lock:
+            self.stored += points
+
+    def _raise_failure(self) -> None:
+        """Raise the first failure; that of Qdrant with what is stored and how to go on."""
+        self._is_told = True
+        if isinstance(self._failure, QdrantError):
+            kind = type(self._failure)
+            raise kind(
+                f"{self._failure}. {self.stored:,} points of this run are stored; run the same command again to go on"
+            ) from self._failure
+        if self._failure is not None:
+            raise self._failure
+
+
+def in_requests(write: Write, dim: int, max_points: int) -> Iterator[Write]:
+    """Cut a write into requests of at most ``max_points`` points and about `MAX_BYTES`."""
+    start, size = 0, 0
+    for index, point in enumerate(write.points):
+        # LlamaIndex's node holds text and metadata, and both are there a second time.
+        node = str((point.payload or {}).get("_node_content", ""))
+        cost = dim * _BYTES_PER_NUMBER + 2 * len(node.encode()) + 1_000
+        if index > start and (index - start == max_points or size + cost > MAX_BYTES):
+            yield write.part(start, index)
+            start, size = index, 0
+        size += cost
+    if start < len(write):
+        yield write.part(start, len(write))
+
+
+def send_all(link: Collection, write: Write, acknowledge: Callable[[int], None]) -> None:
+    """Send a write, in halves where the server finds it too large.
+
+    Raises:
+        Rejected: a single point is too large.
+        QdrantError: as `Collection.call`.
+    """
+    try:
+        link.write(f"writing {len(write)} points", lambda: write.send(link))
+    except RequestTooLarge as error:
+        if len(write) == 1:
+            payload = write.points[0].payload or {}
+            raise Rejected(
+                f"document {payload.get('doc_id')!r} makes a request that the server finds too large ({error}); "
+                "shorten its metadata, or raise service.max_request_size_mb of the server"
+            ) from error
+        middle = len(write) // 2
+        send_all(link, write.part(0, middle), acknowledge)
+        send_all(link, write.part(middle, len(write)), acknowledge)
+    else:
+        acknowledge(len(write))
