@@ -2,9 +2,12 @@
 
 import os
 import sqlite3
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
 
 from qdrant_client import QdrantClient
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
@@ -46,15 +49,30 @@ def open_client(
 
 
 def is_embedded(client: QdrantClient) -> bool:
-    """Say whether the client is the in-process database (one process at a time, brute-force search)."""
+    """Return whether the client is the in-process database (one process at a time, brute-force search)."""
     return type(getattr(client, "_client", None)).__name__ == "QdrantLocal"
+
+
+_EMBEDDED_LOCKS: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
+_LOCKS_LOCK = threading.Lock()
+
+
+def client_lock(client: QdrantClient) -> AbstractContextManager[Any]:
+    """Return the lock that calls to an embedded database take; for a server, one that never waits.
+
+    The embedded database is not made for threads. All wrappers of one client share the lock, sync and async.
+    """
+    if not is_embedded(client):
+        return nullcontext()
+    with _LOCKS_LOCK:
+        return _EMBEDDED_LOCKS.setdefault(client._client, threading.RLock())
 
 
 def require_server(client: QdrantClient, version: tuple[int, int], feature: str) -> None:
     """Refuse a server that is older than a feature; the embedded database is never too old.
 
     Raises:
-        ServerTooOld: it is.
+        ServerTooOld: It is.
     """
     if is_embedded(client):
         return
@@ -110,7 +128,7 @@ def _holder(path: Path) -> str:
 
 
 def tune_embedded(client: QdrantClient, collection: str) -> bool:
-    """Let the embedded database write ahead: it commits once per point, and this makes it 10 times as fast.
+    """Switch the embedded database to write-ahead logging: it commits once per point, and this makes it 10 times as fast.
 
     What was acknowledged survives ``kill -9`` of the process; only a power cut can lose the last commits. The
     connection is a private attribute of qdrant-client: where it is not found, nothing changes and False comes back.

@@ -1,37 +1,45 @@
 """The collection contract: which model made the vectors under which name.
 
 Qdrant checks the dimension of a vector and nothing else; two models of one dimension give confident nonsense. So
-every collection that we write remembers, in ``metadata["care"][vector_name]``, the fingerprint of the pair that
-made the vectors, and every writer and every reader asks here first.
+every collection that we write keeps, in its metadata under ``care:<vector name>``, the fingerprint of the pair that
+made the vectors, and every writer and every reader checks it first. There is one top-level key per vector, because
+Qdrant merges metadata at the top level: two writers of different vectors cannot lose each other's entries.
+
+All functions here are pure: they look at a `CollectionSchema` that was read before.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from qdrant_client import QdrantClient, models
+from qdrant_client import models
 
 from care_qdrant import __version__
 from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch
 
-METADATA_KEY = "care"
+if TYPE_CHECKING:
+    from care_qdrant.store.schema import CollectionSchema
+
+METADATA_PREFIX = "care:"
 
 
 @dataclass(frozen=True, slots=True)
 class VectorContract:
-    """What a collection remembers of one dense named vector."""
+    """What a collection keeps about one dense named vector."""
 
     fingerprint: str
     """Of the CARE folder: SHA-256 over everything that changes a vector."""
     model: str
     dim: int
+    text_field: str | None = None
+    """Payload field whose text was encoded, where ``care attach`` added the vector; None for any other vector."""
     tool_version: str = __version__
     kind: str = "dense"
 
 
 @dataclass(frozen=True, slots=True)
 class SparseContract:
-    """What a collection remembers of one sparse named vector: BM25 with these constants."""
+    """What a collection keeps about one sparse named vector: BM25 with these constants."""
 
     fingerprint: str
     """Name and version of the analyser; both sides must use the same."""
@@ -43,116 +51,70 @@ class SparseContract:
     kind: str = "sparse"
 
 
-Contract = VectorContract | SparseContract
+@dataclass(frozen=True, slots=True)
+class UnreadableContract:
+    """An entry under our key that this version cannot read: a newer version or another program wrote it."""
+
+    fingerprint: str = "unreadable"
+    kind: str = "unreadable"
 
 
-def collection_names(client: QdrantClient) -> list[str]:
-    """Give the names of all collections, sorted."""
-    return sorted(collection.name for collection in client.get_collections().collections)
+Contract = VectorContract | SparseContract | UnreadableContract
+
+_KINDS: Mapping[str, type[VectorContract | SparseContract]] = {"dense": VectorContract, "sparse": SparseContract}
+_FLOATS = ("k1", "b", "average_length")
 
 
-def only_collection(client: QdrantClient, where: str) -> str:
-    """Give the name of the collection when there is one, so that nobody has to type it.
+def contract_metadata(vector_name: str, contract: Contract) -> dict[str, Any]:
+    """Return a contract as an entry of a collection's metadata.
 
-    Raises:
-        InputError: there is none, or several.
+    Floats are stored as text: a server may return a number of its metadata with another last bit.
     """
-    names = collection_names(client)
-    if not names:
-        raise InputError(f"{where}: no collections yet; make one with: care ingest corpus.jsonl")
-    if len(names) > 1:
-        raise InputError(f"{where}: several collections ({', '.join(names)}); name one with --collection")
-    return names[0]
+    entry = {key: value for key, value in asdict(contract).items() if value is not None}
+    return {f"{METADATA_PREFIX}{vector_name}": entry | {key: repr(entry[key]) for key in _FLOATS if key in entry}}
 
 
-def require_collection(client: QdrantClient, collection: str) -> None:
-    """Refuse a name that is neither a collection nor an alias, and say what is there.
-
-    Raises:
-        InputError: the name is not known.
-    """
-    names = collection_names(client)
-    aliases = [alias.alias_name for alias in client.get_aliases().aliases]
-    if collection not in (*names, *aliases):
-        there = ", ".join([*names, *(f"{alias} (alias)" for alias in sorted(aliases))]) or "none"
-        raise InputError(f"there is no collection {collection!r} (there: {there})")
+def contract_removal(vector_name: str) -> dict[str, Any]:
+    """Return the metadata update that removes a contract: a value of None removes a top-level key."""
+    return {f"{METADATA_PREFIX}{vector_name}": None}
 
 
-def read_metadata(client: QdrantClient, collection: str) -> dict[str, Any]:
-    """Give the metadata of a collection; empty where it has none, or where who answers knows of none."""
-    return dict(getattr(client.get_collection(collection).config, "metadata", None) or {})
+def parse_contracts(metadata: Mapping[str, Any]) -> dict[str, Contract]:
+    """Return the contract of each vector that carries one; empty for a collection that another tool made."""
+    return {
+        key.removeprefix(METADATA_PREFIX): _parse(entry)
+        for key, entry in metadata.items()
+        if key.startswith(METADATA_PREFIX) and entry is not None
+    }
 
 
-def read_contracts(client: QdrantClient, collection: str) -> dict[str, Contract]:
-    """Give the contract of each vector that carries one; empty for a collection that another tool made."""
-    metadata = read_metadata(client, collection)
-    return {name: _parse(entry) for name, entry in (metadata.get(METADATA_KEY) or {}).items()}
-
-
-def write_contract(
-    client: QdrantClient,
-    collection: str,
-    vector_name: str,
-    contract: Contract,
-    beside: Mapping[str, Mapping[str, Any]] | None = None,
-) -> None:
-    """Record a contract beside those that are there.
+def check_contract(schema: "CollectionSchema", vector_name: str, expected: VectorContract) -> None:
+    """Refuse to use a named vector that is not the one ``expected`` describes.
 
     Args:
-        client: An open Qdrant.
-        collection: Its name.
-        vector_name: What the contract is of.
-        contract: What made the vector.
-        beside: More about the vector, by key of the collection's metadata; written in the same request.
-    """
-    metadata = read_metadata(client, collection)
-    entries = {METADATA_KEY: asdict(contract), **(beside or {})}
-    ours = {key: {**(metadata.get(key) or {}), vector_name: entry} for key, entry in entries.items()}
-    client.update_collection(collection, metadata=ours)
-
-
-def erase_contract(client: QdrantClient, collection: str, vector_name: str) -> None:
-    """Forget a contract, and leave the others as they are."""
-    metadata = client.get_collection(collection).config.metadata or {}
-    entries = {name: entry for name, entry in (metadata.get(METADATA_KEY) or {}).items() if name != vector_name}
-    client.update_collection(collection, metadata={METADATA_KEY: entries})
-
-
-def dense_vectors(client: QdrantClient, collection: str) -> dict[str, models.VectorParams]:
-    """Give the dense vectors of a collection by name; the unnamed one is ``""``."""
-    vectors = client.get_collection(collection).config.params.vectors
-    if vectors is None:
-        return {}
-    return vectors if isinstance(vectors, dict) else {"": vectors}
-
-
-def sparse_vectors(client: QdrantClient, collection: str) -> dict[str, models.SparseVectorParams]:
-    """Give the sparse vectors of a collection by name."""
-    return dict(client.get_collection(collection).config.params.sparse_vectors or {})
-
-
-def check_contract(client: QdrantClient, collection: str, vector_name: str, expected: VectorContract) -> None:
-    """Refuse to touch a named vector that is not the one ``expected`` describes.
+        schema: Of the collection.
+        vector_name: The dense vector.
+        expected: Contract of the model that makes or queries the vectors.
 
     Raises:
-        InputError: the collection has no dense vector of that name.
-        SchemaMismatch: its dimension or distance differ.
-        FingerprintMismatch: another model made its vectors, or nothing says which did.
+        InputError: The collection has no dense vector of that name.
+        SchemaMismatch: Its dimension or distance differ.
+        FingerprintMismatch: Another model made its vectors, or nothing says which did.
     """
-    vectors = dense_vectors(client, collection)
-    if vector_name not in vectors:
+    collection = schema.name
+    if vector_name not in schema.dense:
         raise InputError(
-            f"collection {collection!r} has no vector {vector_name!r} (it has: {_names(vectors)}); "
+            f"collection {collection!r} has no vector {vector_name!r} (it has: {_names(schema.dense)}); "
             f"add it, with the same --model and --path/--url: care attach {collection} --vector-name {vector_name}"
         )
-    params = vectors[vector_name]
+    params = schema.dense[vector_name]
     if params.size != expected.dim or params.distance != models.Distance.COSINE:
         raise SchemaMismatch(
             f"vector {vector_name!r} of collection {collection!r} is {params.size}-dimensional with "
             f"{params.distance.value} distance; model {expected.model!r} needs {expected.dim} dimensions and Cosine. "
             "Use another --vector-name."
         )
-    found = read_contracts(client, collection).get(vector_name)
+    found = schema.contracts.get(vector_name)
     if found is None:
         raise FingerprintMismatch(
             f"vector {vector_name!r} of collection {collection!r} carries no fingerprint: another tool wrote it, and "
@@ -161,33 +123,31 @@ def check_contract(client: QdrantClient, collection: str, vector_name: str, expe
             f"care attach {collection} --vector-name {expected.model}"
         )
     if found.fingerprint != expected.fingerprint:
-        made_by = found.model if isinstance(found, VectorContract) else "a sparse encoder"
         raise FingerprintMismatch(
-            f"vector {vector_name!r} of collection {collection!r} was made by {made_by} "
+            f"vector {vector_name!r} of collection {collection!r} was made by {_maker(found)} "
             f"({found.fingerprint[:12]}), not by {expected.model} ({expected.fingerprint[:12]}). "
             "Search it with that model, or add this one beside it, with the same --model and --path/--url: "
             f"care attach {collection} --vector-name {expected.model}-{expected.fingerprint[:8]}"
         )
 
 
-def check_sparse_contract(client: QdrantClient, collection: str, vector_name: str, analyser: str) -> SparseContract:
-    """Give the constants of a sparse vector, and refuse one that another analyser wrote.
+def check_sparse_contract(schema: "CollectionSchema", vector_name: str, analyser: str) -> SparseContract:
+    """Return the constants of a sparse vector, and refuse one that another analyser wrote.
 
     Raises:
-        InputError: the collection has no sparse vector of that name.
-        SchemaMismatch: Qdrant does not weigh its terms by their inverse document frequency.
-        FingerprintMismatch: another analyser made it, or nothing says which did.
+        InputError: The collection has no sparse vector of that name.
+        SchemaMismatch: Qdrant does not weight its terms by their inverse document frequency.
+        FingerprintMismatch: Another analyser made it, or nothing says which did.
     """
-    vectors = sparse_vectors(client, collection)
-    where = f"sparse vector {vector_name!r} of collection {collection!r}"
-    if vector_name not in vectors:
+    where = f"sparse vector {vector_name!r} of collection {schema.name!r}"
+    if vector_name not in schema.sparse:
         raise InputError(
-            f"collection {collection!r} has no sparse vector {vector_name!r} (it has: {_names(vectors)}); "
+            f"collection {schema.name!r} has no sparse vector {vector_name!r} (it has: {_names(schema.sparse)}); "
             "ingest the corpus with: --sparse bm25"
         )
-    if vectors[vector_name].modifier != models.Modifier.IDF:
+    if schema.sparse[vector_name].modifier != models.Modifier.IDF:
         raise SchemaMismatch(f"{where} was created without the IDF modifier that BM25 needs; ingest into a new one")
-    found = read_contracts(client, collection).get(vector_name)
+    found = schema.contracts.get(vector_name)
     if not isinstance(found, SparseContract) or found.fingerprint != analyser:
         made_by = found.fingerprint if found is not None else "an unknown tool"
         raise FingerprintMismatch(
@@ -197,11 +157,22 @@ def check_sparse_contract(client: QdrantClient, collection: str, vector_name: st
     return found
 
 
-def _parse(entry: Mapping[str, Any]) -> Contract:
-    kind = SparseContract if entry.get("kind") == "sparse" else VectorContract
+def _parse(entry: Any) -> Contract:
+    kind = _KINDS.get(entry.get("kind", "")) if isinstance(entry, Mapping) else None
+    if kind is None:
+        return UnreadableContract()
     known = {key: value for key, value in entry.items() if key in kind.__dataclass_fields__}
-    return kind(**known)
+    try:
+        return kind(**{key: float(value) if key in _FLOATS else value for key, value in known.items()})
+    except (TypeError, ValueError):
+        return UnreadableContract()
 
 
-def _names(vectors: Mapping[str, Any]) -> str:
+def _maker(contract: Contract) -> str:
+    if isinstance(contract, VectorContract):
+        return contract.model
+    return "a sparse encoder" if isinstance(contract, SparseContract) else "something this version cannot read"
+
+
+def _names(vectors: Iterable[str]) -> str:
     return ", ".join("(unnamed)" if name == "" else name for name in sorted(vectors)) or "none"

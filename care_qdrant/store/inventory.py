@@ -4,15 +4,8 @@ from dataclasses import dataclass
 
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.store.contracts import (
-    Contract,
-    SparseContract,
-    VectorContract,
-    collection_names,
-    dense_vectors,
-    read_contracts,
-    sparse_vectors,
-)
+from care_qdrant.store.collection import Collection
+from care_qdrant.store.contracts import Contract, VectorContract
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,52 +36,38 @@ class CollectionSummary:
 
 
 def describe_all(client: QdrantClient) -> list[CollectionSummary]:
-    """Give all collections by name, with exact counts."""
-    return [describe(client, name) for name in collection_names(client)]
+    """Return all collections by name, with exact counts."""
+    return [describe(Collection(client, name)) for name in Collection(client, "").names()]
 
 
-def describe(client: QdrantClient, collection: str) -> CollectionSummary:
-    """Give one collection, with exact counts."""
-    contracts = read_contracts(client, collection)
-    dense = [
-        _dense_summary(client, collection, name, params, contracts.get(name))
-        for name, params in sorted(dense_vectors(client, collection).items())
-    ]
-    sparse = [
-        _sparse_summary(client, collection, name, contracts.get(name))
-        for name in sorted(sparse_vectors(client, collection))
-    ]
-    aliases = client.get_collection_aliases(collection).aliases
+def describe(collection: Collection) -> CollectionSummary:
+    """Return one collection, with exact counts."""
+    schema = collection.schema
+    dense = [_summary(collection, name, schema.dense[name]) for name in sorted(schema.dense)]
+    sparse = [_summary(collection, name, None) for name in sorted(schema.sparse)]
     return CollectionSummary(
-        name=collection,
-        aliases=tuple(sorted(alias.alias_name for alias in aliases)),
-        points=client.count(collection, exact=True).count,
+        name=collection.name,
+        aliases=tuple(sorted(alias for alias, behind in collection.aliases().items() if behind == collection.name)),
+        points=collection.count(),
         vectors=(*dense, *sparse),
     )
 
 
-def count_with_vector(client: QdrantClient, collection: str, vector_name: str) -> int:
-    """Give the exact number of points that have a vector of this name."""
-    has_vector = models.Filter(must=[models.HasVectorCondition(has_vector=vector_name)])
-    return client.count(collection, count_filter=has_vector, exact=True).count
-
-
-def _dense_summary(
-    client: QdrantClient, collection: str, name: str, params: models.VectorParams, contract: Contract | None
-) -> VectorSummary:
-    model = contract if isinstance(contract, VectorContract) else None
+def _summary(collection: Collection, name: str, params: models.VectorParams | None) -> VectorSummary:
+    contract = collection.schema.contracts.get(name)
+    kind = "sparse" if params is None else "dense" if params.multivector_config is None else "multi"
     return VectorSummary(
         name=name,
-        kind="dense" if params.multivector_config is None else "multi",
-        points=count_with_vector(client, collection, name),
-        dim=params.size,
-        distance=params.distance.value,
-        made_by=model.model if model else None,
-        fingerprint=model.fingerprint if model else None,
+        kind=kind,
+        points=collection.count_with_vector(name),
+        dim=None if params is None else params.size,
+        distance=None if params is None else params.distance.value,
+        made_by=_maker(contract),
+        fingerprint=None if contract is None else contract.fingerprint,
     )
 
 
-def _sparse_summary(client: QdrantClient, collection: str, name: str, contract: Contract | None) -> VectorSummary:
-    analyser = contract.fingerprint if isinstance(contract, SparseContract) else None
-    points = count_with_vector(client, collection, name)
-    return VectorSummary(name, "sparse", points, made_by=analyser, fingerprint=analyser)
+def _maker(contract: Contract | None) -> str | None:
+    if contract is None:
+        return None
+    return contract.model if isinstance(contract, VectorContract) else contract.fingerprint

@@ -1,209 +1,147 @@
-"""A collection without its points: schema, settings, payload indexes, metadata. Read it, and make another one of it."""
+"""A collection without its points: vectors, settings, payload indexes, metadata and contracts, as one value."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import cached_property
+from typing import Any
 
-from pydantic import BaseModel
-from qdrant_client import QdrantClient, models
+from qdrant_client import models
 
-from care_qdrant.errors import FingerprintMismatch, InputError, Rejected, SchemaMismatch
-from care_qdrant.store.connection import is_embedded, require_server
-from care_qdrant.store.contracts import (
-    METADATA_KEY,
-    dense_vectors,
-    read_contracts,
-    require_collection,
-    sparse_vectors,
-)
-from care_qdrant.store.create import LOAD_KEY, METADATA_SINCE
-from care_qdrant.store.retry import Collection
+from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch
+from care_qdrant.store.contracts import Contract, VectorContract, parse_contracts
 
-Model = TypeVar("Model", bound=BaseModel)
-
-DOCUMENT_KEY = "doc_id"
-"""Indexed in every collection of ours on a server; the embedded database keeps no indexes to copy."""
+LOAD_KEY = "care_bulk_load"
+"""Metadata key: what the bulk load of a new collection still has to restore."""
+MAX_POINTS = 256
+MAX_PAGE = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class CollectionSchema:
-    """All that a new collection needs to become like this one."""
+class Limits:
+    """Points of one request: our own habits, and what the operator of a server allows (strict mode)."""
 
+    write: int = MAX_POINTS
+    page: int = MAX_PAGE
+    exact_count: bool = True
+    """Whether the server counts exactly; otherwise points are counted by scrolling."""
+
+
+@dataclass(frozen=True)
+class CollectionSchema:
+    """What one request tells about a collection."""
+
+    name: str
     config: models.CollectionConfig
-    dense: Mapping[str, models.VectorParams]
-    """By name; the unnamed vector is ``""``."""
-    sparse: Mapping[str, models.SparseVectorParams]
-    indexes: Mapping[str, Any]
-    """Payload key to the schema of its index."""
-    points: int
-    """Counted exactly."""
+    payload_schema: Mapping[str, models.PayloadIndexInfo]
     embedded: bool
+    """Whether the collection is in the in-process database."""
+
+    @cached_property
+    def dense(self) -> dict[str, models.VectorParams]:
+        """Dense vectors by name; the unnamed one is ``""``."""
+        vectors = self.config.params.vectors
+        if vectors is None:
+            return {}
+        return dict(vectors) if isinstance(vectors, dict) else {"": vectors}
+
+    @cached_property
+    def sparse(self) -> dict[str, models.SparseVectorParams]:
+        """Sparse vectors by name."""
+        return dict(self.config.params.sparse_vectors or {})
+
+    @cached_property
+    def metadata(self) -> dict[str, Any]:
+        """Metadata of the collection; empty where it has none, or where the server does not know any."""
+        return dict(getattr(self.config, "metadata", None) or {})
+
+    @cached_property
+    def contracts(self) -> dict[str, Contract]:
+        """Contract of each vector that carries one."""
+        return parse_contracts(self.metadata)
 
     @property
-    def metadata(self) -> dict[str, Any]:
-        """What the collection remembers, contracts included."""
-        return dict(self.config.metadata or {})
+    def strict_mode(self) -> models.StrictModeConfigOutput | None:
+        """Limits that the operator has set; None where strict mode is off."""
+        strict = self.config.strict_mode_config
+        return strict if strict is not None and strict.enabled else None
 
-
-def resolve(client: QdrantClient, name: str) -> str:
-    """Give the collection behind an alias, or the name itself.
-
-    Raises:
-        InputError: it is neither a collection nor an alias.
-    """
-    require_collection(client, name)
-    return aliases(client).get(name, name)
-
-
-def aliases(client: QdrantClient) -> dict[str, str]:
-    """Give all aliases with the collections behind them."""
-    return {alias.alias_name: alias.collection_name for alias in client.get_aliases().aliases}
-
-
-def read_blueprint(link: Collection) -> CollectionSchema:
-    """Read a collection that is there.
-
-    Raises:
-        InputError: its ingestion was interrupted, so it is not whole.
-    """
-    blueprint = link.call("reading its schema", lambda: _read(link))
-    load = blueprint.metadata.get(LOAD_KEY)
-    if load and not load["done"]:
-        raise InputError(
-            f"the ingestion of collection {link.collection!r} was interrupted and has not been finished; "
-            "run the same care ingest again, and then this"
-        )
-    return blueprint
-
-
-def create_like(link: Collection, blueprint: CollectionSchema, metadata: Mapping[str, Any]) -> None:
-    """Create a collection with the schema, the settings and the indexes of another one, in a state that can be resumed.
-
-    Args:
-        link: Where; a collection of this name must not be there, unless a lost answer of this call left it.
-        blueprint: Of the other one.
-        metadata: What the new one remembers.
-
-    Raises:
-        ServerTooOld: the server keeps no metadata, and so no contract.
-        Rejected: the server refuses a setting.
-    """
-    if metadata:
-        feature = "collection metadata, which hold the fingerprint of the model,"
-        link.call("asking its version", lambda: require_server(link.client, METADATA_SINCE, feature))
-    try:
-        link.call("creating the collection", lambda: _create(link, blueprint, metadata))
-    except Rejected:
-        if not link.client.collection_exists(link.collection):
-            raise
-    create_indexes(link, blueprint)
-
-
-def create_indexes(link: Collection, blueprint: CollectionSchema) -> None:
-    """Create those payload indexes that are not there yet."""
-    if is_embedded(link.client):
-        return
-    there = link.call("reading its indexes", lambda: link.client.get_collection(link.collection).payload_schema)
-    for key, schema in blueprint.indexes.items():
-        if key not in there:
-            link.write(f"indexing {key}", lambda: _create_index(link, key, schema))  # noqa: B023  # called at once
-
-
-def check_like(link: Collection, found: CollectionSchema, wanted: CollectionSchema) -> None:
-    """Refuse a collection that cannot hold the points of another one, or that belongs to another model.
-
-    Raises:
-        SchemaMismatch: its vectors differ.
-        FingerprintMismatch: its contracts differ, and it is not empty.
-    """
-    these, those = _schema(found), _schema(wanted)
-    if these != those:
-        raise SchemaMismatch(
-            f"collection {link.collection!r} is there with other vectors: {_difference(these, those)}. "
-            "Nothing was written; choose another name for the target"
-        )
-    contracts, expected = _contracts(found), _contracts(wanted)
-    if contracts != expected and (contracts or found.points):
-        raise FingerprintMismatch(
-            f"collection {link.collection!r} is there with vectors of another model: "
-            f"{_difference(contracts, expected)}. Nothing was written; choose another name for the target"
+    @property
+    def limits(self) -> Limits:
+        """Sizes of requests that the collection accepts."""
+        strict = self.strict_mode
+        if strict is None:
+            return Limits()
+        return Limits(
+            write=min(MAX_POINTS, strict.upsert_max_batchsize or MAX_POINTS),
+            page=min(MAX_PAGE, strict.max_query_limit or MAX_PAGE),
+            exact_count=strict.search_allow_exact is not False,
         )
 
+    def text_field(self, vector_name: str) -> str | None:
+        """Return the payload field from which ``care attach`` made a vector; None where it did not make it."""
+        contract = self.contracts.get(vector_name)
+        return contract.text_field if isinstance(contract, VectorContract) else None
 
-def _read(link: Collection) -> CollectionSchema:
-    info = link.client.get_collection(link.collection)
-    return CollectionSchema(
-        config=info.config,
-        dense=dense_vectors(link.client, link.collection),
-        sparse=sparse_vectors(link.client, link.collection),
-        indexes=_indexes(link, info),
-        points=link.client.count(link.collection, exact=True).count,
-        embedded=is_embedded(link.client),
-    )
+    @property
+    def attached(self) -> list[str]:
+        """Names of the vectors that ``care attach`` added, sorted; also of one whose addition was interrupted."""
+        return sorted(name for name in self.contracts if self.text_field(name) is not None)
+
+    def made_by(self, fingerprint: str) -> str | None:
+        """Return the name of the first dense vector that a model made, None where there is none."""
+        return next((name for name, found in self.contracts.items() if found.fingerprint == fingerprint), None)
+
+    def require_whole(self) -> None:
+        """Refuse a collection whose ingestion was interrupted.
+
+        Raises:
+            InputError: It was, and no later run has finished it.
+        """
+        load = self.metadata.get(LOAD_KEY)
+        if load and not load["done"]:
+            raise InputError(
+                f"the ingestion of collection {self.name!r} was interrupted and has not been finished; "
+                "run the same care ingest again, and then this"
+            )
+
+    def require_same(self, expected: "CollectionSchema", points: int) -> None:
+        """Refuse this collection as a copy of another one if its vectors or its contracts differ.
+
+        Args:
+            expected: Schema of the other collection.
+            points: Number of points in this one; an empty collection without contracts is accepted.
+
+        Raises:
+            SchemaMismatch: Its vectors differ.
+            FingerprintMismatch: Its contracts differ, and it is not empty.
+        """
+        found, wanted = self._vectors(), expected._vectors()
+        if found != wanted:
+            raise SchemaMismatch(
+                f"collection {self.name!r} is there with other vectors: {_difference(found, wanted)}. "
+                "Nothing was written; choose another name for the target"
+            )
+        these, those = (_comparable(schema.contracts) for schema in (self, expected))
+        if these != those and (these or points):
+            raise FingerprintMismatch(
+                f"collection {self.name!r} is there with vectors of another model: "
+                f"{_difference(these, those)}. Nothing was written; choose another name for the target"
+            )
+
+    def _vectors(self) -> dict[str, Any]:
+        dense = {
+            name or "(unnamed)": (vector.size, vector.distance.value, vector.multivector_config is not None)
+            for name, vector in self.dense.items()
+        }
+        return dense | {name: ("sparse", vector.modifier) for name, vector in self.sparse.items()}
 
 
-def _indexes(link: Collection, info: models.CollectionInfo) -> dict[str, Any]:
-    there = {key: index.params or index.data_type for key, index in info.payload_schema.items()}
-    if is_embedded(link.client) and read_contracts(link.client, link.collection):
-        there[DOCUMENT_KEY] = models.PayloadSchemaType.KEYWORD
-    return there
-
-
-def _create(link: Collection, blueprint: CollectionSchema, metadata: Mapping[str, Any]) -> bool:
-    params = blueprint.config.params
-    if params.sharding_method is models.ShardingMethod.CUSTOM:
-        raise InputError("the collection has shards by key, which are not copied; use Qdrant's own snapshots for it")
-    return link.client.create_collection(
-        link.collection,
-        vectors_config=params.vectors,
-        sparse_vectors_config=params.sparse_vectors,
-        metadata=dict(metadata),
-        **({} if blueprint.embedded else _settings(blueprint.config)),
-    )
-
-
-def _settings(config: models.CollectionConfig) -> dict[str, Any]:
-    """Give what a server was told of a collection; what the embedded database reports here nobody chose."""
+def _comparable(contracts: Mapping[str, Contract]) -> dict[str, Any]:
+    """Return contracts without the version of the tool and the text field, which change no vector."""
+    ignored = {"tool_version", "text_field"}
     return {
-        "shard_number": config.params.shard_number,
-        "replication_factor": config.params.replication_factor,
-        "write_consistency_factor": config.params.write_consistency_factor,
-        "on_disk_payload": config.params.on_disk_payload,
-        "payload": config.params.payload,
-        "id_tracker": config.params.id_tracker,
-        "hnsw_config": _request(models.HnswConfigDiff, config.hnsw_config),
-        "optimizers_config": _request(models.OptimizersConfigDiff, config.optimizer_config),
-        "wal_config": _request(models.WalConfigDiff, config.wal_config),
-        "quantization_config": config.quantization_config,
-        "strict_mode_config": _request(models.StrictModeConfig, config.strict_mode_config),
-    }
-
-
-def _request(kind: type[Model], answer: BaseModel | None) -> Model | None:
-    """Turn what a server answers into what it accepts."""
-    if answer is None:
-        return None
-    known = {key: value for key, value in answer.model_dump(exclude_none=True).items() if key in kind.model_fields}
-    return kind.model_validate(known)
-
-
-def _create_index(link: Collection, key: str, schema: Any) -> models.UpdateResult:
-    return link.client.create_payload_index(link.collection, key, schema, wait=True)
-
-
-def _schema(blueprint: CollectionSchema) -> dict[str, Any]:
-    dense = {
-        name or "(unnamed)": (vector.size, vector.distance.value, vector.multivector_config is not None)
-        for name, vector in blueprint.dense.items()
-    }
-    return dense | {name: ("sparse", vector.modifier) for name, vector in blueprint.sparse.items()}
-
-
-def _contracts(blueprint: CollectionSchema) -> dict[str, Any]:
-    """Give the contracts without the version of the tool, which changes no vector."""
-    entries = blueprint.metadata.get(METADATA_KEY) or {}
-    return {
-        name: {key: value for key, value in entry.items() if key != "tool_version"} for name, entry in entries.items()
+        name: {key: getattr(contract, key) for key in contract.__dataclass_fields__ if key not in ignored}
+        for name, contract in contracts.items()
     }
 
 

@@ -10,8 +10,8 @@ from typing import Protocol, Self
 from qdrant_client import models
 
 from care_qdrant.errors import QdrantError, Rejected
-from care_qdrant.store.connection import is_embedded
-from care_qdrant.store.retry import Collection, RequestTooLarge
+from care_qdrant.store.collection import Collection
+from care_qdrant.store.retry import RequestTooLarge
 
 MAX_BYTES = 5_000_000
 """Of one request, estimated. Servers refuse 32 MB, and a smaller request is sooner repeated."""
@@ -33,12 +33,12 @@ class Insert:
         return len(self.points)
 
     def part(self, start: int, end: int) -> "Insert":
-        """Give some of the points."""
+        """Return some of the points."""
         return Insert(self.points[start:end])
 
-    def send(self, link: Collection) -> models.UpdateResult:
+    def send(self, collection: Collection) -> None:
         """Write them; an interrupted attempt may have written them already, with the same content."""
-        return link.client.upsert(link.collection, list(self.points), wait=True)
+        collection.upsert(self.points)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,11 @@ class Change:
         return len(self.points)
 
     def part(self, start: int, end: int) -> "Change":
-        """Give some of the points."""
+        """Return some of the points."""
         return Change(self.points[start:end])
 
-    def send(self, link: Collection) -> list[models.UpdateResult]:
-        """Write the vectors and then the payloads, whose hashes vouch for the vectors."""
+    def send(self, collection: Collection) -> None:
+        """Write the vectors and then the payloads, whose hashes stand for the vectors."""
         vectors = [models.PointVectors(id=point.id, vector=point.vector) for point in self.points if point.vector]
         operations: list[models.UpdateOperation] = []
         if vectors:
@@ -67,7 +67,7 @@ class Change:
             )
             for point in self.points
         ]
-        return link.client.batch_update_points(link.collection, operations, wait=True)
+        collection.apply(f"writing {len(self)} points", operations)
 
 
 class Write(Protocol):
@@ -81,9 +81,9 @@ class Write(Protocol):
         """How many."""
 
     def part(self, start: int, end: int) -> "Write":
-        """Give some of the points."""
+        """Return some of the points."""
 
-    def send(self, link: Collection) -> models.UpdateResult | Sequence[models.UpdateResult]:
+    def send(self, collection: Collection) -> None:
         """Write them; safe to repeat."""
 
 
@@ -94,9 +94,9 @@ class Sender:
     next `submit`, or at the end of the block. A `QdrantError` of the block itself leaves it with the same advice.
     """
 
-    def __init__(self, link: Collection, *, threads: int = THREADS, queue: int = QUEUE) -> None:
-        self._link = link
-        self._executor = ThreadPoolExecutor(1 if is_embedded(link.client) else threads, "sender")
+    def __init__(self, collection: Collection, *, threads: int = THREADS, queue: int = QUEUE) -> None:
+        self._collection = collection
+        self._executor = ThreadPoolExecutor(1 if collection.is_embedded else threads, "sender")
         self._room = threading.BoundedSemaphore(queue)
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
@@ -117,10 +117,10 @@ class Sender:
             self._raise_failure()
 
     def submit(self, make: Callable[[], Iterable[Write]]) -> None:
-        """Queue what ``make`` gives; it is called in the background. Waits while the queue is full.
+        """Queue the writes that ``make`` returns; it is called in the background. Waits while the queue is full.
 
         Raises:
-            QdrantError: an earlier write failed.
+            QdrantError: An earlier write failed.
         """
         self._room.acquire()
         if self._failure is not None:
@@ -132,14 +132,14 @@ class Sender:
         try:
             for write in make():
                 if self._failure is None:
-                    send_all(self._link, write, self._count)
+                    send_all(self._collection, write, self._count)
         except BaseException as error:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
             self._failure = self._failure or error
-        self._link.stop()
+        self._collection.stop()
 
     def _count(self, points: int) -> None:
         with self._lock:
@@ -172,15 +172,15 @@ def in_requests(write: Write, dim: int, max_points: int) -> Iterator[Write]:
         yield write.part(start, len(write))
 
 
-def send_all(link: Collection, write: Write, acknowledge: Callable[[int], None]) -> None:
+def send_all(collection: Collection, write: Write, acknowledge: Callable[[int], None]) -> None:
     """Send a write, in halves where the server finds it too large.
 
     Raises:
-        Rejected: a single point is too large.
-        QdrantError: as `Collection.call`.
+        Rejected: A single point is too large.
+        QdrantError: As `Collection.call`.
     """
     try:
-        link.write(f"writing {len(write)} points", lambda: write.send(link))
+        write.send(collection)
     except RequestTooLarge as error:
         if len(write) == 1:
             payload = write.points[0].payload or {}
@@ -189,7 +189,7 @@ def send_all(link: Collection, write: Write, acknowledge: Callable[[int], None])
                 "shorten its metadata, or raise service.max_request_size_mb of the server"
             ) from error
         middle = len(write) // 2
-        send_all(link, write.part(0, middle), acknowledge)
-        send_all(link, write.part(middle, len(write)), acknowledge)
+        send_all(collection, write.part(0, middle), acknowledge)
+        send_all(collection, write.part(middle, len(write)), acknowledge)
     else:
         acknowledge(len(write))

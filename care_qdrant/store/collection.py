@@ -1,0 +1,398 @@
+"""`Collection`: one collection of one Qdrant, and the only module that calls the client on its points and schema."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from qdrant_client import QdrantClient, models
+
+from care_qdrant.errors import InputError, Unreachable
+from care_qdrant.store.connection import client_lock, is_embedded, require_server
+from care_qdrant.store.contracts import Contract, contract_metadata, contract_removal
+from care_qdrant.store.retry import NotCompleted, RequestTooLarge, RetryPolicy, describe_error, least_delay
+from care_qdrant.store.schema import CollectionSchema, Limits
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+PointId = models.ExtendedPointId
+Payloads = bool | Sequence[str]
+"""Which payload keys a point is read with: all, none, or those named."""
+Written = models.UpdateResult | Sequence[models.UpdateResult]
+
+
+class Collection:
+    """One collection of one Qdrant, reached with retries; may be used from several threads.
+
+    The schema is read once and kept: pure checks (`care_qdrant.store.contracts`) share it. `refresh` reads it again,
+    and so does the next use after this object has changed it. Calls to the embedded database, which is not made for
+    threads, wait for each other, also those of other objects on the same client.
+
+    Every method that calls Qdrant raises:
+        Unreachable: All attempts are used up.
+        Rejected: Qdrant says that the request is wrong.
+    """
+
+    def __init__(self, client: QdrantClient, name: str, policy: RetryPolicy | None = None) -> None:
+        """Set up access; nothing is read.
+
+        Args:
+            client: An open Qdrant.
+            name: Of the collection, or of an alias.
+            policy: How often to try a call again.
+        """
+        self.client, self.name = client, name
+        self.policy = policy or RetryPolicy()
+        self.is_embedded = is_embedded(client)
+        self._lock = client_lock(client)
+        self._stopped = threading.Event()
+        self._schema: CollectionSchema | None = None
+
+    def __repr__(self) -> str:
+        return f"Collection({self.name!r})"
+
+    def sibling(self, name: str) -> "Collection":
+        """Return another collection of the same Qdrant, reached with the same policy."""
+        return Collection(self.client, name, self.policy)
+
+    # Calling
+
+    def call(self, what: str, operation: Callable[[], T]) -> T:
+        """Return the result of ``operation``, called as often as the policy allows.
+
+        Args:
+            what: For messages, as in "writing 256 points".
+            operation: Safe to repeat.
+
+        Raises:
+            Unreachable: All attempts are used up.
+            Rejected: Qdrant says that the request is wrong.
+            RequestTooLarge: It says that the request is too large.
+        """
+        where = f"{what} in collection {self.name!r}"
+        for attempt in range(self.policy.attempts):
+            try:
+                with self._lock:
+                    return operation()
+            except Exception as error:
+                least_seconds = least_delay(error, where)
+                if attempt + 1 == self.policy.attempts:
+                    message = f"{where}: gave up after {attempt + 1} attempts ({describe_error(error)})"
+                    raise Unreachable(message) from error
+                logger.warning("%s: attempt %d failed (%s)", what, attempt + 1, describe_error(error))
+                if self._stopped.wait(max(self.policy.delay(attempt), least_seconds)):
+                    message = f"{what}: stopped after {attempt + 1} attempts ({describe_error(error)})"
+                    raise Unreachable(message) from error
+        raise AssertionError("a policy has at least one attempt")
+
+    def write(self, what: str, operation: Callable[[], Written]) -> None:
+        """Call a write that has ``wait=True``, and accept nothing less than ``completed``."""
+
+        def completed() -> None:
+            results = operation()
+            for result in results if isinstance(results, Sequence) else [results]:
+                if result.status is not models.UpdateStatus.COMPLETED:
+                    raise NotCompleted(f"status {result.status.value}, expected completed")
+
+        self.call(what, completed)
+
+    def stop(self) -> None:
+        """End all waiting: a run that has failed or was interrupted makes no more attempts."""
+        self._stopped.set()
+
+    # The names that a Qdrant knows
+
+    def names(self) -> list[str]:
+        """Return the names of all collections, sorted."""
+        answer = self.call("reading the collections", self.client.get_collections)
+        return sorted(collection.name for collection in answer.collections)
+
+    def aliases(self) -> dict[str, str]:
+        """Return all aliases with the collections behind them."""
+        answer = self.call("reading the aliases", self.client.get_aliases)
+        return {alias.alias_name: alias.collection_name for alias in answer.aliases}
+
+    def exists(self) -> bool:
+        """Return whether there is a collection or an alias of this name."""
+        return self.call("looking for it", lambda: self.client.collection_exists(self.name))
+
+    def resolve(self) -> "Collection":
+        """Return the collection behind an alias, or this one.
+
+        Raises:
+            InputError: The name is neither a collection nor an alias; the message lists those there are.
+        """
+        aliases = self.aliases()
+        if self.name in aliases:
+            return self.sibling(aliases[self.name])
+        if not self.exists():
+            there = ", ".join([*self.names(), *(f"{alias} (alias)" for alias in sorted(aliases))]) or "none"
+            raise InputError(f"there is no collection {self.name!r} (there: {there})")
+        return self
+
+    def require_server(self, version: tuple[int, int], feature: str) -> None:
+        """Refuse a server that is older than a feature; the embedded database is never too old.
+
+        Raises:
+            ServerTooOld: It is.
+        """
+        self.call("asking its version", lambda: require_server(self.client, version, feature))
+
+    # Schema and metadata
+
+    @property
+    def schema(self) -> CollectionSchema:
+        """Vectors, settings, metadata and contracts: read at the first use and then kept until `refresh`."""
+        return self._schema or self.refresh()
+
+    @property
+    def limits(self) -> Limits:
+        """Sizes of requests that the collection accepts."""
+        return self.schema.limits
+
+    def refresh(self) -> CollectionSchema:
+        """Read the schema again: one request."""
+        info = self.info()
+        self._schema = CollectionSchema(self.name, info.config, info.payload_schema or {}, self.is_embedded)
+        return self._schema
+
+    def info(self) -> models.CollectionInfo:
+        """Return what Qdrant says now, the state of its index included."""
+        return self.call("reading its schema", lambda: self.client.get_collection(self.name))
+
+    def create(self, **config: Any) -> None:
+        """Create the collection; ``config`` as `QdrantClient.create_collection` takes it."""
+        self._schema = None
+        self.call("creating the collection", lambda: self.client.create_collection(self.name, **config))
+
+    def update(self, what: str, **config: Any) -> None:
+        """Change settings or metadata; ``config`` as `QdrantClient.update_collection` takes it."""
+        self._schema = None
+        self.call(what, lambda: self.client.update_collection(self.name, **config))
+
+    def drop(self) -> None:
+        """Delete the whole collection."""
+        self._schema = None
+        self.call("deleting the collection", lambda: self.client.delete_collection(self.name))
+
+    def write_contract(self, vector_name: str, contract: Contract) -> None:
+        """Record what made a vector; the entries of other vectors are not touched."""
+        self.update("writing its contract", metadata=contract_metadata(vector_name, contract))
+
+    def remove_contract(self, vector_name: str) -> None:
+        """Remove the record of a vector; the entries of other vectors are not touched."""
+        self.update("removing its contract", metadata=contract_removal(vector_name))
+
+    def add_vector(self, vector_name: str, config: models.DenseVectorNameConfig) -> None:
+        """Add a dense vector to the schema; existing points do not have it yet."""
+        self._schema = None
+        self.call("adding the vector", lambda: self.client.create_vector_name(self.name, vector_name, config))
+
+    def remove_vector(self, vector_name: str) -> None:
+        """Remove a vector from the schema and from all points."""
+        self._schema = None
+        self.call("removing the vector", lambda: self.client.delete_vector_name(self.name, vector_name))
+
+    def create_indexes(self, indexes: Mapping[str, Any]) -> None:
+        """Create those payload indexes that are not there yet; the embedded database has none.
+
+        Args:
+            indexes: Payload key to the schema of its index.
+        """
+        if self.is_embedded:
+            return
+        for key in indexes.keys() - self.refresh().payload_schema.keys():
+            self.write(f"indexing {key}", lambda: self._create_index(key, indexes[key]))  # noqa: B023  # called at once
+        self._schema = None
+
+    # Reading points
+
+    def scroll(
+        self,
+        what: str = "reading points",
+        *,
+        where: models.Filter | None = None,
+        payload: Payloads = True,
+        vectors: bool | Sequence[str] = False,
+    ) -> Iterator[list[models.Record]]:
+        """Read all points, in pages of at most ``limits.page`` points.
+
+        Args:
+            what: For messages.
+            where: Which points; None for all.
+            payload: Which payload keys.
+            vectors: Which vectors.
+        """
+        offset, size = None, self.limits.page
+        while True:
+            try:
+                page, offset = self.call(
+                    what,
+                    lambda: self.client.scroll(
+                        self.name,
+                        scroll_filter=where,
+                        limit=size,  # noqa: B023  # called at once
+                        offset=offset,  # noqa: B023
+                        with_payload=payload,
+                        with_vectors=vectors,
+                    ),
+                )
+            except RequestTooLarge:
+                if size == 1:
+                    raise
+                size //= 2
+                continue
+            yield page
+            if offset is None:
+                return
+
+    def ids(self) -> Iterator[list[PointId]]:
+        """Return the ids of all points, many at a time.
+
+        The embedded database returns all at once: it holds them in memory anyway, and sorts them anew for every page.
+        """
+        if not self.is_embedded:
+            yield from ([record.id for record in page] for page in self.scroll("reading ids", payload=False))
+            return
+        limit = max(1, self.count())
+        records, _ = self.call("reading ids", lambda: self.client.scroll(self.name, limit=limit, with_payload=False))
+        yield [record.id for record in records]
+
+    def sample(self, points: int) -> list[models.Record]:
+        """Return the first points with their payloads."""
+        limit = min(points, self.limits.page)
+        records, _ = self.call("reading a sample", lambda: self.client.scroll(self.name, limit=limit))
+        return records
+
+    def retrieve(
+        self, ids: Sequence[PointId], what: str = "", *, payload: Payloads = True, vectors: bool | Sequence[str] = False
+    ) -> dict[PointId, models.Record]:
+        """Return points by id; one that is not there is left out.
+
+        Args:
+            ids: Read in requests of at most ``limits.page``.
+            what: For messages.
+            payload: Which payload keys.
+            vectors: Which vectors.
+        """
+        found: dict[PointId, models.Record] = {}
+        pages = list(in_pages(ids, self.limits.page))
+        while pages:
+            page = pages.pop()
+            try:
+                records = self.call(
+                    what or f"reading {len(page)} points",
+                    lambda: self.client.retrieve(
+                        self.name,
+                        list(page),  # noqa: B023  # called at once
+                        with_payload=payload,
+                        with_vectors=vectors,
+                    ),
+                )
+            except RequestTooLarge:
+                if len(page) == 1:
+                    raise
+                pages += in_pages(page, (len(page) + 1) // 2)
+                continue
+            found |= {record.id: record for record in records}
+        return found
+
+    def count(self, where: models.Filter | None = None) -> int:
+        """Return the exact number of points that pass a filter."""
+        if not self.limits.exact_count:
+            return sum(len(page) for page in self.scroll("counting", where=where, payload=False))
+        return self.call("counting", lambda: self.client.count(self.name, where, exact=True)).count
+
+    def count_with_vector(self, vector_name: str) -> int:
+        """Return the exact number of points that have a vector of this name."""
+        return self.count(models.Filter(must=[models.HasVectorCondition(has_vector=vector_name)]))
+
+    def search(self, what: str, requests: Sequence[models.QueryRequest]) -> list[list[models.ScoredPoint]]:
+        """Return the points that each request finds, best first."""
+        if not requests:
+            return []
+        responses = self.call(what, lambda: self.client.query_batch_points(self.name, requests))
+        return [response.points for response in responses]
+
+    # Changing points. What is not there is left alone: others may delete points at any time, and a request that names
+    # the id of a point that is gone would fail as a whole, while a condition on the id does not.
+
+    def upsert(self, points: Sequence[models.PointStruct]) -> None:
+        """Write whole points in one request; those that are there lose all that they held.
+
+        Raises:
+            RequestTooLarge: The server takes no request of this size.
+        """
+        what = f"writing {len(points)} points"
+        self.write(what, lambda: self.client.upsert(self.name, list(points), wait=True))
+
+    def apply(self, what: str, operations: Sequence[models.UpdateOperation]) -> None:
+        """Apply several operations in one request and in order.
+
+        Raises:
+            RequestTooLarge: The server takes no request of this size.
+        """
+        self.write(what, lambda: self.client.batch_update_points(self.name, list(operations), wait=True))
+
+    def delete(self, ids: Sequence[PointId]) -> None:
+        """Delete points by id."""
+        for page in in_pages(ids, self.limits.page):
+            selector = models.PointIdsList(points=list(page))
+            self.write(
+                f"deleting {len(page)} points",
+                lambda: self.client.delete(self.name, points_selector=selector, wait=True),  # noqa: B023
+            )
+
+    def delete_vector_of(self, ids: Sequence[PointId], vector_name: str) -> None:
+        """Take a vector away from points; the vector stays in the schema."""
+        for page in in_pages(ids, self.limits.write):
+            there = having_ids(page)
+            self.write(
+                "removing vectors",
+                lambda: self.client.delete_vectors(self.name, [vector_name], there, wait=True),  # noqa: B023
+            )
+
+    def delete_payload_key(self, ids: Sequence[PointId], key: str) -> None:
+        """Remove a payload key, as Qdrant writes its path, from points."""
+        for page in in_pages(ids, self.limits.write):
+            there = having_ids(page)
+            self.write(
+                "removing hashes",
+                lambda: self.client.delete_payload(self.name, [key], there, wait=True),  # noqa: B023
+            )
+
+    def _create_index(self, key: str, schema: Any) -> models.UpdateResult:
+        return self.client.create_payload_index(self.name, key, schema, wait=True)
+
+
+def having_ids(ids: Sequence[PointId]) -> models.Filter:
+    """Return the filter that passes points of these ids."""
+    return models.Filter(must=[models.HasIdCondition(has_id=list(ids))])
+
+
+def in_pages(ids: Sequence[PointId], size: int) -> Iterator[Sequence[PointId]]:
+    """Cut ids into runs of at most ``size``."""
+    for start in range(0, len(ids), size):
+        yield ids[start : start + size]
+
+
+def ids_beyond(source: Collection, target: Collection) -> Iterator[list[PointId]]:
+    """Return the ids that the target has and the source has not, in lists that are not empty."""
+    for page in (part for ids in target.ids() for part in in_pages(ids, source.limits.page)):
+        known = source.retrieve(page, "looking ids up", payload=False)
+        if beyond := [point_id for point_id in page if point_id not in known]:
+            yield beyond
+
+
+def only_collection(client: QdrantClient, where: str) -> str:
+    """Return the name of the collection when there is one, so that nobody has to type it.
+
+    Raises:
+        InputError: There is none, or several.
+    """
+    names = Collection(client, "").names()
+    if not names:
+        raise InputError(f"{where}: no collections yet; make one with: care ingest corpus.jsonl")
+    if len(names) > 1:
+        raise InputError(f"{where}: several collections ({', '.join(names)}); name one with --collection")
+    return names[0]
