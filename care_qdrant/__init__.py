@@ -1,7 +1,7 @@
 """Asymmetric retrieval in practice: a small query encoder, a large document encoder, one space, in Qdrant.
 
-The names below are imported when they are first used, so that ``import care_qdrant`` costs nothing and the
-query side never pulls in torch.
+The names below are the public API. They are imported when they are first used, so that ``import care_qdrant`` costs
+nothing and the query side never loads torch.
 """
 
 from importlib import import_module

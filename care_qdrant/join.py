@@ -27,8 +27,8 @@ def join_encoders(
             pass its gate on them; without them the query side needs torch.
 
     Raises:
-        ModelError: the two do not fit together, or one is no complete model.
-        MissingExtra: an export was asked for, and torch or onnx are not installed.
+        ModelError: The two do not fit together, or one is no complete model.
+        MissingExtra: An export was asked for, and torch or onnx are not installed.
     """
     if probe_texts is None:
         return write_checkpoint(folder, name=name, query=query, document=document)
@@ -45,7 +45,7 @@ def read_probe_texts(path: Path) -> list[str]:
     """Read the ``text`` of each JSON line.
 
     Raises:
-        InputError: a line is not JSON or has no text.
+        InputError: A line is not JSON or has no text.
     """
     texts = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):

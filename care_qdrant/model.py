@@ -68,7 +68,7 @@ class CareModel:
             revision: Branch, tag or commit on the hub.
 
         Raises:
-            ModelError: the folder is not there, incomplete, altered, or newer than this version.
+            ModelError: The folder is not there, incomplete, altered, or newer than this version.
         """
         folder = find_folder(source, revision=revision)
         if (folder / CARD_FILE).is_file():
@@ -101,7 +101,7 @@ class CareModel:
         return self.document_encoder.encode(texts, prompt=prompt)
 
     def contract(self) -> "VectorContract":
-        """Give what a collection must remember of this model's vectors."""
+        """Return what a collection must remember of this model's vectors."""
         # Here, because it takes the Qdrant client with it: a second that a process that only encodes need not pay.
         from care_qdrant.store.contracts import VectorContract
 

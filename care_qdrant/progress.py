@@ -11,7 +11,7 @@ from care_qdrant.ingestion.report import Progress
 
 @contextmanager
 def progress_bar(label: str) -> Iterator[Callable[[Progress], None]]:
-    """Give a function that shows how far an ingestion is: documents, tokens a second, time to go."""
+    """Return a function that shows how far an ingestion is: documents, tokens a second, time to go."""
     with tqdm(desc=label, unit="doc", file=sys.stderr, dynamic_ncols=True, smoothing=0.05) as bar:
 
         def show(progress: Progress) -> None:
@@ -25,7 +25,7 @@ def progress_bar(label: str) -> Iterator[Callable[[Progress], None]]:
 
 @contextmanager
 def points_bar(label: str) -> Iterator[Callable[[int, int], None]]:
-    """Give a function that shows how many points, and of how many, are dealt with."""
+    """Return a function that shows how many points, and of how many, are dealt with."""
     with tqdm(desc=label, unit="point", file=sys.stderr, dynamic_ncols=True) as bar:
 
         def show(done: int, total: int) -> None:

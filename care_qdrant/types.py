@@ -1,4 +1,4 @@
-"""The plain data that every part of the house passes on."""
+"""The plain data that all packages exchange."""
 
 import uuid
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ class Chunk:
     number: int = 0
     """Position in the document, from 0."""
     total: int = 1
-    """How many chunks the document has."""
+    """Number of chunks of the document."""
 
     @property
     def point_id(self) -> str:
@@ -63,7 +63,7 @@ class Hit:
 
 
 def point_id(document_id: str, chunk_number: int = 0) -> str:
-    """Give the Qdrant point id of a chunk: Qdrant takes only integers and UUIDs."""
+    """Return the Qdrant point id of a chunk: Qdrant takes only integers and UUIDs."""
     return str(uuid.uuid5(_POINT_NAMESPACE, f"{document_id}\x1f{chunk_number}"))
 
 

@@ -19,13 +19,13 @@ UNLIMITED = 2**31 - 1
 
 
 def static_limit(tokenizer: "Tokenizer") -> int:
-    """Give the longest input of a static encoder in tokens: what its tokenizer cuts at, for it has no other limit."""
+    """Return the longest input of a static encoder in tokens: what its tokenizer cuts at, for it has no other limit."""
     return int(tokenizer.truncation["max_length"]) if tokenizer.truncation else UNLIMITED
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """How one encoder reads a text."""
+    """What one encoder does with a text before and after its transformer."""
 
     pooling: str
     """``cls``, ``mean`` or ``lasttoken``; ``static`` for the plain mean of token vectors, without any layer."""
@@ -50,7 +50,7 @@ class OnnxFiles:
     default: str
     """``int8`` where its gate passed, else ``fp32``."""
     gate: Mapping[str, Any] = field(default_factory=dict)
-    """How the int8 vectors compared with the fp32 ones when they were exported."""
+    """Comparison of int8 with fp32 vectors at export, by figure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +70,9 @@ class Card:
     query: Side
     document: Side
     temperature: float
-    """Of the contrastive loss; scores divided by it are the logits that training saw."""
+    """Temperature of the contrastive loss: scores divided by it are the logits of training."""
     files: Mapping[str, FileEntry]
-    """By path relative to the folder: everything under ``query/`` and ``document/``."""
+    """Every file under ``query/`` and ``document/``, by path relative to the folder."""
     fingerprint: str
     onnx: OnnxFiles | None = None
     license: str = ""
@@ -94,9 +94,9 @@ def read_card(folder: Path) -> Card:
     """Read and check the card of a CARE folder, without opening a weight file.
 
     Raises:
-        IncompleteModel: there is no card, or it lacks a field.
+        IncompleteModel: There is no card, or it lacks a field.
         NewerFormat: a newer version wrote it.
-        AlteredModel: its fingerprint is not that of its own content.
+        AlteredModel: Its fingerprint is not that of its own content.
     """
     path = folder / CARD_FILE
     if not path.is_file():
@@ -118,7 +118,7 @@ def read_card(folder: Path) -> Card:
 
 
 def fingerprint(dim: int, query: Side, document: Side, files: Mapping[str, FileEntry]) -> str:
-    """Give the SHA-256 over everything that changes a vector: dimension, prompts, limits, weights, tokenizers.
+    """Return the SHA-256 over everything that changes a vector: dimension, prompts, limits, weights, tokenizers.
 
     ONNX files are left out: they are another rendering of the same query encoder into the same space, so a new export
     does not orphan the collections that exist. Their own hashes are in `Card.files` and are checked on load.

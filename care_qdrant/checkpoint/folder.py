@@ -69,8 +69,8 @@ def write_checkpoint(
         model_card: Content of README.md; empty for a plain one.
 
     Raises:
-        InputError: the destination holds something else.
-        ModelError: the two sides do not fit together.
+        InputError: The destination holds something else.
+        ModelError: The two sides do not fit together.
     """
     if folder.exists() and not (folder / CARD_FILE).exists() and any(folder.iterdir()):
         raise InputError(f"{folder}: exists and is not a CARE folder; give another destination")
@@ -95,10 +95,10 @@ def verify(folder: Path, sides: Iterable[str] = SIDES) -> Card:
     """Check that a CARE folder is whole and unaltered, reading every byte of the given sides.
 
     Raises:
-        IncompleteModel: a file is missing.
-        AlteredModel: a file differs from the one that was saved, or one was added that would change a vector.
+        IncompleteModel: A file is missing.
+        AlteredModel: A file differs from the one that was saved, or one was added that would change a vector.
         NewerFormat: a newer version wrote the folder.
-        ModelError: dimensions disagree, or a tokenizer does not append its end marker.
+        ModelError: Dimensions disagree, or a tokenizer does not append its end marker.
     """
     card = read_card(folder)
     for side in sides:
@@ -117,8 +117,8 @@ def verify_files(folder: Path, card: Card, paths: Iterable[str]) -> None:
     """Check single files of a CARE folder against its card.
 
     Raises:
-        IncompleteModel: a file is missing.
-        AlteredModel: a file differs from the one that was saved.
+        IncompleteModel: A file is missing.
+        AlteredModel: A file differs from the one that was saved.
     """
     for path in paths:
         expected, file = card.files[path], folder / path
@@ -136,7 +136,7 @@ def describe_side(folder: Path, side: str) -> tuple[Side, int]:
     """Read from a saved sentence-transformers model how it encodes one side, and its output dimension.
 
     Raises:
-        ModelError: it is not a model of the kind that a CARE folder holds.
+        ModelError: It is not a model of the kind that a CARE folder holds.
     """
     modules = _read_json(folder / "modules.json")
     by_type = {module["type"].rsplit(".", 1)[-1]: folder / module["path"] for module in modules}
@@ -241,7 +241,7 @@ def _tokenizer(folder: Path) -> "Tokenizer":
 
 
 def _table_width(folder: Path) -> int:
-    """Give the dimension of a static encoder's token vectors, from the header of its weights."""
+    """Return the dimension of a static encoder's token vectors, from the header of its weights."""
     path = folder / "model.safetensors"
     if not path.is_file():
         raise IncompleteModel(f"{path} is missing")
@@ -255,7 +255,7 @@ def _table_width(folder: Path) -> int:
 
 
 def _eos(folder: Path) -> str:
-    """Give the marker that the tokenizer appends to every text, as its post-processor says."""
+    """Return the marker that the tokenizer appends to every text, as its post-processor says."""
     encoding = _tokenizer(folder).encode("a")
     if not encoding.special_tokens_mask or not encoding.special_tokens_mask[-1]:
         raise ModelError(

@@ -8,14 +8,14 @@ BUILT_IN = "built-in"
 
 
 def find_folder(source: str | Path, *, revision: str | None = None) -> Path:
-    """Give the local folder of a model; from the hub, everything but the document encoder is downloaded.
+    """Return the local folder of a model; from the hub, everything but the document encoder is downloaded.
 
     Args:
         source: A folder, ``built-in``, or a hub name as ``organisation/model``.
         revision: Branch, tag or commit on the hub.
 
     Raises:
-        ModelError: there is no such folder, or the hub does not give the model.
+        ModelError: There is no such folder, or the hub does not give the model.
     """
     if source == BUILT_IN:
         return Path(__file__).parents[1] / "builtin"
@@ -28,7 +28,7 @@ def find_folder(source: str | Path, *, revision: str | None = None) -> Path:
 
 
 def fetch_document_side(source: str | Path, *, revision: str | None = None) -> Path:
-    """Give the folder with the document encoder in it, downloading it from the hub when that is where it is."""
+    """Return the folder with the document encoder in it, downloading it from the hub when that is where it is."""
     if source == BUILT_IN or Path(source).is_dir():
         return find_folder(source)
     return _download(str(source), revision, ignore=["document-adapter/*"])

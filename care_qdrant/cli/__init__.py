@@ -1,30 +1,21 @@
 """The command line. Each command is a thin module that imports what it runs in its function: `--help` is instant."""
 
 import sys
-from importlib import import_module
 
 import click
 
 from care_qdrant import __version__
+from care_qdrant.cli.groups import CONTEXT, LazyGroup
 from care_qdrant.errors import CareError
 
-_COMMANDS = ("attach", "collections", "detach", "doctor", "ingest", "model", "promote", "publish", "search", "verify")
+_COMMANDS = ("ingest", "search", "attach", "verify", "detach", "doctor", "collections", "promote", "publish", "model")
 
 
-class _LazyGroup(click.Group):
-    """Finds the command NAME as ``command`` in the module ``care_qdrant.cli.NAME``."""
-
-    def list_commands(self, _ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
-
-    def get_command(self, _ctx: click.Context, name: str) -> click.Command | None:
-        if name not in _COMMANDS:
-            return None
-        command: click.Command = import_module(f"care_qdrant.cli.{name}").command
-        return command
-
-
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    modules={name: f"care_qdrant.cli.{name}:command" for name in _COMMANDS},
+    context_settings=CONTEXT,
+)
 @click.version_option(__version__, prog_name="care")
 def care() -> None:
     """Asymmetric retrieval: an LLM encodes documents into Qdrant, a small BERT answers queries.

@@ -15,13 +15,13 @@ _RANGES = {">=": "gte", "<=": "lte", ">": "gt", "<": "lt"}
 
 
 def parse_filter(conditions: Sequence[str]) -> "models.Filter | None":
-    """Give the filter that all conditions make together; None for no condition.
+    """Return the filter that all conditions make together; None for no condition.
 
     A condition is ``key=value``, ``key!=value`` or ``key>=value`` (also ``<=``, ``>``, ``<``, with a number). A value
     that reads as a JSON number or boolean is one; quoted, as ``code="017"``, it is a text.
 
     Raises:
-        InputError: a condition cannot be read.
+        InputError: A condition cannot be read.
     """
     from qdrant_client import models
 

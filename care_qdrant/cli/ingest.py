@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from care_qdrant.cli import run
-from care_qdrant.cli.options import Target, model_options, target_options
+from care_qdrant.cli.groups import CONTEXT, GroupedCommand
+from care_qdrant.cli.options import Target, add_options, model_options, target_options
 from care_qdrant.errors import REJECTED_ROWS_EXIT_CODE
 
 if TYPE_CHECKING:
@@ -30,77 +31,95 @@ class _ShardType(click.ParamType[tuple[int, int]]):
             return value
         number, _, of = str(value).partition("/")
         if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
-            self.fail(f"{value!r} is no share; the shares of four machines are 1/4, 2/4, 3/4 and 4/4", param, ctx)
+            self.fail(f"{value!r} is no shard; the shards of four machines are 1/4, 2/4, 3/4 and 4/4", param, ctx)
         return int(number), int(of)
 
 
-def _options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def add(command: Any) -> Any:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
-
-
-_collection_options = _options(
-    click.option("--collection", help="Where to.  [default: the file's name without extensions]"),
-    click.option("--vector-name", help="Under which name.  [default: the model's name]"),
+_collection_options = add_options(
+    click.option("--collection", help="Collection to write to.  [default: name of the file without extensions]"),
+    click.option("--vector-name", help="Named vector to write.  [default: name of the model]"),
 )
-_row_options = _options(
-    click.option("--id-field", default="id", show_default=True),
-    click.option("--text-field", default="text", show_default=True),
-    click.option("--title-field", default="title", show_default=True, help="Embedded in front of the text."),
+_row_options = add_options(
+    click.option("--id-field", default="id", show_default=True, help="Field of a row that holds its id."),
+    click.option("--text-field", default="text", show_default=True, help="Field of a row that holds its text."),
+    click.option(
+        "--title-field",
+        default="title",
+        show_default=True,
+        help="Field of a row that holds its title, which is encoded in front of the text.",
+    ),
     click.option(
         "--overflow",
         type=click.Choice(["split", "truncate", "reject"]),
         default="split",
         show_default=True,
-        help="What becomes of documents that are longer than the encoder reads.",
+        help="What to do with documents that are longer than the encoder reads.",
     ),
 )
-_run_options = _options(
+_run_options = add_options(
     click.option(
-        "--dry-run", is_flag=True, help="Write nothing; say what would be written and how long it would take."
+        "--dry-run", is_flag=True, help="Write nothing; report what would be written and how long it would take."
     ),
-    click.option("--limit", type=click.IntRange(min=1), help="Read only the first rows."),
+    click.option("--limit", type=click.IntRange(min=1), help="Number of rows to read.  [default: all]"),
     click.option(
-        "--shard", type=_ShardType(), default="1/1", help="Ingest one of n disjoint shares, as in a job array."
+        "--shard",
+        type=_ShardType(),
+        default="1/1",
+        show_default=True,
+        help="Ingest shard i of n disjoint ones, as in a job array.",
     ),
-    click.option("--batch-tokens", type=click.IntRange(min=1), default=16_384, show_default=True, help="Of one batch."),
-    click.option("--sparse", type=click.Choice(["bm25"]), help="Write a BM25 vector, too, for hybrid search."),
-    click.option("--sync", is_flag=True, help="Delete points of documents that the corpus does not have any more."),
+    click.option(
+        "--batch-tokens",
+        type=click.IntRange(min=1),
+        default=16_384,
+        show_default=True,
+        help="Padded tokens of one batch of the encoder.",
+    ),
+    click.option("--sparse", type=click.Choice(["bm25"]), help="Also write a sparse vector, for hybrid search."),
+    click.option("--sync", is_flag=True, help="Delete points of documents that are no longer in the corpus."),
     click.option(
         "--max-delete-fraction",
         type=click.FloatRange(0, 1),
         default=0.2,
         show_default=True,
-        help="Of the stored points: refuse a --sync that would delete more.",
+        help="Largest fraction of the stored points that --sync may delete.",
     ),
     click.option("--sync-despite-rejects", is_flag=True, help="Let --sync delete although rows were rejected."),
 )
-_storage_options = _options(
+_storage_options = add_options(
     click.option(
         "--quantization",
         type=click.Choice(["int8", "binary", "none"]),
         default="none",
         show_default=True,
-        help="New collection: search a smaller copy of the vectors first.",
+        help="Compressed copy of the vectors that is searched first.",
     ),
-    click.option("--on-disk", is_flag=True, help="New collection: keep the vectors on disk."),
+    click.option("--on-disk", is_flag=True, help="Keep the vectors on disk."),
     click.option(
         "--datatype",
         type=click.Choice(["float32", "float16"]),
         default="float32",
         show_default=True,
-        help="New collection: how the vectors are stored.",
+        help="Number type of the stored vectors.",
     ),
-    click.option("--shards", type=click.IntRange(min=1), help="New collection: number of shards."),
-    click.option("--replicas", type=click.IntRange(min=1), help="New collection: copies of each shard."),
+    click.option("--shards", type=click.IntRange(min=1), help="Number of shards.  [default: left to the server]"),
+    click.option("--replicas", type=click.IntRange(min=1), help="Copies of each shard.  [default: left to the server]"),
 )
 
 
-@click.command(name="ingest", context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    name="ingest",
+    cls=GroupedCommand,
+    context_settings=CONTEXT,
+    groups={
+        "Options": ["collection", "model", "path", "url", "sparse", "sync", "dry_run", "limit"],
+        "Corpus": ["id_field", "text_field", "title_field", "overflow", "shard"],
+        "Model": ["vector_name", "device", "precision", "batch_tokens"],
+        "Server": ["api_key", "grpc"],
+        "Deletion": ["max_delete_fraction", "sync_despite_rejects"],
+        "Storage of a new collection": ["quantization", "on_disk", "datatype", "shards", "replicas"],
+    },
+)
 @click.argument("corpus")
 @_collection_options
 @target_options
@@ -119,7 +138,7 @@ def command(
     """Put CORPUS into a named vector of a Qdrant collection.
 
     CORPUS is a file of JSON lines (.jsonl, .jsonl.gz, .jsonl.zst), a Parquet file, or - for JSON lines on standard
-    input. A row has an id, a text and, if you like, a title and metadata; its other fields join the metadata.
+    input. A row has an id, a text and optionally a title and metadata; its other fields join the metadata.
 
     Documents that are stored already are neither encoded nor written again, so an interrupted run is finished by the
     same command. Rows that cannot be ingested go to CORPUS.rejects.jsonl with line number and reason; then the exit

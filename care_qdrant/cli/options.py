@@ -27,13 +27,24 @@ class Target:
     grpc: bool
 
     def open(self) -> "AbstractContextManager[QdrantClient]":
-        """Open it for the length of a ``with`` block."""
+        """Return a context manager that opens it and closes it."""
         from care_qdrant.store.connection import open_client
 
         return open_client(path=self.path, url=self.url, api_key=self.api_key, grpc=self.grpc)
 
     def __str__(self) -> str:
         return self.url or str(self.path)
+
+
+def add_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return the decorator that adds several options, in the order in which the help lists them."""
+
+    def add(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
 
 
 def target_options(command: Command) -> Command:
@@ -49,20 +60,19 @@ def target_options(command: Command) -> Command:
         folder = None if server else (path or Path("qdrant"))
         return command(*args, target=Target(folder, server, api_key, grpc), **options)
 
-    for option in reversed(
-        (
-            click.option(
-                "--path",
-                type=click.Path(path_type=Path, file_okay=False),
-                help="Folder of the embedded database.  [default: qdrant]",
-            ),
-            click.option("--url", envvar="QDRANT_URL", show_envvar=True, help="Qdrant server, instead of a folder."),
-            click.option("--api-key", envvar="QDRANT_API_KEY", show_envvar=True, help="Key of the server."),
-            click.option("--grpc", is_flag=True, help="Send points over gRPC."),
-        )
-    ):
-        with_target = option(with_target)
-    return with_target  # type: ignore[return-value]  # a decorator keeps the callable's type only in name
+    decorated: Command = add_options(
+        click.option(
+            "--path",
+            type=click.Path(path_type=Path, file_okay=False),
+            help="Folder of the embedded database.  [default: qdrant]",
+        ),
+        click.option(
+            "--url", envvar="QDRANT_URL", show_envvar=True, help="URL of a Qdrant server, instead of a folder."
+        ),
+        click.option("--api-key", envvar="QDRANT_API_KEY", show_envvar=True, help="API key of the server."),
+        click.option("--grpc", is_flag=True, help="Send points over gRPC instead of HTTP."),
+    )(with_target)
+    return decorated
 
 
 def model_options(command: Command) -> Command:
@@ -77,28 +87,25 @@ def model_options(command: Command) -> Command:
 
         return command(*args, load_model=load, **options)
 
-    for option in reversed(
-        (
-            click.option(
-                "--model",
-                default="built-in",
-                show_default=True,
-                envvar="CARE_MODEL",
-                show_envvar=True,
-                help="CARE folder, hub name, built-in, or any sentence-transformers model.",
-            ),
-            click.option("--device", help="cpu, cuda, mps, …  [default: the best that is there]"),
-            click.option(
-                "--precision",
-                type=click.Choice(["auto", "int8", "fp32"]),
-                default="auto",
-                show_default=True,
-                help="Of the query encoder; auto takes int8 where its gate passed.",
-            ),
-        )
-    ):
-        with_model = option(with_model)
-    return with_model  # type: ignore[return-value]  # a decorator keeps the callable's type only in name
+    decorated: Command = add_options(
+        click.option(
+            "--model",
+            default="built-in",
+            show_default=True,
+            envvar="CARE_MODEL",
+            show_envvar=True,
+            help="CARE folder, hub name, built-in, or any sentence-transformers model.",
+        ),
+        click.option("--device", help="Device of torch models: cpu, cuda, mps.  [default: the fastest there is]"),
+        click.option(
+            "--precision",
+            type=click.Choice(["auto", "int8", "fp32"]),
+            default="auto",
+            show_default=True,
+            help="Precision of the ONNX query encoder; auto takes int8 where it passed its accuracy check at export.",
+        ),
+    )(with_model)
+    return decorated
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from care_qdrant.cli.groups import CONTEXT, GroupedCommand
 from care_qdrant.cli.options import Target, json_option, model_options, target_options
 
 if TYPE_CHECKING:
@@ -16,34 +17,51 @@ if TYPE_CHECKING:
     from care_qdrant.types import Hit
 
 
-@click.command(name="search")
+@click.command(
+    name="search",
+    cls=GroupedCommand,
+    context_settings=CONTEXT,
+    groups={
+        "Options": ["collection", "model", "path", "url", "mode", "top_k", "conditions", "as_json"],
+        "Vectors and fusion": ["vector_name", "sparse_vector_name", "fusion", "alpha"],
+        "Index": ["exact", "hnsw_ef", "oversampling"],
+        "Model and server": ["device", "precision", "api_key", "grpc"],
+    },
+)
 @click.argument("query")
-@click.option("--collection", help="Name or alias.  [default: the only one that is there]")
+@click.option("--collection", help="Collection or alias to search.  [default: the only one]")
 @click.option(
     "--mode",
     type=click.Choice(["dense", "sparse", "hybrid"]),
     default="dense",
     show_default=True,
-    help="By the model's vectors, by BM25, or by both.",
+    help="Search by the vectors of the model, by BM25, or by both.",
 )
-@click.option("--top-k", type=click.IntRange(1), default=10, show_default=True, help="Documents to give.")
+@click.option("--top-k", type=click.IntRange(1), default=10, show_default=True, help="Number of documents to return.")
 @click.option(
-    "--filter", "conditions", multiple=True, help="On metadata: key=value, key!=value, key>=number; all hold."
+    "--filter",
+    "conditions",
+    multiple=True,
+    help="Condition on metadata: key=value, key!=value, key>=number. Repeatable; all must hold.",
 )
-@click.option("--vector-name", help="Of the dense vector.  [default: the one that the model made]")
-@click.option("--sparse-vector-name", help="Of the BM25 vector.  [default: the one that is there]")
+@click.option("--vector-name", help="Dense vector to search.  [default: the one that the model made]")
+@click.option("--sparse-vector-name", help="Sparse vector to search.  [default: the BM25 vector of the collection]")
 @click.option(
     "--fusion",
     type=click.Choice(["linear", "dbsf", "rrf"]),
     default="linear",
     show_default=True,
-    help="How a hybrid search scores: a weighted sum of both scores, or one of Qdrant's own fusions.",
+    help="Fusion of a hybrid search: weighted sum of both scores, or one of Qdrant's own.",
 )
-@click.option("--alpha", type=click.FloatRange(0, 1), help="Share of the dense score in the linear fusion.")
-@click.option("--exact", is_flag=True, help="Compare with every vector instead of the index.")
-@click.option("--hnsw-ef", type=click.IntRange(1), help="Breadth of the index search.")
 @click.option(
-    "--oversampling", type=click.FloatRange(1), help="For quantized vectors: candidates to rescore, times top-k."
+    "--alpha", type=click.FloatRange(0, 1), help="Weight of the dense score in the linear fusion.  [default: 0.4]"
+)
+@click.option("--exact", is_flag=True, help="Compare with every vector instead of using the index.")
+@click.option("--hnsw-ef", type=click.IntRange(1), help="Candidates of the HNSW search.  [default: left to the server]")
+@click.option(
+    "--oversampling",
+    type=click.FloatRange(1),
+    help="Quantized candidates to rescore, as a multiple of top-k.  [default: left to the server]",
 )
 @target_options
 @model_options
@@ -65,7 +83,7 @@ def command(
     load_model: Callable[[], "CareModel"],
     as_json: bool,
 ) -> None:
-    """Give the documents that answer QUERY, best first.
+    """Print the documents that answer QUERY, best first.
 
     \b
     Example:
@@ -78,7 +96,7 @@ def command(
     from care_qdrant.errors import InputError
     from care_qdrant.search.fusion import DEFAULT_ALPHA
     from care_qdrant.search.retriever import Retriever
-    from care_qdrant.store.contracts import only_collection
+    from care_qdrant.store.collection import only_collection
 
     if not query.strip():
         raise InputError("the query is empty")

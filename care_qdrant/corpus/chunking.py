@@ -34,7 +34,7 @@ class Span(NamedTuple):
 
 
 def cut_rows(rows: Sequence[Row], counter: TokenCounter, overflow: Overflow) -> Iterator[list[Sized] | Reject]:
-    """Give the chunks of each document, in order; or why it cannot be cut."""
+    """Return the chunks of each document, in order; or why it cannot be cut."""
     lengths = counter.count_tokens([embedded_text(row.document.title, row.document.text) for row in rows])
     for row, tokens in zip(rows, lengths, strict=True):
         if tokens <= counter.max_tokens or overflow == "truncate":
@@ -62,7 +62,7 @@ def _cut(row: Row, counter: TokenCounter) -> list[Sized] | Reject:
 
 
 def split(text: str, title: str, counter: TokenCounter) -> list[Span]:
-    """Give the spans of the chunks of a text.
+    """Return the spans of the chunks of a text.
 
     Together they cover the text; each starts at or before the end of the one before it, and none is longer than
     the encoder's maximum, title, prompt and special tokens included. Where a sentence alone is too long it is cut at
@@ -93,7 +93,7 @@ class _Piece(NamedTuple):
 
 
 def _pieces(text: str, counter: TokenCounter, budget: int) -> list[_Piece]:
-    """Give the sentences, those above the budget cut further."""
+    """Return the sentences, those above the budget cut further."""
     empty = counter.count_tokens([""])[0]
     finished: list[_Piece] = []
     spans = sentence_spans(text)
@@ -133,7 +133,7 @@ def _pack(pieces: Sequence[_Piece], budget: int, overlap_tokens: int) -> list[Sp
 
 
 def _tail(chunk: Sequence[_Piece], room: int) -> list[_Piece]:
-    """Give the last pieces of a chunk that fit into ``room`` tokens; never the whole chunk."""
+    """Return the last pieces of a chunk that fit into ``room`` tokens; never the whole chunk."""
     tail: list[_Piece] = []
     for piece in reversed(chunk[1:]):
         room -= piece.tokens

@@ -33,8 +33,8 @@ class Corpus:
         """Take a file, or standard input for ``-``; it is opened by the ``with`` block.
 
         Raises:
-            InputError: there is no such file.
-            MissingExtra: its form needs a package that is not installed.
+            InputError: There is no such file.
+            MissingExtra: Its form needs a package that is not installed.
         """
         check_corpus(path)
         self.path, self.fields = str(path), fields
@@ -54,10 +54,10 @@ class Corpus:
         self._stack.close()
 
     def __iter__(self) -> Iterator[Row | Reject]:
-        """Give the rows in order.
+        """Return the rows in order.
 
         Raises:
-            InputError: the file is damaged; the rows before the damage were given.
+            InputError: The file is damaged; the rows before the damage were given.
         """
         line = 0
         try:
@@ -81,7 +81,7 @@ class Corpus:
 
     @property
     def share_read(self) -> float | None:
-        """How much of the file was read, from 0 to 1; None where its length is not known."""
+        """Fraction of the file that was read, in [0, 1]; None where its length is not known."""
         return min(1.0, self._file.tell() / self._size) if self._size else None
 
     def _decompressed(self) -> IO[bytes]:
@@ -126,8 +126,8 @@ def check_corpus(path: str | Path) -> None:
     """Refuse a corpus that cannot be read, before anything else is touched.
 
     Raises:
-        InputError: there is no such file.
-        MissingExtra: its form needs a package that is not installed.
+        InputError: There is no such file.
+        MissingExtra: Its form needs a package that is not installed.
     """
     if str(path) != STDIN and not Path(path).is_file():
         found = "is a folder" if Path(path).is_dir() else "does not exist"
@@ -139,17 +139,17 @@ def check_corpus(path: str | Path) -> None:
 
 
 def corpus_name(path: str | Path) -> str:
-    """Give the file's name without its extensions: ``data/corpus.jsonl.gz`` is ``corpus``."""
+    """Return the file's name without its extensions: ``data/corpus.jsonl.gz`` is ``corpus``."""
     return Path(path).name.split(".")[0]
 
 
 def rejects_path(path: str | Path) -> Path:
-    """Give where the rejected rows of a corpus go: ``corpus.jsonl.rejects.jsonl`` beside it."""
+    """Return where the rejected rows of a corpus go: ``corpus.jsonl.rejects.jsonl`` beside it."""
     return Path("stdin.rejects.jsonl") if str(path) == STDIN else Path(f"{path}.rejects.jsonl")
 
 
 def _damage() -> tuple[type[Exception], ...]:
-    """Give what the readers raise for a file that is cut off or not what its name says."""
+    """Return what the readers raise for a file that is cut off or not what its name says."""
     kinds: list[type[Exception]] = [EOFError, OSError, zlib.error]
     if "zstandard" in sys.modules:
         kinds.append(sys.modules["zstandard"].ZstdError)
@@ -159,7 +159,7 @@ def _damage() -> tuple[type[Exception], ...]:
 
 
 def _numbered_lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | Reject]]:
-    """Give the lines with their numbers; never more than `MAX_LINE_BYTES` are in memory."""
+    """Return the lines with their numbers; never more than `MAX_LINE_BYTES` are in memory."""
     number = 0
     while raw := file.readline(MAX_LINE_BYTES + 1):
         number += 1

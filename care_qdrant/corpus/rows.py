@@ -10,7 +10,7 @@ from care_qdrant.store.payload import RESERVED_KEYS
 from care_qdrant.types import Document
 
 MAX_DEPTH = 32
-"""Of nested metadata. Qdrant's own JSON reader stops at 128 and would refuse the whole request."""
+"""Levels of nested metadata. Qdrant's own JSON reader stops at 128 and would refuse the whole request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Row:
     """A good row."""
 
     line: int
-    """From 1; for Parquet the number of the row."""
+    """Line of the file, counted from 1; for Parquet the row."""
     document: Document
 
 
@@ -39,7 +39,7 @@ class Reject:
     line: int
     reason: str
     id: str = ""
-    """Of the document, where the row had one."""
+    """Id of the document, where the row has one."""
 
 
 def parse_line(raw: bytes, line: int, fields: Fields) -> Row | Reject:

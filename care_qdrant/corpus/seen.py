@@ -41,7 +41,7 @@ class Seen:
         self._database.execute("UPDATE seen SET chunks = ? WHERE id = ?", (chunks, _key(document_id)))
 
     def has_chunk(self, document_id: str, number: int) -> bool:
-        """Say whether a document was met and has a chunk of this number."""
+        """Return whether a document was met and has a chunk of this number."""
         row = self._row("SELECT chunks FROM seen WHERE id = ?", _key(document_id))
         return row is not None and number < int(row[0])
 

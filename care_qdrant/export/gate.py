@@ -20,7 +20,7 @@ class Gate:
 
     probes: int
     min_cosine: float
-    """Of a query's int8 vector to its float32 one; passes from 0.995."""
+    """Lowest cosine of an int8 query vector with its float32 one; at least 0.995 passes."""
     mean_cosine: float
     """Passes from 0.999."""
     overlap_at_10: float | None = None
@@ -76,7 +76,7 @@ def compare(
 
 
 def _best(queries: Vectors, documents: Vectors) -> list[list[int]]:
-    """Give the rows of each query's best documents, best first; one query at a time, so memory stays flat."""
+    """Return the rows of each query's best documents, best first; one query at a time, so memory stays flat."""
     return [np.argsort(-(documents @ query), kind="stable")[:TOP].tolist() for query in queries]
 
 
@@ -86,7 +86,7 @@ def _overlap(first: list[list[int]], second: list[list[int]]) -> float:
 
 
 def _ndcg(best: list[list[int]], relevant: Sequence[Collection[int]]) -> float:
-    """Give the mean binary nDCG@10 over the queries that have a relevant document."""
+    """Return the mean binary nDCG@10 over the queries that have a relevant document."""
     discounts = 1 / np.log2(np.arange(TOP) + 2)
     scores = [
         sum(discounts[rank] for rank, row in enumerate(rows) if row in answers) / discounts[: len(answers)].sum()

@@ -36,7 +36,7 @@ class QueryGraph(torch.nn.Module):
                 layers[number] = FastBertLayer(layer, first_token_only=is_last and reads_first_only)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Give (batch, dim) from token ids and mask, both (batch, length)."""
+        """Return (batch, dim) from token ids and mask, both (batch, length)."""
         features: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
         for module in self.tower:
             features = module(features)
@@ -45,7 +45,7 @@ class QueryGraph(torch.nn.Module):
 
 
 def is_static(tower: SentenceTransformer) -> bool:
-    """Say whether an encoder is a table of token vectors, without layers."""
+    """Return whether an encoder is a table of token vectors, without layers."""
     return isinstance(tower[0], StaticEmbedding)
 
 
@@ -77,7 +77,7 @@ class FastBertLayer(torch.nn.Module):
         self.layer, self.first_token_only = layer, first_token_only
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor, *_: Any, **__: Any) -> Tensor:
-        """Give (batch, length or 1, hidden) from (batch, length, hidden) and a mask of (batch, 1, length, length)."""
+        """Return (batch, length or 1, hidden) from (batch, length, hidden) and a mask of (batch, 1, length, length)."""
         attention = self.layer.attention.self
         wanted = hidden_states
         if self.first_token_only:

@@ -40,8 +40,8 @@ def quantize(fp32_file: Path, int8_file: Path) -> None:
     """Write the int8 rendering of a float32 graph.
 
     Raises:
-        MissingExtra: onnx is not installed.
-        ModelError: the graph has neither a matrix product with a constant weight nor a table of token vectors.
+        MissingExtra: Onnx is not installed.
+        ModelError: The graph has neither a matrix product with a constant weight nor a table of token vectors.
     """
     with needs_extra("onnx", "the int8 export"):
         import onnx
@@ -114,7 +114,7 @@ class _Rewrite:
         self._add("Mul", [scaled, level], name)
 
     def _add_row_quantization(self, source: str, width: int) -> tuple[str, str]:
-        """Give each row in 255 levels, and what one level of it is worth."""
+        """Return each row in 255 levels, and what one level of it is worth."""
         magnitude = self._add("Abs", [source], f"{source}.magnitude")
         largest = self._add("ReduceMax", [magnitude, "int8.last_axis"], f"{source}.largest_or_zero", keepdims=1)
         largest = self._add("Max", [largest, "int8.smallest"], f"{source}.largest")

@@ -53,9 +53,9 @@ def export_query_encoder(
         keep_fp32: Leave the float32 graph in the folder; without it the folder is four bytes a parameter smaller.
 
     Raises:
-        MissingExtra: torch, sentence-transformers or onnx are not installed.
-        InputError: there are no probe texts.
-        ModelError: the model cannot be exported, or the exported graph gives other vectors.
+        MissingExtra: Torch, sentence-transformers or onnx are not installed.
+        InputError: There are no probe texts.
+        ModelError: The model cannot be exported, or the exported graph gives other vectors.
     """
     if not probe_texts:
         raise InputError("an export needs probe texts: give real queries, a few hundred if you have them")

@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def read_ahead(items: Iterator[T], depth: int) -> Generator[T, None, None]:
-    """Give the items in order, while a thread makes the next ones.
+    """Return the items in order, while a thread makes the next ones.
 
     Args:
         items: Used by that thread only. What it raises is raised here, in its place.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from care_qdrant.encoders import Encoder
 from care_qdrant.ingestion.plan import Plan, Task, check_vectors
 from care_qdrant.ingestion.report import Estimate, Tally
-from care_qdrant.store.create import Schema
+from care_qdrant.store.create import PointVectors
 from care_qdrant.store.payload import chunk_payload
 
 SAMPLE_CHUNKS = 32
@@ -15,13 +15,13 @@ SAMPLE_CHUNKS = 32
 BYTES_PER_NUMBER = 4
 
 
-def estimate(plans: Iterable[Plan], tally: Tally, schema: Schema, encoder: Callable[[], Encoder]) -> Estimate:
+def estimate(plans: Iterable[Plan], tally: Tally, vectors: PointVectors, encoder: Callable[[], Encoder]) -> Estimate:
     """Count what would be written, and time the encoding of a few chunks.
 
     Args:
         plans: Of the whole corpus.
         tally: Gets the counts, as a real run would have them.
-        schema: What the points would carry.
+        vectors: What the points would carry.
         encoder: Loads the document encoder; called only if something would be encoded.
     """
     tokens, size = 0, 0
@@ -33,8 +33,8 @@ def estimate(plans: Iterable[Plan], tally: Tally, schema: Schema, encoder: Calla
         tokens += sum(task.tokens for task in plan.encode)
         size += sum(_payload_bytes(task) for task in (*plan.encode, *plan.update))
         sample += plan.encode[: SAMPLE_CHUNKS - len(sample)]
-    size += tally.encoded * schema.dense.dim * BYTES_PER_NUMBER
-    seconds = tokens * _seconds_per_token(sample, schema, encoder()) if sample else None
+    size += tally.encoded * vectors.dense.dim * BYTES_PER_NUMBER
+    seconds = tokens * _seconds_per_token(sample, vectors, encoder()) if sample else None
     return Estimate(points=tally.encoded + tally.updated, tokens=tokens, bytes=size, seconds=seconds)
 
 
@@ -42,9 +42,9 @@ def _payload_bytes(task: Task) -> int:
     return len(json.dumps(chunk_payload(task.chunk, task.hashes), ensure_ascii=False).encode())
 
 
-def _seconds_per_token(sample: list[Task], schema: Schema, encoder: Encoder) -> float:
+def _seconds_per_token(sample: list[Task], vectors: PointVectors, encoder: Encoder) -> float:
     texts = [task.chunk.embedded_text for task in sample]
     encoder.encode(texts[:1])
     start = time.perf_counter()
-    check_vectors(encoder.encode(texts), sample, schema.dense.dim)
+    check_vectors(encoder.encode(texts), sample, vectors.dense.dim)
     return (time.perf_counter() - start) / sum(task.tokens for task in sample)

@@ -11,8 +11,8 @@ from care_qdrant.encoders import TokenCounter
 from care_qdrant.errors import InputError
 from care_qdrant.ingestion.plan import Plan, make_plan
 from care_qdrant.ingestion.report import Tally
-from care_qdrant.store.create import Schema
-from care_qdrant.store.retry import Collection
+from care_qdrant.store.collection import Collection
+from care_qdrant.store.create import PointVectors
 
 WINDOW_DOCUMENTS = 4_096
 """Enough for batches of equal lengths to be full; padding is then about 1 %."""
@@ -22,7 +22,7 @@ WINDOW_CHARACTERS = 4_000_000
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One of ``of`` disjoint shares of a corpus, from 1, by a hash of the document id that never changes."""
+    """One of ``of`` disjoint shards of a corpus, counted from 1, by a hash of the document id that never changes."""
 
     number: int = 1
     of: int = 1
@@ -32,7 +32,7 @@ class Shard:
             raise InputError(f"shard {self.number}/{self.of}: shards count from 1/{self.of} to {self.of}/{self.of}")
 
     def has(self, document_id: str) -> bool:
-        """Say whether a document belongs to this share."""
+        """Return whether a document belongs to this shard."""
         if self.of == 1:
             return True
         digest = hashlib.sha256(document_id.encode()).digest()
@@ -43,8 +43,8 @@ class Shard:
 class Reader:
     """Makes plans; used by one thread."""
 
-    link: Collection
-    schema: Schema
+    collection: Collection
+    vectors: PointVectors
     counter: Callable[[], TokenCounter]
     """Loads the tokenizer when the first row is there."""
     overflow: Overflow
@@ -55,9 +55,9 @@ class Reader:
     on_reject: Callable[[Reject], None]
 
     def plans(self, rows: Iterable[Row | Reject], share_read: Callable[[], float | None]) -> Iterator[Plan]:
-        """Give the work of one window after the other."""
+        """Return the work of one window after the other."""
         for window in self._windows(rows):
-            plan = make_plan(self.link, self.schema, list(self._cut(window)), is_new=self.is_new)
+            plan = make_plan(self.collection, self.vectors, list(self._cut(window)), is_new=self.is_new)
             plan.share_read = share_read()
             yield plan
 
@@ -74,7 +74,7 @@ class Reader:
             yield window
 
     def _accept(self, row: Row | Reject) -> Row | None:
-        """Let a row of this share pass, once."""
+        """Let a row of this shard pass, once."""
         if isinstance(row, Reject):
             self._reject(row)
             return None

@@ -11,13 +11,13 @@ class Estimate:
     """What a dry run expects of the real one."""
 
     points: int
-    """To be written."""
+    """Points to write."""
     tokens: int
-    """To be encoded."""
+    """Tokens to encode."""
     bytes: int
-    """Of vectors and payloads, without indexes."""
+    """Size of vectors and payloads to write, without indexes."""
     seconds: float | None
-    """At the speed of a first batch; None where nothing is to be encoded."""
+    """Time of encoding at the speed of a first batch; None where nothing is to be encoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class IngestReport:
     rejected: int
     deleted: int
     points: int
-    """In the collection with this vector, counted exactly."""
+    """Points of the collection with this vector, counted exactly."""
     tokens: int
     """Encoded."""
     seconds: float
@@ -44,24 +44,24 @@ class IngestReport:
     tokens_per_second: float
     """Over the time from the first to the end of the last encoding."""
     encoder_idle_fraction: float
-    """Of that time: how much of it the encoder stood still."""
+    """Fraction of that time in which the encoder stood still, in [0, 1]."""
     collection: str
     vector_name: str
     fingerprint: str
     rejects_file: str | None = None
     estimate: Estimate | None = None
-    """Of a dry run, which wrote nothing."""
+    """Result of a dry run, which wrote nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run is."""
+    """State of a run in progress."""
 
     documents: int
     encoded: int
     tokens_per_second: float
     share_read: float | None
-    """Of the corpus, from 0 to 1; None where its length is not known."""
+    """Fraction of the corpus that was read, in [0, 1]; None where its length is not known."""
 
 
 class Stopwatch:
@@ -83,12 +83,12 @@ class Stopwatch:
 
     @property
     def total_seconds(self) -> float:
-        """From the first start to the last stop."""
+        """Seconds from the first start to the last stop."""
         return 0.0 if self._first is None else self._last - self._first
 
     @property
-    def idle_share(self) -> float:
-        """Of the total."""
+    def idle_fraction(self) -> float:
+        """Fraction of the total in which it was not running, in [0, 1]."""
         return 1 - self.running_seconds / self.total_seconds if self.total_seconds else 0.0
 
 

@@ -5,52 +5,39 @@ behind it. The hashes in the stored payloads are the only checkpoint: a killed r
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 
-from qdrant_client import QdrantClient, models
+from qdrant_client import QdrantClient
 
-from care_qdrant.corpus.files import Corpus, RejectsFile, rejects_path
-from care_qdrant.corpus.rows import Fields, Reject, Row, check_document
+from care_qdrant.corpus.files import RejectsFile
+from care_qdrant.corpus.rows import Fields, Reject, Row
 from care_qdrant.corpus.seen import Seen
-from care_qdrant.encoders import bm25
 from care_qdrant.encoders.batching import token_batches
 from care_qdrant.errors import InputError, QdrantError
 from care_qdrant.ingestion.ahead import read_ahead
 from care_qdrant.ingestion.dry_run import estimate
-from care_qdrant.ingestion.plan import Plan, Task, check_vectors, pages
-from care_qdrant.ingestion.reading import WINDOW_DOCUMENTS, Reader
+from care_qdrant.ingestion.plan import Plan, Task, check_vectors
+from care_qdrant.ingestion.reading import Reader
 from care_qdrant.ingestion.report import Estimate, IngestReport, Progress, Stopwatch, Tally
 from care_qdrant.ingestion.settings import DocumentModel, IngestSettings
+from care_qdrant.ingestion.source import Source, open_source, require_document, sparse_contract
 from care_qdrant.ingestion.sync import delete_missing
-from care_qdrant.ingestion.vector_hashes import drop_false_claims
-from care_qdrant.publishing.versions import read_mark
+from care_qdrant.ingestion.vector_hashes import remove_orphaned_hashes
+from care_qdrant.store.collection import Collection
 from care_qdrant.store.connection import tune_embedded
-from care_qdrant.store.contracts import SparseContract
-from care_qdrant.store.create import Schema, Storage, create_collection, finish_load, join_collection
-from care_qdrant.store.limits import Limits, read_limits
-from care_qdrant.store.points import delete_points
-from care_qdrant.store.retry import Collection, RetryPolicy
+from care_qdrant.store.create import PointVectors, Storage, create_collection, finish_load, join_collection
+from care_qdrant.store.retry import RetryPolicy
+from care_qdrant.store.schema import Limits
 from care_qdrant.store.sender import Change, Insert, Sender, Write, in_requests
-from care_qdrant.types import Document, Vectors, embedded_text
+from care_qdrant.store.version_record import version_record
+from care_qdrant.types import Document, Vectors
 
 WINDOWS_AHEAD = 2
-FIRST_ROWS = 100
-"""Of a file, looked at before a collection is created."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """Rows to read, wherever they come from."""
-
-    rows: Iterator[Row | Reject]
-    share_read: Callable[[], float | None] = lambda: None
-    rejects: RejectsFile | None = None
 
 
 def ingest(
@@ -81,103 +68,47 @@ def ingest(
         on_progress: Called after each batch and each window.
 
     Raises:
-        InputError: the corpus or a setting is wrong, or a sync would delete too much.
-        ContractError: the collection belongs to another model; nothing was written.
+        InputError: The corpus or a setting is wrong, or a sync would delete too much.
+        ContractError: The collection belongs to another model; nothing was written.
         QdrantError: Qdrant refused or could not be reached; what was stored stays, and another run goes on from there.
-        EncodingError: the encoder gave no usable vector.
+        EncodingError: The encoder gave no usable vector.
     """
     settings = settings or IngestSettings()
-    link = Collection(client, collection, retries)
-    with _open(corpus, fields or Fields()) as source, Seen() as seen:
+    target = Collection(client, collection, retries)
+    with open_source(corpus, fields or Fields()) as source, Seen() as seen:
         rows: Iterator[Row | Reject] = islice(source.rows, settings.limit)
-        schema = join_collection(link, vector_name or model.name, model.contract(), sparse=settings.sparse)
-        is_new = schema is None
-        if schema is None:
-            rows = _not_empty(rows, collection)
-            sparse, rows = _sparse_contract(rows) if settings.sparse else (None, rows)
-            schema = Schema(vector_name or model.name, model.contract(), sparse)
+        vectors = join_collection(target, vector_name or model.name, model.contract(), sparse=settings.sparse)
+        is_new = vectors is None
+        if vectors is None:
+            rows = require_document(rows, collection)
+            sparse, rows = sparse_contract(rows) if settings.sparse else (None, rows)
+            vectors = PointVectors(vector_name or model.name, model.contract(), sparse)
         else:
-            _refuse_version(link)
+            _refuse_version(target)
         if is_new and not settings.dry_run:
-            joined = create_collection(link, schema, storage or Storage(), bulk_load=settings.shard.of == 1)
-            schema, is_new = joined or schema, joined is None
-        run = _Run(link, model, schema, settings, is_new, seen, on_progress)
-        return run.go(_Source(rows, source.share_read, source.rejects))
+            joined = create_collection(target, vectors, storage or Storage(), bulk_load=settings.shard.of == 1)
+            vectors, is_new = joined or vectors, joined is None
+        run = _Run(target, model, vectors, settings, is_new, seen, on_progress)
+        return run.go(replace(source, rows=rows))
 
 
-def _refuse_version(link: Collection) -> None:
+def _refuse_version(collection: Collection) -> None:
     """Refuse what ``care publish`` made, while its source is there: the next version would lose what is written."""
-    mark = read_mark(link, link.collection)
-    if mark is None or mark.adds is not None:
-        return
-    if link.call("looking for its source", lambda: link.client.collection_exists(mark.source)):
+    record = version_record(collection.schema)
+    if record is not None and record.adds is None and collection.sibling(record.source).exists():
         raise InputError(
-            f"{link.collection!r} is a version that care publish made of {mark.source!r}, and the next one will not "
-            f"have what is written here: ingest into {mark.source!r}, and publish it"
+            f"{collection.name!r} is a version that care publish made of {record.source!r}, and the next one will not "
+            f"have what is written here: ingest into {record.source!r}, and publish it"
         )
-
-
-@contextmanager
-def _open(corpus: str | Path | Iterable[Document], fields: Fields) -> Iterator[_Source]:
-    if isinstance(corpus, str | Path):
-        with Corpus(corpus, fields) as file, RejectsFile(rejects_path(corpus)) as rejects:
-            yield _Source(_readable(iter(file)), lambda: file.share_read, rejects)
-    else:
-        yield _Source(check_document(document, number) for number, document in enumerate(corpus, 1))
-
-
-def _readable(rows: Iterator[Row | Reject]) -> Iterator[Row | Reject]:
-    """Give the rows of a file back, once it is sure that they are rows, and that their fields are known by name.
-
-    Raises:
-        InputError: every one of the first rows is rejected.
-    """
-    first = list(islice(rows, FIRST_ROWS))
-    reasons = Counter(row.reason for row in first if isinstance(row, Reject))
-    if first and reasons.total() == len(first):
-        ((reason, count),) = reasons.most_common(1)
-        raise InputError(
-            f"not one of the first {len(first):,} rows can be ingested; {count:,} of them: {reason}. Nothing was "
-            "written; where a field has another name, give --id-field, --text-field or --title-field"
-        )
-    return chain(first, rows)
-
-
-def _not_empty(rows: Iterator[Row | Reject], collection: str) -> Iterator[Row | Reject]:
-    """Give the rows back, once it is sure that there is a document to make a collection of.
-
-    Raises:
-        InputError: there is none.
-    """
-    first: list[Row | Reject] = []
-    for row in rows:
-        first.append(row)
-        if isinstance(row, Row):
-            return chain(first, rows)
-    raise InputError(f"no document is in the corpus, so collection {collection!r} was not made")
-
-
-def _sparse_contract(rows: Iterator[Row | Reject]) -> tuple[SparseContract, Iterator[Row | Reject]]:
-    """Fix the mean length of a document by the first ones; give the rows back."""
-    first: list[Row | Reject] = []
-    texts: list[str] = []
-    for row in rows:
-        first.append(row)
-        if isinstance(row, Row):
-            texts.append(embedded_text(row.document.title, row.document.text))
-        if len(texts) == WINDOW_DOCUMENTS:
-            break
-    contract = SparseContract(bm25.ANALYSER, bm25.DEFAULT_K1, bm25.DEFAULT_B, bm25.average_length(texts))
-    return contract, chain(first, rows)
 
 
 @dataclass(slots=True)
 class _Run:
     """One ingestion."""
 
-    link: Collection
+    collection: Collection
     model: DocumentModel
-    schema: Schema
+    vectors: PointVectors
     settings: IngestSettings
     is_new: bool
     seen: Seen
@@ -185,14 +116,14 @@ class _Run:
     tally: Tally = field(default_factory=Tally)
     watch: Stopwatch = field(default_factory=Stopwatch)
 
-    def go(self, source: _Source) -> IngestReport:
+    def go(self, source: Source) -> IngestReport:
         """Do it."""
         start, expected = time.perf_counter(), None
         before = self._prepare()
         with closing(read_ahead(self._reader(source).plans(source.rows, source.share_read), WINDOWS_AHEAD)) as plans:
             noted = map(self._note, plans)
             if self.settings.dry_run:
-                expected = estimate(noted, self.tally, self.schema, lambda: self.model.document_encoder)
+                expected = estimate(noted, self.tally, self.vectors, lambda: self.model.document_encoder)
             else:
                 self._write(noted)
         self._sync()
@@ -200,17 +131,17 @@ class _Run:
         return self._report(source.rejects, points, time.perf_counter() - start, expected)
 
     def _prepare(self) -> int:
-        """Make a collection that is there ready; give the number of its points."""
+        """Repair the hashes of a collection that is there; return the number of its points."""
         if self.is_new:
             return 0
         if not self.settings.dry_run:
-            drop_false_claims(self.link, self.schema.vector_name)
-        return self._count()
+            remove_orphaned_hashes(self.collection, self.vectors.vector_name)
+        return self.collection.count()
 
-    def _reader(self, source: _Source) -> Reader:
+    def _reader(self, source: Source) -> Reader:
         return Reader(
-            link=self.link,
-            schema=self.schema,
+            collection=self.collection,
+            vectors=self.vectors,
             counter=lambda: self.model.document_tokenizer,
             overflow=self.settings.overflow,
             shard=self.settings.shard,
@@ -231,14 +162,13 @@ class _Run:
         self.on_progress(Progress(self.tally.documents, self.tally.encoded, speed, plan.share_read))
 
     def _write(self, plans: Iterable[Plan]) -> None:
-        tune_embedded(self.link.client, self.link.collection)
-        limits = read_limits(self.link)
-        with Sender(self.link) as sender:
+        tune_embedded(self.collection.client, self.collection.name)
+        limits = self.collection.limits
+        with Sender(self.collection) as sender:
             for plan in plans:
                 # Before the chunks that say how many there are: a run that is killed in between finds them again.
-                for page in pages(plan.surplus, limits.page):
-                    delete_points(self.link, page)
-                    self.tally.deleted += len(page)
+                self.collection.delete(plan.surplus)
+                self.tally.deleted += len(plan.surplus)
                 if plan.update:
                     sender.submit(partial(self._requests, plan.update, None, limits))
                     self.tally.updated += len(plan.update)
@@ -251,7 +181,7 @@ class _Run:
             tasks = [plan.encode[index] for index in batch]
             with self.watch.running():
                 vectors = encoder.encode([task.chunk.embedded_text for task in tasks])
-            check_vectors(vectors, tasks, self.schema.dense.dim)
+            check_vectors(vectors, tasks, self.vectors.dense.dim)
             sender.submit(partial(self._requests, tasks, vectors, limits))
             self.tally.encoded += len(tasks)
             self.tally.inserted += sum(task.stored is None for task in tasks)
@@ -263,11 +193,11 @@ class _Run:
         for start in range(0, len(tasks), limits.write):
             page = tasks[start : start + limits.write]
             rows = [None] * len(page) if vectors is None else vectors[start : start + limits.write].tolist()
-            points = [task.point(self.schema, row) for task, row in zip(page, rows, strict=True)]
+            points = [task.point(self.vectors, row) for task, row in zip(page, rows, strict=True)]
             new = [point for task, point in zip(page, points, strict=True) if task.stored is None]
             stored = [point for task, point in zip(page, points, strict=True) if task.stored is not None]
-            yield from in_requests(Insert(new), self.schema.dense.dim, limits.write)
-            yield from in_requests(Change(stored), self.schema.dense.dim, limits.write)
+            yield from in_requests(Insert(new), self.vectors.dense.dim, limits.write)
+            yield from in_requests(Change(stored), self.vectors.dense.dim, limits.write)
 
     def _sync(self) -> None:
         settings = self.settings
@@ -279,38 +209,33 @@ class _Run:
                 "stored, and nothing was deleted. Mend the corpus, or give --sync-despite-rejects"
             )
         self.tally.deleted += delete_missing(
-            self.link,
+            self.collection,
             self.seen,
-            in_share=settings.shard.has,
-            max_share=settings.max_delete_fraction,
+            in_shard=settings.shard.has,
+            max_fraction=settings.max_delete_fraction,
             dry_run=settings.dry_run,
         )
 
     def _finish(self, before: int) -> int:
-        """Count exactly, and give the number of points that carry the vector.
+        """Count exactly, and return the number of points that carry the vector.
 
         Raises:
-            QdrantError: there are fewer points than were acknowledged.
+            QdrantError: There are fewer points than were acknowledged.
         """
         if self.settings.dry_run and self.is_new:
             return 0
-        has_vector = models.Filter(must=[models.HasVectorCondition(has_vector=self.schema.vector_name)])
-        points = self._count(has_vector)
+        points = self.collection.count_with_vector(self.vectors.vector_name)
         if self.settings.dry_run:
             return points
-        finish_load(self.link)
+        finish_load(self.collection)
         # Other shares of the corpus may be written, and synchronised, at the same time.
         lowest = before + self.tally.inserted - self.tally.deleted if self.settings.shard.of == 1 else 0
-        if points < self.tally.chunks or self._count() < lowest:
+        if points < self.tally.chunks or self.collection.count() < lowest:
             raise QdrantError(
-                f"collection {self.link.collection!r}: {self.tally.chunks:,} points were acknowledged, and {points:,} "
-                f"carry vector {self.schema.vector_name!r}: some were lost. Run the same command again"
+                f"collection {self.collection.name!r}: {self.tally.chunks:,} points were acknowledged, and {points:,} "
+                f"carry vector {self.vectors.vector_name!r}: some were lost. Run the same command again"
             )
         return points
-
-    def _count(self, condition: models.Filter | None = None) -> int:
-        link = self.link
-        return link.call("counting", lambda: link.client.count(link.collection, condition, exact=True)).count
 
     def _report(
         self, rejects: RejectsFile | None, points: int, seconds: float, expected: Estimate | None
@@ -330,10 +255,10 @@ class _Run:
             seconds=round(seconds, 3),
             documents_per_second=round(tally.documents / seconds, 1),
             tokens_per_second=round(tally.tokens / watch.total_seconds, 1) if tally.tokens else 0.0,
-            encoder_idle_fraction=round(watch.idle_share, 4),
-            collection=self.link.collection,
-            vector_name=self.schema.vector_name,
-            fingerprint=self.schema.dense.fingerprint,
+            encoder_idle_fraction=round(watch.idle_fraction, 4),
+            collection=self.collection.name,
+            vector_name=self.vectors.vector_name,
+            fingerprint=self.vectors.dense.fingerprint,
             rejects_file=str(rejects.path) if rejects is not None and tally.rejected else None,
             estimate=expected,
         )

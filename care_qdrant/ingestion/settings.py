@@ -18,7 +18,7 @@ class DocumentModel(Protocol):
         """Also the default name of the vector."""
 
     def contract(self) -> VectorContract:
-        """Give what the collection remembers of the model's vectors."""
+        """Return what the collection remembers of the model's vectors."""
 
     @property
     def document_tokenizer(self) -> TokenCounter:
@@ -42,7 +42,7 @@ class IngestSettings:
     sync: bool = False
     """Delete the points of documents that the corpus does not have any more."""
     max_delete_fraction: float = 0.2
-    """Of the stored points: how much a sync may delete."""
+    """Largest fraction of the stored points that a sync may delete, in [0, 1]."""
     sync_despite_rejects: bool = False
     """A rejected row may be a document that is stored: without this, a sync then deletes nothing."""
     dry_run: bool = False
@@ -54,6 +54,6 @@ class IngestSettings:
         if self.sync and self.limit is not None:
             raise InputError("--sync needs the whole corpus, and --limit reads a part of it; leave one out")
         if not 0 <= self.max_delete_fraction <= 1:
-            raise InputError(f"--max-delete-fraction is {self.max_delete_fraction}; expected a share from 0 to 1")
+            raise InputError(f"--max-delete-fraction is {self.max_delete_fraction}; expected a fraction from 0 to 1")
         if self.batch_tokens < 1 or (self.limit is not None and self.limit < 1):
             raise InputError(f"--batch-tokens {self.batch_tokens} and --limit {self.limit} must be at least 1")

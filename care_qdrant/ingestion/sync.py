@@ -5,77 +5,57 @@ only if it carries our payload, its id is the one that this payload gives, and t
 """
 
 from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any
-
-from qdrant_client import models
 
 from care_qdrant.corpus.seen import Seen
 from care_qdrant.errors import InputError
-from care_qdrant.ingestion.plan import pages
-from care_qdrant.store.limits import read_limits
+from care_qdrant.store.collection import Collection, PointId
 from care_qdrant.store.payload import CARE_KEY
-from care_qdrant.store.points import delete_points
-from care_qdrant.store.retry import Collection
 from care_qdrant.types import point_id
 
 
 def delete_missing(
-    link: Collection, seen: Seen, *, in_share: Callable[[str], bool], max_share: float, dry_run: bool
+    collection: Collection, seen: Seen, *, in_shard: Callable[[str], bool], max_fraction: float, dry_run: bool
 ) -> int:
-    """Delete the points of documents that the corpus does not have, and give how many there were.
+    """Delete the points of documents that the corpus does not have.
 
     Two passes: the first only counts, so that nothing is deleted where the guard would stop it.
 
     Args:
-        link: The collection.
+        collection: Where.
         seen: Every document of the corpus, with its number of chunks.
-        in_share: Says whether a document id belongs to this run's share of the corpus.
-        max_share: Largest share of the stored points that may go.
+        in_shard: Returns whether a document id belongs to this run's shard of the corpus.
+        max_fraction: Largest fraction of the stored points that may be deleted, in [0, 1].
         dry_run: Only count.
 
+    Returns:
+        The number of points that were deleted, or would be.
+
     Raises:
-        InputError: more than ``max_share`` would go.
+        InputError: More than ``max_fraction`` would be deleted.
     """
-    stored, missing, page_size = 0, 0, read_limits(link).page
-    for _, is_missing in _points(link, seen, in_share, page_size):
-        stored += 1
-        missing += is_missing
-    if missing > max_share * stored:
+    stored = missing = 0
+    for points in _points(collection, seen, in_shard):
+        stored += len(points)
+        missing += sum(points.values())
+    if missing > max_fraction * stored:
         raise InputError(
-            f"collection {link.collection!r}: {missing:,} of {stored:,} points ({missing / stored:.0%}) are not in the "
-            f"corpus, more than the {max_share:.0%} that --sync may delete; the corpus is stored, and nothing was "
+            f"collection {collection.name!r}: {missing:,} of {stored:,} points ({missing / stored:.0%}) are not in the "
+            f"corpus, more than the {max_fraction:.0%} that --sync may delete; the corpus is stored, and nothing was "
             "deleted. If the corpus is complete, give a larger --max-delete-fraction"
         )
     if missing and not dry_run:
-        ids = (point for point, is_missing in _points(link, seen, in_share, page_size) if is_missing)
-        for page in pages(ids, page_size):
-            delete_points(link, page)
+        for points in _points(collection, seen, in_shard):
+            collection.delete([point for point, is_missing in points.items() if is_missing])
     return missing
 
 
-def _points(
-    link: Collection, seen: Seen, in_share: Callable[[str], bool], page_size: int
-) -> Iterator[tuple[str, bool]]:
-    """Give the id of each point that ingestion wrote, and whether the corpus lacks it."""
-    offset: Any = None
-    while True:
-        scroll = partial(_scroll, link, offset, page_size)
-        records, offset = link.call("reading stored ids", scroll)
-        for record in records:
+def _points(collection: Collection, seen: Seen, in_shard: Callable[[str], bool]) -> Iterator[dict[PointId, bool]]:
+    """Return the ids of points that ingestion wrote, page by page, each with whether the corpus lacks it."""
+    for page in collection.scroll("reading stored ids", payload=["doc_id", f"{CARE_KEY}.chunk"]):
+        found: dict[PointId, bool] = {}
+        for record in page:
             payload = record.payload or {}
             document_id, number = str(payload.get("doc_id")), (payload.get(CARE_KEY) or {}).get("chunk")
-            if number is not None and str(record.id) == point_id(document_id, number) and in_share(document_id):
-                yield str(record.id), not seen.has_chunk(document_id, number)
-        if offset is None:
-            return
-
-
-def _scroll(link: Collection, offset: Any, page_size: int) -> tuple[list[models.Record], Any]:
-    return link.client.scroll(
-        link.collection,
-        limit=page_size,
-        offset=offset,
-        with_payload=["doc_id", f"{CARE_KEY}.chunk"],
-        with_vectors=False,
-    )
+            if number is not None and str(record.id) == point_id(document_id, number) and in_shard(document_id):
+                found[record.id] = not seen.has_chunk(document_id, number)
+        yield found

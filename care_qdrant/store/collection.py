@@ -16,7 +16,7 @@ from care_qdrant.store.schema import CollectionSchema, Limits
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 PointId = models.ExtendedPointId
-Payloads = bool | Sequence[str]
+Payloads = bool | list[str]
 """Which payload keys a point is read with: all, none, or those named."""
 Written = models.UpdateResult | Sequence[models.UpdateResult]
 
@@ -213,7 +213,7 @@ class Collection:
         *,
         where: models.Filter | None = None,
         payload: Payloads = True,
-        vectors: bool | Sequence[str] = False,
+        vectors: bool | list[str] = False,
     ) -> Iterator[list[models.Record]]:
         """Read all points, in pages of at most ``limits.page`` points.
 
@@ -265,7 +265,7 @@ class Collection:
         return records
 
     def retrieve(
-        self, ids: Sequence[PointId], what: str = "", *, payload: Payloads = True, vectors: bool | Sequence[str] = False
+        self, ids: Sequence[PointId], what: str = "", *, payload: Payloads = True, vectors: bool | list[str] = False
     ) -> dict[PointId, models.Record]:
         """Return points by id; one that is not there is left out.
 

@@ -37,9 +37,9 @@ def open_client(
         timeout_seconds: Of one request.
 
     Raises:
-        FolderLocked: another process holds the folder.
-        Unreachable: no server answers at the URL.
-        Rejected: the server does not accept the key.
+        FolderLocked: Another process holds the folder.
+        Unreachable: No server answers at the URL.
+        Rejected: The server does not accept the key.
     """
     client = _embedded(path) if path is not None else _server(url, api_key, grpc, timeout_seconds)
     try:
@@ -128,7 +128,7 @@ def _holder(path: Path) -> str:
 
 
 def tune_embedded(client: QdrantClient, collection: str) -> bool:
-    """Switch the embedded database to write-ahead logging: it commits once per point, and this makes it 10 times as fast.
+    """Switch the embedded database to write-ahead logging; it commits once per point, and is 10 times as fast then.
 
     What was acknowledged survives ``kill -9`` of the process; only a power cut can lose the last commits. The
     connection is a private attribute of qdrant-client: where it is not found, nothing changes and False comes back.

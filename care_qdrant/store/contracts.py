@@ -28,7 +28,7 @@ class VectorContract:
     """What a collection keeps about one dense named vector."""
 
     fingerprint: str
-    """Of the CARE folder: SHA-256 over everything that changes a vector."""
+    """SHA-256 over everything in the CARE folder that changes a vector."""
     model: str
     dim: int
     text_field: str | None = None
@@ -161,9 +161,9 @@ def _parse(entry: Any) -> Contract:
     kind = _KINDS.get(entry.get("kind", "")) if isinstance(entry, Mapping) else None
     if kind is None:
         return UnreadableContract()
-    known = {key: value for key, value in entry.items() if key in kind.__dataclass_fields__}
+    known: dict[str, Any] = {key: value for key, value in entry.items() if key in kind.__dataclass_fields__}
     try:
-        return kind(**{key: float(value) if key in _FLOATS else value for key, value in known.items()})
+        return kind(**known | {key: float(known[key]) for key in _FLOATS if key in known})
     except (TypeError, ValueError):
         return UnreadableContract()
 

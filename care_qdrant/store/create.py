@@ -41,12 +41,13 @@ class Storage:
     """How a new collection holds its vectors. The embedded database keeps float32 in memory, whatever this says."""
 
     quantization: Literal["int8", "binary"] | None = None
-    """Of the copy that a search reads first; the originals stay."""
+    """Kind of the compressed copy that a search reads first; the original vectors stay."""
     on_disk: bool = False
     datatype: Literal["float32", "float16"] = "float32"
     shards: int | None = None
+    """Number of shards; None leaves it to the server."""
     replicas: int | None = None
-    """None leaves the number to the server."""
+    """Copies of each shard; None leaves it to the server."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ class VectorSummary:
     kind: str
     """``dense``, ``multi`` or ``sparse``."""
     points: int
-    """How many points have it."""
+    """Number of points that have it."""
     dim: int | None = None
     distance: str | None = None
     made_by: str | None = None

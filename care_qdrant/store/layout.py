@@ -51,7 +51,7 @@ class Layout:
     """Why this layout was chosen, for a person to check."""
 
     def find_text(self, payload: Payload) -> str | None:
-        """Give the text of a point, or None where it has none."""
+        """Return the text of a point, or None where it has none."""
         for path in (self.text_field, *_OTHER_TEXT_PATHS.get(self.tool, ())):
             text = lookup(payload, path)
             if isinstance(text, str) and text.strip():
@@ -59,10 +59,10 @@ class Layout:
         return None
 
     def text(self, payload: Payload) -> str:
-        """Give the text of a point.
+        """Return the text of a point.
 
         Raises:
-            InputError: there is none under `text_field`; the message names the keys that are there.
+            InputError: There is none under `text_field`; the message names the keys that are there.
         """
         text = self.find_text(payload)
         if text is None:
@@ -71,12 +71,12 @@ class Layout:
         return text
 
     def title(self, payload: Payload) -> str:
-        """Give the title that is embedded in front of the text; empty where there is none."""
+        """Return the title that is embedded in front of the text; empty where there is none."""
         title = lookup(payload, self.title_path) if self.title_path else None
         return title if isinstance(title, str) else ""
 
     def metadata(self, payload: Payload) -> dict[str, Any]:
-        """Give the user's metadata: what filters see, without the text, the title and the tool's own keys."""
+        """Return the user's metadata: what filters see, without the text, the title and the tool's own keys."""
         if self.metadata_prefix:
             nested = payload.get(self.metadata_prefix)
             return dict(nested) if isinstance(nested, Mapping) else {}
@@ -85,7 +85,7 @@ class Layout:
         return _without(_without(kept, self.text_field), self.title_path)
 
     def ref_doc_id(self, payload: Payload) -> str | None:
-        """Give the id of the document that the point is a part of, or None where the payload names none."""
+        """Return the id of the document that the point is a part of, or None where the payload names none."""
         for path in self.document_paths:
             value = lookup(payload, path)
             if isinstance(value, str | int) and value not in ("", "None"):
@@ -93,12 +93,12 @@ class Layout:
         return None
 
     def filter_key(self, key: str) -> str:
-        """Give the payload key that a filter on the user's metadata ``key`` has to name."""
+        """Return the payload key that a filter on the user's metadata ``key`` has to name."""
         is_nested = self.metadata_prefix and not key.startswith(f"{self.metadata_prefix}.")
         return f"{self.metadata_prefix}.{key}" if is_nested else key
 
     def written(self, text: str, metadata: Mapping[str, Any], document_id: str | None) -> dict[str, Any]:
-        """Give what a point that LlamaIndex writes must carry besides, so that this layout reads it as its own.
+        """Return what a point that LlamaIndex writes must carry besides, so that this layout reads it as its own.
 
         Args:
             text: Of the point.
@@ -128,7 +128,7 @@ def guess_layout(payloads: Sequence[Payload], *, text_field: str | None = None) 
         text_field: Where the user says the text is; None to look for it.
 
     Raises:
-        InputError: no text is there; the message names the keys that are.
+        InputError: No text is there; the message names the keys that are.
     """
     votes = Counter(layout for payload in payloads if (layout := _layout_of(payload, text_field)) is not None)
     if not votes:
@@ -143,7 +143,7 @@ def guess_layout(payloads: Sequence[Payload], *, text_field: str | None = None) 
 
 
 def lookup(payload: Payload, path: str) -> Any:
-    """Give the value at a dotted path, or None where nothing is."""
+    """Return the value at a dotted path, or None where nothing is."""
     if path in payload:
         return payload[path]
     head, _, rest = path.partition(".")
@@ -154,7 +154,7 @@ def lookup(payload: Payload, path: str) -> Any:
 
 
 def _layout_of(payload: Payload, text_field: str | None) -> Layout | None:
-    """Give the layout of one payload, or None where it has no text."""
+    """Return the layout of one payload, or None where it has no text."""
     candidates = _candidates(payload)
     if text_field:
         candidates = chain((one for one in candidates if one.text_field == text_field), [_plain(text_field)])
@@ -183,7 +183,7 @@ def _plain(text_field: str) -> Layout:
 
 
 def _text_paths(payload: Payload) -> list[str]:
-    """Give the paths whose last name is one of `TEXT_NAMES`, the shallowest first."""
+    """Return the paths whose last name is one of `TEXT_NAMES`, the shallowest first."""
     paths = [path for path in _string_paths(payload) if path.rpartition(".")[2] in TEXT_NAMES]
     return sorted(paths, key=lambda path: (path.count("."), TEXT_NAMES.index(path.rpartition(".")[2]), path))
 
@@ -197,7 +197,7 @@ def _string_paths(payload: Payload, prefix: str = "", depth: int = 1) -> Iterato
 
 
 def _without(metadata: dict[str, Any], path: str) -> dict[str, Any]:
-    """Give a copy that lacks the value at a dotted path."""
+    """Return a copy that lacks the value at a dotted path."""
     if not path or path in metadata:
         return {key: value for key, value in metadata.items() if key != path}
     head, _, rest = path.partition(".")

@@ -22,12 +22,12 @@ RESERVED_KEYS = frozenset({CARE_KEY, "text", "title", *LLAMA_INDEX_KEYS})
 
 
 def content_hash(fingerprint: str, title: str, text: str) -> str:
-    """Give the hash of everything that decides a chunk's vector: the model and the text it reads."""
+    """Return the hash of everything that decides a chunk's vector: the model and the text it reads."""
     return _digest([fingerprint, embedded_text(title, text)])
 
 
 def payload_hash(chunk: Chunk) -> str:
-    """Give the hash of everything else that a point holds, so that an edited label is noticed, too."""
+    """Return the hash of everything else that a point holds, so that an edited label is noticed, too."""
     document = chunk.document
     return _digest([document.id, document.title, chunk.text, dict(document.metadata), chunk.number, chunk.total])
 

@@ -30,7 +30,7 @@ class Measure:
 
 
 def measures(params: Mapping[str, models.VectorParams]) -> dict[str, Measure]:
-    """Give when vectors count as equal, by their name: by the distance, and by the datatype that stores them."""
+    """Return when vectors count as equal, by their name: by the distance, and by the datatype that stores them."""
     return {
         name: Measure(
             COARSE_ROUNDING if vector.datatype is models.Datatype.FLOAT16 else ROUNDING,
@@ -41,7 +41,7 @@ def measures(params: Mapping[str, models.VectorParams]) -> dict[str, Measure]:
 
 
 def same_point(one: models.Record, other: models.Record, dense: Mapping[str, Measure]) -> bool:
-    """Say whether two records hold the same payload and vectors.
+    """Return whether two records hold the same payload and vectors.
 
     Args:
         one: As stored in one collection.
@@ -57,7 +57,7 @@ def same_point(one: models.Record, other: models.Record, dense: Mapping[str, Mea
 
 
 def vectors_of(record: models.Record) -> dict[str, Any]:
-    """Give the vectors of a point by name; the unnamed one is ``""``, and a point may have none."""
+    """Return the vectors of a point by name; the unnamed one is ``""``, and a point may have none."""
     vectors = record.vector
     if isinstance(vectors, dict):
         return dict(vectors)
@@ -65,7 +65,7 @@ def vectors_of(record: models.Record) -> dict[str, Any]:
 
 
 def without_vector(record: models.Record, name: str | None) -> models.Record:
-    """Give a point as it was before a vector was added to it: without the vector, and without the hash of its text."""
+    """Return a point as it was before a vector was added: without the vector and without the hash of its text."""
     if name is None:
         return record
     vectors, payload = vectors_of(record), dict(record.payload or {})
@@ -96,7 +96,7 @@ def _same_vector(one: Any, other: Any, measure: Measure) -> bool:
 
 
 def _rows(vector: Any, measure: Measure) -> npt.NDArray[np.float64]:
-    """Give a dense vector, or the rows of a multivector."""
+    """Return a dense vector, or the rows of a multivector."""
     rows = np.asarray(vector, dtype=np.float64)
     if not measure.is_direction:
         return rows

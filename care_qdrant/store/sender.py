@@ -14,13 +14,13 @@ from care_qdrant.store.collection import Collection
 from care_qdrant.store.retry import RequestTooLarge
 
 MAX_BYTES = 5_000_000
-"""Of one request, estimated. Servers refuse 32 MB, and a smaller request is sooner repeated."""
+"""Estimated size of one request. Servers refuse 32 MB, and a smaller request is repeated sooner."""
 THREADS = 4
 QUEUE = 8
 """Requests that may wait or be under way; with `MAX_BYTES` this bounds the memory."""
 
 _BYTES_PER_NUMBER = 21
-"""Of a vector's component as JSON."""
+"""Estimated size of one component of a vector as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +75,10 @@ class Write(Protocol):
 
     @property
     def points(self) -> Sequence[models.PointStruct]:
-        """Those to write."""
+        """Points to write."""
 
     def __len__(self) -> int:
-        """How many."""
+        """Return the number of points."""
 
     def part(self, start: int, end: int) -> "Write":
         """Return some of the points."""
