@@ -15,8 +15,8 @@ from care_qdrant.attach.detach import detach
 from care_qdrant.errors import FingerprintMismatch
 from care_qdrant.publishing.promote import promote
 from care_qdrant.publishing.publish import publish, roll_back
+from care_qdrant.store.collection import Collection
 from care_qdrant.store.connection import open_client
-from care_qdrant.store.retry import Collection
 from tests.standin.server import StandIn
 from tests.tiny import HashModel, medical_texts
 

@@ -14,8 +14,10 @@ COUNTER = HashEncoder(max_tokens=24)  # a character is a token, and two special 
 TEXTS = st.text(alphabet="糖尿病。！？；.!?\n \t，,ab”)", min_size=1, max_size=200).filter(str.strip)
 
 
-def chunks_of(text: str, title: str = "", long: str = "split", counter: HashEncoder = COUNTER) -> list[Sized] | Reject:
-    [result] = cut_rows([Row(1, Document("1", text, title))], counter, long)  # type: ignore[arg-type]
+def chunks_of(
+    text: str, title: str = "", overflow: str = "split", counter: HashEncoder = COUNTER
+) -> list[Sized] | Reject:
+    [result] = cut_rows([Row(1, Document("1", text, title))], counter, overflow)  # type: ignore[arg-type]
     return result
 
 

@@ -11,8 +11,9 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.errors import Rejected, Unreachable
 from care_qdrant.ingestion.run import ingest
 from care_qdrant.ingestion.settings import IngestSettings
+from care_qdrant.store.collection import Collection
 from care_qdrant.store.connection import open_client
-from care_qdrant.store.retry import Collection, RetryPolicy
+from care_qdrant.store.retry import RetryPolicy
 from care_qdrant.types import Vectors
 from tests.ingestion.conftest import IMPATIENT, WriteCorpus, short_rows, stored_texts
 from tests.standin import StandIn
@@ -115,10 +116,10 @@ def test_a_point_that_is_too_large_alone_is_named(write_corpus: WriteCorpus) -> 
 
 def test_a_wrong_request_is_not_sent_twice(standin: StandIn, client: QdrantClient) -> None:
     client.create_collection("c", vectors_config=models.VectorParams(size=4, distance=models.Distance.COSINE))
-    link = Collection(client, "c", IMPATIENT)
+    collection = Collection(client, "c", IMPATIENT)
     point = models.PointStruct(id=1, vector=[1.0, 2.0])
     with pytest.raises(Rejected, match="writing a point in collection 'c': Qdrant refuses it: 400"):
-        link.write("writing a point", lambda: client.upsert("c", [point], wait=True))
+        collection.write("writing a point", lambda: client.upsert("c", [point], wait=True))
     assert standin.count("PUT", "/points") == 1
 
 

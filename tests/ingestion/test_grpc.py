@@ -11,7 +11,7 @@ from qdrant_client.grpc import PointsOperationResponse, UpdateResult, UpdateStat
 from qdrant_client.grpc.points_service_pb2_grpc import PointsServicer, add_PointsServicer_to_server
 
 from care_qdrant.errors import Rejected, Unreachable
-from care_qdrant.store.retry import Collection
+from care_qdrant.store.collection import Collection
 from care_qdrant.store.sender import Change, Insert, send_all
 from tests.ingestion.conftest import IMPATIENT
 
@@ -41,7 +41,7 @@ def points() -> Points:
 
 
 @pytest.fixture
-def link(points: Points) -> Iterator[Collection]:
+def collection(points: Points) -> Iterator[Collection]:
     server = grpc.server(ThreadPoolExecutor(2))
     add_PointsServicer_to_server(points, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -58,33 +58,33 @@ def insert(count: int) -> Insert:
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED])
-def test_passing_errors_are_outlasted(link: Collection, points: Points, code: grpc.StatusCode) -> None:
+def test_passing_errors_are_outlasted(collection: Collection, points: Points, code: grpc.StatusCode) -> None:
     points.faults = [(code, "later")] * 3
     acknowledged: list[int] = []
-    send_all(link, insert(5), acknowledged.append)
+    send_all(collection, insert(5), acknowledged.append)
     assert (acknowledged, len(points.stored), points.requests) == ([5], 5, 4)
 
 
-def test_attempts_are_bounded(link: Collection, points: Points) -> None:
+def test_attempts_are_bounded(collection: Collection, points: Points) -> None:
     points.faults = [(grpc.StatusCode.UNAVAILABLE, "away")] * 100
     with pytest.raises(Unreachable, match=r"gave up after 6 attempts .*UNAVAILABLE away"):
-        send_all(link, insert(5), lambda _: None)
+        send_all(collection, insert(5), lambda _: None)
     assert points.requests == 6
 
 
-def test_a_wrong_request_is_not_repeated(link: Collection, points: Points) -> None:
+def test_a_wrong_request_is_not_repeated(collection: Collection, points: Points) -> None:
     points.faults = [(grpc.StatusCode.INVALID_ARGUMENT, "wrong dimension")]
     with pytest.raises(Rejected, match="wrong dimension"):
-        send_all(link, insert(5), lambda _: None)
+        send_all(collection, insert(5), lambda _: None)
     assert points.requests == 1
 
 
-def test_messages_that_are_too_large_are_halved(link: Collection, points: Points) -> None:
+def test_messages_that_are_too_large_are_halved(collection: Collection, points: Points) -> None:
     points.most = 3
-    send_all(link, insert(10), lambda _: None)
+    send_all(collection, insert(10), lambda _: None)
     assert sorted(points.stored) == [str(point.id) for point in insert(10).points]
 
 
-def test_a_method_that_the_server_lacks_is_refused(link: Collection) -> None:
+def test_a_method_that_the_server_lacks_is_refused(collection: Collection) -> None:
     with pytest.raises(Rejected, match="UNIMPLEMENTED"):
-        send_all(link, Change(insert(2).points), lambda _: None)
+        send_all(collection, Change(insert(2).points), lambda _: None)

@@ -11,9 +11,11 @@ from care_qdrant.errors import EncodingError, InputError
 from care_qdrant.ingestion.reading import Shard
 from care_qdrant.ingestion.run import ingest
 from care_qdrant.ingestion.settings import IngestSettings
+from care_qdrant.store.collection import Collection
 from care_qdrant.store.connection import is_embedded, open_client
-from care_qdrant.store.contracts import SparseContract, read_contracts, write_contract
-from care_qdrant.store.create import LOAD_KEY, SPARSE_VECTOR_NAME, Storage
+from care_qdrant.store.contracts import SparseContract
+from care_qdrant.store.create import SPARSE_VECTOR_NAME, Storage
+from care_qdrant.store.schema import LOAD_KEY
 from care_qdrant.types import Document, Vectors, point_id
 from tests.ingestion.conftest import WriteCorpus, short_rows, stored_texts
 from tests.standin import StandIn
@@ -41,7 +43,7 @@ def test_documents_come_out_as_they_went_in(qdrant: QdrantClient, write_corpus: 
     [record] = qdrant.retrieve("corpus", [point_id("d7")])
     assert record.payload is not None
     assert (record.payload["n"], record.payload["title"]) == (7, "标题")
-    assert read_contracts(qdrant, "corpus") == {NAME: model.contract()}
+    assert Collection(qdrant, "corpus").schema.contracts == {NAME: model.contract()}
 
 
 def test_the_second_run_writes_nothing_and_loads_no_encoder(qdrant: QdrantClient, write_corpus: WriteCorpus) -> None:
@@ -87,7 +89,7 @@ def test_other_vectors_of_a_point_stay(qdrant: QdrantClient, write_corpus: Write
     other = HashModel(dim=16, name="other")
     config = models.DenseVectorNameConfig(dense=models.DenseVectorConfig(size=16, distance=models.Distance.COSINE))
     qdrant.create_vector_name("corpus", "other", config)
-    write_contract(qdrant, "corpus", "other", other.contract())
+    Collection(qdrant, "corpus").write_contract("other", other.contract())
     report = ingest(write_corpus(rows), other, qdrant, "corpus")
     assert (report.encoded, report.points) == (20, 20)
     assert np.allclose(vector_of(qdrant, "d1"), before)
@@ -176,7 +178,7 @@ def test_a_dry_run_counts_and_writes_nothing(qdrant: QdrantClient, write_corpus:
 def test_bm25_vectors_are_written_and_kept_up(qdrant: QdrantClient, write_corpus: WriteCorpus) -> None:
     rows = short_rows(30)
     ingest(write_corpus(rows), HashModel(), qdrant, "corpus", settings=IngestSettings(sparse=True))
-    contract = read_contracts(qdrant, "corpus")[SPARSE_VECTOR_NAME]
+    contract = Collection(qdrant, "corpus").schema.contracts[SPARSE_VECTOR_NAME]
     assert isinstance(contract, SparseContract)
     assert contract.average_length == pytest.approx(bm25.average_length(row["text"] for row in rows))
     rows.append({"id": "new", "text": "二甲双胍缓释片"})

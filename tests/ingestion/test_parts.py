@@ -10,8 +10,9 @@ from care_qdrant.corpus.seen import Seen
 from care_qdrant.errors import CareError
 from care_qdrant.ingestion.ahead import read_ahead
 from care_qdrant.ingestion.report import Stopwatch
+from care_qdrant.store.collection import Collection
 from care_qdrant.store.connection import open_client
-from care_qdrant.store.retry import Collection, RetryPolicy
+from care_qdrant.store.retry import RetryPolicy
 from care_qdrant.store.sender import MAX_BYTES, QUEUE, Insert, Sender, in_requests
 from care_qdrant.types import Document
 from tests.standin import StandIn
@@ -79,13 +80,13 @@ def test_the_default_patience_outlasts_a_server_that_is_gone_for_20_seconds() ->
 
 def test_the_stopwatch_measures_what_is_between() -> None:
     watch = Stopwatch()
-    assert watch.idle_share == 0
+    assert watch.idle_fraction == 0
     with watch.running():
         pass
     with watch.running():
         pass
     assert 0 <= watch.running_seconds <= watch.total_seconds
-    assert 0 <= watch.idle_share <= 1
+    assert 0 <= watch.idle_fraction <= 1
 
 
 def point(number: int, text: str = "") -> models.PointStruct:

@@ -4,65 +4,92 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import ContractError, FingerprintMismatch, InputError, SchemaMismatch
-from care_qdrant.store.contracts import (
-    SparseContract,
-    VectorContract,
-    check_contract,
-    read_contracts,
-    write_contract,
-)
+from care_qdrant.store.collection import Collection
+from care_qdrant.store.contracts import SparseContract, UnreadableContract, VectorContract, check_contract
 
 OURS = VectorContract(fingerprint="a" * 64, model="pair-a", dim=4)
 
 
 @pytest.fixture
-def collection(client: QdrantClient) -> str:
+def collection(client: QdrantClient) -> Collection:
     params = models.VectorParams(size=4, distance=models.Distance.COSINE)
     client.create_collection("docs", vectors_config={"pair-a": params, "foreign": params}, metadata={"owner": "team"})
-    write_contract(client, "docs", "pair-a", OURS)
-    return "docs"
+    collection = Collection(client, "docs")
+    collection.write_contract("pair-a", OURS)
+    return collection
 
 
-def test_the_right_model_passes(client: QdrantClient, collection: str) -> None:
-    check_contract(client, collection, "pair-a", OURS)
+def test_the_right_model_passes(collection: Collection) -> None:
+    check_contract(collection.schema, "pair-a", OURS)
 
 
-def test_another_model_of_the_same_dimension_is_refused(client: QdrantClient, collection: str) -> None:
+def test_another_model_of_the_same_dimension_is_refused(collection: Collection) -> None:
     other = VectorContract(fingerprint="b" * 64, model="pair-b", dim=4)
     with pytest.raises(FingerprintMismatch, match="made by pair-a") as refusal:
-        check_contract(client, collection, "pair-a", other)
+        check_contract(collection.schema, "pair-a", other)
     assert "care attach docs" in str(refusal.value)
 
 
-def test_a_vector_that_nobody_vouches_for_is_refused(client: QdrantClient, collection: str) -> None:
+def test_a_vector_that_nobody_vouches_for_is_refused(collection: Collection) -> None:
     with pytest.raises(FingerprintMismatch, match="no fingerprint"):
-        check_contract(client, collection, "foreign", OURS)
+        check_contract(collection.schema, "foreign", OURS)
 
 
-def test_another_dimension_is_refused(client: QdrantClient, collection: str) -> None:
+def test_another_dimension_is_refused(collection: Collection) -> None:
     with pytest.raises(SchemaMismatch, match=r"4-dimensional .* needs 8"):
-        check_contract(client, collection, "pair-a", VectorContract("a" * 64, "pair-a", 8))
+        check_contract(collection.schema, "pair-a", VectorContract("a" * 64, "pair-a", 8))
 
 
 def test_another_distance_is_refused(client: QdrantClient) -> None:
     client.create_collection("dots", {"pair-a": models.VectorParams(size=4, distance=models.Distance.DOT)})
     with pytest.raises(SchemaMismatch, match="Dot"):
-        check_contract(client, "dots", "pair-a", OURS)
+        check_contract(Collection(client, "dots").schema, "pair-a", OURS)
 
 
-def test_a_missing_vector_is_named_with_what_is_there(client: QdrantClient, collection: str) -> None:
+def test_a_missing_vector_is_named_with_what_is_there(collection: Collection) -> None:
     with pytest.raises(InputError, match=r"no vector 'pair-z' .*foreign, pair-a"):
-        check_contract(client, collection, "pair-z", OURS)
+        check_contract(collection.schema, "pair-z", OURS)
 
 
-def test_a_sparse_contract_does_not_pass_for_a_dense_one(client: QdrantClient, collection: str) -> None:
-    write_contract(client, collection, "foreign", SparseContract("zh", k1=1.2, b=0.75, average_length=80.0))
+def test_a_sparse_contract_does_not_pass_for_a_dense_one(collection: Collection) -> None:
+    collection.write_contract("foreign", SparseContract("zh", k1=1.2, b=0.75, average_length=80.0))
     with pytest.raises(ContractError, match="sparse"):
-        check_contract(client, collection, "foreign", OURS)
+        check_contract(collection.schema, "foreign", OURS)
 
 
-def test_contracts_stand_beside_each_other_and_beside_the_users_metadata(client: QdrantClient, collection: str) -> None:
+def test_contracts_stand_beside_each_other_and_beside_the_users_metadata(
+    client: QdrantClient, collection: Collection
+) -> None:
     sparse = SparseContract("zh", k1=1.2, b=0.75, average_length=80.0)
-    write_contract(client, collection, "bm25", sparse)
-    assert read_contracts(client, collection) == {"pair-a": OURS, "bm25": sparse}
-    assert (client.get_collection(collection).config.metadata or {})["owner"] == "team"
+    collection.write_contract("bm25", sparse)
+    assert collection.schema.contracts == {"pair-a": OURS, "bm25": sparse}
+    assert (client.get_collection("docs").config.metadata or {})["owner"] == "team"
+
+
+def test_two_writers_of_different_vectors_keep_both_entries(client: QdrantClient, collection: Collection) -> None:
+    mine, theirs = collection, Collection(client, "docs")
+    assert mine.schema.contracts == theirs.schema.contracts
+    theirs.write_contract("foreign", VectorContract("b" * 64, "pair-b", 4))
+    mine.remove_contract("pair-a")
+    assert set(Collection(client, "docs").schema.contracts) == {"foreign"}
+
+
+@pytest.mark.parametrize(
+    "entry", ["text", ["list"], {"kind": "later"}, {"kind": "dense"}, {"kind": "sparse", "b": "x"}]
+)
+def test_an_entry_that_cannot_be_read_is_refused_and_hides_no_other(
+    client: QdrantClient, collection: Collection, entry: object
+) -> None:
+    client.update_collection("docs", metadata={"care:foreign": entry})
+    schema = collection.refresh()
+    assert schema.contracts == {"pair-a": OURS, "foreign": UnreadableContract()}
+    with pytest.raises(FingerprintMismatch, match="this version cannot read"):
+        check_contract(schema, "foreign", OURS)
+
+
+def test_floats_survive_a_server_that_rounds_numbers(client: QdrantClient, collection: Collection) -> None:
+    collection.write_contract("bm25", SparseContract("zh", k1=1.2, b=0.75, average_length=200.02333333333334))
+    stored = (client.get_collection("docs").config.metadata or {})["care:bm25"]
+    assert not any(isinstance(value, float) for value in stored.values())
+    contract = collection.schema.contracts["bm25"]
+    assert isinstance(contract, SparseContract) and contract.average_length == 200.02333333333334
