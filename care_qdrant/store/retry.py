@@ -86,6 +86,20 @@ def least_delay(error: Exception, where: str) -> float:
     raise Rejected(f"{where}: Qdrant refuses it: {message}{advice}") from error
 
 
+def is_not_found(error: Exception) -> bool:
+    """Return whether Qdrant says that what a request names is not there, as a collection that was deleted.
+
+    Args:
+        error: What the client raised, or the `Rejected` that was made of it.
+    """
+    cause = error.__cause__ if isinstance(error, Rejected) else error
+    if isinstance(cause, UnexpectedResponse):
+        return cause.status_code == 404
+    if isinstance(cause, grpc.RpcError):
+        return bool(_grpc_code(cause) is grpc.StatusCode.NOT_FOUND)
+    return isinstance(cause, ValueError) and "not found" in str(cause)
+
+
 def describe_error(error: Exception) -> str:
     """Return an error in one line of at most some 300 characters."""
     if isinstance(error, UnexpectedResponse):
