@@ -21,7 +21,12 @@ Steps = Generator[Operation, Any, T]
 
 
 def ask(operation: Callable[[QdrantClient], T]) -> Steps[T]:
-    """Return the answer of one operation, as in ``yield from ask(lambda client: client.get_aliases())``."""
+    """Yield one operation and return its answer.
+
+    Example::
+
+        answer = yield from ask(lambda client: client.get_aliases())
+    """
     answer: T = yield operation
     return answer
 
