@@ -8,7 +8,6 @@ from functools import partial
 from inspect import signature
 from typing import Any, Protocol, cast
 
-from grpc import RpcError  # type: ignore[import-untyped]
 from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.schema import BaseNode, MetadataMode
 from llama_index.core.utils import iter_batch
@@ -19,22 +18,20 @@ from llama_index.core.vector_stores.types import (
 )
 from llama_index.embeddings.care.nodes import embeds_other_metadata
 from llama_index.vector_stores.care.filters import build_filter, document_filter, node_filter, query_filter
-from llama_index.vector_stores.care.points import (
-    as_lists,
-    as_point_id,
-    changed_texts,
-    check_ids,
-    having_ids,
-    merge_operations,
-    read_result,
-    vector_of,
+from llama_index.vector_stores.care.operations import (
+    create_unless_there,
+    delete_points,
+    read_points,
+    score_nodes,
+    upload_points,
+    write_points,
 )
+from llama_index.vector_stores.care.points import as_lists, check_ids, read_result, vector_of
 from llama_index.vector_stores.care.query import LEXICAL, build_plan, choose_diverse, clip_scores, fuse_by_scaled_score
 from llama_index.vector_stores.qdrant import QdrantVectorStore
 from llama_index.vector_stores.qdrant.base import DEFAULT_DENSE_VECTOR_NAME, DOCUMENT_ID_KEY
 from llama_index.vector_stores.qdrant.utils import HybridFusionCallable, SparseEncoderCallable
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
-from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 from typing_extensions import override
 
 from care_qdrant.encoders import bm25
@@ -42,12 +39,14 @@ from care_qdrant.errors import InputError, SchemaMismatch
 from care_qdrant.search.fusion import Fusion
 from care_qdrant.search.plan import QueryPlan
 from care_qdrant.search.resolve import CHECK_SECONDS, CollectionResolver, ResolvedCollection, StoreConfig
-from care_qdrant.search.steps import Operation, Steps, T, arun, ask, async_call, locked_call, run, threaded_call
+from care_qdrant.search.steps import Steps, T, arun, ask, async_call, locked_call, run, threaded_call
 from care_qdrant.store.connection import client_lock, is_embedded
 from care_qdrant.store.contracts import SparseContract, VectorContract, contract_metadata
 from care_qdrant.store.create import SPARSE_VECTOR_NAME
 from care_qdrant.store.layout import Layout
-from care_qdrant.store.retry import is_not_found
+
+Ids = list[str] | None
+Filters = MetadataFilters | None
 
 SAMPLE_POINTS = 32
 """Points that are read once to find out who wrote the payloads."""
@@ -205,11 +204,11 @@ class CareVectorStore(QdrantVectorStore):
 
     @override
     def query(self, query: VectorStoreQuery, **options: Any) -> VectorStoreQueryResult:
-        return self._run(self._use(lambda resolved: self._query(resolved, query, options)))
+        return self._run(self._query(query, options))
 
     @override
     async def aquery(self, query: VectorStoreQuery, **options: Any) -> VectorStoreQueryResult:
-        return await self._arun(self._use(lambda resolved: self._query(resolved, query, options)))
+        return await self._arun(self._query(query, options))
 
     def score(self, query_embedding: list[float], node_ids: Sequence[str]) -> dict[str, float]:
         """Return the cosine of a query with the stored vector of each node; nodes without one are left out.
@@ -218,80 +217,52 @@ class CareVectorStore(QdrantVectorStore):
             query_embedding: Vector of the query, ``(dim,)``.
             node_ids: Of the nodes to score.
         """
-        return self._run(self._use(lambda resolved: self._score(resolved, query_embedding, node_ids)))
+        return self._run(self._use(lambda resolved: score_nodes(resolved, query_embedding, node_ids)))
 
     async def ascore(self, query_embedding: list[float], node_ids: Sequence[str]) -> dict[str, float]:
         """Return the same as `score`."""
-        return await self._arun(self._use(lambda resolved: self._score(resolved, query_embedding, node_ids)))
+        return await self._arun(self._use(lambda resolved: score_nodes(resolved, query_embedding, node_ids)))
 
     @override
     def get_nodes(
-        self,
-        node_ids: list[str] | None = None,
-        filters: MetadataFilters | None = None,
-        limit: int | None = None,
-        shard_identifier: Any | None = None,
+        self, node_ids: Ids = None, filters: Filters = None, limit: int | None = None, shard_identifier: Any = None
     ) -> list[BaseNode]:
-        shard = self._shard(shard_identifier)
-        return self._run(self._use(lambda resolved: self._get_nodes(resolved, node_ids, filters, limit, shard)))
+        return self._run(self._get_nodes(node_ids, filters, limit, shard_identifier))
 
     @override
     async def aget_nodes(
-        self,
-        node_ids: list[str] | None = None,
-        filters: MetadataFilters | None = None,
-        limit: int | None = None,
-        shard_identifier: Any | None = None,
+        self, node_ids: Ids = None, filters: Filters = None, limit: int | None = None, shard_identifier: Any = None
     ) -> list[BaseNode]:
-        shard = self._shard(shard_identifier)
-        return await self._arun(self._use(lambda resolved: self._get_nodes(resolved, node_ids, filters, limit, shard)))
+        return await self._arun(self._get_nodes(node_ids, filters, limit, shard_identifier))
 
     @override
-    def add(self, nodes: Sequence[BaseNode], shard_identifier: Any | None = None, **options: Any) -> list[str]:
-        return self._run(self._add(nodes, self._shard(shard_identifier), self.parallel))
+    def add(self, nodes: Sequence[BaseNode], shard_identifier: Any = None, **options: Any) -> list[str]:
+        return self._run(self._add(nodes, shard_identifier, self.parallel))
 
     @override
-    async def async_add(
-        self, nodes: Sequence[BaseNode], shard_identifier: Any | None = None, **options: Any
-    ) -> list[str]:
+    async def async_add(self, nodes: Sequence[BaseNode], shard_identifier: Any = None, **options: Any) -> list[str]:
         # One request at a time, as the stock store's: the client has no parallel upload that is awaited.
-        return await self._arun(self._add(nodes, self._shard(shard_identifier), parallel=1))
+        return await self._arun(self._add(nodes, shard_identifier, parallel=1))
 
     @override
-    def delete(self, ref_doc_id: str, shard_identifier: Any | None = None, **options: Any) -> None:
-        shard = self._shard(shard_identifier)
-        self._run(self._use(lambda resolved: _delete(resolved, document_filter([ref_doc_id], resolved.layout), shard)))
+    def delete(self, ref_doc_id: str, shard_identifier: Any = None, **options: Any) -> None:
+        self._run(self._delete_document(ref_doc_id, shard_identifier))
 
     @override
-    async def adelete(self, ref_doc_id: str, shard_identifier: Any | None = None, **options: Any) -> None:
-        shard = self._shard(shard_identifier)
-        await self._arun(
-            self._use(lambda resolved: _delete(resolved, document_filter([ref_doc_id], resolved.layout), shard))
-        )
+    async def adelete(self, ref_doc_id: str, shard_identifier: Any = None, **options: Any) -> None:
+        await self._arun(self._delete_document(ref_doc_id, shard_identifier))
 
     @override
     def delete_nodes(
-        self,
-        node_ids: list[str] | None = None,
-        filters: MetadataFilters | None = None,
-        shard_identifier: Any | None = None,
-        **options: Any,
+        self, node_ids: Ids = None, filters: Filters = None, shard_identifier: Any = None, **options: Any
     ) -> None:
-        shard = self._shard(shard_identifier)
-        self._run(self._use(lambda resolved: _delete(resolved, node_filter(node_ids, filters, resolved.layout), shard)))
+        self._run(self._delete_nodes(node_ids, filters, shard_identifier))
 
     @override
     async def adelete_nodes(
-        self,
-        node_ids: list[str] | None = None,
-        filters: MetadataFilters | None = None,
-        shard_identifier: Any | None = None,
-        **options: Any,
+        self, node_ids: Ids = None, filters: Filters = None, shard_identifier: Any = None, **options: Any
     ) -> None:
-        shard = self._shard(shard_identifier)
-        await self._arun(
-            self._use(lambda resolved: _delete(resolved, node_filter(node_ids, filters, resolved.layout), shard))
-        )
+        await self._arun(self._delete_nodes(node_ids, filters, shard_identifier))
 
     @override
     def clear(self) -> None:
@@ -329,9 +300,9 @@ class CareVectorStore(QdrantVectorStore):
     ) -> tuple[list[models.PointStruct], list[str]]:
         """Let points be found by the filters of the tool that made the collection, and be read by it."""
         points, ids = super()._build_points(nodes, sparse_vector_name)
-        if self._layout is not None:
+        if (layout := self._layout) is not None:
             for node, point in zip(nodes, points, strict=True):
-                foreign = self._layout.written(node.get_content(MetadataMode.NONE), node.metadata, node.ref_doc_id)
+                foreign = layout.written(node.get_content(MetadataMode.NONE), node.metadata, node.ref_doc_id)
                 point.payload = {**foreign, **(point.payload or {})}
         return points, ids
 
@@ -380,7 +351,20 @@ class CareVectorStore(QdrantVectorStore):
 
     # Reading
 
-    def _query(
+    def _query(self, query: VectorStoreQuery, options: dict[str, Any]) -> Steps[VectorStoreQueryResult]:
+        return self._use(lambda resolved: self._search(resolved, query, options))
+
+    def _get_nodes(self, node_ids: Ids, filters: Filters, limit: int | None, shard: Any) -> Steps[list[BaseNode]]:
+        def read(resolved: ResolvedCollection) -> Steps[list[BaseNode]]:
+            records = yield from read_points(
+                resolved, node_filter(node_ids, filters, resolved.layout), limit, self._shard(shard)
+            )
+            found = read_result(records, resolved.layout, resolved.vector_name or "", or_unnamed=self._is_unbound)
+            return list(found.nodes or ())
+
+        return self._use(read)
+
+    def _search(
         self, resolved: ResolvedCollection, query: VectorStoreQuery, options: dict[str, Any]
     ) -> Steps[VectorStoreQueryResult]:
         plan = self._plan(resolved, query, options)
@@ -428,47 +412,9 @@ class CareVectorStore(QdrantVectorStore):
         (indices,), (values,) = self._sparse_query_fn([query.query_str])
         return models.SparseVector(indices=indices, values=values)
 
-    def _score(
-        self, resolved: ResolvedCollection, query_embedding: list[float], node_ids: Sequence[str]
-    ) -> Steps[dict[str, float]]:
-        if not node_ids:
-            return {}
-        answer = yield from ask(
-            lambda client: client.query_points(
-                resolved.name,
-                query_embedding,
-                using=resolved.vector_name,
-                query_filter=models.Filter(must=[having_ids(node_ids)]),
-                limit=len(node_ids),
-                with_payload=False,
-            )
-        )
-        scores: dict[Any, float] = {point.id: point.score for point in answer.points}
-        return {node_id: scores[found] for node_id in node_ids if (found := as_point_id(node_id)) in scores}
-
-    def _get_nodes(
-        self,
-        resolved: ResolvedCollection,
-        node_ids: list[str] | None,
-        filters: MetadataFilters | None,
-        limit: int | None,
-        shard: Any | None,
-    ) -> Steps[list[BaseNode]]:
-        where = node_filter(node_ids, filters, resolved.layout)
-        nodes: list[BaseNode] = []
-        offset: Any = None
-        while limit is None or len(nodes) < limit:
-            page = resolved.limits.page if limit is None else min(resolved.limits.page, limit - len(nodes))
-            records, offset = yield from _read_page(resolved, where, page, offset, shard)
-            found = read_result(records, resolved.layout, resolved.vector_name or "", or_unnamed=self._is_unbound)
-            nodes.extend(found.nodes or ())
-            if offset is None:
-                break
-        return nodes
-
     # Writing
 
-    def _add(self, nodes: Sequence[BaseNode], shard: Any | None, parallel: int) -> Steps[list[str]]:
+    def _add(self, nodes: Sequence[BaseNode], shard: Any, parallel: int) -> Steps[list[str]]:
         if not nodes:
             return []
         check_ids(nodes)
@@ -476,31 +422,20 @@ class CareVectorStore(QdrantVectorStore):
         if not (yield from ask(lambda client: client.collection_exists(self.collection_name))):
             yield from self._create(nodes)
             self._resolver.forget()
-        return (yield from self._use(lambda resolved: self._write(resolved, nodes, shard, parallel)))
+        return (yield from self._use(lambda resolved: self._write(resolved, nodes, self._shard(shard), parallel)))
 
     def _write(
-        self, resolved: ResolvedCollection, nodes: Sequence[BaseNode], shard: Any | None, parallel: int
+        self, resolved: ResolvedCollection, nodes: Sequence[BaseNode], shard: Any, parallel: int
     ) -> Steps[list[str]]:
         """Write nodes; vectors of other models on the same points stay."""
         points, ids = self._build_points(list(nodes), self.sparse_vector_name)
+        size, attempts = self.batch_size, self.max_retries
         if parallel > 1 and not resolved.has_other_vectors:
-            yield from ask(
-                lambda client: client.upload_points(
-                    resolved.name,
-                    points,
-                    batch_size=self.batch_size,
-                    parallel=parallel,
-                    max_retries=self.max_retries,
-                    wait=True,
-                    shard_key_selector=shard,
-                )
-            )
+            yield from upload_points(resolved, points, size, parallel, attempts, shard)
             return ids
         outdated = 0
-        for batch in iter_batch(points, self.batch_size):
-            stored = (yield from _retrieve(resolved, batch, shard)) if resolved.has_other_vectors else []
-            outdated += len(changed_texts(batch, stored, resolved.layout))
-            yield from _send(resolved, merge_operations(batch, stored, shard), attempts=max(1, self.max_retries))
+        for batch in iter_batch(points, size):
+            outdated += yield from write_points(resolved, batch, attempts, shard)
         if outdated:
             logger.warning(
                 "%d points of collection %r have a new text; their vectors of other models were made of the old one: "
@@ -509,6 +444,20 @@ class CareVectorStore(QdrantVectorStore):
                 self.collection_name,
             )
         return ids
+
+    def _delete_document(self, document_id: str, shard: Any) -> Steps[None]:
+        return self._use(
+            lambda resolved: delete_points(
+                resolved, document_filter([document_id], resolved.layout), self._shard(shard)
+            )
+        )
+
+    def _delete_nodes(self, node_ids: Ids, filters: Filters, shard: Any) -> Steps[None]:
+        return self._use(
+            lambda resolved: delete_points(
+                resolved, node_filter(node_ids, filters, resolved.layout), self._shard(shard)
+            )
+        )
 
     def _create(self, nodes: Sequence[BaseNode]) -> Steps[None]:
         """Create the collection with named vectors and, when the model is known, its contract."""
@@ -528,7 +477,7 @@ class CareVectorStore(QdrantVectorStore):
         dense = self._dense_config or models.VectorParams(size=dim, distance=models.Distance.COSINE)
         sparse = self._sparse_config or models.SparseVectorParams(modifier=modifier)
         name = self.collection_name
-        yield from _unless_there(
+        yield from create_unless_there(
             lambda client: client.create_collection(
                 name,
                 vectors_config={self.dense_vector_name: dense},
@@ -542,7 +491,7 @@ class CareVectorStore(QdrantVectorStore):
             )
         )
         for key in self._shard_keys or ():
-            yield from _unless_there(lambda client, key=key: client.create_shard_key(name, key))  # type: ignore[misc]
+            yield from create_unless_there(lambda client, key=key: client.create_shard_key(name, key))  # type: ignore[misc]
         for index in self._payload_index_list():
             yield from ask(lambda client, index=index: client.create_payload_index(name, **index))  # type: ignore[misc]
 
@@ -578,51 +527,6 @@ class CareVectorStore(QdrantVectorStore):
                 self.collection_name,
                 ", ".join(sorted(leaking.metadata)),
             )
-
-
-def _read_page(
-    resolved: ResolvedCollection, where: models.Filter, limit: int, offset: Any, shard: Any | None
-) -> Steps[tuple[list[models.Record], Any]]:
-    return ask(
-        lambda client: client.scroll(
-            resolved.name,
-            where,
-            limit=limit,
-            offset=offset,
-            with_vectors=[resolved.vector_name] if resolved.vector_name else True,
-            shard_key_selector=shard,
-        )
-    )
-
-
-def _retrieve(
-    resolved: ResolvedCollection, points: Sequence[models.PointStruct], shard: Any | None
-) -> Steps[list[models.Record]]:
-    ids = [point.id for point in points]
-    return ask(lambda client: client.retrieve(resolved.name, ids, True, shard_key_selector=shard))
-
-
-def _send(resolved: ResolvedCollection, operations: list[models.UpdateOperation], attempts: int) -> Steps[None]:
-    for attempt in range(attempts):
-        try:
-            yield from ask(lambda client: client.batch_update_points(resolved.name, operations, wait=True))
-            return
-        except (RpcError, UnexpectedResponse, ResponseHandlingException) as error:
-            if attempt + 1 == attempts or is_not_found(error):
-                raise
-
-
-def _delete(resolved: ResolvedCollection, where: models.Filter, shard: Any | None) -> Steps[None]:
-    yield from ask(lambda client: client.delete(resolved.name, where, shard_key_selector=shard))
-
-
-def _unless_there(create: Operation) -> Steps[None]:
-    """Create what another process may have created in the meantime."""
-    try:
-        yield from ask(create)
-    except (RpcError, ValueError, UnexpectedResponse) as error:
-        if "already exists" not in str(error):
-            raise
 
 
 def _bm25_of_queries(texts: list[str]) -> tuple[list[list[int]], list[list[float]]]:
