@@ -246,23 +246,23 @@ class CareVectorStore(QdrantVectorStore):
 
     @override
     def delete(self, ref_doc_id: str, shard_identifier: Any = None, **options: Any) -> None:
-        self._run(self._delete_document(ref_doc_id, shard_identifier))
+        self._run(self._delete(partial(document_filter, [ref_doc_id]), shard_identifier))
 
     @override
     async def adelete(self, ref_doc_id: str, shard_identifier: Any = None, **options: Any) -> None:
-        await self._arun(self._delete_document(ref_doc_id, shard_identifier))
+        await self._arun(self._delete(partial(document_filter, [ref_doc_id]), shard_identifier))
 
     @override
     def delete_nodes(
         self, node_ids: Ids = None, filters: Filters = None, shard_identifier: Any = None, **options: Any
     ) -> None:
-        self._run(self._delete_nodes(node_ids, filters, shard_identifier))
+        self._run(self._delete(partial(node_filter, node_ids, filters), shard_identifier))
 
     @override
     async def adelete_nodes(
         self, node_ids: Ids = None, filters: Filters = None, shard_identifier: Any = None, **options: Any
     ) -> None:
-        await self._arun(self._delete_nodes(node_ids, filters, shard_identifier))
+        await self._arun(self._delete(partial(node_filter, node_ids, filters), shard_identifier))
 
     @override
     def clear(self) -> None:
@@ -445,19 +445,8 @@ class CareVectorStore(QdrantVectorStore):
             )
         return ids
 
-    def _delete_document(self, document_id: str, shard: Any) -> Steps[None]:
-        return self._use(
-            lambda resolved: delete_points(
-                resolved, document_filter([document_id], resolved.layout), self._shard(shard)
-            )
-        )
-
-    def _delete_nodes(self, node_ids: Ids, filters: Filters, shard: Any) -> Steps[None]:
-        return self._use(
-            lambda resolved: delete_points(
-                resolved, node_filter(node_ids, filters, resolved.layout), self._shard(shard)
-            )
-        )
+    def _delete(self, where: Callable[[Layout | None], models.Filter], shard: Any) -> Steps[None]:
+        return self._use(lambda resolved: delete_points(resolved, where(resolved.layout), self._shard(shard)))
 
     def _create(self, nodes: Sequence[BaseNode]) -> Steps[None]:
         """Create the collection with named vectors and, when the model is known, its contract."""
