@@ -114,7 +114,7 @@ class EngineClient:
 
     def query_points(self, _collection: str, query: Any, limit: int, using: str | None = None) -> Any:
         if isinstance(query, models.SampleQuery):
-            asked = edge.Sample.Random
+            asked: Any = edge.Sample.Random
         else:
             is_sparse = isinstance(query, models.SparseVector)
             asked = edge.Query.Nearest(
@@ -126,7 +126,7 @@ class EngineClient:
         return SimpleNamespace(points=points)
 
     def query_batch_points(self, collection: str, requests: list[models.QueryRequest]) -> Any:
-        return [self.query_points(collection, each.query, each.limit, each.using) for each in requests]
+        return [self.query_points(collection, each.query, each.limit or 10, each.using) for each in requests]
 
     def _update(self, operation: Any) -> None:
         with self._lock:

@@ -1,6 +1,6 @@
 """What others do at the same time, or keep in their payloads, survives attach and detach."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,8 +12,17 @@ from care_qdrant.attach.doctor import diagnose
 from care_qdrant.attach.verify import verify_collection
 from care_qdrant.errors import InputError
 from care_qdrant.store.collection import Collection
+from care_qdrant.store.connection import open_client
 from tests.attach.collections import DIM, NAME, contents, fill
+from tests.standin import StandIn
 from tests.tiny import HashModel
+
+
+@pytest.fixture
+def client(server: StandIn) -> Iterator[QdrantClient]:
+    """A client of a server; calls to an embedded database wait for each other."""
+    with open_client(url=server.url) as client:
+        yield client
 
 
 def _at_metadata_write(client: QdrantClient, number: int, work: Callable[[], object]) -> None:
@@ -34,33 +43,33 @@ def _contracts(client: QdrantClient) -> dict[str, str]:
     return {name: each.fingerprint for name, each in Collection(client, NAME).schema.contracts.items()}
 
 
-def test_two_first_attaches_at_once_keep_both_contracts(qdrant: QdrantClient) -> None:
-    fill(qdrant, "named", "plain")
+def test_two_first_attaches_at_once_keep_both_contracts(client: QdrantClient) -> None:
+    fill(client, "named", "plain")
     first, second = HashModel(name="a", salt="a"), HashModel(name="b", salt="b")
-    _at_metadata_write(qdrant, 1, lambda: attach_vector(qdrant, NAME, second))
-    attach_vector(qdrant, NAME, first)
-    assert _contracts(qdrant) == {"a": first.fingerprint, "b": second.fingerprint}
+    _at_metadata_write(client, 1, lambda: attach_vector(client, NAME, second))
+    attach_vector(client, NAME, first)
+    assert _contracts(client) == {"a": first.fingerprint, "b": second.fingerprint}
     for model in (first, second):
-        assert verify_collection(qdrant, NAME, model).problems == []
+        assert verify_collection(client, NAME, model).problems == []
 
 
-def test_an_attach_beside_a_detach_keeps_its_contract(qdrant: QdrantClient) -> None:
-    fill(qdrant, "named", "plain")
+def test_an_attach_beside_a_detach_keeps_its_contract(client: QdrantClient) -> None:
+    fill(client, "named", "plain")
     old, new = HashModel(name="a", salt="a"), HashModel(name="b", salt="b")
-    attach_vector(qdrant, NAME, old)
-    _at_metadata_write(qdrant, 1, lambda: attach_vector(qdrant, NAME, new))
-    detach_vector(qdrant, NAME, "a")
-    assert _contracts(qdrant) == {"b": new.fingerprint}
-    assert verify_collection(qdrant, NAME, new).problems == []
+    attach_vector(client, NAME, old)
+    _at_metadata_write(client, 1, lambda: attach_vector(client, NAME, new))
+    detach_vector(client, NAME, "a")
+    assert _contracts(client) == {"b": new.fingerprint}
+    assert verify_collection(client, NAME, new).problems == []
 
 
-def test_a_detach_beside_an_attach_leaves_no_contract(qdrant: QdrantClient) -> None:
-    fill(qdrant, "named", "plain")
+def test_a_detach_beside_an_attach_leaves_no_contract(client: QdrantClient) -> None:
+    fill(client, "named", "plain")
     old, new = HashModel(name="a", salt="a"), HashModel(name="b", salt="b")
-    attach_vector(qdrant, NAME, old)
-    _at_metadata_write(qdrant, 1, lambda: detach_vector(qdrant, NAME, "a"))
-    attach_vector(qdrant, NAME, new)
-    assert _contracts(qdrant) == {"b": new.fingerprint}
+    attach_vector(client, NAME, old)
+    _at_metadata_write(client, 1, lambda: detach_vector(client, NAME, "a"))
+    attach_vector(client, NAME, new)
+    assert _contracts(client) == {"b": new.fingerprint}
 
 
 @pytest.mark.parametrize("theirs", ["intensive", {"level": 3}, ["a"], {"vectors": "x"}, None], ids=str)
