@@ -5,10 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from care_qdrant.publishing.promote import promote
-from care_qdrant.publishing.publish import publish
+from care_qdrant.publishing.promote import promote_collection
+from care_qdrant.publishing.publish import publish_collection
+from care_qdrant.store.collection import Collection
 from care_qdrant.store.connection import open_client
-from care_qdrant.store.retry import Collection
 from tests.standin import StandIn
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -28,9 +28,9 @@ def kill_after(server: StandIn, requests: int, run: Callable[..., None], *argume
 
 def run_promote(path: Path, url: str) -> None:
     with open_client(path=path) as folder, open_client(url=url) as client:
-        promote(Collection(folder, "docs"), Collection(client, "docs"))
+        promote_collection(Collection(folder, "docs"), Collection(client, "docs"))
 
 
 def run_publish(url: str) -> None:
     with open_client(url=url) as client:
-        publish(client, "docs", "live")
+        publish_collection(client, "docs", "live")
