@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from care_qdrant.store.attached import ATTACH_KEY
 from qdrant_client import QdrantClient
 
 from care_benchmarks.deployment.sample import DIM, Contents, differing, make_collection, read_contents
@@ -20,7 +21,6 @@ from care_benchmarks.ingestion.fake import ReadyModel
 from care_benchmarks.killing import FORKS, Killer, time_run
 from care_qdrant.attach.attach import AttachReport, AttachSettings, attach
 from care_qdrant.attach.detach import detach
-from care_qdrant.store.attached import ATTACH_KEY
 from care_qdrant.store.connection import open_client
 from care_qdrant.store.payload import CARE_KEY
 
