@@ -34,10 +34,14 @@ class _GroupedCommand(click.Command):
     """A command whose `--help` lists the options in groups."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        records = [record for option in self.get_params(ctx) if (record := option.get_help_record(ctx))]
-        for title, prefixes in {**_GROUPS, "Other": ("-h",)}.items():
+        grouped: dict[str, list[tuple[str, str]]] = {title: [] for title in [*_GROUPS, "Other"]}
+        for option in self.get_params(ctx):
+            if isinstance(option, click.Option) and (record := option.get_help_record(ctx)):
+                titles = (title for title, prefixes in _GROUPS.items() if record[0].startswith(prefixes))
+                grouped[next(titles, "Other")].append(record)
+        for title, records in grouped.items():
             with formatter.section(title):
-                formatter.write_dl([record for record in records if record[0].startswith(prefixes)])
+                formatter.write_dl(records)
 
 
 @click.command(cls=_GroupedCommand)

@@ -1,192 +1,198 @@
-"""The paper's ablations as a grid: presets × seeds on one configuration, with equal stages trained only once.
+"""The paper's ablations: a grid of presets and seeds, as means, paired intervals and the fraction of the gap closed."""
 
-Below the output folder, ``stages/`` holds one folder for each distinct stage and ``cells/`` one for each preset and
-seed, whose stages are links. Two cells with the same first stages link to the same folders, and the trainer's own check
-of a finished stage's settings confirms that they may. A stopped grid continues where it was.
-"""
-
-import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
-import numpy.typing as npt
 import torch
 from care_benchmarks.machine import describe_machine
-from care_benchmarks.measures import per_query
-from care_trainer import chain, towers
+from care_benchmarks.statistics import CONFIDENCE, RESAMPLES, SEED, Interval, Sample
 from care_trainer.cli.run import find_config, progress_bars, quiet
-from care_trainer.config import Align, Run, Stage
-from care_trainer.evaluation import load_evaluator
-from care_trainer.parse import load_run, stage_name
-from care_trainer.presets import apply_preset
-from care_trainer.rows import ROWS_FOLDER
-from care_trainer.stages.context import Report
-from care_trainer.teacher import encoding
-from care_trainer.vectors import VectorCache, encoder_digest
+from care_trainer.parse import load_run
+from care_trainer.presets import PRESETS
 
-from care_qdrant.errors import InputError
+from .training_cells import FULL, Cell, Work, run_grid
 
-FULL = "full"
-"""Name of the cell with the unchanged configuration."""
-MEASURES = ("nDCG@10", "RR@10", "R@100")
-DEPTH = 100
-Array = npt.NDArray[np.float32]
+SMALL, LARGE = "symmetric-query", "symmetric-document"
+"""Presets at the ends of the gap: one encoder on both sides."""
+MEASURE = "nDCG@10"
+_RESAMPLE_BATCH = 512
 
 
 @dataclass(frozen=True)
-class Work:
-    """Cost of one stage of a cell."""
-
-    stage: str
-    steps: int
-    rows: int
-    """Pairs or texts seen, counted in every epoch."""
-    cpu_seconds: float
-    """CPU time without the teacher's vectors, if they were in the cache."""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One scored preset with one seed."""
+class Line:
+    """One preset over its seeds."""
 
     preset: str
-    seed: int
-    settings: str
-    """Digest of all settings that the scores depend on, evaluation included."""
+    table: str
+    """Table of the paper."""
+    seeds: list[int]
+    means: dict[str, float]
+    """Means over queries and seeds, by measure."""
+    by_seed: list[float]
+    """Mean nDCG@10 of each seed."""
+    against: str
+    """The preset that the others are compared with."""
+    difference: float | None
+    """Difference of nDCG@10 from that preset, over the seeds that both have."""
+    interval: Interval | None
+    """Interval of the difference."""
+    gap_closed: float | None
+    """0 is the small encoder on both sides, 1 the large encoder."""
+    gap_interval: Interval | None
     work: list[Work]
-    queries: list[str]
-    scores: dict[str, list[float]]
-    """Measure → scores in the order of ``queries``."""
+    """Mean cost of each stage over seeds."""
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Return the CPU time of all stages of one cell, shared stages included."""
+        return sum(work.cpu_seconds for work in self.work)
+
+    @property
+    def rows(self) -> int:
+        """Return the number of pairs and texts seen in all stages of one cell."""
+        return sum(work.rows for work in self.work)
 
 
-def cell_run(run: Run, preset: str, seed: int, output: Path) -> Run:
-    """Return the run of a cell.
-
-    Raises:
-        InputError: The preset does not exist, or the configuration lacks the stage that it changes.
-    """
-    seeded = replace(run, seed=seed)
-    changed = seeded if preset == FULL else apply_preset(seeded, preset)
-    return replace(changed, output=str(output / "cells" / f"{preset}-{seed}"))
-
-
-def run_grid(run: Run, presets: Sequence[str], seeds: Sequence[int], output: Path, report: Report) -> Iterator[Cell]:
-    """Train and score cell after cell, and yield each; a finished cell with equal settings is read.
+def lines(cells: Sequence[Cell], against: str = FULL) -> list[Line]:
+    """Return a line for each preset, in the order of first appearance.
 
     Args:
-        run: The full recipe; needs an evaluation set.
-        presets: Names of presets, or "full".
-        seeds: Seeds of the training.
-        output: Folder of the grid.
-        report: Called with the progress of the training.
-
-    Raises:
-        InputError: A preset does not apply, or there is no evaluation set.
+        cells: Scored cells of the grid.
+        against: The preset that the others are compared with.
     """
-    if run.evaluation is None:
-        raise InputError(f"{run.name}: has no [evaluation], so the grid could score nothing")
-    changed = {(preset, seed): cell_run(run, preset, seed, output) for seed in seeds for preset in presets}
-    prompt = _question_prompt(run)
-    for (preset, seed), cell in changed.items():
-        path, settings = Path(cell.output) / "scores.json", _digest(cell, prompt)
-        scored = read_cell(path) if path.is_file() else None
-        if scored is None or scored.settings != settings:
-            _train(cell, output / "stages", report)
-            scored = Cell(preset, seed, settings, _work(cell), *_score(cell, prompt))
-            partial = path.with_suffix(".partial")
-            partial.write_text(json.dumps(asdict(scored)), encoding="utf-8")
-            partial.replace(path)
-        yield scored
+    presets = list(dict.fromkeys(cell.preset for cell in cells))
+    found = {(cell.preset, cell.seed): cell for cell in cells}
+    return [_line(preset, found, against) for preset in presets]
 
 
-def read_cell(path: Path) -> Cell:
-    """Read a scored cell."""
-    values = json.loads(path.read_text(encoding="utf-8"))
-    return Cell(**{**values, "work": [Work(**work) for work in values["work"]]})
+def _line(preset: str, cells: Mapping[tuple[str, int], Cell], against: str) -> Line:
+    seeds = sorted(seed for name, seed in cells if name == preset)
+    own = [cells[preset, seed] for seed in seeds]
+    by_seed = [float(np.mean(cell.scores[MEASURE])) for cell in own]
+    difference, interval = _difference(preset, against, cells)
+    gap, gap_interval = _gap(preset, cells)
+    return Line(
+        preset=preset,
+        table=PRESETS[preset].table if preset in PRESETS else "",
+        seeds=seeds,
+        means={name: float(np.mean([cell.scores[name] for cell in own])) for name in own[0].scores},
+        by_seed=by_seed,
+        against=against,
+        difference=difference,
+        interval=interval,
+        gap_closed=gap,
+        gap_interval=gap_interval,
+        work=_mean_work(own),
+    )
 
 
-def _digest(run: Run, question_prompt: str | None) -> str:
-    settings = [asdict(replace(run, output="")), question_prompt]
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+def _difference(
+    preset: str, against: str, cells: Mapping[tuple[str, int], Cell]
+) -> tuple[float | None, Interval | None]:
+    scores = _common((preset, against), cells)
+    if scores is None or preset == against:
+        return None, None
+    drawn = resampled_means(scores)
+    return float(scores[0].mean() - scores[1].mean()), percentiles(drawn[:, 0] - drawn[:, 1])
 
 
-def _train(run: Run, stages: Path, report: Report) -> None:
-    output = Path(run.output)
-    output.mkdir(parents=True, exist_ok=True)
-    _link(output / ROWS_FOLDER, stages / ROWS_FOLDER)
-    _link(output / chain.BASE, stages / f"{chain.BASE}-{chain.place_digest(run, None)[:16]}")
-    chain.run_stages(replace(run, stage=()), resume=True, report=report)
-    for number, stage in enumerate(run.stage):
-        name = stage_name(stage)
-        _link(output / name, stages / f"{name}-{chain.place_digest(run, stage)[:16]}")
-        chain.run_stages(replace(run, stage=run.stage[: number + 1]), only=name, resume=True, report=report)
+def _gap(preset: str, cells: Mapping[tuple[str, int], Cell]) -> tuple[float | None, Interval | None]:
+    scores = _common((preset, SMALL, LARGE), cells)
+    if scores is None or preset in (SMALL, LARGE):
+        return None, None
+    own, small, large = scores.mean(axis=(1, 2))
+    drawn = resampled_means(scores)
+    share = (drawn[:, 0] - drawn[:, 1]) / (drawn[:, 2] - drawn[:, 1])
+    return float((own - small) / (large - small)), percentiles(share)
 
 
-def _link(link: Path, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    link.unlink(missing_ok=True)
-    link.symlink_to(folder.resolve(), target_is_directory=True)
+def _common(presets: Sequence[str], cells: Mapping[tuple[str, int], Cell]) -> Sample | None:
+    """Return scores (presets, seeds, queries) over the seeds that all presets have; None if there is no such seed."""
+    seeds = sorted(set.intersection(*({seed for name, seed in cells if name == preset} for preset in presets)))
+    if not seeds:
+        return None
+    return np.array([[cells[preset, seed].scores[MEASURE] for seed in seeds] for preset in presets])
 
 
-def _work(run: Run) -> list[Work]:
-    return [_work_of(stage, chain.read_record(Path(run.output) / stage_name(stage))) for stage in run.stage]
+def _mean_work(cells: Sequence[Cell]) -> list[Work]:
+    return [
+        Work(
+            stage=stages[0].stage,
+            steps=round(np.mean([work.steps for work in stages])),
+            rows=round(np.mean([work.rows for work in stages])),
+            cpu_seconds=round(float(np.mean([work.cpu_seconds for work in stages])), 1),
+        )
+        for stages in zip(*(cell.work for cell in cells), strict=True)
+    ]
 
 
-def _work_of(stage: Stage, record: Mapping[str, Any]) -> Work:
-    steps = int(record["metrics"].get("steps", 0))
-    return Work(stage_name(stage), steps, steps * stage.batch_size * stage.accumulate, record["cpu_seconds"])
+def as_json(found: Sequence[Line]) -> list[dict[str, Any]]:
+    """Return the lines with their sums, for a result file."""
+    return [{**asdict(line), "cpu_seconds": round(line.cpu_seconds, 1), "rows": line.rows} for line in found]
 
 
-def _question_prompt(run: Run) -> str | None:
-    """Return the prompt of the document encoder for queries, which it reads if it is used on both sides."""
-    return next((stage.teacher_prompt for stage in run.stage if isinstance(stage, Align)), None)
+def as_markdown(found: Sequence[Line]) -> str:
+    """Return the lines as a Markdown table with a legend."""
+    compared = f"against {found[0].against}"
+    head = (
+        f"| preset | table | nDCG@10 | of each seed | recall@100 | {compared} | gap closed | CPU s | rows seen |",
+        "|---|---|---|---|---|---|---|---|---|",
+    )
+    note = (
+        f"\nIntervals: {CONFIDENCE:.0%}, paired, {RESAMPLES:,} bootstrap resamples of queries and of seeds. "
+        f"Gap closed: 0 % is `{SMALL}`, 100 % `{LARGE}`. CPU seconds and rows: of all stages of one cell, without "
+        "the document encoder's stored vectors."
+    )
+    return "\n".join([*head, *(_row(line) for line in found), note]) + "\n"
 
 
-def _score(run: Run, question_prompt: str | None) -> tuple[list[str], dict[str, list[float]]]:
-    """Rank the evaluation set's corpus for each query, by exact search."""
-    assert run.evaluation is not None
-    evaluator = load_evaluator(run.evaluation, Path(run.data_root))
-    corpus = evaluator.corpus_ids
-    queries, documents = ([str(text) for text in texts] for texts in (evaluator.queries, evaluator.corpus))
-    found = _queries(run, queries, question_prompt) @ _documents(run, documents).T
-    order = np.argsort(-found, axis=1, kind="stable")[:, :DEPTH]
-    ranked = {
-        query: {corpus[at]: float(row[at]) for at in best}
-        for query, row, best in zip(evaluator.queries_ids, found, order, strict=True)
-    }
-    qrels = {query: dict.fromkeys(evaluator.relevant_docs[query], 1) for query in evaluator.queries_ids}
-    scores = per_query(qrels, ranked)
-    return list(qrels), {name: [scores[name][query] for query in qrels] for name in MEASURES}
+def _row(line: Line) -> str:
+    cells = (
+        line.preset,
+        line.table,
+        f"{line.means[MEASURE]:.3f}",
+        " ".join(f"{value:.3f}" for value in line.by_seed),
+        f"{line.means['R@100']:.3f}",
+        _with_interval(line.difference, line.interval, lambda value: f"{value:+.3f}"),
+        _with_interval(line.gap_closed, line.gap_interval, lambda value: f"{value:.0%}"),
+        f"{line.cpu_seconds:.0f}",
+        f"{line.rows:,}",
+    )
+    return f"| {' | '.join(cells)} |"
 
 
-def _queries(run: Run, queries: Sequence[str], question_prompt: str | None) -> Array:
-    folder = chain.newest(run, run.symmetric or "query")
-    if run.symmetric == "document":
-        return _stored(run, folder, queries, question_prompt)
-    vectors: Array = towers.load(folder).encode_query(list(queries), show_progress_bar=False)
-    return vectors
+def _with_interval(value: float | None, interval: Interval | None, show: Any) -> str:
+    if value is None or interval is None:
+        return ""
+    return f"{show(value)} ({show(interval.low)} … {show(interval.high)})"
 
 
-def _documents(run: Run, documents: Sequence[str]) -> Array:
-    folder = chain.newest(run, run.symmetric or "document")
-    if run.symmetric == "query":
-        vectors: Array = towers.load(folder).encode_query(list(documents), show_progress_bar=False)
-        return vectors
-    return _stored(run, folder, documents, None)
+def resampled_means(scores: Sample) -> Sample:
+    """Return bootstrap means (`RESAMPLES`, systems) of scores (systems, seeds, queries), redrawing queries and seeds.
+
+    Every system has the same draws, so that values derived from two columns are paired. With few seeds their part of
+    the spread is underestimated: of three seeds, one resample in nine is a single seed.
+    """
+    systems, seeds, queries = scores.shape
+    random = np.random.default_rng(SEED)
+    means = np.empty((RESAMPLES, systems))
+    for start in range(0, RESAMPLES, _RESAMPLE_BATCH):
+        count = min(_RESAMPLE_BATCH, RESAMPLES - start)
+        of_queries = random.multinomial(queries, np.full(queries, 1 / queries), count) / queries
+        of_seeds = random.multinomial(seeds, np.full(seeds, 1 / seeds), count) / seeds
+        means[start : start + count] = np.einsum("syq,rq,ry->rs", scores, of_queries, of_seeds, optimize=True)
+    return means
 
 
-def _stored(run: Run, folder: Path, texts: Sequence[str], prompt: str | None) -> Array:
-    """Encode with the document encoder; a cache avoids encoding a corpus again that cells share."""
-    encode = encoding(lambda: towers.load(folder), prompt=prompt)
-    if run.teacher_cache is None:
-        return encode(list(texts))
-    cache = VectorCache(Path(run.teacher_cache), encoder_digest(folder, prompt), run.dim)
-    return cache.encode(texts, encode).astype(np.float32)
+def percentiles(values: Sample) -> Interval:
+    """Return the interval that holds `CONFIDENCE` of the resampled values."""
+    low, high = np.quantile(values, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return Interval(float(low), float(high))
 
 
 @click.command()
@@ -209,8 +215,6 @@ def main(
       python -m benchmarks.experiments.training_grid pretrained-document --set data_root=data \\
         --presets full,without-align,symmetric-query,symmetric-document --work runs/grid --output ablations
     """
-    from .training_grid_table import as_json, as_markdown, lines
-
     if against != FULL and against not in presets.split(","):
         raise click.BadParameter(f"{against} is not among the --presets", param_hint="--against")
     torch.set_num_threads(1)

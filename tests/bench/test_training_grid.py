@@ -10,8 +10,8 @@ from care_trainer.evaluation import load_evaluator, score
 from care_trainer.fitting import fit
 from care_trainer.stages.context import silent
 
-from benchmarks.experiments.training_grid import Cell, Work, run_grid
-from benchmarks.experiments.training_grid_table import as_markdown, lines, percentiles, resampled_means
+from benchmarks.experiments.training_cells import Cell, Work, run_grid
+from benchmarks.experiments.training_grid import as_markdown, lines, percentiles, resampled_means
 from care_qdrant.errors import InputError
 from tests.trainer.tiny_run import stage, tiny_run
 

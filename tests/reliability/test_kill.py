@@ -27,14 +27,16 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
     return make_source(write_corpus(tmp_path_factory.mktemp("kill") / "corpus.jsonl", 300), dim=16)
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with standin_server() as url:
+        yield url
+
+
 @pytest.fixture(params=["embedded", "server"])
-def url(request: pytest.FixtureRequest) -> Iterator[str | None]:
+def url(request: pytest.FixtureRequest) -> str | None:
     """The URL of a server, or None for embedded databases."""
-    if request.param == "embedded":
-        yield None
-        return
-    with standin_server() as address:
-        yield address
+    return None if request.param == "embedded" else request.getfixturevalue("server")
 
 
 def assert_good(found: list[Trial], killed: int) -> None:
@@ -46,36 +48,38 @@ def assert_good(found: list[Trial], killed: int) -> None:
 def test_one_more_run_makes_a_killed_ingestion_right(
     source: Source, url: str | None, trials: int, tmp_path: Path
 ) -> None:
-    assert_good(list(ingest_trials(source, trials, tmp_path, url, SEED)), trials)
+    assert_good(list(ingest_trials(source, trials, tmp_path, url, SEED + trials)), trials)
 
 
 @pytest.mark.parametrize("trials", TRIALS)
 def test_one_more_run_makes_a_killed_attach_right(url: str | None, trials: int, tmp_path: Path) -> None:
-    assert_good(list(attach_trials(100, trials, tmp_path, url, SEED)), trials)
+    assert_good(list(attach_trials(100, trials, tmp_path, url, SEED + trials)), trials)
 
 
 @pytest.mark.parametrize("trials", TRIALS)
 def test_one_more_run_makes_a_killed_detach_right(url: str | None, trials: int, tmp_path: Path) -> None:
-    assert_good(list(detach_trials(100, trials, tmp_path, url, SEED)), trials)
+    assert_good(list(detach_trials(100, trials, tmp_path, url, SEED + trials)), trials)
 
 
 @pytest.mark.parametrize("trials", TRIALS)
 @pytest.mark.parametrize("case", CASES)
-def test_one_more_run_makes_a_killed_promotion_or_publication_right(case: Case, trials: int, tmp_path: Path) -> None:
-    with standin_server() as url:
-        assert_good(list(publication_trials(case, 60, trials, tmp_path, url, SEED)), trials)
+def test_one_more_run_makes_a_killed_promotion_or_publication_right(
+    case: Case, trials: int, server: str, tmp_path: Path
+) -> None:
+    assert_good(list(publication_trials(case, 60, trials, tmp_path, server, SEED + trials)), trials)
 
 
 @pytest.mark.parametrize("trials", TRIALS)
 def test_nothing_of_concurrent_writers_is_lost_or_comes_back(trials: int, tmp_path: Path) -> None:
     with standin_server() as url:
-        found = list(concurrent_writer_trials(60, trials, tmp_path, url, SEED))
+        found = list(concurrent_writer_trials(60, trials, tmp_path, url, SEED + trials))
     assert_good(found, trials)
     assert sum(sum(trial.observed.values()) for trial in found) > 0
 
 
-def test_an_ingestion_goes_on_when_the_server_is_back(source: Source) -> None:
-    trial = outage_trial(source, documents=300, gone_seconds=0.5)
+def test_an_ingestion_goes_on_when_the_server_is_back(tmp_path: Path) -> None:
+    source = make_source(write_corpus(tmp_path / "corpus.jsonl", 1_500), dim=16)
+    trial = outage_trial(source, documents=1_500, gone_seconds=0.5)
     assert trial.was_disturbed and trial.is_good, trial
     assert 0 < trial.observed["stored_when_gone"] < trial.observed["points"]
 

@@ -66,10 +66,10 @@ def kill_trials(scenario: str, prepare: Callable[[str], Attempt], trials: int, s
     """
     rng = random.Random(seed)
     # The first run also starts the server of forks.
-    seconds = [_seconds(prepare(f"timed-{number}").work) for number in range(2)][1]
+    seconds = [_seconds(prepare(f"{seed}-timed-{number}").work) for number in range(2)][1]
     killed = number = 0
     while killed < trials:
-        attempt = prepare(str(number))
+        attempt = prepare(f"{seed}-{number}")
         moment = round(rng.uniform(0, seconds), 3)
         attempt.start()
         process = FORKSERVER.Process(target=attempt.work)
