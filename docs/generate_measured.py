@@ -88,7 +88,8 @@ def _promises() -> Iterator[str]:
     for precision in ("fp32", "int8"):
         yield (
             f"| one query through `CareEmbedding`, BERT-base shape, {precision}, against `HuggingFaceEmbedding` | "
-            f"{singles[f'care-{precision}']['times_faster']:.1f}× less CPU | `python -m benchmarks.perf.embedding speed` |"
+            f"{singles[f'care-{precision}']['times_faster']:.1f}× less CPU | "
+            "`python -m benchmarks.perf.embedding speed` |"
         )
     most = max(clients for _, clients in loads)
     gain = loads[("huggingface", 1)] / loads[("care-int8", most)]

@@ -54,7 +54,14 @@ def group() -> None:
 
 
 @group.command()
-@click.option("--points", type=click.IntRange(1), multiple=True, default=(5_000, 20_000), show_default=True)
+@click.option(
+    "--points",
+    type=click.IntRange(1),
+    multiple=True,
+    default=(5_000, 20_000),
+    show_default=True,
+    help="Sizes to measure; repeatable.",
+)
 @click.option("--rate", type=click.FloatRange(1), default=300, show_default=True, help="Points per second encoded.")
 @click.option("--dim", type=click.IntRange(1), default=256, show_default=True, help="Length of the vectors.")
 @output_option
@@ -71,7 +78,14 @@ def speed(points: Sequence[int], rate: float, dim: int, output: Path) -> None:
 
 
 @group.command()
-@click.option("--points", type=click.IntRange(1), multiple=True, default=(50_000, 1_000_000), show_default=True)
+@click.option(
+    "--points",
+    type=click.IntRange(1),
+    multiple=True,
+    default=(50_000, 1_000_000),
+    show_default=True,
+    help="Sizes to measure; repeatable.",
+)
 @click.option("--dim", type=click.IntRange(1), default=8, show_default=True, help="Length of the vectors.")
 @output_option
 def memory(points: Sequence[int], dim: int, output: Path) -> None:

@@ -97,7 +97,14 @@ def throughput(points: int, dim: int, repeats: int, scratch: Path | None, output
 
 
 @ingestion.command()
-@click.option("--rows", type=click.IntRange(1), multiple=True, default=(10_000, 500_000), show_default=True)
+@click.option(
+    "--rows",
+    type=click.IntRange(1),
+    multiple=True,
+    default=(10_000, 500_000),
+    show_default=True,
+    help="Sizes to measure; repeatable.",
+)
 @click.option("--dim", type=click.IntRange(1), default=8, show_default=True, help="Length of the vectors.")
 @scratch_option
 @output_option
