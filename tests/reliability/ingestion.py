@@ -20,11 +20,16 @@ from care_qdrant.corpus.files import Corpus
 from care_qdrant.corpus.rows import Row
 from care_qdrant.ingestion.report import Progress
 from care_qdrant.ingestion.run import ingest
+from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.store.connection import open_client
 from care_qdrant.types import Chunk, Vectors
 from tests.reliability.ready_model import ReadyModel
 from tests.reliability.trials import Attempt, Counts, Trial, kill_trials
 from tests.standin import StandIn
+
+TEXTS_PER_SECOND = 400.0
+"""Speed of the encoder of the killed run, which sleeps: slow enough that most moments fall between writes."""
+BATCH_TOKENS = 1_000
 
 Stored = dict[str, tuple[str, Vectors]]
 """Point id → text and vector."""
@@ -112,7 +117,8 @@ def outage_trial(source: Source, documents: int, gone_seconds: float) -> Trial:
 def _ingest(corpus: Path, dim: int, target: Target, log: Path) -> None:
     with target.open() as client:
         _log_acknowledged(client, log)
-        ingest(corpus, ReadyModel(dim), client, target.collection)
+        model, settings = ReadyModel(dim, texts_per_second=TEXTS_PER_SECOND), IngestSettings(batch_tokens=BATCH_TOKENS)
+        ingest(corpus, model, client, target.collection, settings=settings)
 
 
 def _log_acknowledged(client: QdrantClient, path: Path) -> None:
