@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from qdrant_client import QdrantClient
 
-from care_qdrant.attach.attach import AttachReport, AttachSettings, attach
-from care_qdrant.attach.detach import detach
+from care_qdrant.attach.attach import AttachReport, AttachSettings, attach_vector
+from care_qdrant.attach.detach import detach_vector
 from care_qdrant.store.collection import Collection
 from care_qdrant.store.payload import CARE_KEY
 from tests.reliability.ingestion import Target
@@ -67,7 +67,7 @@ def attach_once(target: Target, texts_per_second: float | None = TEXTS_PER_SECON
     settings = AttachSettings(batch_tokens=300)
     with target.open() as client:
         model = ReadyModel(DIM, texts_per_second=texts_per_second)
-        return attach(client, target.collection, model, settings=settings)
+        return attach_vector(client, target.collection, model, settings=settings)
 
 
 def look(client: QdrantClient, name: str, before: Contents) -> tuple[int, int]:
@@ -125,7 +125,7 @@ def _verify_detach(target: Target, before: Contents) -> tuple[Counts, Counts]:
 
 def _detach(target: Target) -> None:
     with target.open() as client:
-        detach(client, target.collection, VECTOR_NAME)
+        detach_vector(client, target.collection, VECTOR_NAME)
 
 
 def _kind(url: str | None) -> str:
