@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 import pytest
 from care_trainer.cli import care_train
-from care_trainer.presets import PRESETS
+from care_trainer.config.presets import PRESETS
 from click.testing import CliRunner
 
 from care_qdrant.errors import InputError

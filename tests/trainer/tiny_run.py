@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from care_trainer.config import Run
-from care_trainer.parse import load_run
+from care_trainer.config import Run, load_run
 
 DISEASES = ["高血压", "糖尿病", "胃溃疡", "哮喘", "痛风", "甲亢", "贫血", "湿疹", "肺炎", "肾结石", "偏头痛", "鼻炎"]
 ASPECTS = {
