@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,53 @@ def test_values_that_do_not_fit_together_are_refused(tmp_path: Path, override: s
     with pytest.raises(InputError) as caught:
         tiny_run(tmp_path, stage("align"), stage("joint"), overrides=[override])
     assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("dim=0", "dim: expected at least 1, found 0"),
+        ("seed=-1", "seed: expected at least 0, found -1"),
+        ("checkpoint_minutes=-1", "checkpoint_minutes: expected at least 0, found -1"),
+        ("stage.joint.learning_rate=0", "stage[1].learning_rate: expected a number above 0, found 0"),
+        ("stage.joint.learning_rate=nan", "stage[1].learning_rate: expected a finite number, found nan"),
+        ("stage.joint.warmup=1.0", "stage[1].warmup: expected a number below 1, found 1.0"),
+        ("stage.joint.temperature=0.0", "stage[1].temperature: expected a number above 0, found 0.0"),
+        ("stage.joint.batch_size=0", "stage[1].batch_size: expected at least 1, found 0"),
+        ("stage.joint.batch_size=8.0", "stage[1].batch_size: expected a whole number, found 8.0"),
+        ("stage.joint.batch_size=true", "stage[1].batch_size: expected a whole number, found True"),
+        ("stage.joint.token_dropout=1", "stage[1].token_dropout: expected a number below 1, found 1"),
+        ("stage.joint.crop=1.1", "stage[1].crop: expected at most 1, found 1.1"),
+        ("stage.joint.symmetric=1", "stage[1].symmetric: expected true or false, found 1"),
+        ("stage.joint.matryoshka=[0]", "stage[1].matryoshka[0]: expected at least 1, found 0"),
+        (
+            "stage.joint.matryoshka=[48, 16]",
+            "stage.joint.matryoshka: expected dim 32 among the dimensions, found 48, 16",
+        ),
+        ("stage.align.sides=[]", "stage[0].sides: expected a list with at least 1 value, found []"),
+        ("query.scratch.dropout=1.0", "query.scratch.dropout: expected a number below 1, found 1.0"),
+        ("query.scratch.drop=0.1", "query.scratch.drop: unknown key (known: layers, hidden, heads"),
+        ("document.lora={ ranks = 8 }", "document.lora.ranks: unknown key (known: rank, alpha, dropout, targets)"),
+        ("data.pairs.weights={ a = -1 }", "data.pairs.weights.a: expected at least 0, found -1"),
+        ("data.pairs.diversify={ query_threshold = 3.0 }", "diversify.query_threshold: expected at most 2, found 3.0"),
+        ("stage.joint.instead_of={ kind = 'align', x = 1 }", "stage[1].instead_of.x: unknown key (known: kind, data"),
+        ("name=''", "name: expected a text that is not empty, found ''"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_with_the_range(tmp_path: Path, override: str, problem: str) -> None:
+    with pytest.raises(InputError) as caught:
+        tiny_run(tmp_path, stage("align"), stage("joint"), overrides=[override])
+    assert "1 problem(s)" in str(caught.value)
+    assert problem in str(caught.value)
+
+
+def test_a_configuration_is_parsed_without_torch() -> None:
+    script = (
+        "import sys; from care_trainer.config import find_config, load_run; load_run(find_config('nano'));"
+        "print([name for name in ('torch', 'transformers', 'datasets') if name in sys.modules])"
+    )
+    output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert output.stdout.strip() == "[]"
 
 
 def test_an_override_reaches_a_stage_by_its_name(tmp_path: Path) -> None:

@@ -103,6 +103,19 @@ def test_the_papers_tables_have_a_preset_for_each_row(recipe: Run, table: str) -
     assert len({apply_preset(recipe, name).stage for name in own}) == (1 if table == "11" else len(own))
 
 
+def test_an_overlay_of_ones_own_is_applied_and_its_problems_are_named(recipe: Run, tmp_path: Path) -> None:
+    overlay = tmp_path / "hotter.toml"
+    overlay.write_text('extends = "without-align"\n[stage.joint]\ntemperature = "= joint.temperature * 2"\n')
+    changed = apply_preset(recipe, str(overlay))
+    assert changed.name == "tiny-hotter" and _kinds(changed)[-2:] == ["document", "joint"]
+    assert changed.stage[-1] == replace(recipe.stage[-1], temperature=0.04)
+    overlay.write_text("[stage.joint]\ntemperature = 0.0\nheat = 1\n")
+    with pytest.raises(
+        InputError, match=r"2 problem\(s\)\n.*temperature: expected a number above 0.*\n.*heat: unknown"
+    ):
+        apply_preset(recipe, str(overlay))
+
+
 def test_a_preset_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     run = tiny_run(tmp_path, stage("supervised"))
     with pytest.raises(InputError, match="has no stage 'align'"):

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from care_trainer.config import Data
-from care_trainer.data.read import Pair, iter_pairs, iter_texts
+from care_trainer.data.read import Pair, iter_pairs, iter_texts, license_of
 from care_trainer.data.table import pair_rows
 
 from care_qdrant.errors import InputError
@@ -53,6 +53,15 @@ def test_licenses_and_sources_are_left_out(tmp_path: Path) -> None:
     )
     assert [pair.query for pair in iter_pairs(data, root)] == ["q"]
     assert pair_rows(data, root, tmp_path / "rows").weights.tolist() == [0.5]
+
+
+@pytest.mark.parametrize("key", ["license", "licence"])
+def test_a_license_counts_in_both_spellings(tmp_path: Path, key: str) -> None:
+    rows = [{"query": f"q{at}", "positive": "p", key: name} for at, name in enumerate(("CC0", "research-only"))]
+    without = {"query": "none", "positive": "p"}
+    data, root = _data(tmp_path, *rows, without, licenses_excluded=("research-only", "unstated"))
+    assert [pair.query for pair in iter_pairs(data, root)] == ["q0", "none"]
+    assert [license_of(row) for row in (*rows, without)] == ["CC0", "research-only", ""]
 
 
 def test_texts_are_both_sides_of_pairs_and_single_texts_once(tmp_path: Path) -> None:

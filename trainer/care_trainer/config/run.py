@@ -8,13 +8,13 @@ from pydantic.dataclasses import dataclass
 from care_trainer.config.stages import AnyStage
 from care_trainer.config.types import (
     STRICT,
-    Cosine,
     Count,
     CountOrZero,
     Fraction,
     Name,
     PositiveOrZero,
     Side,
+    Threshold,
 )
 
 
@@ -103,9 +103,9 @@ class Diversify:
     encoder: Name = "built-in"
     """Encoder that measures the similarity: ``built-in``, a CARE folder or any sentence-transformers model.
     The paper's is gte-multilingual-base, and the default thresholds are for it."""
-    query_threshold: Cosine = 0.85
+    query_threshold: Threshold = 0.85
     """Cosine above which two queries are similar."""
-    document_threshold: Cosine = 0.78
+    document_threshold: Threshold = 0.78
     """Cosine above which two documents are similar."""
     neighbours: CountOrZero = 1
     """Similar texts that may have been kept before a new one is left out."""

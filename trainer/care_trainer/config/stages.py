@@ -31,8 +31,8 @@ class Stage:
     """Steps whose gradients are added before the optimizer moves. They do not share their negatives."""
     learning_rate: Positive = 1e-4
     """Peak learning rate of AdamW."""
-    document_learning_rate: Positive | None = None
-    """Peak learning rate of the document side in stage ``joint``. None means ``learning_rate``."""
+    document_learning_rate: PositiveOrZero | None = None
+    """Peak learning rate of the document side in stage ``joint`` [G: the same]. None means ``learning_rate``."""
     warmup: Fraction = 0.05
     """Fraction of the steps in which the learning rate rises to its peak."""
     schedule: Literal["linear", "cosine", "constant_with_warmup"] = "linear"

@@ -17,4 +17,5 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 """From 0 to below 1."""
 Share = Annotated[float, Field(ge=0, le=1)]
 """From 0 to 1, both included."""
-Cosine = Annotated[float, Field(ge=-1, le=1)]
+Threshold = Annotated[float, Field(ge=-1, le=2)]
+"""A cosine; above 1 no two texts are similar."""
