@@ -116,6 +116,25 @@ def test_an_overlay_of_ones_own_is_applied_and_its_problems_are_named(recipe: Ru
         apply_preset(recipe, str(overlay))
 
 
+@pytest.mark.parametrize(
+    ("overlay", "problem"),
+    [
+        ('drop = "align"', "drop: expected a list, found 'align'"),
+        ('drop = ["alingn"]', "names a stage 'alingn'; expected one of"),
+        ('[[insert]]\nkind = "new"', "inserts a stage of kind 'new'; expected static"),
+        ('[stage.joint]\nepochs = "= joint.epoch * 2"', "'= joint.epoch \\* 2' cannot be computed"),
+        ('[stage.joint]\nepochs = "= joint.epochs ** 2"', "cannot be computed"),
+        ('extends = "none"', "there is no such preset"),
+        ('colour = "red"', "colour: unknown key"),
+    ],
+)
+def test_a_wrong_overlay_is_refused(recipe: Run, tmp_path: Path, overlay: str, problem: str) -> None:
+    path = tmp_path / "wrong.toml"
+    path.write_text(overlay, encoding="utf-8")
+    with pytest.raises(InputError, match=problem):
+        apply_preset(recipe, str(path))
+
+
 def test_a_preset_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     run = tiny_run(tmp_path, stage("supervised"))
     with pytest.raises(InputError, match="has no stage 'align'"):

@@ -40,7 +40,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _data(root: Path, encoder: Path, **settings: Any) -> Data:
-    """Give pairs: ten that differ, five whose query was there with a comma, five whose document was."""
+    """Return pairs: ten that differ, five whose query was there with a comma, five whose document was."""
     questions = [
         "高血压饮食",
         "哮喘",

@@ -112,7 +112,7 @@ def test_documents_are_encoded_once_for_runs_that_share_a_cache(
 
 
 def _static_run(root: Path, document: Path, *stages: dict[str, Any], overrides: Sequence[str] = ()) -> Run:
-    """Give a run with token vectors for queries and a pretrained document encoder."""
+    """Return a run with token vectors for queries and a pretrained document encoder."""
     towers_of = [
         "query={ static = 32, max_tokens = 32 }",
         f'document={{ base = "{document}", pooling = "lasttoken", eos = "[EOS]", max_tokens = 48 }}',

@@ -73,10 +73,20 @@ def parse_run(values: Mapping[str, Any], where: str) -> Run:
         run = TypeAdapter(Run).validate_json(json.dumps(values, default=str))
         problems = list(_contradictions(run))
     except ValidationError as error:
-        problems = [_problem(found) for found in error.errors(include_url=False)]
+        raise refusal(where, problems_of(error)) from None
     if problems:
-        raise InputError(f"{where}: " + "\n  ".join([f"{len(problems)} problem(s)", *problems]))
+        raise refusal(where, problems)
     return run
+
+
+def refusal(where: str, problems: Sequence[str]) -> InputError:
+    """Return the error that reports all problems of a file."""
+    return InputError(f"{where}: " + "\n  ".join([f"{len(problems)} problem(s)", *problems]))
+
+
+def problems_of(error: ValidationError) -> list[str]:
+    """Return one line for each of pydantic's errors: where, what was expected, and what was found."""
+    return [_problem(found) for found in error.errors(include_url=False)]
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -140,7 +150,6 @@ def _child(target: Any, key: str, override: str) -> Any:
 
 
 def _problem(error: ErrorDetails) -> str:
-    """Describe one of pydantic's errors: where, what was expected, and what was found."""
     kind, context, loc = error["type"], error.get("ctx", {}), error["loc"]
     where = _where(loc)
     if kind == "unexpected_keyword_argument":

@@ -21,8 +21,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
 from care_qdrant.errors import InputError
-from care_trainer.config.load import parse_run, read_toml
+from care_trainer.config.load import parse_run, problems_of, read_toml, refusal
 from care_trainer.config.run import Run
 from care_trainer.config.stages import STAGE_TYPES
 
@@ -31,6 +33,26 @@ PRUNED_LAYERS = 3
 _OPERATORS = {"+": operator.add, "*": operator.mul, "/": operator.truediv}
 
 Values = dict[str, Any]
+
+
+class _Overlay(BaseModel):
+    """The keys of an overlay that are its own; the others are those of a run."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+    table: str = ""
+    description: str = ""
+    extends: str | None = None
+    drop: tuple[str, ...] = ()
+    stage: dict[str, Values] = Field(default_factory=dict)
+    insert: tuple[Values, ...] = ()
+
+
+def _read(path: Path) -> _Overlay:
+    try:
+        return _Overlay.model_validate_json(json.dumps(read_toml(path), default=str))
+    except ValidationError as error:
+        raise refusal(str(path), problems_of(error)) from None
 
 
 @dataclass(frozen=True)
@@ -48,8 +70,8 @@ class Preset:
 def _shipped() -> dict[str, Preset]:
     found = {}
     for path in sorted(Path(str(files("care_trainer") / "presets")).glob("*.toml")):
-        overlay = read_toml(path)
-        found[path.stem] = Preset(overlay["table"], overlay["description"], path)
+        overlay = _read(path)
+        found[path.stem] = Preset(overlay.table, overlay.description, path)
     return dict(sorted(found.items(), key=lambda item: _first_table(item[1])))
 
 
@@ -86,19 +108,19 @@ def _path(name: str) -> Path:
 
 
 def _apply(values: Values, path: Path) -> Values:
-    overlay = {key: value for key, value in read_toml(path).items() if key not in ("table", "description")}
-    if "extends" in overlay:
-        values = _apply(values, _path(overlay.pop("extends")))
-    dropped = {kind for word in overlay.pop("drop", []) for kind in _kinds(values, word)}
-    changed = {_changed_kind(values, word): own for word, own in overlay.pop("stage", {}).items()}
-    inserted = [_inserted(values, item) for item in overlay.pop("insert", [])]
+    overlay = _read(path)
+    if overlay.extends is not None:
+        values = _apply(values, _path(overlay.extends))
+    dropped = {kind for word in overlay.drop for kind in _kinds(values, word)}
+    changed = {_changed_kind(values, word): own for word, own in overlay.stage.items()}
+    inserted = [_inserted(values, dict(item)) for item in overlay.insert]
     stages: list[Values] = []
     for stage in values["stage"]:
         stages += [new for before, new in inserted if before is stage]
         if stage["kind"] not in dropped:
             stages.append(_merged(values, stage, changed.get(stage["kind"], {})))
     stages += [new for before, new in inserted if before is None]
-    return {**_merged(values, values, overlay), "stage": stages}
+    return {**_merged(values, values, overlay.model_extra or {}), "stage": stages}
 
 
 def _kinds(values: Values, word: str) -> tuple[str, ...]:
@@ -110,6 +132,8 @@ def _kinds(values: Values, word: str) -> tuple[str, ...]:
         "query-training": (*static, "supervised"),
         "pair-training": ("supervised", "joint"),
     }
+    if word not in groups and word not in STAGE_TYPES:
+        raise InputError(f"the preset names a stage {word!r}; expected one of {', '.join([*groups, *STAGE_TYPES])}")
     return groups.get(word, (word,))
 
 
@@ -133,6 +157,8 @@ def _inserted(values: Values, item: Values) -> tuple[Values | None, Values]:
     """Return the stage that a new one goes before, or None for the end, and the new one."""
     before = _stage(values, item.pop("before")) if "before" in item else None
     copied = _stage(values, item.pop("copy_of")) if "copy_of" in item else {}
+    if item.get("kind") not in STAGE_TYPES:
+        raise InputError(f"the preset inserts a stage of kind {item.get('kind')!r}; expected {', '.join(STAGE_TYPES)}")
     kept = {field.name for field in dataclasses.fields(STAGE_TYPES[item["kind"]])} - {"kind", "name"}
     return before, _merged(values, {key: value for key, value in copied.items() if key in kept}, item)
 
@@ -151,10 +177,16 @@ def _computed(values: Values, value: Any) -> Any:
     if not isinstance(value, str) or not value.startswith("= "):
         return value
     first, *rest = value.removeprefix("= ").split()
-    result = _reference(values, first)
-    if rest:
-        operation, right = rest
-        result = _OPERATORS[operation](result, _reference(values, right))
+    try:
+        result = _reference(values, first)
+        if rest:
+            operation, right = rest
+            result = _OPERATORS[operation](result, _reference(values, right))
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"the preset's {value!r} cannot be computed ({error}); expected a setting as in '= joint.epochs', "
+            "or two terms with +, * or / between them"
+        ) from error
     return result
 
 
