@@ -170,7 +170,7 @@ class Run:
 
     name: Name
     """Name of the pair."""
-    output: Name
+    output: str
     """Output folder. Each stage writes one folder below it, and the export writes ``output/name``."""
     dim: Count
     """Dimensions of the space that both encoders share."""
