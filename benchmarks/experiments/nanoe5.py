@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from care_trainer.config import Data
-from care_trainer.data import iter_texts
+from care_trainer.data.read import iter_texts
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling

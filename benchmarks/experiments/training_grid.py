@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from care_benchmarks.machine import describe_machine
 from care_benchmarks.statistics import CONFIDENCE, RESAMPLES, SEED, Interval, Sample
-from care_trainer.cli.run import find_config, progress_bars, quiet
-from care_trainer.parse import load_run
-from care_trainer.presets import PRESETS
+from care_trainer.cli.run import progress_bars, quiet
+from care_trainer.config import find_config, load_run
+from care_trainer.config.presets import PRESETS
 
 from .training_cells import FULL, Cell, Work, run_grid
 

