@@ -83,7 +83,7 @@ def write_checkpoint(
         _write_router(building, card)
         (building / "README.md").write_text(model_card or f"# {name}\n\nA CARE pair.\n", encoding="utf-8")
         card.save(building)
-        verify(building)
+        verify_checkpoint(building)
         shutil.rmtree(folder, ignore_errors=True)
         building.rename(folder)
     finally:
@@ -91,7 +91,7 @@ def write_checkpoint(
     return card
 
 
-def verify(folder: Path, sides: Iterable[str] = SIDES) -> Card:
+def verify_checkpoint(folder: Path, sides: Iterable[str] = SIDES) -> Card:
     """Check that a CARE folder is whole and unaltered, reading every byte of the given sides.
 
     Raises:

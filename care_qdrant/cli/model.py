@@ -55,7 +55,7 @@ def verify(model: str) -> None:
     Example:
       care model verify ./care-0.3b-4b
     """
-    from care_qdrant.checkpoint.folder import verify as verify_folder
+    from care_qdrant.checkpoint.folder import verify_checkpoint as verify_folder
     from care_qdrant.checkpoint.hub import fetch_document_side
 
     card = verify_folder(fetch_document_side(model))

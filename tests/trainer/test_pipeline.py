@@ -11,7 +11,7 @@ from care_trainer.models import towers
 from safetensors.numpy import load_file
 from sentence_transformers import SentenceTransformer
 
-from care_qdrant.checkpoint.folder import verify
+from care_qdrant.checkpoint.folder import verify_checkpoint
 from care_qdrant.errors import InputError
 from care_qdrant.model import CareModel
 from tests.trainer.tiny_run import pairs, stage, tiny_run
@@ -42,7 +42,7 @@ def test_the_recipe_runs_from_base_models_to_a_folder_that_is_what_was_trained(t
 
     export(run, "care-train run run.toml")
     folder = Path(run.output) / run.name
-    card = verify(folder)
+    card = verify_checkpoint(folder)
     assert [entry["stage"] for entry in card.stages] == [values["kind"] for values in RECIPE]
     query = towers.load(Path(run.output) / "joint/query").encode_query(TEXTS)
     document = towers.load(Path(run.output) / "joint/document").encode_document(TEXTS)

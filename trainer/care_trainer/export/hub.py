@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from care_qdrant.checkpoint.folder import verify
+from care_qdrant.checkpoint.folder import verify_checkpoint
 from care_qdrant.errors import InputError, TrainingError
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ def push(
     from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled
 
     api = HfApi(token=require_token(), library_name="care-qdrant")
-    card = verify(folder)
+    card = verify_checkpoint(folder)
 
     def retried(what: str, request: Callable[[], Answer]) -> Answer:
         return _retried(f"{repository}: {what}", request, attempts, first_wait_seconds)
