@@ -44,9 +44,9 @@ def write_synthetic(path: Path, rows: int) -> int:
 def measure(case: str, file: Path) -> dict[str, Any]:
     """Read a file and go through an epoch, in this process; give rows trained, peak private bytes and seconds."""
     from care_trainer.config import Data
-    from care_trainer.data import iter_pairs
-    from care_trainer.rows import pair_rows
-    from care_trainer.sampling import EpochSampler
+    from care_trainer.data.read import iter_pairs
+    from care_trainer.data.sampling import EpochSampler
+    from care_trainer.data.table import pair_rows
     from datasets import Dataset
 
     data = Data(files=(file.name,), weights={"b": 0.5})

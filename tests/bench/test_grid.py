@@ -7,11 +7,11 @@ import pytest
 from care_benchmarks.statistics import percentiles, resampled_means
 from care_benchmarks.training.grid import Cell, Work, run_grid
 from care_benchmarks.training.grid_table import as_markdown, lines
-from care_trainer import towers
 from care_trainer.config import Run
 from care_trainer.evaluation import load_evaluator, score
-from care_trainer.fitting import fit
+from care_trainer.models import towers
 from care_trainer.stages.context import silent
+from care_trainer.training.loop import fit
 
 from care_qdrant.errors import InputError
 from tests.trainer.tiny_run import stage, tiny_run
@@ -66,7 +66,7 @@ def test_a_grid_that_was_stopped_goes_on_and_trains_nothing_twice(
             raise KeyboardInterrupt
         return fit(*arguments, **options)  # type: ignore[arg-type]
 
-    for module in ("contrastive", "align", "joint"):
+    for module in ("contrastive", "context", "joint"):
         monkeypatch.setattr(f"care_trainer.stages.{module}.fit", counting)
     with pytest.raises(KeyboardInterrupt):
         _cells(run, tmp_path / "grid", ("full",))

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from care_benchmarks.training.pretrained import Packed, keep_pieces, read_packed, write_encoder
-from care_trainer.towers import word_embeddings
+from care_trainer.models.towers import word_embeddings
 from sentence_transformers import SentenceTransformer
 
 from care_qdrant.errors import InputError

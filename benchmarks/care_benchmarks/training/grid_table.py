@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from care_trainer.presets import PRESETS
+from care_trainer.config.presets import PRESETS
 
 from care_benchmarks.statistics import CONFIDENCE, RESAMPLES, Interval, Sample, percentiles, resampled_means
 from care_benchmarks.training.grid import FULL, Cell, Work

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from care_trainer import scratch, towers
 from care_trainer.config import Align, Contrastive, Scratch, Stage, Tower, Vocabulary
-from care_trainer.fitting import Job, fit
-from care_trainer.losses import EmbeddingLoss
-from care_trainer.objectives import AlignObjective, InfoNce
-from care_trainer.teacher import TeacherCollator, teacher_vectors
+from care_trainer.data.collators import TeacherCollator
+from care_trainer.losses.embedding import EmbeddingLoss
+from care_trainer.losses.objectives import AlignObjective, InfoNce
+from care_trainer.models import scratch, towers
+from care_trainer.models.teacher import teacher_vectors
+from care_trainer.training.loop import Job, fit
 from datasets import Dataset
 from sentence_transformers import (
     SentenceTransformer,
