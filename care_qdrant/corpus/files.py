@@ -85,7 +85,10 @@ class Corpus:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and not issubclass(kind, Exception):
+            # An interrupted program may leave a thread behind that reads a pipe: closing would wait for it.
+            self._stack.pop_all()
         self._stack.close()
 
     def __iter__(self) -> Iterator[Row | Reject]:

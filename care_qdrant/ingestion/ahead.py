@@ -7,7 +7,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-LEAVE_SECONDS = 5.0
+LEAVE_SECONDS = 2.0
 """Waited for the producer when its consumer stops. One that reads an idle pipe never ends, and is left behind."""
 
 
@@ -42,7 +42,7 @@ def read_ahead(items: Iterator[T], depth: int) -> Generator[T, None, None]:
         else:
             ready.put(_END)
 
-    # A daemon, for it may wait for a pipe for ever: an executor's threads are joined at exit, which Ctrl-C could not end.
+    # A daemon, since it may wait for a pipe for ever, and an executor's threads are joined at exit, against Ctrl-C.
     reader = threading.Thread(target=produce, name="reader", daemon=True)
     reader.start()
     try:

@@ -167,7 +167,7 @@ def _run(tasks: "list[AbsTask]", output: Path, name: str, options: dict[str, Any
     with ExitStack() as stack:
         if options["document_server"]:
             contestants = _let_server_encode(contestants, options, stack)
-        client = stack.enter_context(target.open())
+        client = stack.enter_context(target.open(create=True))
         return run(
             name,
             contestants,
