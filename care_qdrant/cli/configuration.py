@@ -32,19 +32,20 @@ def read_defaults(command: click.Command) -> dict[str, Any]:
     where, settings = _find()
     if not settings or command.name is None:
         return {}
+    # `model` is an option of most commands, and a command: a value is the one, a table the other.
+    general = {key: value for key, value in settings.items() if not isinstance(value, dict)}
+    tables = {key: value for key, value in settings.items() if isinstance(value, dict)}
     if not isinstance(command, click.Group):
-        general = {key: value for key, value in settings.items() if not isinstance(value, dict)}
-        return _for_command(command, general, settings.get(command.name, {}), where)
+        return _for_command(command, general, tables.get(command.name, {}), where)
     context = click.Context(command)
     commands = {name: command.get_command(context, name) for name in command.list_commands(context)}
     found = {name: child for name, child in commands.items() if child is not None}
-    general = {key: value for key, value in settings.items() if not isinstance(value, dict)}
     known = set().union(*(_options(child) for child in found.values()))
     if unknown := sorted(general.keys() - known):
         raise InputError(f"{where}: {unknown[0]!r} is an option of no command; known: {', '.join(sorted(known))}")
-    if unknown := sorted(settings.keys() - general.keys() - found.keys()):
+    if unknown := sorted(tables.keys() - found.keys()):
         raise InputError(f"{where}: [{unknown[0]}] is no command of {command.name}; known: {', '.join(found)}")
-    return {name: _for_command(child, general, settings.get(name, {}), where) for name, child in found.items()}
+    return {name: _for_command(child, general, tables.get(name, {}), where) for name, child in found.items()}
 
 
 def _find() -> tuple[str, Mapping[str, Any]]:
