@@ -22,7 +22,7 @@ from llama_index.vector_stores.qdrant import QdrantVectorStore
 from qdrant_client import QdrantClient, models
 
 from care_qdrant import CareModel, open_client
-from care_qdrant.attach.attach import attach
+from care_qdrant.attach.attach import attach_vector
 from care_qdrant.attach.doctor import diagnose
 
 SAMPLE = Path(__file__).parent / "sample" / "corpus.jsonl"
@@ -67,8 +67,8 @@ def main(model: str = "built-in") -> None:
         # care doctor live; care attach live
         diagnosis = diagnose(client, "live", care)
         print(f"written by {diagnosis.tool}: {diagnosis.evidence}; to encode: {diagnosis.points_to_encode}")
-        report = attach(client, "live", care)
-        again = attach(client, "live", care)
+        report = attach_vector(client, "live", care)
+        again = attach_vector(client, "live", care)
         print(f"attached: {report.encoded} encoded, {report.covered} covered; once more: {again.encoded} encoded")
         print(f"the old search: {', '.join(before)}; the same now: {old_search(client) == before}")
 

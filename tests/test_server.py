@@ -9,12 +9,12 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant import Document, IngestSettings, Retriever, ingest
-from care_qdrant.attach.attach import attach
+from care_qdrant.attach.attach import attach_vector
 from care_qdrant.attach.by_copy import attach_by_copy
-from care_qdrant.attach.detach import detach
+from care_qdrant.attach.detach import detach_vector
 from care_qdrant.errors import FingerprintMismatch
-from care_qdrant.publishing.promote import promote
-from care_qdrant.publishing.publish import publish, roll_back
+from care_qdrant.publishing.promote import promote_collection
+from care_qdrant.publishing.publish import publish_collection, roll_back
 from care_qdrant.store.collection import Collection
 from care_qdrant.store.connection import open_client
 from tests.standin.server import StandIn
@@ -73,10 +73,10 @@ def test_attach_and_detach_leave_what_was_there(server: QdrantClient, collection
     before = _content(server, collection)
 
     model = HashModel(max_tokens=512)
-    attach(server, collection, model)
+    attach_vector(server, collection, model)
     [hits] = Retriever(server, collection, model).search([DOCUMENTS[7].text], top_k=1)  # type: ignore[arg-type]
     assert hits[0].text == DOCUMENTS[7].text
-    detach(server, collection)
+    detach_vector(server, collection)
 
     assert _content(server, collection) == before
 
@@ -105,13 +105,13 @@ def test_promote_publish_and_roll_back(server: QdrantClient, collection: str, tm
     model, live = HashModel(max_tokens=512), f"{collection}-live"
     with open_client(path=tmp_path) as folder:
         ingest(DOCUMENTS[:60], model, folder, "corpus", settings=IngestSettings(sparse=True))
-        promoted = promote(Collection(folder, "corpus"), Collection(server, collection))
-        again = promote(Collection(folder, "corpus"), Collection(server, collection))
+        promoted = promote_collection(Collection(folder, "corpus"), Collection(server, collection))
+        again = promote_collection(Collection(folder, "corpus"), Collection(server, collection))
     assert (promoted.added, again.added, again.changed, again.unchanged) == (60, 0, 0, 60)
 
-    first = publish(server, collection, live)
+    first = publish_collection(server, collection, live)
     ingest(DOCUMENTS[60:70], model, server, collection, settings=IngestSettings(sparse=True))
-    second = publish(server, collection, live)
+    second = publish_collection(server, collection, live)
     assert (first.version, second.version) == (f"{live}_v1", f"{live}_v2")
     assert second.known_items is not None
     assert second.known_items.found >= 0.95 * second.known_items.asked

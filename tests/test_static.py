@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from care_benchmarks.cli import care_bench
 from click.testing import CliRunner
 from sentence_transformers import SentenceTransformer
 
+from benchmarks.perf.query_encoder import main as query_encoder
 from care_qdrant.checkpoint.card import UNLIMITED
 from care_qdrant.checkpoint.folder import describe_side, verify
 from care_qdrant.cli import care
@@ -104,7 +104,7 @@ def test_weights_without_a_table_are_refused(tmp_path: Path) -> None:
 def test_it_is_not_timed_against_a_class_that_cannot_load_it(static_pair: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is static, which the stock class cannot load"):
         CliRunner().invoke(
-            care_bench,
-            ["encoder", "--model", str(static_pair), "--output", str(tmp_path / "speed.json")],
+            query_encoder,
+            ["--model", str(static_pair), "--output", str(tmp_path / "speed.json")],
             catch_exceptions=False,
         )

@@ -1,1 +1,1 @@
-"""A vector beside those of a live collection: looking, adding, keeping up, checking, taking away."""
+"""A model's vector beside those of a live collection: examine, attach, follow, verify, detach."""

@@ -7,32 +7,73 @@ same command; ``care publish ALIAS --rollback`` goes back.
 """
 
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.attach.attach import AttachReport, AttachSettings, OnProgress, attach
-from care_qdrant.attach.copy_plan import CopyPlan, plan_copy
-from care_qdrant.attach.preflight import Preflight, examine
-from care_qdrant.errors import NotVerified, ServerTooOld
+from care_qdrant.attach.attach import AttachReport, AttachSettings, OnProgress, attach_vector
+from care_qdrant.attach.preflight import Preflight, bytes_per_point, examine
+from care_qdrant.errors import InputError, NotVerified, ServerTooOld
 from care_qdrant.ingestion.settings import DocumentModel
-from care_qdrant.publishing.copying import CopySettings, copy_points, verify_copy
+from care_qdrant.publishing.copying import Copied, CopySettings, copy_points, prepare_target, verify_copy
 from care_qdrant.publishing.publish import KNOWN_ITEMS
 from care_qdrant.publishing.readiness import KnownItems, check_known_items, wait_until_indexed
-from care_qdrant.publishing.versions import PUBLISH_KEY, Mark, as_metadata, point_alias, read_versions, write_mark
-from care_qdrant.store.attached import ATTACH_KEY
-from care_qdrant.store.connection import tune_embedded
-from care_qdrant.store.contracts import METADATA_KEY, VectorContract
+from care_qdrant.publishing.versions import read_versions
+from care_qdrant.store.collection import Collection, PointId
+from care_qdrant.store.contracts import VectorContract, contract_metadata
 from care_qdrant.store.create import QUANTIZATION
-from care_qdrant.store.points import PointId, delete_points, ids_beyond
-from care_qdrant.store.retry import Collection, RetryPolicy
-from care_qdrant.store.schema import CollectionSchema, check_like, create_indexes, create_like, read_blueprint
+from care_qdrant.store.retry import RetryPolicy
+from care_qdrant.store.schema import CollectionSchema
+from care_qdrant.store.version_record import VersionRecord, version_record
 
 MOST_PASSES = 10
-"""Of copying what has changed since the last one; a collection that is never at rest is not switched."""
+"""Passes that copy what has changed since the last one; a collection that is never at rest is not switched."""
 INDEX_SECONDS = 7_200.0
-"""That the server may take to build the search index of the copy."""
+"""Longest time to wait for the search index of the copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPlan:
+    """A copy with one more vector, and the alias that will point at it."""
+
+    source: str
+    alias: str
+    version: str
+    """The collection to create, or the unfinished one to continue with."""
+    replaces: str
+    """The collection behind the alias until the switch; the source where there is no such alias yet."""
+    is_new_alias: bool
+    """Nobody searches the alias yet."""
+    vector_name: str
+    points: int
+    copied_bytes: int
+    """Bytes of the dense vectors that the server holds twice until the source is deleted; payloads come on top."""
+    new_bytes: int
+    """Bytes of the new vectors, in float32 and without an index."""
+
+    def lines(self) -> Iterator[str]:
+        """Describe the plan in sentences."""
+        yield (
+            f"collection {self.version!r} gets the {self.points:,} points of {self.source!r}, with all they hold "
+            f"({self.copied_bytes / 1e6:,.1f} MB of vectors and the payloads a second time), and vector "
+            f"{self.vector_name!r} ({self.new_bytes / 1e6:,.1f} MB)"
+        )
+        yield f"it is compared, counted and searched, and then alias {self.alias!r} is switched to it in one step"
+        if self.is_new_alias:
+            yield (
+                f"a collection's own name cannot become an alias: who reads {self.source!r} goes on reading it, and "
+                f"searches {self.alias!r} for the new vector"
+            )
+        yield (
+            f"what is written to {self.source!r} meanwhile is copied by further passes, until one finds no difference; "
+            f"what is written to it after that pass is not in {self.version!r}: let writers rest for the switch, and "
+            f"then write to {self.alias!r}"
+        )
+        yield (
+            f"stop it and run it again as you like; before the switch, care detach {self.version} takes the copy away; "
+            f"after it, care publish {self.alias} --rollback goes back to {self.replaces!r}, which stays as it is"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +87,9 @@ class CopyReport:
     version: str
     """The collection behind the alias now, with the new vector."""
     replaces: str
-    """Where ``care publish ALIAS --rollback`` goes."""
+    """The collection to which ``care publish ALIAS --rollback`` switches back."""
     passes: int
-    """Readings of the source, until one found no difference."""
+    """Number of times that the source was read, until it showed no difference."""
     copied: int
     """Points that were written, some of them more than once."""
     deleted: int
@@ -59,15 +100,6 @@ class CopyReport:
     attached: AttachReport
     """Of the last pass: what the version holds."""
     seconds: float
-
-
-@dataclass(slots=True)
-class _Pass:
-    """What one reading of the source changed in the copy."""
-
-    copied: int
-    deleted: int
-    sample: list[PointId]
 
 
 def attach_by_copy(
@@ -83,7 +115,7 @@ def attach_by_copy(
     on_preflight: Callable[[Preflight], None] = lambda _: None,
     on_progress: OnProgress = lambda _done, _total: None,
 ) -> CopyReport:
-    """Copy a collection into one that also has a vector of a model, and let an alias point at it.
+    """Copy a collection into one that also has a vector of a model, and switch an alias to it.
 
     What others write to the collection meanwhile is copied by another pass, until one finds no difference. What they
     write after that pass is not in the copy: writers move to the alias, and rest for the moment of the switch.
@@ -95,15 +127,15 @@ def attach_by_copy(
         alias: What readers search afterwards; None takes ``collection``, which then must be an alias.
         vector_name: None takes the model's name.
         settings: How.
-        retries: How patient to be with a server.
+        retries: How often to try a call again.
         on_plan: Called before anything is written.
         on_preflight: Called before anything is written.
         on_progress: Called after each request of a copy, and after each batch of the encoder.
 
     Raises:
-        InputError: there is no such collection, no text in its payloads, or its alias cannot be switched.
-        ContractError: another model made the vectors of this name.
-        NotVerified: the copy is not right, or its source is never at rest; the alias was not switched.
+        InputError: There is no such collection, no text in its payloads, or its alias cannot be switched.
+        ContractError: Another model made the vectors of this name.
+        NotVerified: The copy is not right, or its source is never at rest; the alias was not switched.
         QdrantError: Qdrant refused or could not be reached; what was written stays, and another run goes on from there.
     """
     settings, start = settings or AttachSettings(), time.perf_counter()
@@ -112,36 +144,40 @@ def attach_by_copy(
     origin, target = Collection(client, plan.source, retries), Collection(client, plan.version, retries)
     preflight = examine(origin, name, contract, settings.text_field, in_place=False)
     on_preflight(preflight)
-    if preflight.problems or preflight.layout is None:
-        raise preflight.problems[0]
+    attached_contract = replace(contract, text_field=preflight.require_layout().text_field)
     on_plan(plan)
-    blueprint = _with_vector(read_blueprint(origin), name, contract, preflight.layout.text_field, settings)
-    _prepare(target, blueprint, Mark(plan.source, adds=name))
+    origin.schema.require_whole()
+    schema = _with_vector(origin.schema, name, attached_contract, settings)
+    _prepare(target, schema, VersionRecord(plan.source, adds=name))
 
-    passes: list[_Pass] = []
+    passes: list[Copied] = []
     encoded = 0
-    while not passes or passes[-1].copied or passes[-1].deleted:
+    copying = CopySettings(overwrite=True, delete_others=True, beside=name)
+    while not passes or passes[-1].added or passes[-1].changed or passes[-1].deleted:
         if len(passes) == MOST_PASSES:
             raise NotVerified(
                 f"collection {plan.source!r} was different at each of {MOST_PASSES} readings; let its writers rest for "
                 "the last of them, and run the same command again"
             )
-        passes.append(_follow(origin, target, blueprint, name, on_progress))
-        attached = attach(
+        # A point that has changed loses the vector of its former text.
+        is_new = not target.count()
+        passes.append(copy_points(origin, target, schema.dense, copying, is_new=is_new, on_progress=on_progress))
+        attached = attach_vector(
             client, plan.version, model, vector_name=name, settings=settings, retries=retries, on_progress=on_progress
         )
         encoded += attached.encoded
 
-    known_items = _verify(origin, target, blueprint, name, passes[-1].sample, attached)
-    write_mark(target, Mark(plan.source, replaces=plan.replaces, adds=name))
-    point_alias(target, read_versions(origin, plan.alias))
+    known_items = _verify(origin, target, schema, name, passes[-1].sample, attached)
+    record = VersionRecord(plan.source, replaces=plan.replaces, adds=name)
+    target.update("recording what it replaces", metadata=record.metadata())
+    target.switch_alias(plan.alias)
     return CopyReport(
         source=plan.source,
         alias=plan.alias,
         version=plan.version,
         replaces=plan.replaces,
         passes=len(passes),
-        copied=sum(each.copied for each in passes),
+        copied=sum(each.added + each.changed for each in passes),
         deleted=sum(each.deleted for each in passes),
         encoded=encoded,
         known_items=known_items,
@@ -150,59 +186,77 @@ def attach_by_copy(
     )
 
 
-def _with_vector(
-    blueprint: CollectionSchema, name: str, contract: VectorContract, text_field: str, settings: AttachSettings
-) -> CollectionSchema:
-    """Give the same collection with one more vector, and with what an attach leaves in the metadata."""
-    params = models.VectorParams(size=contract.dim, distance=models.Distance.COSINE)
-    if not blueprint.embedded:
-        quantization = QUANTIZATION[settings.quantization]
-        params = params.model_copy(
-            update={"quantization_config": quantization, "on_disk": settings.on_disk or None},
+def plan_copy(collection: Collection, alias: str | None, vector_name: str, contract: VectorContract) -> CopyPlan:
+    """Return what a copy would be; nothing is written.
+
+    Args:
+        collection: The collection, or an alias of it.
+        alias: What readers search afterwards; None takes the name of ``collection``, which then must be an alias.
+        vector_name: To be added.
+        contract: Of the model that makes it.
+
+    Raises:
+        InputError: There is no such collection, the alias has the name of one, or another alias points at it.
+    """
+    given, origin = collection.name, collection.resolve()
+    source = origin.name
+    alias = alias or (given if given != source else None)
+    if alias is None or alias in origin.names():
+        raise InputError(
+            f"{alias or given!r} is a collection, and Qdrant lets no alias have the name of one. Choose another name, "
+            "which readers then search, with the same --model and --path/--url: "
+            f"care attach {given} --via copy --as {given}-live"
         )
-    old = blueprint.metadata
-    metadata = {
-        **old,
-        METADATA_KEY: {**(old.get(METADATA_KEY) or {}), name: asdict(contract)},
-        ATTACH_KEY: {**(old.get(ATTACH_KEY) or {}), name: {"text_field": text_field}},
-    }
-    dense = {**blueprint.dense, name: params}
-    with_vectors = blueprint.config.params.model_copy(update={"vectors": dense})
-    config = blueprint.config.model_copy(update={"params": with_vectors, "metadata": metadata})
-    return replace(blueprint, config=config, dense=dense)
+    others = sorted(name for name, behind in origin.aliases().items() if behind == source and name != alias)
+    if others:
+        raise InputError(
+            f"alias {others[0]!r} leads to collection {source!r}, too: its readers would stay there, and see no more "
+            f"of what is written to {alias!r}. Name it (care attach {others[0]} --via copy), or take it away before"
+        )
+    versions, points = read_versions(origin, alias), origin.count()
+    live = versions.records.get(versions.live or "")
+    if live is not None and (live.source, live.adds) == (source, vector_name):
+        raise InputError(
+            f"alias {alias!r} leads to {versions.live!r}, a copy of {source!r} with vector {vector_name!r}; keep that "
+            f"one up, with the same --model and --path/--url: care attach {alias}"
+        )
+    return CopyPlan(
+        source=source,
+        alias=alias,
+        version=versions.name_for(source, vector_name),
+        replaces=versions.live or source,
+        is_new_alias=versions.live is None,
+        vector_name=vector_name,
+        points=points,
+        copied_bytes=points * sum(map(bytes_per_point, origin.schema.dense.values())),
+        new_bytes=points * contract.dim * 4,
+    )
 
 
-def _prepare(target: Collection, blueprint: CollectionSchema, mark: Mark) -> None:
-    """Make the copy, empty, or check the one that an interrupted run left."""
-    if not target.call("looking for the copy", lambda: target.client.collection_exists(target.collection)):
-        create_like(target, blueprint, blueprint.metadata | as_metadata(mark))
-    found = read_blueprint(target)
-    if PUBLISH_KEY not in found.metadata:
-        target.call("deleting the copy", lambda: target.client.delete_collection(target.collection))
+def _with_vector(
+    schema: CollectionSchema, name: str, contract: VectorContract, settings: AttachSettings
+) -> CollectionSchema:
+    """Return the same schema with one more vector and its contract."""
+    added = models.VectorParams(size=contract.dim, distance=models.Distance.COSINE)
+    if not schema.embedded:
+        added.quantization_config, added.on_disk = QUANTIZATION[settings.quantization], settings.on_disk or None
+    params = schema.config.params.model_copy(update={"vectors": {**schema.dense, name: added}})
+    metadata = schema.portable_metadata | contract_metadata(name, contract)
+    return replace(schema, config=schema.config.model_copy(update={"params": params, "metadata": metadata}))
+
+
+def _prepare(target: Collection, schema: CollectionSchema, record: VersionRecord) -> None:
+    """Create the copy, empty, or check the one that an interrupted run left."""
+    prepare_target(target, schema, schema.metadata | record.metadata())
+    if version_record(target.refresh()) is None:
+        target.drop()
         raise ServerTooOld("the server does not keep metadata of collections, which hold the fingerprint of the model")
-    check_like(target, found, blueprint)
-    create_indexes(target, blueprint)
-    tune_embedded(target.client, target.collection)
-
-
-def _follow(
-    origin: Collection, target: Collection, blueprint: CollectionSchema, name: str, on_progress: OnProgress
-) -> _Pass:
-    """Make the copy hold what the source holds now; a point that has changed loses the vector of its former text."""
-    is_new = not target.call("counting", lambda: target.client.count(target.collection, exact=True)).count
-    settings = CopySettings(overwrite=True, beside=name)
-    copied = copy_points(origin, target, blueprint.dense, settings, is_new=is_new, on_progress=on_progress)
-    deleted = 0
-    for page in list(ids_beyond(origin, target)):
-        delete_points(target, page)
-        deleted += len(page)
-    return _Pass(copied.added + copied.changed, deleted, copied.sample)
 
 
 def _verify(
     origin: Collection,
     target: Collection,
-    blueprint: CollectionSchema,
+    schema: CollectionSchema,
     name: str,
     sample: list[PointId],
     attached: AttachReport,
@@ -210,13 +264,13 @@ def _verify(
     """Count, compare and search; nobody reads the copy before this."""
     if attached.covered + attached.without_text < attached.points:
         raise NotVerified(
-            f"{attached.covered:,} of {attached.points:,} points of collection {target.collection!r} have vector "
+            f"{attached.covered:,} of {attached.points:,} points of collection {target.name!r} have vector "
             f"{name!r}, and {attached.without_text:,} have no text; run the same command again"
         )
     wait_until_indexed(target, INDEX_SECONDS)
-    verify_copy(origin, target, blueprint.dense, sample, beside=name)
+    verify_copy(origin, target, schema.dense, sample, beside=name)
     asked = sample[:KNOWN_ITEMS]
-    theirs = {key: params for key, params in blueprint.dense.items() if key != name}
+    theirs = {key: params for key, params in schema.dense.items() if key != name}
     old = check_known_items(origin, target, theirs, asked)
-    new = check_known_items(target, target, {name: blueprint.dense[name]}, asked)
+    new = check_known_items(target, target, {name: schema.dense[name]}, asked)
     return KnownItems(old.asked + new.asked, old.found + new.found)

@@ -1,29 +1,23 @@
-"""Takes away what `care_qdrant.attach.attach` added: the vector, our hashes in the payloads, and the contract."""
+"""Removes what `care_qdrant.attach.attach` added: the vector, our hashes in the payloads, and the contract."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
-from qdrant_client import QdrantClient, models
+from qdrant_client import QdrantClient
 
+from care_qdrant.attach.points import is_foreign_key, stored_hash
 from care_qdrant.attach.preflight import NAMED_VECTORS_SINCE
-from care_qdrant.attach.stored_texts import read_payloads
 from care_qdrant.errors import InputError, ServerTooOld
-from care_qdrant.publishing.versions import Mark, read_mark
-from care_qdrant.store.attached import ATTACH_KEY
-from care_qdrant.store.connection import require_server, tune_embedded
-from care_qdrant.store.contracts import METADATA_KEY, dense_vectors, read_metadata, sparse_vectors
-from care_qdrant.store.limits import read_limits
+from care_qdrant.store.collection import Collection, PointId
+from care_qdrant.store.connection import tune_embedded
 from care_qdrant.store.payload import CARE_KEY
-from care_qdrant.store.points import count_points
-from care_qdrant.store.retry import Collection, RetryPolicy
-from care_qdrant.store.schema import aliases, resolve
+from care_qdrant.store.retry import RetryPolicy
+from care_qdrant.store.schema import CollectionSchema
+from care_qdrant.store.version_record import VersionRecord, version_record
 
 
 @dataclass(frozen=True, slots=True)
 class DetachReport:
-    """What was taken away."""
+    """What was removed."""
 
     collection: str
     vector_name: str
@@ -33,7 +27,7 @@ class DetachReport:
     """The collection was an unfinished copy, which nobody has searched yet: all of it is gone."""
 
 
-def detach(
+def detach_vector(
     client: QdrantClient, collection: str, vector_name: str | None = None, *, retries: RetryPolicy | None = None
 ) -> DetachReport:
     """Remove a vector that was attached; the other vectors and the user's payload stay as they are.
@@ -45,107 +39,79 @@ def detach(
         client: An open Qdrant.
         collection: Name or alias.
         vector_name: None takes the one that was attached, when there is one.
-        retries: How patient to be with a server.
+        retries: How often to try a call again.
 
     Raises:
-        InputError: the vector was not attached, or it is the only one of the collection.
-        ServerTooOld: the server cannot remove a vector; the message says how to go back all the same.
+        InputError: The vector was not attached, or it is the only one of the collection.
+        ServerTooOld: The server cannot remove a vector; the message says how to go back all the same.
         QdrantError: Qdrant refused or could not be reached.
     """
-    alias = Collection(client, collection, retries)
-    link = Collection(client, alias.call("looking it up", lambda: resolve(client, collection)), retries)
-    mark = read_mark(link, link.collection)
-    if mark is not None and mark.adds is not None and vector_name in (None, mark.adds) and _is_unseen(link, mark):
-        points = count_points(link)
-        link.call("deleting the copy", lambda: client.delete_collection(link.collection))
-        return DetachReport(link.collection, mark.adds, points, 0, deleted_copy=True)
-    link.call("asking its version", lambda: _require_removal(link, mark))
-    name = link.call("reading what was attached", lambda: _checked_name(link, vector_name))
-    points = count_points(link)
-    tune_embedded(client, link.collection)
-    cleaned = _clean_payloads(link, name)
-    if name in link.call("reading its vectors", lambda: dense_vectors(client, link.collection)):
-        link.call("removing the vector", lambda: client.delete_vector_name(link.collection, name))
-    link.call("removing its contract", lambda: _forget(link, name))
-    return DetachReport(link.collection, name, points, cleaned)
+    target = Collection(client, collection, retries).resolve()
+    record = version_record(target.schema)
+    if record is not None and record.adds is not None and vector_name in (None, record.adds):
+        points, is_searched = target.count(), target.name in target.aliases().values()
+        # Only the switch of the alias records what the copy replaces.
+        if record.replaces is None and not is_searched:
+            target.drop()
+            return DetachReport(target.name, record.adds, points, 0, deleted_copy=True)
+    _require_removal(target, record)
+    name, points = _checked_name(target.schema, vector_name), target.count()
+    tune_embedded(client, target.name)
+    cleaned = _clean_payloads(target, name)
+    if name in target.schema.dense:
+        target.remove_vector(name)
+    target.remove_contract(name)
+    return DetachReport(target.name, name, points, cleaned)
 
 
-def _is_unseen(link: Collection, mark: Mark) -> bool:
-    """Say whether no alias has ever led to a copy: the switch is what makes it remember what it replaces."""
-    leading = link.call("reading the aliases", lambda: aliases(link.client))
-    return mark.replaces is None and link.collection not in leading.values()
-
-
-def _require_removal(link: Collection, mark: Mark | None) -> None:
+def _require_removal(collection: Collection, record: VersionRecord | None) -> None:
     try:
-        require_server(link.client, NAMED_VECTORS_SINCE, "removing a vector")
+        collection.require_server(NAMED_VECTORS_SINCE, "removing a vector")
     except ServerTooOld as error:
-        if mark is None or mark.adds is None:
+        if record is None or record.adds is None:
             raise
         raise ServerTooOld(
-            f"{error}. {link.collection!r} is a copy of {mark.source!r} with vector {mark.adds!r}: go back to what its "
-            "alias led to with care publish ALIAS --rollback, and delete the copy when nobody reads it any more"
+            f"{error}. {collection.name!r} is a copy of {record.source!r} with vector {record.adds!r}: switch its "
+            "alias back with care publish ALIAS --rollback, and delete the copy when nobody reads it any more"
         ) from error
 
 
-def _checked_name(link: Collection, vector_name: str | None) -> str:
-    attached = sorted(read_metadata(link.client, link.collection).get(ATTACH_KEY) or {})
+def _checked_name(schema: CollectionSchema, vector_name: str | None) -> str:
+    attached = schema.attached
     there = ", ".join(attached) or "none"
     if vector_name is None:
         if len(attached) != 1:
-            raise InputError(f"collection {link.collection!r}: attached vectors are: {there}; give --vector-name")
+            raise InputError(f"collection {schema.name!r}: attached vectors are: {there}; give --vector-name")
         [vector_name] = attached
-    dense = dense_vectors(link.client, link.collection)
     if vector_name not in attached:
         raise InputError(
-            f"vector {vector_name!r} of collection {link.collection!r} was not attached (attached: {there}); "
+            f"vector {vector_name!r} of collection {schema.name!r} was not attached (attached: {there}); "
             "detach removes nothing else"
         )
-    others = {*dense, *sparse_vectors(link.client, link.collection)} - {vector_name}
-    if vector_name in dense and not others:
+    if vector_name in schema.dense and not {*schema.dense, *schema.sparse} - {vector_name}:
         raise InputError(
-            f"vector {vector_name!r} is the only one of collection {link.collection!r}; without it no point could be "
+            f"vector {vector_name!r} is the only one of collection {schema.name!r}; without it no point could be "
             "found. Delete the collection if that is what you want"
         )
     return vector_name
 
 
-def _clean_payloads(link: Collection, vector_name: str) -> int:
-    """Remove our hash of the vector; and all of our key, where nothing else is under it."""
-    cleaned, size = 0, read_limits(link).write
-    for records in read_payloads(link):
-        whole: list[models.ExtendedPointId] = []
-        one: list[models.ExtendedPointId] = []
+def _clean_payloads(collection: Collection, vector_name: str) -> int:
+    """Remove our hash of the vector, and our whole key where nothing else is under it; return the number of points."""
+    cleaned = 0
+    for records in collection.scroll(payload=[CARE_KEY]):
+        whole: list[PointId] = []
+        one: list[PointId] = []
         for record in records:
-            care = (record.payload or {}).get(CARE_KEY)
-            hashes = care.get("vectors") if isinstance(care, dict) else None
-            if isinstance(care, dict) and set(care) <= {"vectors"} and set(hashes or {}) <= {vector_name}:
+            payload = record.payload or {}
+            if CARE_KEY not in payload or is_foreign_key(payload):
+                continue
+            care = payload[CARE_KEY]
+            if care.keys() == {"vectors"} and care["vectors"].keys() <= {vector_name}:
                 whole.append(record.id)
-            elif isinstance(hashes, dict) and vector_name in hashes:
+            elif stored_hash(payload, vector_name) is not None:
                 one.append(record.id)
-        _delete_key(link, CARE_KEY, whole, size)
-        _delete_key(link, f'{CARE_KEY}.vectors."{vector_name}"', one, size)
+        collection.delete_payload_key(whole, CARE_KEY)
+        collection.delete_payload_key(one, f'{CARE_KEY}.vectors."{vector_name}"')
         cleaned += len(whole) + len(one)
     return cleaned
-
-
-def _delete_key(link: Collection, key: str, ids: Sequence[models.ExtendedPointId], size: int) -> None:
-    for start in range(0, len(ids), size):
-        part = list(ids[start : start + size])
-        link.write("removing hashes", partial(_delete, link, key, part))
-
-
-def _delete(link: Collection, key: str, ids: list[models.ExtendedPointId]) -> models.UpdateResult:
-    # By condition and not by list of ids: an id that somebody deletes meanwhile would fail the request.
-    there = models.Filter(must=[models.HasIdCondition(has_id=ids)])
-    return link.client.delete_payload(link.collection, [key], there, wait=True)
-
-
-def _forget(link: Collection, vector_name: str) -> None:
-    metadata = read_metadata(link.client, link.collection)
-    left: dict[str, Any] = {}
-    for key in (METADATA_KEY, ATTACH_KEY):
-        entries = {name: entry for name, entry in (metadata.get(key) or {}).items() if name != vector_name}
-        # None takes a key out of the metadata.
-        left[key] = entries or None
-    link.client.update_collection(link.collection, metadata=left)

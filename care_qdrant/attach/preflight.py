@@ -1,31 +1,24 @@
-"""What attaching a vector to a collection would meet: where the texts are, and every reason to refuse."""
+"""Examines what attaching a vector to a collection would meet: where the texts are, and every reason to refuse."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from qdrant_client import models
 
-from care_qdrant.attach.copy_plan import bytes_per_point
+from care_qdrant.attach.points import NOTICEABLE_FRACTION, other_text_field, require_free_key
 from care_qdrant.errors import CareError, FingerprintMismatch, InputError, SchemaMismatch, ServerTooOld
-from care_qdrant.publishing.versions import read_mark
-from care_qdrant.store.attached import read_text_path
-from care_qdrant.store.connection import require_server
-from care_qdrant.store.contracts import (
-    VectorContract,
-    check_contract,
-    dense_vectors,
-    read_contracts,
-    sparse_vectors,
-)
+from care_qdrant.store.collection import Collection
+from care_qdrant.store.contracts import VectorContract, check_contract
 from care_qdrant.store.layout import Layout, guess_layout
-from care_qdrant.store.limits import read_limits
-from care_qdrant.store.payload import CARE_KEY
-from care_qdrant.store.points import count_points
-from care_qdrant.store.retry import Collection
+from care_qdrant.store.schema import CollectionSchema
+from care_qdrant.store.version_record import version_record
 
 NAMED_VECTORS_SINCE = (1, 18)
 SAMPLE_POINTS = 200
+BYTES_PER_NUMBER = {models.Datatype.FLOAT16: 2, models.Datatype.UINT8: 1}
+"""Size of a component of a stored vector, where it is not the 4 bytes of float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,56 +37,66 @@ class Preflight:
     notices: tuple[str, ...]
     """What the owner of the collection should know before."""
 
+    def require_layout(self) -> Layout:
+        """Return where the texts are.
+
+        Raises:
+            CareError: The first of the problems.
+        """
+        if self.problems or self.layout is None:
+            raise self.problems[0]
+        return self.layout
+
 
 def examine(
-    link: Collection, vector_name: str, contract: VectorContract, text_field: str | None, *, in_place: bool = True
+    collection: Collection,
+    vector_name: str,
+    contract: VectorContract,
+    text_field: str | None,
+    *,
+    in_place: bool = True,
 ) -> Preflight:
-    """Look at a collection as an attach would.
+    """Examine a collection as an attach would.
 
     Args:
-        link: The collection, not an alias.
+        collection: Not an alias.
         vector_name: To be added, or to be completed.
         contract: Of the model that would make it.
         text_field: Where the user says the text is; None takes what an earlier run took, or guesses.
         in_place: The vector is for this collection; False where it is for a copy of it.
     """
-    vectors = link.call("reading its vectors", lambda: dense_vectors(link.client, link.collection))
-    sample = link.call("reading a sample", lambda: _sample(link))
-    text_field = text_field or read_text_path(link, vector_name)
-    layout, no_layout = _layout(sample, text_field, link.collection)
-    points = count_points(link)
-    has_vector = vector_name in vectors
+    schema, points, sample = collection.schema, collection.count(), collection.sample(SAMPLE_POINTS)
+    payloads = [record.payload or {} for record in sample]
+    layout, no_layout = _layout(payloads, text_field or schema.text_field(vector_name), collection.name)
     checks: list[Callable[[], object]] = [
-        lambda: _require_named_vectors(link, has_vector) if in_place else _require_new(link, vector_name, has_vector),
-        lambda: _require_free_or_ours(link, vector_name, contract, vectors),
-        lambda: _require_free_key(link.collection, sample),
-        lambda: _require_room(link, vector_name, contract, vectors, points),
+        lambda: _require_named_vectors(collection, vector_name) if in_place else _require_new(schema, vector_name),
+        lambda: _require_free_or_ours(schema, vector_name, contract),
+        lambda: _require_free_keys(collection.name, sample),
+        lambda: _require_room(schema, vector_name, contract, points),
     ]
-    problems = [*filter(None, map(_problem, checks)), *no_layout]
     return Preflight(
         points=points,
         layout=layout,
-        sampled=len(sample),
-        sampled_without_text=sum(layout is None or layout.find_text(payload) is None for payload in sample),
-        has_vector=has_vector,
-        problems=tuple(problems),
-        notices=tuple(_notices(link, vectors, vector_name)),
+        sampled=len(payloads),
+        sampled_without_text=sum(layout is None or layout.find_text(payload) is None for payload in payloads),
+        has_vector=vector_name in schema.dense,
+        problems=(*filter(None, map(_problem, checks)), *no_layout),
+        notices=(*_notices(schema), *_text_notices(layout, payloads)),
     )
 
 
-def _sample(link: Collection) -> list[Mapping[str, Any]]:
-    limit = min(SAMPLE_POINTS, read_limits(link).page)
-    records, _ = link.client.scroll(link.collection, limit=limit, with_payload=True, with_vectors=False)
-    return [record.payload or {} for record in records]
+def bytes_per_point(params: models.VectorParams) -> int:
+    """Return the bytes of one vector on the server, without index and quantization; of a multivector, of one row."""
+    return params.size * (BYTES_PER_NUMBER.get(params.datatype, 4) if params.datatype else 4)
 
 
 def _layout(
-    sample: Sequence[Mapping[str, Any]], text_field: str | None, collection: str
+    payloads: Sequence[Mapping[str, Any]], text_field: str | None, collection: str
 ) -> tuple[Layout | None, list[CareError]]:
-    if not sample:
+    if not payloads:
         return None, [InputError(f"collection {collection!r} has no points yet; fill it, and then attach")]
     try:
-        return guess_layout(sample, text_field=text_field), []
+        return guess_layout(payloads, text_field=text_field), []
     except InputError as error:
         return None, [InputError(f"collection {collection!r}: {error}, with --text-field")]
 
@@ -106,74 +109,61 @@ def _problem(check: Callable[[], object]) -> CareError | None:
     return None
 
 
-def _require_named_vectors(link: Collection, is_there: bool) -> None:
-    if is_there:
+def _require_named_vectors(collection: Collection, vector_name: str) -> None:
+    if vector_name in collection.schema.dense:
         return
-    feature = f"adding a vector to collection {link.collection!r} while it is in use"
     try:
-        link.call("asking its version", lambda: require_server(link.client, NAMED_VECTORS_SINCE, feature))
+        feature = f"adding a vector to collection {collection.name!r} while it is in use"
+        collection.require_server(NAMED_VECTORS_SINCE, feature)
     except ServerTooOld as error:
         raise ServerTooOld(
             f"{error}. Upgrade it, or let a copy with both vectors be made behind an alias, with the same --model and "
-            f"--path/--url: care attach {link.collection} --via copy --as {link.collection}-live"
+            f"--path/--url: care attach {collection.name} --via copy --as {collection.name}-live"
         ) from error
 
 
-def _require_new(link: Collection, vector_name: str, is_there: bool) -> None:
-    if is_there:
+def _require_new(schema: CollectionSchema, vector_name: str) -> None:
+    if vector_name in schema.dense:
         raise InputError(
-            f"collection {link.collection!r} has vector {vector_name!r} already, so it needs no copy: "
-            f"with the same --model and --path/--url, care attach {link.collection} --vector-name {vector_name}"
+            f"collection {schema.name!r} has vector {vector_name!r} already, so it needs no copy: "
+            f"with the same --model and --path/--url, care attach {schema.name} --vector-name {vector_name}"
         )
 
 
-def _require_free_or_ours(
-    link: Collection, vector_name: str, contract: VectorContract, vectors: Mapping[str, models.VectorParams]
-) -> None:
+def _require_free_or_ours(schema: CollectionSchema, vector_name: str, contract: VectorContract) -> None:
     if not vector_name:
         raise InputError("a vector that is added needs a name: give --vector-name")
-    if vector_name in link.call("reading its vectors", lambda: sparse_vectors(link.client, link.collection)):
-        raise SchemaMismatch(f"{vector_name!r} is a sparse vector of collection {link.collection!r}; use another name")
-    if vector_name in vectors:
-        link.call("reading its contract", lambda: check_contract(link.client, link.collection, vector_name, contract))
+    if vector_name in schema.sparse:
+        raise SchemaMismatch(f"{vector_name!r} is a sparse vector of collection {schema.name!r}; use another name")
+    if vector_name in schema.dense:
+        check_contract(schema, vector_name, contract)
         return
-    begun = link.call("reading its contract", lambda: read_contracts(link.client, link.collection)).get(vector_name)
+    begun = schema.contracts.get(vector_name)
     if begun is not None and begun.fingerprint != contract.fingerprint:
         raise FingerprintMismatch(
-            f"collection {link.collection!r} remembers {vector_name!r} as a vector of another model "
-            f"({begun.fingerprint[:12]}); forget it with: care detach {link.collection} --vector-name {vector_name}"
+            f"the metadata of collection {schema.name!r} name {vector_name!r} as a vector of another model "
+            f"({begun.fingerprint[:12]}); remove the entry: care detach {schema.name} --vector-name {vector_name}"
         )
 
 
-def _require_free_key(collection: str, sample: Sequence[Mapping[str, Any]]) -> None:
-    for payload in sample:
-        if not isinstance(payload.get(CARE_KEY) or {}, Mapping):
-            raise InputError(
-                f"collection {collection!r}: payloads have a key {CARE_KEY!r} of their own, under which attach keeps "
-                "the hash of each text; rename yours"
-            )
+def _require_free_keys(collection: str, sample: Sequence[models.Record]) -> None:
+    for record in sample:
+        require_free_key(collection, record.payload or {}, record.id)
 
 
-def _require_room(
-    link: Collection,
-    vector_name: str,
-    contract: VectorContract,
-    vectors: Mapping[str, models.VectorParams],
-    points: int,
-) -> None:
+def _require_room(schema: CollectionSchema, vector_name: str, contract: VectorContract, points: int) -> None:
     """Refuse what strict mode would stop in the middle: a server writes no vector once one of these is reached."""
-    strict = link.call("reading its limits", lambda: link.client.get_collection(link.collection)).config
-    limits = strict.strict_mode_config
-    if limits is None or not limits.enabled:
+    limits = schema.strict_mode
+    if limits is None:
         return
-    where = f"strict mode of collection {link.collection!r} allows"
+    where = f"strict mode of collection {schema.name!r} allows"
     if limits.max_points_count is not None and points >= limits.max_points_count:
         raise InputError(
             f"{where} {limits.max_points_count:,} points, and there are {points:,}: the server takes no vectors any "
             "more. Have its operator raise max_points_count"
         )
-    with_ours = {**vectors, vector_name: models.VectorParams(size=contract.dim, distance=models.Distance.COSINE)}
-    needed = points * sum(map(bytes_per_point, with_ours.values()))
+    added = models.VectorParams(size=contract.dim, distance=models.Distance.COSINE)
+    needed = points * sum(map(bytes_per_point, {**schema.dense, vector_name: added}.values()))
     most = limits.max_collection_vector_size_bytes
     if most is not None and needed > most:
         raise InputError(
@@ -182,15 +172,27 @@ def _require_room(
         )
 
 
-def _notices(link: Collection, vectors: Mapping[str, models.VectorParams], vector_name: str) -> Iterator[str]:
-    mark = read_mark(link, link.collection)
-    if mark is not None and mark.adds is None and not mark.withdrawn:
+def _notices(schema: CollectionSchema) -> Iterator[str]:
+    record = version_record(schema)
+    if record is not None and record.adds is None and not record.withdrawn:
         yield (
-            f"the collection is a version that care publish made of {mark.source!r}, and the next one will not have "
-            f"what is added here: attach to {mark.source!r}, and publish it"
+            f"the collection is a version that care publish made of {record.source!r}, and the next one will not have "
+            f"what is added here: attach to {record.source!r}, and publish it"
         )
-    if set(vectors) - {vector_name} == {""} and vector_name not in vectors:
+    if schema.dense.keys() == {""}:
         yield (
             "the collection has an unnamed vector, which stays the one that unnamed searches use; but its "
             "configuration will list two vectors, and tools that read config.params.vectors.size must be told the name"
+        )
+
+
+def _text_notices(layout: Layout | None, payloads: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    if layout is None:
+        return
+    found = [field for payload in payloads if (field := other_text_field(layout, payload)) is not None]
+    if found and len(found) >= NOTICEABLE_FRACTION * len(payloads):
+        fields = ", ".join(f"{field!r} ({count})" for field, count in Counter(found).most_common(3))
+        yield (
+            f"{len(found)} of {len(payloads)} sampled points have no text under {layout.text_field!r} and one under "
+            f"{fields}: they would get no vector. Put all texts under one field, or name the right one: --text-field"
         )

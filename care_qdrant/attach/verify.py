@@ -1,30 +1,27 @@
-"""Whether the vectors of a collection are what they say: made of the present texts, by this model, and found by it."""
+"""Checks the vectors of a collection: made of the present texts, by this model, and found by its query encoder."""
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.attach.points import elsewhere_warning, expected_hash, other_text_field, stored_hash, stored_text
 from care_qdrant.attach.preflight import examine
-from care_qdrant.attach.stored_texts import read_payloads, stored_hash, stored_text, wanted_hash
 from care_qdrant.encoders import Encoder
 from care_qdrant.ingestion.settings import DocumentModel
-from care_qdrant.store.contracts import check_contract, dense_vectors, read_contracts
-from care_qdrant.store.inventory import count_with_vector
+from care_qdrant.store.collection import Collection, PointId
+from care_qdrant.store.contracts import check_contract
 from care_qdrant.store.layout import Layout
 from care_qdrant.store.point_equality import vectors_of
-from care_qdrant.store.points import PointId
-from care_qdrant.store.retry import Collection, RetryPolicy
-from care_qdrant.store.schema import resolve
+from care_qdrant.store.retry import RetryPolicy
 from care_qdrant.types import Vectors
 
 TOP_K = 10
 OPENING_CHARACTERS = 40
-"""Of a text: the query that has to find it."""
+"""Length of the beginning of a text that, as a query, has to find it."""
 _SEED = 20260413
 
 
@@ -33,7 +30,7 @@ class PairModel(DocumentModel, Protocol):
 
     @property
     def query_encoder(self) -> Encoder:
-        """Finds the known items."""
+        """The encoder of the queries that have to find known documents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +38,11 @@ class VerifySettings:
     """What counts as right."""
 
     sample: int = 64
-    """Points that are encoded again."""
+    """Number of points to encode again."""
     least_cosine: float = 0.999
-    """Between a stored vector and the one that is made anew; other hardware rounds differently."""
+    """Least cosine between a stored vector and the one that is made anew; other hardware rounds differently."""
     least_known: float = 0.5
-    """Share of sampled documents that their own opening has to find among the first ten."""
+    """Least fraction of sampled documents that their own opening has to find among the first ten."""
 
 
 @dataclass(slots=True)
@@ -58,21 +55,23 @@ class VerifyReport:
     points: int
     with_text: int
     covered: int
-    """Points that have the vector, counted by Qdrant."""
+    """Number of points that have the vector, counted by Qdrant."""
     missing: int
-    """Points that have a text and name no vector made of any."""
+    """Points that have a text, and no hash of a text that their vector was made of."""
     stale: int
     """Points whose text has changed since their vector was made."""
     outlived: int
     """Points whose text is gone, and whose vector is still there."""
+    elsewhere: int
+    """Points without a text in the field from which the vector is made that have one in another field."""
     sampled: int = 0
     lowest_cosine: float | None = None
     known_items: float | None = None
-    """Share of the sample that its own opening found."""
+    """Fraction of the sample that was found by its own opening, from 0 to 1."""
     compared_with: str | None = None
-    """The vector beside ours, of whoever made it; ``""`` is the unnamed one."""
+    """Another vector of the collection, whoever made it; ``""`` is the unnamed one."""
     overlap_at_10: float | None = None
-    """Of the ten nearest neighbours by both vectors. Low is no fault: another model sees other neighbours."""
+    """Mean fraction of the ten nearest neighbours that both vectors share. A low one is no fault of either model."""
     problems: list[str] = field(default_factory=list)
     """Empty where all is right."""
 
@@ -86,6 +85,7 @@ class _Census:
     missing: int = 0
     stale: int = 0
     outlived: int = 0
+    elsewhere: int = 0
     sample: list[tuple[PointId, Mapping[str, Any]]] = field(default_factory=list)
     """Points whose vector should be right."""
 
@@ -107,76 +107,76 @@ def verify_collection(
         collection: Name or alias.
         model: The pair that is said to have made the vectors.
         vector_name: None takes the one that the model made.
-        text_field: Where in a payload the text is; None takes what attach took, or guesses.
+        text_field: Payload field with the text; None takes what attach took, or guesses.
         settings: What counts as right.
-        retries: How patient to be with a server.
+        retries: How often to try a call again.
 
     Raises:
-        ContractError: another model made the vectors.
-        InputError: there is no such collection or vector, or no text in its payloads.
+        ContractError: Another model made the vectors.
+        InputError: There is no such collection or vector, or no text in its payloads.
     """
     settings, contract = settings or VerifySettings(), model.contract()
-    alias = Collection(client, collection, retries)
-    link = Collection(client, alias.call("looking it up", lambda: resolve(client, collection)), retries)
-    name = vector_name or _made_by(link, contract.fingerprint) or model.name
-    link.call("reading its contract", lambda: check_contract(client, link.collection, name, contract))
-    preflight = examine(link, name, contract, text_field)
+    target = Collection(client, collection, retries).resolve()
+    name = vector_name or target.schema.made_by(contract.fingerprint) or model.name
+    check_contract(target.schema, name, contract)
+    preflight = examine(target, name, contract, text_field)
     if preflight.layout is None:
         raise preflight.problems[0]
-    census = _take_census(link, preflight.layout, name, contract.fingerprint, settings.sample)
+    census = _take_census(target, preflight.layout, name, contract.fingerprint, settings.sample)
     report = VerifyReport(
-        collection=link.collection,
+        collection=target.name,
         vector_name=name,
         fingerprint=contract.fingerprint,
         points=census.points,
         with_text=census.with_text,
-        covered=link.call("counting", lambda: count_with_vector(client, link.collection, name)),
+        covered=target.count_with_vector(name),
         missing=census.missing,
         stale=census.stale,
         outlived=census.outlived,
+        elsewhere=census.elsewhere,
     )
-    _check_sample(link, report, model, preflight.layout, census.sample)
+    _check_sample(target, report, model, preflight.layout, census.sample)
     report.problems += _problems(report, settings)
+    if warning := elsewhere_warning(census.points, census.elsewhere, preflight.layout.text_field):
+        report.problems.append(warning)
     return report
 
 
-def _made_by(link: Collection, fingerprint: str) -> str | None:
-    contracts = link.call("reading its contracts", lambda: read_contracts(link.client, link.collection))
-    return next((name for name, found in contracts.items() if found.fingerprint == fingerprint), None)
-
-
-def _take_census(link: Collection, layout: Layout, vector_name: str, fingerprint: str, size: int) -> _Census:
+def _take_census(
+    collection: Collection, layout: Layout, vector_name: str, fingerprint: str, sample_size: int
+) -> _Census:
     """Read all payloads; the sample is uniform over the points that claim to be right (reservoir sampling)."""
     census, right, chance = _Census(), 0, random.Random(_SEED)
-    for records in read_payloads(link):
-        for record in records:
-            payload = record.payload or {}
-            wanted, stored = wanted_hash(layout, payload, fingerprint), stored_hash(payload, vector_name)
-            census.points += 1
-            census.with_text += wanted is not None
-            census.missing += wanted is not None and stored is None
-            census.stale += wanted is not None and stored is not None and stored != wanted
-            census.outlived += wanted is None and stored is not None
-            if wanted is None or stored != wanted:
-                continue
-            right += 1
-            if len(census.sample) < size:
-                census.sample.append((record.id, payload))
-            elif (place := chance.randrange(right)) < size:
-                census.sample[place] = (record.id, payload)
+    for record in (record for page in collection.scroll() for record in page):
+        payload = record.payload or {}
+        expected, stored = expected_hash(layout, payload, fingerprint), stored_hash(payload, vector_name)
+        census.points += 1
+        if expected is None:
+            census.outlived += stored is not None
+            census.elsewhere += other_text_field(layout, payload) is not None
+            continue
+        census.with_text += 1
+        census.missing += stored is None
+        census.stale += stored is not None and stored != expected
+        if stored != expected:
+            continue
+        right += 1
+        if len(census.sample) < sample_size:
+            census.sample.append((record.id, payload))
+        elif (place := chance.randrange(right)) < sample_size:
+            census.sample[place] = (record.id, payload)
     return census
 
 
 def _check_sample(
-    link: Collection,
+    collection: Collection,
     report: VerifyReport,
     model: PairModel,
     layout: Layout,
     sample: list[tuple[PointId, Mapping[str, Any]]],
 ) -> None:
-    ids = [point_id for point_id, _ in sample]
-    records = link.call("reading the sample", lambda: _retrieve(link, ids))
-    stored = {record.id: vectors_of(record) for record in records}
+    records = collection.retrieve([point_id for point_id, _ in sample], payload=False, vectors=True)
+    stored = {point_id: vectors_of(record) for point_id, record in records.items()}
     pairs = [(point_id, payload) for point_id, payload in sample if report.vector_name in stored.get(point_id, {})]
     report.sampled = len(pairs)
     if len(pairs) < len(sample):
@@ -188,27 +188,28 @@ def _check_sample(
     mine = [stored[point_id][report.vector_name] for point_id, _ in pairs]
     report.lowest_cosine = _lowest_cosine(mine, model.document_encoder.encode(texts))
     openings = model.query_encoder.encode([text[:OPENING_CHARACTERS] for text in texts])
-    found = _search(link, report.vector_name, openings.tolist(), TOP_K)
+    found = _search(collection, report.vector_name, openings.tolist(), TOP_K)
     known = [_is_among(point_id, payload, hits, layout) for (point_id, payload), hits in zip(pairs, found, strict=True)]
     report.known_items = sum(known) / len(known)
-    _compare_neighbours(link, report, {point_id: stored[point_id] for point_id, _ in pairs})
+    _compare_neighbours(collection, report, {point_id: stored[point_id] for point_id, _ in pairs})
 
 
-def _compare_neighbours(link: Collection, report: VerifyReport, stored: Mapping[PointId, Mapping[str, Any]]) -> None:
-    vectors = link.call("reading its vectors", lambda: dense_vectors(link.client, link.collection))
-    others = sorted(name for name, params in vectors.items() if params.multivector_config is None)
+def _compare_neighbours(
+    collection: Collection, report: VerifyReport, stored: Mapping[PointId, Mapping[str, Any]]
+) -> None:
+    dense = collection.schema.dense
+    others = sorted(name for name, params in dense.items() if params.multivector_config is None)
     other = next((name for name in others if name != report.vector_name), None)
     both = {point_id: found for point_id, found in stored.items() if other is not None and other in found}
     if other is None or not both:
         return
-    ids = list(both)
     neighbours = [
-        _search(link, name, [both[point_id][name] for point_id in ids], TOP_K + 1)
+        _search(collection, name, [vectors[name] for vectors in both.values()], TOP_K + 1)
         for name in (report.vector_name, other)
     ]
     shared = [
-        len({hit.id for hit in new[: TOP_K + 1]} & {hit.id for hit in old} - {point_id})
-        for point_id, new, old in zip(ids, *neighbours, strict=True)
+        len({hit.id for hit in new} & {hit.id for hit in old} - {point_id})
+        for point_id, new, old in zip(both, *neighbours, strict=True)
     ]
     report.compared_with, report.overlap_at_10 = other, sum(shared) / (len(shared) * TOP_K)
 
@@ -245,20 +246,16 @@ def _lowest_cosine(stored: Sequence[Sequence[float]], made: Vectors) -> float:
 def _is_among(
     point_id: PointId, payload: Mapping[str, Any], hits: Sequence[models.ScoredPoint], layout: Layout
 ) -> bool:
-    """Say whether a point, or another one with the same text, is among the hits."""
+    """Return whether a point, or another one with the same text, is among the hits."""
     text = layout.text(payload)
     return any(hit.id == point_id or layout.find_text(hit.payload or {}) == text for hit in hits)
 
 
-def _search(link: Collection, name: str, vectors: Sequence[Any], limit: int) -> list[list[models.ScoredPoint]]:
+def _search(
+    collection: Collection, vector_name: str, vectors: Sequence[Any], limit: int
+) -> list[list[models.ScoredPoint]]:
     requests = [
-        models.QueryRequest(query=vector, using=name or None, limit=limit, with_payload=True) for vector in vectors
+        models.QueryRequest(query=vector, using=vector_name or None, limit=limit, with_payload=True)
+        for vector in vectors
     ]
-    search: Callable[[], list[models.QueryResponse]] = partial(
-        link.client.query_batch_points, link.collection, requests
-    )
-    return [response.points for response in link.call("searching for the sample", search)]
-
-
-def _retrieve(link: Collection, ids: list[PointId]) -> list[models.Record]:
-    return link.client.retrieve(link.collection, ids, with_payload=False, with_vectors=True)
+    return collection.search("searching for the sample", requests)

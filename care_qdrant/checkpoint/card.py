@@ -17,8 +17,8 @@ CARD_FILE = "care.json"
 FORMAT = 2
 """Format 2 adds an ONNX document encoder and reference vectors; format 1 is read as it is."""
 DOCUMENT_ONNX = "model.onnx"
-"""Relative to ``document/``: onnxruntime reads external weights only below the folder of a graph, and this one takes its
-weights from ``document/model.safetensors``."""
+"""Relative to ``document/``: onnxruntime reads external weights only below the folder of a graph, and this one takes
+them from ``document/model.safetensors``."""
 _FP32_MIN_COSINE = 0.9999
 UNLIMITED = 2**31 - 1
 """Tokens."""

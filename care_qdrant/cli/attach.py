@@ -1,4 +1,4 @@
-"""``care attach``: a model's vector beside those that a collection has."""
+"""``care attach``: add a model's vector beside those that a collection has."""
 
 import json
 import signal
@@ -9,41 +9,69 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from care_qdrant.cli.groups import CONTEXT, GroupedCommand
 from care_qdrant.cli.options import Target, model_options, target_options
 
 if TYPE_CHECKING:
     from care_qdrant.attach.attach import AttachReport, AttachSettings
-    from care_qdrant.attach.copy_plan import CopyPlan
+    from care_qdrant.attach.by_copy import CopyPlan
     from care_qdrant.attach.preflight import Preflight
     from care_qdrant.model import CareModel
 
 
-@click.command(name="attach")
+@click.command(
+    name="attach",
+    cls=GroupedCommand,
+    context_settings=CONTEXT,
+    groups={
+        "Options": ["model", "path", "url", "vector_name", "text_field", "watch_seconds"],
+        "New vector": ["quantization", "on_disk"],
+        "Copy behind an alias, for servers before 1.18": ["via", "alias"],
+        "Speed": ["points_per_second", "batch_tokens", "device", "precision"],
+        "Server": ["api_key", "grpc"],
+    },
+)
 @click.argument("collection")
-@click.option("--vector-name", help="Under which name.  [default: the model's name]")
-@click.option("--text-field", help="Where a payload has the text, as body or document.body.  [default: guessed]")
+@click.option("--vector-name", help="Name of the vector to add.  [default: the model's name]")
+@click.option(
+    "--text-field",
+    help="Payload field with the text, as body or document.body.  [default: the one used before, or guessed]",
+)
 @click.option(
     "--quantization",
     type=click.Choice(["int8", "binary", "none"]),
     default="none",
     show_default=True,
-    help="Of the new vector: search a smaller copy of it first.",
+    help="Quantization of the new vector: a smaller copy of it is searched first.",
 )
 @click.option("--on-disk", is_flag=True, help="Keep the new vectors on disk.")
-@click.option("--points-per-second", type=click.FloatRange(0, min_open=True), help="Write no faster than this.")
-@click.option("--batch-tokens", type=click.IntRange(1), default=16_384, show_default=True, help="Of one batch.")
 @click.option(
-    "--watch", "watch_seconds", type=click.FloatRange(0), help="Go on for ever, this many seconds after each pass."
+    "--points-per-second",
+    type=click.FloatRange(0, min_open=True),
+    help="Highest number of points to write in a second.  [default: no limit]",
+)
+@click.option(
+    "--batch-tokens",
+    type=click.IntRange(1),
+    default=16_384,
+    show_default=True,
+    help="Padded tokens of one batch of the document encoder.",
+)
+@click.option(
+    "--watch",
+    "watch_seconds",
+    type=click.FloatRange(0),
+    help="Run until SIGTERM or Ctrl-C, waiting this many seconds after each pass.  [default: one pass]",
 )
 @click.option(
     "--via",
     type=click.Choice(["in-place", "copy"]),
     default="in-place",
     show_default=True,
-    help="Add the vector to the collection; or, for servers before 1.18, to a copy behind an alias.",
+    help="Where to add the vector: in the collection, or in a copy of it behind an alias.",
 )
 @click.option(
-    "--as", "alias", help="With --via copy: the alias to switch.  [default: COLLECTION, where it is an alias]"
+    "--as", "alias", help="Alias to switch to the copy, with --via copy.  [default: COLLECTION, where it is an alias]"
 )
 @target_options
 @model_options
@@ -61,12 +89,12 @@ def command(
     target: Target,
     load_model: "Callable[[], CareModel]",
 ) -> None:
-    """Give every point of COLLECTION a vector of the model, made of the text in its payload.
+    """Add to every point of COLLECTION a vector of the model, made of the text in its payload.
 
-    The collection stays in use. Its other vectors and its payloads are not touched, but for one key _care with the hash
-    of each text. Run it again after an interruption, or from cron: it encodes what is new or has changed, and nothing
-    else; --watch does so until SIGTERM or Ctrl-C. care detach takes everything away again. The report is one line of
-    JSON on stdout, with --watch one for each pass.
+    The collection stays in use. Its other vectors and its payloads are not changed, except for one key _care with the
+    hash of each text. Run it again after an interruption, or from cron: it encodes what is new or has changed, and
+    nothing else; --watch does so until SIGTERM or Ctrl-C. care detach removes everything again. The report is one line
+    of JSON on stdout, with --watch one for each pass.
 
     \b
     Example:
@@ -96,20 +124,17 @@ def command(
     elif via == "copy":
         _attach_by_copy(target, collection, model, alias, vector_name, settings)
     else:
-        report = _attach(target, collection, model, vector_name, settings)
-        click.echo(json.dumps(asdict(report), ensure_ascii=False))
-        if report.covered + report.without_text < report.points:
-            click.echo("points were added or changed meanwhile: run the same command again", err=True)
+        _attach(target, collection, model, vector_name, settings)
 
 
 def _attach(
     target: Target, collection: str, model: "CareModel", vector_name: str | None, settings: "AttachSettings"
-) -> "AttachReport":
-    from care_qdrant.attach.attach import attach
+) -> None:
+    from care_qdrant.attach.attach import attach_vector
     from care_qdrant.progress import points_bar
 
     with target.open() as client, points_bar(collection) as show:
-        return attach(
+        report = attach_vector(
             client,
             collection,
             model,
@@ -118,6 +143,9 @@ def _attach(
             on_preflight=_tell,
             on_progress=show,
         )
+    _print_report(report)
+    if report.covered + report.without_text < report.points:
+        click.echo("points were added or changed meanwhile: run the same command again", err=True)
 
 
 def _attach_by_copy(
@@ -144,6 +172,7 @@ def _attach_by_copy(
             on_progress=show,
         )
     click.echo(json.dumps(asdict(report), ensure_ascii=False))
+    _warn(report.attached)
 
 
 def _watch(
@@ -154,9 +183,8 @@ def _watch(
     settings: "AttachSettings",
     seconds: float,
 ) -> None:
-    """Attach again and again; the first signal ends it after the batch under way, a second one at once."""
-    from care_qdrant.attach.attach import attach
-    from care_qdrant.attach.watch import WATCHING, FailedPass, watch
+    """Attach again and again; the first signal ends it after the current batch, a second one at once."""
+    from care_qdrant.attach.attach import WATCHING, FailedPass, attach_vector, watch
 
     stop = threading.Event()
 
@@ -169,7 +197,7 @@ def _watch(
 
     def run_pass() -> "AttachReport":
         with target.open() as client:
-            return attach(
+            return attach_vector(
                 client, collection, model, vector_name=vector_name, settings=settings, retries=WATCHING, stop=stop
             )
 
@@ -177,7 +205,19 @@ def _watch(
         if isinstance(done, FailedPass):
             click.echo(f"this pass failed, the next one goes on from there: {done.error}", err=True)
         else:
-            click.echo(json.dumps(asdict(done), ensure_ascii=False))
+            _print_report(done)
+
+
+def _print_report(report: "AttachReport") -> None:
+    click.echo(json.dumps(asdict(report), ensure_ascii=False))
+    _warn(report)
+
+
+def _warn(report: "AttachReport") -> None:
+    from care_qdrant.attach.points import elsewhere_warning
+
+    if warning := elsewhere_warning(report.points, report.elsewhere, report.text_field):
+        click.echo(f"warning: {warning}", err=True)
 
 
 def _tell(preflight: "Preflight") -> None:

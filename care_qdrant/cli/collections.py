@@ -1,4 +1,4 @@
-"""``care collections``: what is there."""
+"""``care collections``: list the collections of a Qdrant."""
 
 import json
 from dataclasses import asdict
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @target_options
 @json_option
 def command(target: Target, as_json: bool) -> None:
-    """Show the collections, their vectors, the models that made them, and how many points have each.
+    """List the collections, their vectors, the models that made them, and how many points have each.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""``care detach``: the way back from ``care attach``."""
+"""``care detach``: remove what ``care attach`` added."""
 
 import json
 from dataclasses import asdict
@@ -10,7 +10,7 @@ from care_qdrant.cli.options import Target, target_options
 
 @click.command(name="detach")
 @click.argument("collection")
-@click.option("--vector-name", help="Of the vector to remove.  [default: the one that was attached]")
+@click.option("--vector-name", help="Vector to remove.  [default: the one that was attached]")
 @target_options
 def command(collection: str, vector_name: str | None, target: Target) -> None:
     """Remove from COLLECTION a vector that was attached, with its contract and our key in the payloads.
@@ -21,8 +21,8 @@ def command(collection: str, vector_name: str | None, target: Target) -> None:
     Example:
       care detach articles --url http://localhost:6333
     """
-    from care_qdrant.attach.detach import detach
+    from care_qdrant.attach.detach import detach_vector
 
     with target.open() as client:
-        report = detach(client, collection, vector_name)
+        report = detach_vector(client, collection, vector_name)
     click.echo(json.dumps(asdict(report), ensure_ascii=False))

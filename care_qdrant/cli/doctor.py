@@ -1,4 +1,4 @@
-"""``care doctor``: what a collection is, and what attaching to it would do."""
+"""``care doctor``: show what a collection is, and what attaching to it would do."""
 
 import json
 import sys
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 @click.command(name="doctor")
 @click.argument("collection")
-@click.option("--vector-name", help="That attach would add.  [default: the model's name]")
-@click.option("--text-field", help="Where a payload has the text.  [default: guessed]")
-@click.option("--time", "timed", is_flag=True, help="Encode a few texts and say how long all would take.")
+@click.option("--vector-name", help="Name of the vector that attach would add.  [default: the model's name]")
+@click.option("--text-field", help="Payload field with the text.  [default: the one used before, or guessed]")
+@click.option("--time", "timed", is_flag=True, help="Encode a few texts, and estimate how long all would take.")
 @target_options
 @model_options
 @json_option
@@ -33,7 +33,7 @@ def command(
     load_model: "Callable[[], CareModel]",
     as_json: bool,
 ) -> None:
-    """Say what COLLECTION holds, who wrote it, and what care attach would do, cost and refuse. Writes nothing.
+    """Show what COLLECTION holds, who wrote it, and what care attach would do, cost and refuse. Write nothing.
 
     The exit code is 2 where care attach would refuse.
 

@@ -1,4 +1,4 @@
-"""``care promote``: from the embedded database to a server."""
+"""``care promote``: copy a collection from the embedded database to a server."""
 
 import json
 from dataclasses import asdict
@@ -18,17 +18,17 @@ from care_qdrant.cli.options import Target
     show_default=True,
     help="Folder of the embedded database.",
 )
-@click.option("--url", envvar="QDRANT_URL", show_envvar=True, required=True, help="Qdrant server.")
-@click.option("--api-key", envvar="QDRANT_API_KEY", show_envvar=True, help="Key of the server.")
-@click.option("--grpc", is_flag=True, help="Send points over gRPC.")
-@click.option("--to", "name", help="Collection on the server.  [default: the same name]")
-@click.option("--overwrite", is_flag=True, help="Replace points that are there with other content.")
+@click.option("--url", envvar="QDRANT_URL", show_envvar=True, required=True, help="URL of the Qdrant server.")
+@click.option("--api-key", envvar="QDRANT_API_KEY", show_envvar=True, help="API key of the server.")
+@click.option("--grpc", is_flag=True, help="Send points over gRPC instead of HTTP.")
+@click.option("--to", "name", help="Name of the collection on the server.  [default: the same name]")
+@click.option("--overwrite", is_flag=True, help="Replace points of the server that have other content.")
 @click.option(
     "--sample",
     type=click.IntRange(min=0),
     default=1_000,
     show_default=True,
-    help="Points that are read back and compared at the end.",
+    help="Number of points to read back and compare at the end.",
 )
 @click.option("--dry-run", is_flag=True, help="Compare, and write nothing.")
 def command(
@@ -44,7 +44,7 @@ def command(
 ) -> None:
     """Copy COLLECTION from the embedded database in a folder to a Qdrant server.
 
-    Ids, payloads, all vectors and the contracts with their models come over as they are. A run that was stopped at any
+    Ids, payloads, all vectors and the contracts with their models are copied as they are. A run that was stopped at any
     moment is finished by the same command; run over a finished copy, it compares every point. The report is one line
     of JSON on stdout.
 
@@ -55,13 +55,13 @@ def command(
     """
     from care_qdrant.progress import points_bar
     from care_qdrant.publishing.copying import CopySettings
-    from care_qdrant.publishing.promote import promote
-    from care_qdrant.store.retry import Collection
+    from care_qdrant.publishing.promote import promote_collection
+    from care_qdrant.store.collection import Collection
 
     settings = CopySettings(overwrite=overwrite, dry_run=dry_run, sample=sample)
     source, target = Target(path, None, None, grpc=False), Target(None, url, api_key, grpc)
     with source.open() as folder, target.open() as server, points_bar(collection) as show:
-        report = promote(
+        report = promote_collection(
             Collection(folder, collection), Collection(server, name or collection), settings, on_progress=show
         )
     click.echo(json.dumps(asdict(report), ensure_ascii=False))

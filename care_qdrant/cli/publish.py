@@ -1,4 +1,4 @@
-"""``care publish``: a verified copy behind an alias, and the way back."""
+"""``care publish``: switch an alias to a verified copy, and back."""
 
 import json
 from dataclasses import asdict
@@ -11,34 +11,36 @@ from care_qdrant.cli.options import Target, target_options
 
 @click.command(name="publish")
 @click.argument("collection")
-@click.option("--as", "alias", help="The alias that readers search.  [default: COLLECTION, where it is an alias]")
+@click.option("--as", "alias", help="Alias that readers search.  [default: COLLECTION, where it is an alias]")
 @target_options
 @click.option("--rollback", is_flag=True, help="Switch the alias back to the version before; copy nothing.")
 @click.option(
-    "--keep", type=click.IntRange(min=0), help="Delete former versions but this many.  [default: delete nothing]"
+    "--keep",
+    type=click.IntRange(min=0),
+    help="Number of former versions to keep; older ones are deleted.  [default: all]",
 )
 @click.option(
     "--sample",
     type=click.IntRange(min=1),
     default=1_000,
     show_default=True,
-    help="Points that are read back and compared before the switch.",
+    help="Number of points to read back and compare before the switch.",
 )
 @click.option(
     "--index-minutes",
     type=click.FloatRange(min=0),
     default=120.0,
     show_default=True,
-    help="How long the server may build the search index before the switch.",
+    help="Longest time, in minutes, to wait for the search index before the switch.",
 )
 @click.option(
     "--via",
     type=click.Choice(["copy", "snapshot"]),
     default="copy",
     show_default=True,
-    help="Copy each point, or let a server of one node recover its own snapshot.",
+    help="How to fill the version: copy each point, or let a server of one node recover its own snapshot.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and write nothing.")
+@click.option("--dry-run", is_flag=True, help="Report what would be done, and write nothing.")
 def command(
     collection: str,
     alias: str | None,
@@ -62,7 +64,7 @@ def command(
       care publish medical --rollback --url http://localhost:6333
     """
     from care_qdrant.progress import points_bar
-    from care_qdrant.publishing.publish import PublishSettings, publish, roll_back
+    from care_qdrant.publishing.publish import PublishSettings, publish_collection, roll_back
 
     with target.open() as client:
         if rollback:
@@ -71,5 +73,5 @@ def command(
             return
         settings = PublishSettings(keep, sample, index_minutes, via, dry_run)
         with points_bar(collection) as show:
-            report = publish(client, collection, alias, settings, on_progress=show)
+            report = publish_collection(client, collection, alias, settings, on_progress=show)
     click.echo(json.dumps(asdict(report), ensure_ascii=False))

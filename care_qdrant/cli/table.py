@@ -1,4 +1,4 @@
-"""Tables for a terminal, in which Chinese and Latin text line up."""
+"""Formats tables for a terminal; columns with Chinese and Latin text are aligned."""
 
 import shutil
 import unicodedata
@@ -8,12 +8,12 @@ _GAP = "  "
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int | None = None) -> str:
-    """Lay out rows in columns; the last column is cut to what is left of the width.
+    """Return rows laid out in columns; the last column is cut to the rest of the width.
 
     Args:
         header: One title per column.
         rows: As many cells each; line breaks in a cell become spaces.
-        width: Of the terminal in columns; None asks it.
+        width: Columns of the terminal; None asks the terminal.
     """
     width = width or shutil.get_terminal_size().columns
     lines = [[" ".join(cell.split()) for cell in row] for row in (header, *rows)]
@@ -24,12 +24,12 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int | 
 
 
 def display_width(text: str) -> int:
-    """Give the columns that a text takes: two for a Chinese character, none for a combining mark."""
+    """Return the columns that a text takes: two for a Chinese character, none for a combining mark."""
     return sum(map(_columns, text))
 
 
 def cut(text: str, width: int) -> str:
-    """Give as much of a text as fits, with an ellipsis where something is left out."""
+    """Return as much of a text as fits, with an ellipsis where something is left out."""
     if display_width(text) <= width:
         return text
     kept, used = "", 1

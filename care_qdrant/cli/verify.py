@@ -1,4 +1,4 @@
-"""``care verify``: whether the vectors of a collection are what they say."""
+"""``care verify``: check that the vectors of a collection are what its contract says."""
 
 import json
 from collections.abc import Callable
@@ -7,26 +7,42 @@ from typing import TYPE_CHECKING
 
 import click
 
+from care_qdrant.cli.groups import CONTEXT, GroupedCommand
 from care_qdrant.cli.options import Target, model_options, target_options
 
 if TYPE_CHECKING:
     from care_qdrant.model import CareModel
 
 
-@click.command(name="verify")
+@click.command(
+    name="verify",
+    cls=GroupedCommand,
+    context_settings=CONTEXT,
+    groups={
+        "Options": ["model", "path", "url", "vector_name", "text_field"],
+        "What counts as right": ["sample", "least_cosine", "least_known"],
+        "Model and server": ["device", "precision", "api_key", "grpc"],
+    },
+)
 @click.argument("collection")
-@click.option("--vector-name", help="To verify.  [default: the one that the model made]")
-@click.option("--text-field", help="Where a payload has the text.  [default: where attach read it, or guessed]")
-@click.option("--sample", type=click.IntRange(1), default=64, show_default=True, help="Points to encode again.")
+@click.option("--vector-name", help="Vector to check.  [default: the one that the model made]")
+@click.option("--text-field", help="Payload field with the text.  [default: where attach read it, or guessed]")
 @click.option(
-    "--least-cosine", type=click.FloatRange(-1, 1), default=0.999, show_default=True, help="To that encoding."
+    "--sample", type=click.IntRange(1), default=64, show_default=True, help="Number of points to encode again."
+)
+@click.option(
+    "--least-cosine",
+    type=click.FloatRange(-1, 1),
+    default=0.999,
+    show_default=True,
+    help="Least cosine between a stored vector and the one that is made anew.",
 )
 @click.option(
     "--least-known",
     type=click.FloatRange(0, 1),
     default=0.5,
     show_default=True,
-    help="Share of the sample that its own opening has to find.",
+    help="Least fraction of the sample that its own opening has to find.",
 )
 @target_options
 @model_options

@@ -39,6 +39,8 @@ class IngestReport:
     """Rows that repeat an earlier one word for word."""
     rejected: int
     deleted: int
+    other_points: int
+    """Points of the same documents that another writer made under other ids."""
     points: int
     """Points of the collection with this vector, counted exactly; of a stopped run those that it stored or found."""
     tokens: int
@@ -120,6 +122,7 @@ class Tally:
     rejected: int = 0
     inserted: int = 0
     deleted: int = 0
+    other_points: int = 0
     tokens: int = 0
     planned: int = 0
     """Chunks that were read and compared."""

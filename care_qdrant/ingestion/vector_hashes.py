@@ -1,5 +1,7 @@
 """Repairs stored hashes: a payload may still name a vector that somebody has deleted since."""
 
+from collections.abc import Mapping
+
 from qdrant_client import models
 
 from care_qdrant.store.collection import Collection
@@ -24,5 +26,7 @@ def remove_orphaned_hashes(collection: Collection, vector_name: str) -> int:
     return removed
 
 
-def _hashes(record: models.Record) -> dict[str, str]:
-    return ((record.payload or {}).get(CARE_KEY) or {}).get("vectors") or {}
+def _hashes(record: models.Record) -> Mapping[str, str]:
+    care = (record.payload or {}).get(CARE_KEY)
+    hashes = care.get("vectors") if isinstance(care, Mapping) else None
+    return hashes if isinstance(hashes, Mapping) else {}

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.errors import InputError, Unreachable
+from care_qdrant.errors import InputError, Rejected, Unreachable
 from care_qdrant.store.connection import client_lock, is_embedded, require_server
 from care_qdrant.store.contracts import Contract, contract_metadata, contract_removal
 from care_qdrant.store.retry import NotCompleted, RequestTooLarge, RetryPolicy, describe_error, least_delay
@@ -129,6 +129,18 @@ class Collection:
             there = ", ".join([*self.names(), *(f"{alias} (alias)" for alias in sorted(aliases))]) or "none"
             raise InputError(f"there is no collection {self.name!r} (there: {there})")
         return self
+
+    def switch_alias(self, alias: str) -> None:
+        """Let an alias point at this collection, in one step: at no moment is it missing."""
+        create = models.CreateAlias(collection_name=self.name, alias_name=alias)
+        steps: list[models.AliasOperations] = [models.CreateAliasOperation(create_alias=create)]
+        if alias in self.aliases():
+            steps.insert(0, models.DeleteAliasOperation(delete_alias=models.DeleteAlias(alias_name=alias)))
+        self.call("switching the alias", lambda: self.client.update_collection_aliases(steps))
+
+    def server_version(self) -> str:
+        """Return the version of the server, ``embedded`` for a folder."""
+        return "embedded" if self.is_embedded else self.call("asking its version", self.client.info).version
 
     def require_server(self, version: tuple[int, int], feature: str) -> None:
         """Refuse a server that is older than a feature; the embedded database is never too old.
@@ -259,10 +271,18 @@ class Collection:
         yield [record.id for record in records]
 
     def sample(self, points: int) -> list[models.Record]:
-        """Return the first points with their payloads."""
+        """Return points with their payloads, each drawn with the same probability.
+
+        Servers before 1.11 draw none: there, these are the points with the smallest ids.
+        """
         limit = min(points, self.limits.page)
-        records, _ = self.call("reading a sample", lambda: self.client.scroll(self.name, limit=limit))
-        return records
+        at_random = models.SampleQuery(sample=models.Sample.RANDOM)
+        try:
+            drawn = self.call("drawing a sample", lambda: self.client.query_points(self.name, at_random, limit=limit))
+        except Rejected:
+            records, _ = self.call("reading a sample", lambda: self.client.scroll(self.name, limit=limit))
+            return records
+        return [models.Record(id=point.id, payload=point.payload) for point in drawn.points]
 
     def retrieve(
         self, ids: Sequence[PointId], what: str = "", *, payload: Payloads = True, vectors: bool | list[str] = False

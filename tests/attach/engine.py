@@ -47,11 +47,14 @@ class EngineClient:
     def get_collections(self) -> Any:
         return SimpleNamespace(collections=[SimpleNamespace(name=self._name)])
 
+    def collection_exists(self, name: str) -> bool:
+        return name == self._name
+
     def get_aliases(self) -> Any:
         return SimpleNamespace(aliases=[])
 
     def get_collection(self, _name: str) -> Any:
-        return SimpleNamespace(config=self._config)
+        return SimpleNamespace(config=self._config, payload_schema={})
 
     def update_collection(self, _name: str, metadata: dict[str, Any]) -> None:
         merged = {**self._config.metadata, **metadata}
@@ -110,14 +113,20 @@ class EngineClient:
         return SimpleNamespace(count=self._shard.count(edge.CountRequest(exact=exact, filter=_filter(count_filter))))
 
     def query_points(self, _collection: str, query: Any, limit: int, using: str | None = None) -> Any:
-        vector = edge.SparseVector(query.indices, query.values) if isinstance(query, models.SparseVector) else query
-        request = edge.QueryRequest(limit=limit, query=edge.Query.Nearest(vector, using=using), with_payload=True)
+        if isinstance(query, models.SampleQuery):
+            asked: Any = edge.Sample.Random
+        else:
+            is_sparse = isinstance(query, models.SparseVector)
+            asked = edge.Query.Nearest(
+                edge.SparseVector(query.indices, query.values) if is_sparse else query, using=using
+            )
+        request = edge.QueryRequest(limit=limit, query=asked, with_payload=True)
         hits = self._shard.query(request)
         points = [models.ScoredPoint(id=_plain(h.id), version=0, score=h.score, payload=h.payload) for h in hits]
         return SimpleNamespace(points=points)
 
     def query_batch_points(self, collection: str, requests: list[models.QueryRequest]) -> Any:
-        return [self.query_points(collection, each.query, each.limit, each.using) for each in requests]
+        return [self.query_points(collection, each.query, each.limit or 10, each.using) for each in requests]
 
     def _update(self, operation: Any) -> None:
         with self._lock:

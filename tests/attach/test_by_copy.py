@@ -7,22 +7,21 @@ import pytest
 from click.testing import CliRunner
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.attach.attach import AttachSettings, attach
-from care_qdrant.attach.by_copy import MOST_PASSES, attach_by_copy
-from care_qdrant.attach.copy_plan import CopyPlan
-from care_qdrant.attach.detach import detach
+from care_qdrant.attach.attach import AttachSettings, attach_vector
+from care_qdrant.attach.by_copy import MOST_PASSES, CopyPlan, attach_by_copy
+from care_qdrant.attach.detach import detach_vector
 from care_qdrant.attach.doctor import diagnose
 from care_qdrant.attach.verify import verify_collection
 from care_qdrant.cli import attach as attach_cli
 from care_qdrant.errors import InputError, NotVerified, ServerTooOld
 from care_qdrant.publishing.publish import roll_back
 from care_qdrant.search.retriever import Retriever
+from care_qdrant.store.collection import Collection
 from care_qdrant.store.connection import open_client
-from care_qdrant.store.contracts import read_contracts
 from care_qdrant.types import Vectors
 from tests.attach.collections import NAME, SCHEMAS, TOOLS, contents, fill, old_answers, point
 from tests.attach.mortal import Killed, MortalModel
-from tests.publishing.killing import kill_after
+from tests.reliability.killing import kill_after
 from tests.standin import StandIn
 from tests.tiny import HashEncoder, HashModel, medical_texts
 
@@ -74,7 +73,7 @@ def test_copy_kill_resume_roll_back(client: QdrantClient, schema: str, tool: str
     assert behind(client) == COPY
     assert contents(client, without="care", name=LIVE) == before
     assert all_answers(client, schema, LIVE) == answers
-    assert read_contracts(client, LIVE)["care"].fingerprint == model.fingerprint
+    assert Collection(client, LIVE).schema.contracts["care"].fingerprint == model.fingerprint
 
     text = medical_texts(40)[17]
     assert Retriever(client, LIVE, model).search([text], top_k=1)[0][0].text == text
@@ -184,7 +183,7 @@ def test_the_copy_is_kept_up_in_place(client: QdrantClient, model: HashModel) ->
     fill(client, "named", "plain")
     attach_by_copy(client, NAME, model, LIVE)
     client.upsert(LIVE, [point("named", "plain", 41, "新的")], wait=True)
-    report = attach(client, LIVE, model)
+    report = attach_vector(client, LIVE, model)
     assert (report.collection, report.encoded, report.covered) == (COPY, 1, 41)
     with pytest.raises(InputError, match=f"care attach {LIVE}"):
         attach_by_copy(client, NAME, model, LIVE)
@@ -199,7 +198,7 @@ def test_a_second_pair_joins_by_another_copy(client: QdrantClient) -> None:
     text = medical_texts(40)[11]
     for model in (first, second):
         assert Retriever(client, LIVE, model).search([text], top_k=1)[0][0].text == text
-        assert attach(client, LIVE, model).encoded == 0
+        assert attach_vector(client, LIVE, model).encoded == 0
 
 
 def test_settings_of_the_collection_and_of_the_vector(client: QdrantClient, model: HashModel) -> None:
@@ -220,7 +219,7 @@ def test_an_unfinished_copy_is_taken_away(client: QdrantClient) -> None:
     fill(client, "named", "plain")
     with pytest.raises(Killed):
         attach_by_copy(client, NAME, MortalModel(batches=1), LIVE, settings=SMALL_BATCHES)
-    assert detach(client, COPY).deleted_copy
+    assert detach_vector(client, COPY).deleted_copy
     assert [each.name for each in client.get_collections().collections] == [NAME]
 
 
@@ -229,7 +228,7 @@ def test_a_copy_that_is_searched_is_not_taken_away(client: QdrantClient, model: 
     attach_by_copy(client, NAME, model, LIVE)
     for name in (LIVE, COPY):
         with pytest.raises(ServerTooOld, match=r"a copy of 'articles'.*care publish ALIAS --rollback"):
-            detach(client, name)
+            detach_vector(client, name)
     assert behind(client) == COPY
 
 

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.attach.attach import attach
+from care_qdrant.attach.attach import attach_vector
 from care_qdrant.attach.doctor import diagnose
 from care_qdrant.errors import InputError
 from tests.attach.collections import NAME, contents, fill, point
@@ -28,7 +28,7 @@ def test_a_healthy_collection(qdrant: QdrantClient, model: HashModel) -> None:
 
 def test_coverage_of_a_vector_that_is_there(qdrant: QdrantClient, model: HashModel) -> None:
     fill(qdrant, "named", "plain")
-    attach(qdrant, NAME, model)
+    attach_vector(qdrant, NAME, model)
     qdrant.upsert(NAME, [point("named", "plain", 41, "新的")], wait=True)
     found = diagnose(qdrant, NAME, model)
     [care] = [vector for vector in found.summary.vectors if vector.name == "care"]
@@ -40,7 +40,7 @@ def test_the_consequence_for_an_unnamed_vector_is_told_once(qdrant: QdrantClient
     fill(qdrant, "unnamed", "plain")
     [notice] = diagnose(qdrant, NAME, model).notices
     assert "config.params.vectors.size" in notice
-    attach(qdrant, NAME, model)
+    attach_vector(qdrant, NAME, model)
     assert diagnose(qdrant, NAME, model).notices == []
 
 

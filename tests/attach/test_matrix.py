@@ -3,8 +3,8 @@
 import pytest
 from qdrant_client import QdrantClient
 
-from care_qdrant.attach.attach import AttachSettings, attach
-from care_qdrant.attach.detach import detach
+from care_qdrant.attach.attach import AttachSettings, attach_vector
+from care_qdrant.attach.detach import detach_vector
 from care_qdrant.attach.verify import verify_collection
 from care_qdrant.search.retriever import Retriever
 from tests.attach.collections import NAME, SCHEMAS, TOOLS, contents, fill, old_answers
@@ -21,13 +21,13 @@ def test_attach_kill_resume_detach(any_qdrant: QdrantClient, schema: str, tool: 
     before, answers = contents(any_qdrant), old_answers(any_qdrant, schema)
 
     with pytest.raises(Killed):
-        attach(any_qdrant, NAME, MortalModel(batches=3), settings=SMALL_BATCHES)
+        attach_vector(any_qdrant, NAME, MortalModel(batches=3), settings=SMALL_BATCHES)
     assert contents(any_qdrant, without="care") == before
     assert old_answers(any_qdrant, schema) == answers
     stored = sum("_care" in payload for payload, _ in contents(any_qdrant).values())
 
     model = HashModel(name="care")
-    report = attach(any_qdrant, NAME, model, settings=SMALL_BATCHES)
+    report = attach_vector(any_qdrant, NAME, model, settings=SMALL_BATCHES)
     assert (report.unchanged, report.encoded, report.covered, report.points) == (stored, 40 - stored, 40, 40)
     assert len(model.document_encoder.encoded) == report.encoded
     assert report.tool == ("plain" if tool == "nested" else tool)
@@ -38,7 +38,7 @@ def test_attach_kill_resume_detach(any_qdrant: QdrantClient, schema: str, tool: 
     assert Retriever(any_qdrant, NAME, model).search([text], top_k=1)[0][0].text == text
     assert verify_collection(any_qdrant, NAME, model).problems == []
 
-    detach(any_qdrant, NAME)
+    detach_vector(any_qdrant, NAME)
     assert contents(any_qdrant) == before
     assert old_answers(any_qdrant, schema) == answers
     assert any_qdrant.get_collection(NAME).config.metadata == {"owner": "team"}

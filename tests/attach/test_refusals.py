@@ -3,10 +3,11 @@
 import pytest
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.attach.attach import AttachSettings, attach
+from care_qdrant.attach.attach import AttachSettings, attach_vector
 from care_qdrant.errors import FingerprintMismatch, InputError, Rejected, SchemaMismatch, ServerTooOld
-from care_qdrant.publishing.publish import publish
-from care_qdrant.store.contracts import VectorContract, write_contract
+from care_qdrant.publishing.publish import publish_collection
+from care_qdrant.store.collection import Collection
+from care_qdrant.store.contracts import VectorContract
 from tests.attach.collections import DIM, NAME, contents, fill
 from tests.standin import StandIn
 from tests.tiny import HashModel
@@ -14,11 +15,11 @@ from tests.tiny import HashModel
 
 def test_another_model_under_this_name(qdrant: QdrantClient, model: HashModel) -> None:
     fill(qdrant, "named", "plain")
-    attach(qdrant, NAME, model)
+    attach_vector(qdrant, NAME, model)
     before = contents(qdrant)
     other = HashModel(name="care", salt="other")
     with pytest.raises(FingerprintMismatch, match="was made by care"):
-        attach(qdrant, NAME, other)
+        attach_vector(qdrant, NAME, other)
     assert contents(qdrant) == before
     assert other.document_encoder_reads == 0
 
@@ -26,46 +27,46 @@ def test_another_model_under_this_name(qdrant: QdrantClient, model: HashModel) -
 def test_a_vector_of_another_tool(qdrant: QdrantClient) -> None:
     fill(qdrant, "named", "plain")
     with pytest.raises(FingerprintMismatch, match="carries no fingerprint"):
-        attach(qdrant, NAME, HashModel(name="old", dim=DIM))
+        attach_vector(qdrant, NAME, HashModel(name="old", dim=DIM))
     with pytest.raises(SchemaMismatch, match="8-dimensional"):
-        attach(qdrant, NAME, HashModel(name="old"))
+        attach_vector(qdrant, NAME, HashModel(name="old"))
 
 
 def test_the_name_of_a_sparse_vector(qdrant: QdrantClient, model: HashModel) -> None:
     fill(qdrant, "sparse", "plain")
     with pytest.raises(SchemaMismatch, match="is a sparse vector"):
-        attach(qdrant, NAME, model, vector_name="terms")
+        attach_vector(qdrant, NAME, model, vector_name="terms")
 
 
 def test_an_attach_of_another_model_that_was_begun(qdrant: QdrantClient, model: HashModel) -> None:
     fill(qdrant, "named", "plain")
-    write_contract(qdrant, NAME, "care", VectorContract("f" * 64, "another", 32))
+    Collection(qdrant, NAME).write_contract("care", VectorContract("f" * 64, "another", 32))
     with pytest.raises(FingerprintMismatch, match="care detach"):
-        attach(qdrant, NAME, model)
+        attach_vector(qdrant, NAME, model)
 
 
 def test_payloads_without_text(qdrant: QdrantClient, model: HashModel) -> None:
     fill(qdrant, "named", "plain", count=0)
     with pytest.raises(InputError, match="has no points yet"):
-        attach(qdrant, NAME, model)
+        attach_vector(qdrant, NAME, model)
     rows = [models.PointStruct(id=1, vector={"old": [1.0] * DIM}, payload={"url": "x", "size": 3})]
     qdrant.upsert(NAME, rows, wait=True)
     with pytest.raises(InputError, match=r"their keys: size, url.*--text-field"):
-        attach(qdrant, NAME, model)
+        attach_vector(qdrant, NAME, model)
     with pytest.raises(InputError, match=r"'body\.zh'"):
-        attach(qdrant, NAME, model, settings=AttachSettings(text_field="body.zh"))
+        attach_vector(qdrant, NAME, model, settings=AttachSettings(text_field="body.zh"))
 
 
 def test_a_key_of_their_own_under_our_name(qdrant: QdrantClient, model: HashModel) -> None:
     fill(qdrant, "named", "plain")
     qdrant.set_payload(NAME, {"_care": "intensive"}, points=[1], wait=True)
     with pytest.raises(InputError, match="a key '_care' of their own"):
-        attach(qdrant, NAME, model)
+        attach_vector(qdrant, NAME, model)
 
 
 def test_a_collection_that_is_not_there(qdrant: QdrantClient, model: HashModel) -> None:
     with pytest.raises(InputError, match="no collection 'articles'"):
-        attach(qdrant, NAME, model)
+        attach_vector(qdrant, NAME, model)
 
 
 def test_a_rate_of_nothing() -> None:
@@ -81,7 +82,7 @@ def test_a_server_that_is_too_old(model: HashModel) -> None:
         with pytest.raises(
             ServerTooOld, match=r"1\.17\.1; adding a vector .* needs 1\.18 .*--via copy --as articles-live"
         ):
-            attach(client, NAME, model)
+            attach_vector(client, NAME, model)
         assert not [each for each in server.requests[before:] if each.method in ("PUT", "PATCH", "DELETE")]
         client.close()
 
@@ -94,7 +95,7 @@ def test_a_key_that_may_only_read(model: HashModel) -> None:
         before = contents(owner)
         reader = QdrantClient(url=server.url, api_key="read", check_compatibility=False)
         with pytest.raises(Rejected, match=r"writing its contract.*403.*manage access.* Give a key that may write"):
-            attach(reader, NAME, model)
+            attach_vector(reader, NAME, model)
         assert contents(owner) == before
         assert owner.get_collection(NAME).config.metadata == {"owner": "team"}
         owner.close()
@@ -116,18 +117,18 @@ def test_limits_that_the_server_would_reach_in_the_middle(
     before = contents(client)
     client.update_collection(NAME, strict_mode_config=models.StrictModeConfig(enabled=True, **limits))
     with pytest.raises(InputError, match=advice):
-        attach(client, NAME, model)
+        attach_vector(client, NAME, model)
     assert contents(client) == before
     assert client.get_collection(NAME).config.metadata == {"owner": "team"}
     roomy = {name: limit + 1 for name, limit in limits.items()}
     client.update_collection(NAME, strict_mode_config=models.StrictModeConfig(enabled=True, **roomy))
-    assert attach(client, NAME, model).covered == 40
+    assert attach_vector(client, NAME, model).covered == 40
     client.close()
 
 
 def test_a_published_version_says_that_the_next_one_replaces_it(qdrant: QdrantClient, model: HashModel) -> None:
     fill(qdrant, "named", "plain")
-    publish(qdrant, NAME, "live")
+    publish_collection(qdrant, NAME, "live")
     told: list[str] = []
-    attach(qdrant, "live", model, on_preflight=lambda preflight: told.extend(preflight.notices))
+    attach_vector(qdrant, "live", model, on_preflight=lambda preflight: told.extend(preflight.notices))
     assert "attach to 'articles', and publish it" in told[0]

@@ -3,7 +3,7 @@
 import pytest
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.attach.attach import attach
+from care_qdrant.attach.attach import attach_vector
 from care_qdrant.attach.verify import VerifyReport, VerifySettings, verify_collection
 from care_qdrant.errors import FingerprintMismatch, InputError
 from tests.attach.collections import NAME, contents, fill, point
@@ -13,7 +13,7 @@ from tests.tiny import HashModel
 @pytest.fixture
 def attached(qdrant: QdrantClient, model: HashModel) -> QdrantClient:
     fill(qdrant, "named", "plain")
-    attach(qdrant, NAME, model)
+    attach_vector(qdrant, NAME, model)
     return qdrant
 
 
@@ -41,7 +41,7 @@ def test_the_overlap_with_the_same_vectors_is_whole(client: QdrantClient, model:
     client.upsert(
         NAME, [models.PointStruct(id=n, vector={"old": v}, payload={"text": t}) for n, (t, v) in enumerate(rows)]
     )
-    attach(client, NAME, model)
+    attach_vector(client, NAME, model)
     report = _verify(client)
     assert report.overlap_at_10 == 1.0
     assert report.known_items == 1.0
@@ -64,12 +64,12 @@ def test_texts_that_are_gone(attached: QdrantClient, model: HashModel) -> None:
     report = _verify(attached)
     assert (report.outlived, report.with_text, report.covered) == (2, 38, 40)
     assert "and 2 one of a text that is gone" in report.problems[0]
-    again = attach(attached, NAME, model)
+    again = attach_vector(attached, NAME, model)
     assert (again.removed, again.without_text, again.covered, again.encoded) == (2, 2, 38, 0)
-    assert attach(attached, NAME, model).removed == 0
+    assert attach_vector(attached, NAME, model).removed == 0
     assert _verify(attached).problems == []
     attached.set_payload(NAME, {"text": "又有了"}, points=[1], wait=True)
-    assert attach(attached, NAME, model).encoded == 1
+    assert attach_vector(attached, NAME, model).encoded == 1
 
 
 def test_altered_vectors(attached: QdrantClient) -> None:
@@ -105,7 +105,7 @@ def test_another_model_is_refused(attached: QdrantClient) -> None:
 
 def test_an_attach_that_has_not_begun_its_points(qdrant: QdrantClient, model: HashModel) -> None:
     fill(qdrant, "named", "plain")
-    attach(qdrant, NAME, model)
+    attach_vector(qdrant, NAME, model)
     qdrant.delete_payload(NAME, ["_care"], models.Filter(must=[]), wait=True)
     report = _verify(qdrant)
     assert (report.sampled, report.missing, report.lowest_cosine) == (0, 40, None)

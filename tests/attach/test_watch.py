@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from qdrant_client import QdrantClient
 
-from care_qdrant.attach.attach import AttachReport, AttachSettings, attach
-from care_qdrant.attach.watch import FailedPass, watch
+from care_qdrant.attach.attach import AttachReport, AttachSettings, FailedPass, attach_vector, watch
 from care_qdrant.errors import FingerprintMismatch, FolderLocked, InputError, Unreachable
 from tests.attach.collections import NAME, contents, fill, point
 from tests.standin import StandIn
@@ -64,7 +63,7 @@ def _write(url: str) -> None:
 def test_a_vector_of_another_model_ends_it(server: StandIn, pair_folder: Path) -> None:
     client = QdrantClient(url=server.url, check_compatibility=False)
     fill(client, "named", "plain", count=4)
-    attach(client, NAME, HashModel(name="tiny-pair"))
+    attach_vector(client, NAME, HashModel(name="tiny-pair"))
     with _start(server, pair_folder) as process:
         out, errors = process.communicate(timeout=60)
     assert (process.returncode, out) == (4, "")
@@ -119,8 +118,8 @@ def test_a_pass_that_is_told_to_end_keeps_what_it_has(qdrant: QdrantClient, mode
     stop = threading.Event()
     stopping = _StoppingModel(stop)
     settings = AttachSettings(batch_tokens=200)
-    report = attach(qdrant, NAME, stopping, settings=settings, stop=stop)  # type: ignore[arg-type]
+    report = attach_vector(qdrant, NAME, stopping, settings=settings, stop=stop)  # type: ignore[arg-type]
     assert 0 < report.encoded == report.covered < 40
     assert report.encoded == len(stopping._encoder.encoded)
-    again = attach(qdrant, NAME, model, settings=settings)
+    again = attach_vector(qdrant, NAME, model, settings=settings)
     assert (again.unchanged, again.covered) == (report.encoded, 40)

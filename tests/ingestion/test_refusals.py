@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.attach.attach import attach
+from care_qdrant.attach.attach import attach_vector
 from care_qdrant.errors import (
     CareError,
     FingerprintMismatch,
@@ -20,7 +20,7 @@ from care_qdrant.errors import (
 )
 from care_qdrant.ingestion.run import ingest
 from care_qdrant.ingestion.settings import IngestSettings
-from care_qdrant.publishing.publish import publish
+from care_qdrant.publishing.publish import publish_collection
 from care_qdrant.store.connection import open_client
 from care_qdrant.store.create import SPARSE_VECTOR_NAME
 from care_qdrant.types import Document
@@ -133,7 +133,7 @@ def test_documents_are_not_cut_anew_for_an_attached_vector(qdrant: QdrantClient)
     documents = [Document("d", "高血压" * 40)]
     ingest(documents, HashModel(), qdrant, "corpus")
     second = HashModel(name="second", salt="second")
-    attach(qdrant, "corpus", second)
+    attach_vector(qdrant, "corpus", second)
     with pytest.raises(InputError, match=r"cut for vector 'hash-model'.*care attach corpus --vector-name second$"):
         ingest(documents, second, qdrant, "corpus")
     assert ingest(documents, HashModel(), qdrant, "corpus").encoded == 0
@@ -142,9 +142,9 @@ def test_documents_are_not_cut_anew_for_an_attached_vector(qdrant: QdrantClient)
 def test_a_version_is_not_written_to_while_its_source_is_there(qdrant: QdrantClient) -> None:
     documents = [Document(f"d{number}", f"高血压 {number}") for number in range(20)]
     ingest(documents, HashModel(), qdrant, "corpus")
-    publish(qdrant, "corpus", "live")
+    publish_collection(qdrant, "corpus", "live")
     for name in ("live", "live_v1"):
-        with pytest.raises(InputError, match=rf"'{name}' is a version .* of 'corpus', .*: ingest into 'corpus'"):
+        with pytest.raises(InputError, match=r"'live_v1' is a version .* of 'corpus', .*: ingest into 'corpus'"):
             ingest([Document("new", "新的")], HashModel(), qdrant, name)
     qdrant.delete_collection("corpus")
     assert ingest([Document("new", "新的")], HashModel(), qdrant, "live").points == 21

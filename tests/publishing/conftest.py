@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.store.collection import Collection
 from care_qdrant.store.connection import open_client, tune_embedded
-from care_qdrant.store.contracts import SparseContract, VectorContract, dense_vectors, write_contract
+from care_qdrant.store.contracts import SparseContract, VectorContract
 from tests.standin import StandIn
 
 DIM = 8
@@ -65,9 +66,9 @@ def fill(client: QdrantClient, name: str, schema: dict[str, Any], count: int, *,
     client.create_collection(name, **schema, metadata={"owner": "team"})
     tune_embedded(client, name)
     if contracts and "pair" in schema["vectors_config"]:
-        write_contract(client, name, "pair", CONTRACT)
+        Collection(client, name).write_contract("pair", CONTRACT)
     if contracts and "sparse_vectors_config" in schema:
-        write_contract(client, name, "bm25", SPARSE_CONTRACT)
+        Collection(client, name).write_contract("bm25", SPARSE_CONTRACT)
     client.upsert(name, [point(number, schema) for number in range(count)], wait=True)
 
 
@@ -79,7 +80,11 @@ def contents(client: QdrantClient, name: str) -> Contents:
 
     Vectors under Cosine get length 1: a folder that was opened again gives them as they were sent, a server does not.
     """
-    cosine = {key for key, params in dense_vectors(client, name).items() if params.distance is models.Distance.COSINE}
+    cosine = {
+        key
+        for key, params in Collection(client, name).schema.dense.items()
+        if params.distance is models.Distance.COSINE
+    }
     records, _ = client.scroll(name, limit=100_000, with_payload=True, with_vectors=True)
     return {record.id: (record.payload or {}, _vectors(record.vector, cosine)) for record in records}
 

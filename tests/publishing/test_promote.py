@@ -1,6 +1,7 @@
 """From a folder to a server: everything comes over, nothing else is touched, any moment can be resumed."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,13 +9,12 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import FingerprintMismatch, InputError, NotVerified, Rejected, SchemaMismatch
 from care_qdrant.publishing.copying import CopySettings
-from care_qdrant.publishing.promote import promote
-from care_qdrant.store.attached import ATTACH_KEY, read_text_path
+from care_qdrant.publishing.promote import promote_collection
+from care_qdrant.store.collection import Collection
 from care_qdrant.store.connection import open_client
-from care_qdrant.store.contracts import read_contracts
-from care_qdrant.store.retry import Collection, RetryPolicy
+from care_qdrant.store.retry import RetryPolicy
 from tests.publishing.conftest import CONTRACT, SCHEMAS, SPARSE_CONTRACT, assert_same, contents, fill, point
-from tests.publishing.killing import kill_after, run_promote
+from tests.reliability.killing import kill_after, run_promote
 from tests.standin import StandIn
 
 IMPATIENT = RetryPolicy(attempts=4, base_seconds=0.001, cap_seconds=0.002)
@@ -28,36 +28,36 @@ def links(folder: QdrantClient, client: QdrantClient, target: str = "docs") -> t
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
 def test_everything_comes_over(folder: QdrantClient, client: QdrantClient, schema: dict) -> None:
     fill(folder, "docs", schema, 60)
-    report = promote(*links(folder, client))
+    report = promote_collection(*links(folder, client))
     assert (report.points, report.added, report.changed, report.unchanged, report.compared) == (60, 60, 0, 0, 60)
     assert_same(contents(client, "docs"), contents(folder, "docs"))
     here, there = (each.get_collection("docs").config for each in (folder, client))
     assert there.params.vectors == here.params.vectors
     assert there.params.sparse_vectors == here.params.sparse_vectors
-    assert there.metadata == here.metadata
+    assert Collection(client, "docs").schema.portable_metadata == here.metadata
 
 
 def test_contracts_and_the_index_of_a_care_collection_come_over(folder: QdrantClient, client: QdrantClient) -> None:
     fill(folder, "docs", PAIR, 5)
-    promote(*links(folder, client))
-    assert read_contracts(client, "docs") == {"pair": CONTRACT, "bm25": SPARSE_CONTRACT}
+    promote_collection(*links(folder, client))
+    assert Collection(client, "docs").schema.contracts == {"pair": CONTRACT, "bm25": SPARSE_CONTRACT}
     assert client.get_collection("docs").payload_schema["doc_id"].data_type is models.PayloadSchemaType.KEYWORD
 
 
 def test_an_empty_collection_comes_over(folder: QdrantClient, client: QdrantClient) -> None:
     fill(folder, "docs", SCHEMAS["named"], 1)
     folder.delete("docs", models.PointIdsList(points=[point(0, SCHEMAS["named"]).id]))
-    assert promote(*links(folder, client)).points == 0
-    assert read_contracts(client, "docs") == {"pair": CONTRACT}
+    assert promote_collection(*links(folder, client)).points == 0
+    assert Collection(client, "docs").schema.contracts == {"pair": CONTRACT}
 
 
 def test_a_second_run_compares_everything_and_writes_nothing(
     folder: QdrantClient, client: QdrantClient, server: StandIn
 ) -> None:
     fill(folder, "docs", PAIR, 60)
-    promote(*links(folder, client))
+    promote_collection(*links(folder, client))
     before = server.count("PUT", "/points")
-    report = promote(*links(folder, client))
+    report = promote_collection(*links(folder, client))
     assert (report.added, report.unchanged) == (0, 60)
     assert server.count("PUT", "/points") == before
 
@@ -67,14 +67,14 @@ def test_faults_on_the_way_lose_nothing(folder: QdrantClient, client: QdrantClie
     fill(folder, "docs", PAIR, 60)
     for method, path in (("PUT", "/points$"), ("PUT", "/docs$"), ("PUT", "/index$"), ("POST", "/count$")):
         server.faults.add(kind, times=2, method=method, path=path, seconds=0)  # type: ignore[arg-type]
-    promote(*links(folder, client))
+    promote_collection(*links(folder, client))
     assert_same(contents(client, "docs"), contents(folder, "docs"))
 
 
 def test_a_request_that_is_too_large_is_halved(folder: QdrantClient) -> None:
     fill(folder, "docs", PAIR, 60)
     with StandIn(max_bytes=4_000) as server, open_client(url=server.url) as client:
-        promote(*links(folder, client))
+        promote_collection(*links(folder, client))
         assert_same(contents(client, "docs"), contents(folder, "docs"))
 
 
@@ -82,23 +82,23 @@ def test_what_a_broken_run_left_is_finished(folder: QdrantClient, client: Qdrant
     fill(folder, "docs", PAIR, 600)
     server.faults.add("500", times=100, method="PUT", path="/points$", skip=1)
     with pytest.raises(Exception, match="run the same command again"):
-        promote(*links(folder, client))
+        promote_collection(*links(folder, client))
     server.faults.clear()
     stored = client.count("docs").count
     assert 0 < stored < 600
-    report = promote(*links(folder, client))
+    report = promote_collection(*links(folder, client))
     assert (report.unchanged, report.added) == (stored, 600 - stored)
     assert_same(contents(client, "docs"), contents(folder, "docs"))
 
 
 def test_a_dry_run_writes_nothing(folder: QdrantClient, client: QdrantClient) -> None:
     fill(folder, "docs", PAIR, 20)
-    assert promote(*links(folder, client), CopySettings(dry_run=True)).added == 20
+    assert promote_collection(*links(folder, client), CopySettings(dry_run=True)).added == 20
     assert not client.collection_exists("docs")
-    promote(*links(folder, client))
+    promote_collection(*links(folder, client))
     folder.set_payload("docs", {"score": 99}, points=[1])
     folder.upsert("docs", [point(21, PAIR)])
-    report = promote(*links(folder, client), CopySettings(dry_run=True))
+    report = promote_collection(*links(folder, client), CopySettings(dry_run=True))
     assert (report.added, report.changed, report.unchanged, report.compared) == (1, 1, 19, 0)
     assert client.count("docs").count == 20
 
@@ -108,7 +108,7 @@ def test_a_point_with_other_content_is_not_overwritten_unasked(
     folder: QdrantClient, client: QdrantClient, edit: str
 ) -> None:
     fill(folder, "docs", PAIR, 20)
-    promote(*links(folder, client))
+    promote_collection(*links(folder, client))
     if edit == "payload":
         client.set_payload("docs", {"score": 1.0000001}, points=[5])
     elif edit == "vector":
@@ -120,9 +120,9 @@ def test_a_point_with_other_content_is_not_overwritten_unasked(
         client.delete_vectors("docs", ["pair"], [5])
     edited = contents(client, "docs")
     with pytest.raises(InputError, match=r"point 5 .*--overwrite"):
-        promote(*links(folder, client))
+        promote_collection(*links(folder, client))
     assert contents(client, "docs") == edited
-    assert promote(*links(folder, client), CopySettings(overwrite=True)).changed == 1
+    assert promote_collection(*links(folder, client), CopySettings(overwrite=True)).changed == 1
     assert_same(contents(client, "docs"), contents(folder, "docs"))
 
 
@@ -131,7 +131,7 @@ def test_points_that_the_source_has_not_are_refused(folder: QdrantClient, client
     fill(client, "docs", PAIR, 21)
     before = contents(client, "docs")
     with pytest.raises(InputError, match="holds points that the source has not"):
-        promote(*links(folder, client))
+        promote_collection(*links(folder, client))
     assert contents(client, "docs") == before
 
 
@@ -139,27 +139,27 @@ def test_another_schema_is_refused(folder: QdrantClient, client: QdrantClient) -
     fill(folder, "docs", SCHEMAS["named"], 2)
     fill(client, "docs", SCHEMAS["two-and-sparse"], 0 + 2)
     with pytest.raises(SchemaMismatch, match=r"bm25 .*old"):
-        promote(*links(folder, client))
+        promote_collection(*links(folder, client))
 
 
 @pytest.mark.parametrize("held", [0, 2], ids=["empty", "with points"])
 def test_another_model_is_refused(folder: QdrantClient, client: QdrantClient, held: int) -> None:
     fill(folder, "docs", SCHEMAS["named"], 2)
     other = {"fingerprint": "b" * 64, "model": "other", "dim": 8}
-    client.create_collection("docs", **SCHEMAS["named"], metadata={"care": {"pair": other}})
+    client.create_collection("docs", **SCHEMAS["named"], metadata={"care:pair": {**other, "kind": "dense"}})
     for number in range(held):
         client.upsert("docs", [point(number, SCHEMAS["named"])])
     with pytest.raises(FingerprintMismatch, match="bbbb"):
-        promote(*links(folder, client))
+        promote_collection(*links(folder, client))
 
 
 def test_a_prepared_empty_collection_gets_the_contract(folder: QdrantClient, client: QdrantClient) -> None:
     fill(folder, "docs", SCHEMAS["named"], 2)
-    folder.update_collection("docs", metadata={ATTACH_KEY: {"pair": {"text_field": "body"}}})
+    Collection(folder, "docs").write_contract("pair", replace(CONTRACT, text_field="body"))
     client.create_collection("docs", **SCHEMAS["named"], on_disk_payload=True)
-    promote(*links(folder, client))
-    assert read_contracts(client, "docs") == {"pair": CONTRACT}
-    assert read_text_path(Collection(client, "docs"), "pair") == "body"
+    promote_collection(*links(folder, client))
+    assert Collection(client, "docs").schema.contracts == {"pair": replace(CONTRACT, text_field="body")}
+    assert Collection(client, "docs").schema.text_field("pair") == "body"
     assert client.get_collection("docs").config.params.on_disk_payload
 
 
@@ -167,7 +167,7 @@ def test_points_without_a_contract_are_not_joined(folder: QdrantClient, client: 
     fill(folder, "docs", SCHEMAS["named"], 2)
     fill(client, "docs", SCHEMAS["named"], 1, contracts=False)
     with pytest.raises(FingerprintMismatch, match="pair is missing"):
-        promote(*links(folder, client))
+        promote_collection(*links(folder, client))
 
 
 def test_an_alias_is_no_target(folder: QdrantClient, client: QdrantClient) -> None:
@@ -176,13 +176,13 @@ def test_an_alias_is_no_target(folder: QdrantClient, client: QdrantClient) -> No
     alias = models.CreateAlias(collection_name="docs_v1", alias_name="docs")
     client.update_collection_aliases([models.CreateAliasOperation(create_alias=alias)])
     with pytest.raises(InputError, match=r"alias of collection 'docs_v1'.*care publish NEW_NAME --as docs"):
-        promote(*links(folder, client))
+        promote_collection(*links(folder, client))
 
 
 def test_a_source_that_is_not_there_is_said(folder: QdrantClient, client: QdrantClient) -> None:
     fill(folder, "other", SCHEMAS["named"], 1)
     with pytest.raises(InputError, match=r"no collection 'docs' .*other"):
-        promote(*links(folder, client))
+        promote_collection(*links(folder, client))
 
 
 @pytest.mark.filterwarnings("ignore:Api key is used with an insecure connection")
@@ -193,7 +193,7 @@ def test_a_read_only_key_is_said(folder: QdrantClient) -> None:
         open_client(url=server.url, api_key="reader") as client,
         pytest.raises(Rejected, match="403"),
     ):
-        promote(*links(folder, client))
+        promote_collection(*links(folder, client))
 
 
 def test_strict_mode_limits_are_kept(folder: QdrantClient, client: QdrantClient) -> None:
@@ -201,7 +201,7 @@ def test_strict_mode_limits_are_kept(folder: QdrantClient, client: QdrantClient)
     strict = models.StrictModeConfig(enabled=True, upsert_max_batchsize=7, max_query_limit=9)
     client.create_collection("docs", **SCHEMAS["named"], strict_mode_config=strict)
     for _ in range(2):
-        assert promote(*links(folder, client)).points == 40
+        assert promote_collection(*links(folder, client)).points == 40
 
 
 def test_points_that_vanish_from_the_copy_are_noticed(
@@ -214,7 +214,7 @@ def test_points_that_vanish_from_the_copy_are_noticed(
             client.delete("docs", models.PointIdsList(points=[1]))
 
     with pytest.raises(NotVerified, match="holds 39 points, 'docs' 40"):
-        promote(*links(folder, client), on_progress=lose)
+        promote_collection(*links(folder, client), on_progress=lose)
 
 
 def test_a_copy_that_was_altered_is_noticed(folder: QdrantClient, client: QdrantClient) -> None:
@@ -225,7 +225,7 @@ def test_a_copy_that_was_altered_is_noticed(folder: QdrantClient, client: Qdrant
             client.set_payload("docs", {"text": "…"}, points=[1])
 
     with pytest.raises(NotVerified, match="point 1 "):
-        promote(*links(folder, client), on_progress=alter)
+        promote_collection(*links(folder, client), on_progress=alter)
 
 
 def test_a_folder_that_is_opened_again_gives_other_lengths_and_nothing_is_written(
@@ -233,9 +233,9 @@ def test_a_folder_that_is_opened_again_gives_other_lengths_and_nothing_is_writte
 ) -> None:
     with open_client(path=tmp_path) as folder:
         fill(folder, "docs", PAIR, 20)
-        promote(*links(folder, client))
+        promote_collection(*links(folder, client))
     with open_client(path=tmp_path) as folder:
-        assert promote(*links(folder, client)).unchanged == 20
+        assert promote_collection(*links(folder, client)).unchanged == 20
 
 
 def test_killed_at_any_moment_and_run_again(tmp_path: Path, server: StandIn, client: QdrantClient) -> None:
@@ -248,5 +248,5 @@ def test_killed_at_any_moment_and_run_again(tmp_path: Path, server: StandIn, cli
         stored.append(client.count("docs").count if client.collection_exists("docs") else 0)
     assert stored == sorted(stored)
     with open_client(path=tmp_path / "qdrant") as folder:
-        assert promote(*links(folder, client)).points == 1_500
+        assert promote_collection(*links(folder, client)).points == 1_500
     assert_same(contents(client, "docs"), wanted)

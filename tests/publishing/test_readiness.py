@@ -5,8 +5,7 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import NotVerified
 from care_qdrant.publishing.readiness import KnownItems, check_known_items, wait_until_indexed
-from care_qdrant.store.contracts import dense_vectors
-from care_qdrant.store.retry import Collection
+from care_qdrant.store.collection import Collection
 from tests.publishing.conftest import SCHEMAS, dense, fill
 from tests.standin import StandIn
 
@@ -15,7 +14,9 @@ AWAY = [1.0] + 7 * [0.0]
 
 
 def check(client: QdrantClient) -> KnownItems:
-    return check_known_items(Collection(client, "docs"), Collection(client, "copy"), dense_vectors(client, "docs"), IDS)
+    return check_known_items(
+        Collection(client, "docs"), Collection(client, "copy"), Collection(client, "docs").schema.dense, IDS
+    )
 
 
 @pytest.mark.parametrize("name", ["unnamed", "named", "unnamed-and-named", "two-and-sparse", "multivector"])
