@@ -166,7 +166,7 @@ def _run(tasks: "list[AbsTask]", output: Path, name: str, options: dict[str, Any
     with ExitStack() as stack:
         if options["document_server"]:
             systems = _use_document_server(systems, options, stack)
-        client = stack.enter_context(target.open())
+        client = stack.enter_context(target.open(create=True))
         return run(
             name,
             systems,
