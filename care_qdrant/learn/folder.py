@@ -16,34 +16,12 @@ from care_qdrant.checkpoint.folder import write_checkpoint
 from care_qdrant.export.onnx import export_query_encoder
 from care_qdrant.types import Vectors
 
-_UNSEEN = 1e-3
-"""Length of the vector of a token that no text has, in that of an average one: an unknown word alone finds something
-average instead of ending in a division by zero."""
-
-
-def write_encoder(folder: Path, tokenizer: Tokenizer, table: Vectors, basis: Vectors | None) -> None:
-    """Save a query encoder as a complete sentence-transformers model.
-
-    Args:
-        folder: Destination.
-        tokenizer: Of the table.
-        table: Token vectors, (tokens, width).
-        basis: Orthonormal rows (width, dim) that lead to the dimensions of the collection; None for the same ones.
-    """
-    modules: list[torch.nn.Module] = [StaticEmbedding(tokenizer, embedding_weights=torch.from_numpy(table))]
-    if basis is not None:
-        width, dim = basis.shape
-        dense = Dense(width, dim, bias=False, activation_function=torch.nn.Identity())
-        with torch.no_grad():
-            dense.linear.weight.copy_(torch.from_numpy(basis.T))
-        modules.append(dense)
-    model = SentenceTransformer(modules=[*modules, Normalize()], similarity_fn_name="cosine", device="cpu")
-    model.save_pretrained(str(folder), create_model_card=False)
-
 
 def write_folder(
     folder: Path,
-    encoder: Path,
+    tokenizer: Tokenizer,
+    table: Vectors,
+    basis: Vectors | None,
     *,
     name: str,
     document: Path | None,
@@ -52,13 +30,14 @@ def write_folder(
     temperature: float,
     stage: Mapping[str, Any],
     origin: Mapping[str, Any],
-    model_card: str,
 ) -> Card:
-    """Export a saved query encoder to ONNX and write the CARE folder.
+    """Save a query encoder as a complete sentence-transformers model, export it and write the CARE folder.
 
     Args:
         folder: Destination; a CARE folder there is replaced.
-        encoder: The saved query encoder.
+        tokenizer: Of the table.
+        table: Token vectors, (tokens, width).
+        basis: Orthonormal rows (width, dim) that lead to the dimensions of the collection; None for the same ones.
         name: Of the pair.
         document: Folder of the model that made the vectors; None where it is not to hand.
         probe_texts: Questions on which the int8 form has to pass its gate.
@@ -66,11 +45,10 @@ def write_folder(
         temperature: Of the contrastive loss.
         stage: Settings and figures of the training run.
         origin: The collection and the vector that it was learned from.
-        model_card: Content of README.md.
     """
     with tempfile.TemporaryDirectory(prefix="care-learn-") as scratch:
         query = Path(scratch) / "query"
-        SentenceTransformer(str(encoder), device="cpu").save_pretrained(str(query), create_model_card=False)
+        _write_encoder(query, tokenizer, table, basis)
         onnx = export_query_encoder(query, probe_texts, document_vectors=document_vectors, keep_fp32=False)
         return write_checkpoint(
             folder,
@@ -82,21 +60,25 @@ def write_folder(
             stages=[stage],
             bases=[origin],
             data=[{"source": origin["name"], "rows": stage["texts"], "license": "of the collection"}],
-            model_card=model_card,
+            model_card=_model_card(name, origin, stage),
         )
 
 
-def finished(table: Vectors, counts: Vectors, mean: Vectors) -> Vectors:
-    """Return the table in which tokens that no text has point a little towards the mean stored vector.
+def _write_encoder(folder: Path, tokenizer: Tokenizer, table: Vectors, basis: Vectors | None) -> None:
+    modules: list[torch.nn.Module] = [StaticEmbedding(tokenizer, embedding_weights=torch.from_numpy(table))]
+    if basis is not None:
+        width, dim = basis.shape
+        dense = Dense(width, dim, bias=False, activation_function=torch.nn.Identity())
+        with torch.no_grad():
+            dense.linear.weight.copy_(torch.from_numpy(basis.T))
+        modules.append(dense)
+    model = SentenceTransformer(modules=[*modules, Normalize()], similarity_fn_name="cosine", device="cpu")
+    model.save_pretrained(str(folder), create_model_card=False)
 
-    Args:
-        table: Token vectors, (tokens, width).
-        counts: How often the texts have each token, (tokens,).
-        mean: Mean stored vector, (width,).
-    """
-    lengths = torch.from_numpy(table).norm(dim=1).numpy()
-    seen = counts > 0
-    average = float(lengths[seen].mean()) if seen.any() else 1.0
-    table = table.copy()
-    table[~seen] = _UNSEEN * average * mean / max(float((mean**2).sum() ** 0.5), 1e-9)
-    return table
+
+def _model_card(name: str, origin: Mapping[str, Any], stage: Mapping[str, Any]) -> str:
+    return (
+        f"# {name}\n\nA query encoder learned from {origin['name']}: {stage['texts']:,} texts and the vectors that are "
+        "stored for them. It encodes queries only. What it finds, what a query costs and when not to use it is in "
+        "`report.md`.\n"
+    )

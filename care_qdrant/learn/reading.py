@@ -93,6 +93,7 @@ def read_pairs(
     settings: LearnSettings,
     *,
     text_field: str | None = None,
+    basis: Vectors | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Pairs:
     """Read a sample of the points that have a text and a vector.
@@ -102,6 +103,7 @@ def read_pairs(
         vector_name: Of the dense vector; empty for the unnamed one.
         settings: Size and seed of the sample, width of the learned space.
         text_field: Path of the text in the payload; None guesses it.
+        basis: Of an earlier run, whose space is to be kept; None chooses one where the vectors are wider than ``width``.
         on_progress: Told the points read and the points to read.
 
     Raises:
@@ -112,7 +114,7 @@ def read_pairs(
     params = collection.schema.dense[vector_name]
     layout = guess_layout([record.payload or {} for record in collection.sample(LAYOUT_POINTS)], text_field=text_field)
     ids = sample_ids(collection, settings.sample, settings.seed)
-    reader = _Reader(layout, vector_name, settings.width)
+    reader = _Reader(layout, vector_name, settings.width, basis)
     done = 0
     for page in in_pages(ids, _PAGE):
         records = collection.retrieve(page, payload=True, vectors=[vector_name])
@@ -138,7 +140,7 @@ def read_pairs(
 class _Reader:
     """Collects pairs page by page, in the dimensions of the learned space as soon as they are known."""
 
-    def __init__(self, layout: Layout, vector_name: str, width: int) -> None:
+    def __init__(self, layout: Layout, vector_name: str, width: int, basis: Vectors | None) -> None:
         self._layout, self._vector_name, self._width = layout, vector_name, width
         self._ids: list[PointId] = []
         self._titles: list[str] = []
@@ -147,7 +149,7 @@ class _Reader:
         self._raw: list[Vectors] = []
         self._directions: list[Vectors] = []
         self._norms: list[float] = []
-        self._basis: Vectors | None = None
+        self._basis = basis
         self._without_text = self._without_vector = self._repeated = 0
 
     @property

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+FOLDER = "learn"
+"""Folder inside the CARE folder with the report, the plot and the points that were read."""
 MIN_DOCUMENTS = 200
 """Fewer pairs of text and vector teach nothing that a held-out document could confirm."""
 
@@ -34,3 +36,7 @@ class LearnSettings:
     """Fraction of the documents that are held out, at most 1,000 of them."""
     seed: int = 0
     """Seed of the sample, the split, the start and the order of the batches."""
+
+
+UPDATE = LearnSettings(learning_rate=1e-3, epochs=8)
+"""Defaults of an update: the table is trained already, and is to follow the documents that are new."""

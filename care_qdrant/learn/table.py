@@ -7,12 +7,15 @@ are no negatives of each other.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from care_qdrant.errors import TrainingError
 from care_qdrant.learn.settings import LearnSettings
 from care_qdrant.learn.tokens import TokenLists
 from care_qdrant.types import Vectors
@@ -38,6 +41,28 @@ class Fit:
     """Step, loss and score of each evaluation."""
 
 
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Where the state of a run is kept, so that an interrupted one goes on."""
+
+    path: Path
+    digest: str
+    """Of everything that the run depends on; a state of another run is not used."""
+
+    def load(self) -> dict[str, Any] | None:
+        """Return the state that was kept, None where there is none of this run."""
+        if not self.path.is_file():
+            return None
+        state: dict[str, Any] = torch.load(self.path, weights_only=True)
+        return state if state["digest"] == self.digest else None
+
+    def save(self, **state: Any) -> None:
+        """Keep a state in place of the one before."""
+        partial = self.path.with_suffix(".partial")
+        torch.save({"digest": self.digest, **state}, partial)
+        partial.replace(self.path)
+
+
 def start_table(tokens: TokenLists, vocabulary: int, width: int, seed: int) -> Vectors:
     """Return random token vectors, as long as the logarithm of their tokens' inverse frequency."""
     counts = np.bincount(tokens.flat, minlength=vocabulary)
@@ -60,6 +85,7 @@ def fit_table(
     settings: LearnSettings,
     score: Callable[[Vectors], float],
     on_step: Callable[[int, int], None],
+    resume: Resume | None = None,
 ) -> Fit:
     """Train a table and return it as it was at the evaluation with the best score.
 
@@ -70,28 +96,51 @@ def fit_table(
         settings: Of the run.
         score: Measure of a table on held-out documents; higher is better.
         on_step: Told the steps done and the steps planned.
+        resume: Where the state is kept after each evaluation; None keeps none.
+
+    Raises:
+        TrainingError: The loss is not finite.
     """
     steps = max(1, min(settings.max_steps, settings.epochs * -(-len(tokens) // settings.batch)))
+    every = max(1, steps // _EVALUATIONS)
     weights = nn.Parameter(torch.from_numpy(table.copy()))
     optimizer = torch.optim.SparseAdam([weights], lr=settings.learning_rate)
-    every = max(1, steps // _EVALUATIONS)
     fit = Fit(table, 0, 0, score(table), [])
+    if resume is not None and (state := resume.load()) is not None:
+        weights.data.copy_(state["weights"])
+        optimizer.load_state_dict(state["optimizer"])
+        fit = Fit(state["best"].numpy(), state["steps"], state["best_step"], state["score"], state["history"])
     losses = 0.0
     for step, rows in enumerate(_batches(len(tokens), settings, steps), start=1):
+        if step <= fit.steps:
+            continue
         for group in optimizer.param_groups:
             group["lr"] = settings.learning_rate * (1 - (step - 1) / steps)
-        losses += _step(weights, optimizer, tokens, vectors, rows, settings, step)
+        loss = _step(weights, optimizer, tokens, vectors, rows, settings, step)
+        if not np.isfinite(loss):
+            raise TrainingError(f"step {step} of {steps}: the loss is {loss}; lower the learning rate")
+        losses += loss
         on_step(step, steps)
         fit.steps = step
         if step % every and step != steps:
             continue
         found = score(weights.detach().numpy())
-        fit.history.append({"step": step, "loss": round(losses / every, 4), "score": found})
+        fit.history.append({"step": step, "loss": round(losses / ((step - 1) % every + 1), 4), "score": found})
         losses = 0.0
         if found > fit.score:
             fit.table, fit.best_step, fit.score = weights.detach().numpy().copy(), step, found
         elif step - fit.best_step >= _PATIENCE * every:
             break
+        if resume is not None:
+            resume.save(
+                weights=weights.detach(),
+                optimizer=optimizer.state_dict(),
+                best=torch.from_numpy(fit.table),
+                steps=step,
+                best_step=fit.best_step,
+                score=fit.score,
+                history=fit.history,
+            )
     return fit
 
 

@@ -60,6 +60,18 @@ class TokenLists:
         """Tokens of each text, shape (texts,)."""
         return np.diff(self.starts)
 
+    @classmethod
+    def of(cls, lists: Sequence[Sequence[int]]) -> "TokenLists":
+        """Return texts that are given as lists of token numbers."""
+        flat = np.fromiter((number for numbers in lists for number in numbers), dtype=np.int64)
+        return cls(flat, _running_total([len(numbers) for numbers in lists]))
+
+    def joined(self, other: "TokenLists") -> "TokenLists":
+        """Return these texts and then those of another list."""
+        return TokenLists(
+            np.concatenate([self.flat, other.flat]), np.concatenate([self.starts, other.starts[1:] + self.starts[-1]])
+        )
+
     def take(self, rows: npt.NDArray[np.integer]) -> "TokenLists":
         """Return the texts of some rows, in that order."""
         lengths = self.lengths[rows]
@@ -77,13 +89,13 @@ class TokenLists:
 
 def tokenize(tokenizer: Tokenizer, texts: Iterable[str]) -> TokenLists:
     """Return texts as token numbers, without the markers of the tokenizer."""
-    lists = [
-        np.array(encoding.ids, dtype=np.int64)
-        for piece in _pieces(list(texts))
-        for encoding in tokenizer.encode_batch_fast(piece, add_special_tokens=False)
-    ]
-    starts = _running_total([len(numbers) for numbers in lists])
-    return TokenLists(np.concatenate(lists) if lists else np.empty(0, np.int64), starts)
+    return TokenLists.of(
+        [
+            encoding.ids
+            for piece in _pieces(list(texts))
+            for encoding in tokenizer.encode_batch_fast(piece, add_special_tokens=False)
+        ]
+    )
 
 
 def _pieces(texts: Sequence[str]) -> Iterable[Sequence[str]]:
