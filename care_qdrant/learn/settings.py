@@ -14,7 +14,7 @@ class LearnSettings:
 
     sample: int = 100_000
     """Points that are read at most, drawn at random; memory does not grow beyond them."""
-    vocabulary: int = 30_000
+    vocabulary: int = 12_000
     """Tokens of the tokenizer that is trained on the collection's texts, at most."""
     max_tokens: int = 256
     """Tokens of a text that are read; the rest is cut off."""
