@@ -54,7 +54,9 @@ _log_options = add_options(
     },
 )
 @click.argument("collection")
-@click.option("--vector", "vector_name", help="Dense vector to learn from; '' is the unnamed one.  [default: the only one]")
+@click.option(
+    "--vector", "vector_name", help="Dense vector to learn from; '' is the unnamed one.  [default: the only one]"
+)
 @click.option(
     "--output",
     type=click.Path(path_type=Path, file_okay=False),

@@ -47,13 +47,11 @@ def require_learnable(vectors: Vectors, tokens: TokenLists, vocabulary: int, whe
     if not len(tokens.flat):
         raise InputError(f"{where}: the texts have neither letters nor digits, so there is nothing to learn from")
     if float(vectors[:_CHECKED].var(axis=0).sum()) < _MIN_VARIANCE:
-        raise InputError(f"{where}: all stored vectors are the same; the model that made them does not tell texts apart")
+        raise InputError(
+            f"{where}: all stored vectors are the same; the model that made them does not tell texts apart"
+        )
     groups = find_groups(vectors[:_CHECKED], tokens.take(np.arange(min(_CHECKED, len(tokens)))), vocabulary)
-    if (
-        groups.separation >= _MIN_SEPARATION
-        and groups.share >= _MIN_GROUP
-        and groups.explained < _MAX_EXPLAINED
-    ):
+    if groups.separation >= _MIN_SEPARATION and groups.share >= _MIN_GROUP and groups.explained < _MAX_EXPLAINED:
         raise InputError(
             f"{where}: the vectors fall into two groups ({groups.share:.0%} and {1 - groups.share:.0%}, silhouette "
             f"{groups.separation:.2f}) that the texts do not explain ({groups.explained:.0%}): two models wrote under "
@@ -68,7 +66,9 @@ def find_groups(vectors: Vectors, tokens: TokenLists, vocabulary: int) -> Groups
     share = float(min(group.mean(), 1 - group.mean()))
     if not 0 < share:
         return Groups(0.0, 0.0, 1.0)
-    return Groups(round(share, 4), round(_silhouette(vectors, group), 4), round(_explained(tokens, group, vocabulary), 4))
+    return Groups(
+        round(share, 4), round(_silhouette(vectors, group), 4), round(_explained(tokens, group, vocabulary), 4)
+    )
 
 
 def _two_means(vectors: Vectors) -> npt.NDArray[np.bool_]:

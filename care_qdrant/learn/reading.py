@@ -55,7 +55,9 @@ def dense_vector(schema: CollectionSchema, vector_name: str | None) -> tuple[str
     """
     there = ", ".join(name or "(unnamed)" for name in sorted(schema.dense)) or "none"
     if vector_name is None and len(schema.dense) != 1:
-        raise InputError(f"collection {schema.name!r} has {len(schema.dense)} dense vectors ({there}); choose: --vector")
+        raise InputError(
+            f"collection {schema.name!r} has {len(schema.dense)} dense vectors ({there}); choose: --vector"
+        )
     name = next(iter(schema.dense)) if vector_name is None else vector_name
     if name not in schema.dense:
         raise InputError(f"collection {schema.name!r} has no dense vector {name!r} (it has: {there})")

@@ -169,9 +169,7 @@ def _step(
     used, places = np.unique(batch.flat, return_inverse=True)
     used_rows = torch.from_numpy(used)
     table = weights.detach()[used_rows].requires_grad_()
-    sums = nn.functional.embedding_bag(
-        torch.from_numpy(places), table, torch.from_numpy(batch.starts[:-1]), mode="sum"
-    )
+    sums = nn.functional.embedding_bag(torch.from_numpy(places), table, torch.from_numpy(batch.starts[:-1]), mode="sum")
     targets = torch.from_numpy(vectors[rows].astype(np.float32))
     loss = alignment_loss(nn.functional.normalize(sums, dim=1), targets, settings.temperature)
     loss.backward()  # type: ignore[no-untyped-call]

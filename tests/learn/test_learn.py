@@ -49,7 +49,9 @@ def test_its_contract_is_accepted_and_documents_are_refused(learned) -> None:  #
     assert collection.schema.made_by(model.fingerprint) == ""
     check_contract(collection.schema, "", model.contract())
     collection.require_learned_from("")
-    with pytest.raises(ModelError, match=r"encodes queries only: it was learned from vector '' of collection 'articles'"):
+    with pytest.raises(
+        ModelError, match=r"encodes queries only: it was learned from vector '' of collection 'articles'"
+    ):
         model.encode_document(["心痛"])
 
 
@@ -139,7 +141,9 @@ def test_ten_documents(tmp_path: Path) -> None:
 
 
 def test_texts_without_letters(tmp_path: Path) -> None:
-    assert "neither letters nor digits" in refused(["…" * (n + 1) for n in range(300)], WordModel().encode(TEXTS[:300]), tmp_path)
+    assert "neither letters nor digits" in refused(
+        ["…" * (n + 1) for n in range(300)], WordModel().encode(TEXTS[:300]), tmp_path
+    )
 
 
 def test_no_texts(tmp_path: Path) -> None:
