@@ -7,7 +7,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from care_qdrant.checkpoint.card import CARD_FILE, Card, OnnxFiles, Side, is_onnx, read_card
+from care_qdrant.checkpoint.card import CARD_FILE, STORED, Card, OnnxFiles, Side, is_onnx, read_card
 from care_qdrant.checkpoint.folder import describe_side
 from care_qdrant.checkpoint.hub import BUILT_IN, fetch_document_side, find_folder
 from care_qdrant.checkpoint.integrity import verified, verify_files
@@ -135,6 +135,7 @@ def _pair(
             return _onnx_side(folder / "query", onnx_file, card.query, card.onnx, card.dim)
 
     def load_document_encoder() -> Encoder:
+        _require_document_side(card)
         whole = fetch_document_side(source, revision=revision)
         files = card.document_onnx
         if files is None or files.fp32 is None or device is not None:
@@ -146,6 +147,7 @@ def _pair(
             return _onnx_side(whole / "document", files.fp32, card.document, files, card.dim, workers=usable_cores())
 
     def load_document_tokenizer() -> TokenCounter:
+        _require_document_side(card)
         whole = fetch_document_side(source, revision=revision)
         verify_files(whole, card, ["document/tokenizer.json"])
         return _tokenizer(whole / "document", card.document)
@@ -160,6 +162,16 @@ def _pair(
         load_document_tokenizer=load_document_tokenizer,
         card=card,
     )
+
+
+def _require_document_side(card: Card) -> None:
+    if card.document.pooling == STORED:
+        origin = next((str(base.get("name")) for base in card.bases if base.get("side") == "document"), "a collection")
+        raise ModelError(
+            f"model {card.name!r} encodes queries only: it was learned from {origin}, whose documents another model "
+            "encodes. Write documents with the tool and the model that made those vectors, or learn again with "
+            "--document MODEL"
+        )
 
 
 def _symmetric(folder: Path, name: str, device: str | None) -> CareModel:

@@ -111,3 +111,17 @@ def duration(seconds: float) -> str:
         return f"{minutes} min"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours < 48 else f"{hours / 24:.1f} days"
+
+
+@contextmanager
+def parts_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """Return a function that shows how much of each part of some work is done, one bar after the other."""
+    with tqdm(file=sys.stderr, dynamic_ncols=True) as bar:
+
+        def show(part: str, done: int, total: int) -> None:
+            if part != bar.desc.removesuffix(": "):
+                bar.reset(total)
+                bar.set_description(part, refresh=False)
+            bar.update(done - bar.n)
+
+        yield show

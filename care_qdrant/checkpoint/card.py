@@ -22,6 +22,8 @@ them from ``document/model.safetensors``."""
 _FP32_MIN_COSINE = 0.9999
 UNLIMITED = 2**31 - 1
 """Tokens."""
+STORED = "stored"
+"""Pooling of a document side without weights: the documents are the vectors that a collection holds."""
 
 
 def static_limit(tokenizer: "Tokenizer") -> int:
@@ -34,7 +36,8 @@ class Side:
     """What one encoder does with a text before and after its transformer."""
 
     pooling: str
-    """``cls``, ``mean`` or ``lasttoken``; ``static`` for the plain mean of token vectors, without any layer."""
+    """``cls``, ``mean`` or ``lasttoken``; ``static`` for the plain mean of token vectors, without any layer;
+    ``stored`` for a document side without weights."""
     max_tokens: int
     """Longest input, special tokens and prompt included; `UNLIMITED` for a static encoder that reads all."""
     prompt: str = ""
@@ -99,6 +102,11 @@ class Card:
     data: tuple[Mapping[str, Any], ...] = ()
     """Training data: source, license, rows, SHA-256."""
     format: int = FORMAT
+
+    @property
+    def saved_sides(self) -> tuple[str, ...]:
+        """Names of the sides that have files: a query encoder learned from stored vectors comes without documents'."""
+        return ("query",) if self.document.pooling == STORED else ("query", "document")
 
     def save(self, folder: Path) -> None:
         """Write the card into a folder, whole or not at all."""

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from care_qdrant.checkpoint.card import (
     CARD_FILE,
+    STORED,
+    UNLIMITED,
     Card,
     FileEntry,
     OnnxFiles,
@@ -43,7 +45,7 @@ def write_checkpoint(
     *,
     name: str,
     query: Path,
-    document: Path,
+    document: Path | None,
     onnx: OnnxFiles | None = None,
     document_onnx: OnnxFiles | None = None,
     temperature: float = 0.02,
@@ -63,7 +65,7 @@ def write_checkpoint(
         folder: Destination; must not exist, or be a CARE folder (which is replaced).
         name: Of the pair; the default name of its vectors in Qdrant.
         query: Folder of the query encoder; an ``onnx/`` folder in it comes along.
-        document: Folder of the document encoder.
+        document: Folder of the document encoder; None where the documents are the vectors that a collection holds.
         onnx: What the query encoder's ``onnx/`` folder holds.
         document_onnx: What the document encoder's folder holds for onnxruntime.
         temperature: Of the contrastive loss.
@@ -86,6 +88,8 @@ def write_checkpoint(
     shutil.rmtree(building, ignore_errors=True)
     try:
         for side, source in zip(SIDES, (query, document), strict=True):
+            if source is None:
+                continue
             shutil.copytree(source, building / side, ignore=shutil.ignore_patterns("README.md", ".*"))
         card = _describe(building, name, (onnx, document_onnx), temperature, license, stages, bases, data)
         _write_router(building, card)
@@ -102,8 +106,8 @@ def write_checkpoint(
     return card
 
 
-def verify_checkpoint(folder: Path, sides: Iterable[str] = SIDES) -> Card:
-    """Check that a CARE folder is whole and unaltered, reading every byte of the given sides.
+def verify_checkpoint(folder: Path, sides: Iterable[str] | None = None) -> Card:
+    """Check that a CARE folder is whole and unaltered, reading every byte of the given sides; None takes all.
 
     Raises:
         IncompleteModel: A file is missing.
@@ -112,7 +116,7 @@ def verify_checkpoint(folder: Path, sides: Iterable[str] = SIDES) -> Card:
         ModelError: Dimensions disagree, or a tokenizer does not append its end marker.
     """
     card = read_card(folder)
-    for side in sides:
+    for side in card.saved_sides if sides is None else sides:
         verify_files(folder, card, [path for path in card.files if path.startswith(f"{side}/")])
         refuse_unlisted(folder, card, side)
         _check_side(folder / side, card.query if side == "query" else card.document, card.dim)
@@ -162,7 +166,10 @@ def _describe(
     bases: Sequence[Mapping[str, Any]],
     data: Sequence[Mapping[str, Any]],
 ) -> Card:
-    (query, query_dim), (document, document_dim) = (describe_side(folder / side, side) for side in SIDES)
+    query, query_dim = describe_side(folder / "query", "query")
+    document, document_dim = Side(STORED, UNLIMITED), query_dim
+    if (folder / "document").is_dir():
+        document, document_dim = describe_side(folder / "document", "document")
     if query_dim != document_dim:
         raise ModelError(
             f"the query encoder gives {query_dim} dimensions and the document encoder {document_dim}: "
@@ -171,6 +178,7 @@ def _describe(
     files = {
         path: FileEntry(sha256(folder / path), (folder / path).stat().st_size)
         for side in SIDES
+        if (folder / side).is_dir()
         for path in list_files(folder / side, folder)
     }
     digest = fingerprint(query_dim, query, document, files)
@@ -196,7 +204,7 @@ def _write_router(folder: Path, card: Card) -> None:
     """Make the folder's root a Router whose module ids are paths into the two sides."""
     types: dict[str, str] = {}
     structure: dict[str, list[str]] = {}
-    for side in SIDES:
+    for side in card.saved_sides:
         modules = _read_json(folder / side / "modules.json")
         paths = [f"{side}/{module['path']}".rstrip("/") for module in modules]
         types |= dict(zip(paths, (module["type"] for module in modules), strict=True))

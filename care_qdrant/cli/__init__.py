@@ -10,7 +10,19 @@ from care_qdrant.cli.groups import CONTEXT, LazyGroup
 from care_qdrant.cli.logs import log_error, log_options, set_up_logs
 from care_qdrant.errors import INTERRUPTED_EXIT_CODE, CareError
 
-_COMMANDS = ("ingest", "search", "attach", "verify", "detach", "doctor", "collections", "promote", "publish", "model")
+_COMMANDS = (
+    "ingest",
+    "search",
+    "attach",
+    "verify",
+    "detach",
+    "doctor",
+    "collections",
+    "promote",
+    "publish",
+    "learn",
+    "model",
+)
 
 
 @click.group(

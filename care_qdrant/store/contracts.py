@@ -16,6 +16,7 @@ from qdrant_client import models
 
 from care_qdrant import __version__
 from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch
+from care_qdrant.store.learned import check_learned
 
 if TYPE_CHECKING:
     from care_qdrant.store.schema import CollectionSchema
@@ -108,6 +109,10 @@ def check_contract(schema: "CollectionSchema", vector_name: str, expected: Vecto
             f"{_makers(schema)}add it, with the same --model and --path/--url: "
             f"care attach {collection} --vector-name {vector_name}"
         )
+    learned = schema.learned.get(vector_name)
+    if learned is not None and learned.fingerprint == expected.fingerprint:
+        check_learned(schema, vector_name, learned)
+        return
     params = schema.dense[vector_name]
     if params.size != expected.dim or params.distance != models.Distance.COSINE:
         raise SchemaMismatch(
