@@ -11,9 +11,12 @@ from care_qdrant.cli.groups import CONTEXT, GroupedCommand
 from care_qdrant.cli.options import Target, json_option, model_options, target_options
 
 if TYPE_CHECKING:
+    from qdrant_client import models
+
     from care_qdrant.model import CareModel
     from care_qdrant.search.fusion import Fusion
     from care_qdrant.search.retriever import Mode
+    from care_qdrant.store.collection import Collection
     from care_qdrant.types import Hit
 
 
@@ -96,10 +99,12 @@ def command(
     from care_qdrant.errors import InputError
     from care_qdrant.search.fusion import DEFAULT_ALPHA
     from care_qdrant.search.retriever import Retriever
-    from care_qdrant.store.collection import only_collection
+    from care_qdrant.store.collection import Collection, only_collection
 
     if not query.strip():
         raise InputError("the query is empty")
+    _refuse_without_effect(mode, fusion)
+    conditions_filter = parse_filter(conditions)
     quantization = oversampling and models.QuantizationSearchParams(rescore=True, oversampling=oversampling)
     with target.open() as client:
         retriever = Retriever(
@@ -113,12 +118,51 @@ def command(
             alpha=DEFAULT_ALPHA if alpha is None else alpha,
             params=models.SearchParams(exact=exact, hnsw_ef=hnsw_ef, quantization=quantization or None),
         )
-        [hits] = retriever.search([query], top_k, parse_filter(conditions))
+        [hits] = retriever.search([query], top_k, conditions_filter)
+        if not hits and conditions_filter is not None:
+            _require_known_keys(Collection(client, collection), conditions_filter)
     if as_json:
         found = {"query": query, "collection": collection, "mode": mode, "hits": [asdict(hit) for hit in hits]}
         click.echo(json.dumps(found, ensure_ascii=False, indent=2))
     else:
         click.echo(_table(hits) if hits else "nothing found")
+
+
+def _refuse_without_effect(mode: "Mode", fusion: "Fusion") -> None:
+    """Refuse an option that the mode would ignore."""
+    for option, has_effect, needs in (
+        ("fusion", mode == "hybrid", "--mode hybrid"),
+        ("alpha", mode == "hybrid" and fusion == "linear", "--mode hybrid and --fusion linear"),
+        ("sparse_vector_name", mode != "dense", "--mode sparse or hybrid"),
+        ("vector_name", mode != "sparse", "--mode dense or hybrid"),
+        ("exact", mode != "sparse", "--mode dense or hybrid"),
+        ("hnsw_ef", mode != "sparse", "--mode dense or hybrid"),
+        ("oversampling", mode != "sparse", "--mode dense or hybrid"),
+    ):
+        given = click.get_current_context().get_parameter_source(option) is not click.core.ParameterSource.DEFAULT
+        if given and not has_effect:
+            raise click.UsageError(f"--{option.replace('_', '-')} has no effect here; it needs {needs}")
+
+
+def _require_known_keys(collection: "Collection", conditions: "models.Filter") -> None:
+    """Explain an empty answer to a filter: a key that no point has cannot match.
+
+    Raises:
+        InputError: No point has one of the keys; the message lists those of some points.
+    """
+    from qdrant_client import models
+
+    from care_qdrant.errors import InputError
+    from care_qdrant.store.payload import RESERVED_KEYS
+
+    for condition in [*(conditions.must or []), *(conditions.must_not or [])]:
+        if not isinstance(condition, models.FieldCondition):
+            continue
+        has_key = models.Filter(must_not=[models.IsEmptyCondition(is_empty=models.PayloadField(key=condition.key))])
+        if not collection.count(has_key):
+            sampled = {key for record in collection.sample(100) for key in record.payload or {}}
+            there = ", ".join(sorted(sampled - RESERVED_KEYS)) or "none"
+            raise InputError(f"--filter: no point of {collection.name!r} has {condition.key!r} (some keys: {there})")
 
 
 def _table(hits: "list[Hit]") -> str:

@@ -40,10 +40,14 @@ class Seen:
         """Note how many chunks a document has."""
         self._database.execute("UPDATE seen SET chunks = ? WHERE id = ?", (chunks, _key(document_id)))
 
+    def chunks(self, document_id: str) -> int | None:
+        """Return how many chunks a document has: 0 for one that could not be cut, None for one that was not met."""
+        row = self._row("SELECT chunks FROM seen WHERE id = ?", _key(document_id))
+        return None if row is None else int(row[0])
+
     def has_chunk(self, document_id: str, number: int) -> bool:
         """Return whether a document was met and has a chunk of this number."""
-        row = self._row("SELECT chunks FROM seen WHERE id = ?", _key(document_id))
-        return row is not None and number < int(row[0])
+        return number < (self.chunks(document_id) or 0)
 
     def _row(self, query: str, key: bytes) -> tuple[str] | tuple[int] | None:
         with closing(self._database.execute(query, (key,))) as cursor:

@@ -1,4 +1,4 @@
-"""What the rest of the house needs to know of an encoder."""
+"""Protocols of an encoder: texts in, vectors of one space out."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -14,7 +14,7 @@ class TokenCounter(Protocol):
         """Longest input in tokens, special tokens and prompt included; the rest is cut off."""
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Give the uncut length of each text in tokens, special tokens and prompt included."""
+        """Return the uncut length of each text in tokens, special tokens and prompt included."""
 
 
 class Encoder(TokenCounter, Protocol):
@@ -29,4 +29,12 @@ class Encoder(TokenCounter, Protocol):
         """The model's own prompt, put before each text unless the caller gives another."""
 
     def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
-        """Give one unit vector per text, in order: (len(texts), dim) float32. None is the model's own prompt."""
+        """Encode texts into unit vectors.
+
+        Args:
+            texts: In any order.
+            prompt: Put before each text; None takes the model's own.
+
+        Returns:
+            ``(len(texts), dim)`` float32, in the order of the texts, each row of length 1.
+        """

@@ -46,7 +46,7 @@ _TERM = re.compile(
 
 
 def terms(text: str) -> Iterator[str]:
-    """Give the terms of a text, each as often as it occurs."""
+    """Return the terms of a text, each as often as it occurs."""
     for match in _TERM.finditer(unicodedata.normalize("NFKC", text).lower()):
         term = match.group()
         match match.lastgroup:
@@ -61,7 +61,7 @@ def terms(text: str) -> Iterator[str]:
 
 @lru_cache(maxsize=1 << 16)
 def term_id(term: str) -> int:
-    """Give the index of a term in every sparse vector: 32 bits of BLAKE2b, the same on every machine.
+    """Return the index of a term in every sparse vector: 32 bits of BLAKE2b, the same on every machine.
 
     Two terms can share an index and then count as one. Of n different terms about n² / 2³³ pairs do: a dozen
     pairs in 300,000 terms, the vocabulary of a large corpus.
@@ -70,7 +70,7 @@ def term_id(term: str) -> int:
 
 
 def average_length(texts: Iterable[str]) -> float:
-    """Give the mean number of terms of a text, as `document_vector` needs it; at least 1."""
+    """Return the mean number of terms of a text, as `document_vector` needs it; at least 1."""
     lengths = [sum(1 for _ in terms(text)) for text in texts]
     return max(1.0, sum(lengths) / max(1, len(lengths)))
 
@@ -78,7 +78,7 @@ def average_length(texts: Iterable[str]) -> float:
 def document_vector(
     text: str, *, average_length: float, k1: float = DEFAULT_K1, b: float = DEFAULT_B
 ) -> models.SparseVector:
-    """Give a document's saturated term frequencies; empty for a text without terms.
+    """Return a document's saturated term frequencies; empty for a text without terms.
 
     Args:
         text: What the document says, title included.
@@ -93,7 +93,7 @@ def document_vector(
 
 
 def query_vector(text: str) -> models.SparseVector:
-    """Give a query's term counts; empty for a text without terms."""
+    """Return a query's term counts; empty for a text without terms."""
     counts = _counts(text)
     return models.SparseVector(indices=list(counts), values=[float(count) for count in counts.values()])
 

@@ -30,17 +30,18 @@ class MicroBatcher:
     """Encodes single texts for many threads and coroutines, in batches.
 
     A text that the encoder refuses fails alone, not with those that shared its batch. A future that is cancelled
-    before its turn costs nothing. Equal texts in one batch are encoded once. A forked child starts with an empty line
+    before its turn costs nothing. Equal texts in one batch are encoded once. A forked child starts with an empty queue
     and its own workers; one that is no longer referred to ends its workers.
     """
 
     def __init__(
         self, encode: Callable[[list[str]], Vectors], *, max_batch: int = DEFAULT_MAX_BATCH, workers: int = 1
     ) -> None:
-        """Take an encoder into service; threads start with the first text that has to wait.
+        """Set up; threads start with the first text that has to wait.
 
         Args:
-            encode: Gives one row per text. It must not refer to this object, which would never be collected.
+            encode: Returns one row per text, ``(len(texts), dim)``. It must not refer to this object, which would then
+                never be collected.
             max_batch: Most texts of one call.
             workers: How many batches may run side by side: one per core that is to encode queries.
         """
@@ -49,10 +50,10 @@ class MicroBatcher:
         _live.add(self)
 
     def encode(self, text: str) -> Vector:
-        """Give the vector of a text, computed in this thread when the encoder is idle.
+        """Return the vector of a text, computed in this thread when the encoder is idle.
 
         Raises:
-            CareError: the batcher was closed.
+            CareError: The batcher was closed.
         """
         line = self._line
         if not line.start_at_once():
@@ -64,10 +65,10 @@ class MicroBatcher:
         return vector
 
     def submit(self, text: str) -> "Future[Vector]":
-        """Give the future vector of a text; ``asyncio.wrap_future`` makes it awaitable.
+        """Return the future vector of a text; ``asyncio.wrap_future`` makes it awaitable.
 
         Raises:
-            CareError: the batcher was closed.
+            CareError: The batcher was closed.
         """
         return self._line.put(text)
 
@@ -101,13 +102,13 @@ class _Line:
         self._closed = False
 
     def successor(self) -> "_Line":
-        """Give a fresh line for the same encoder, closed if this one is."""
+        """Return a fresh line for the same encoder, closed if this one is."""
         line = _Line(self.encode, self.max_batch, self.workers)
         line._closed = self._closed
         return line
 
     def start_at_once(self) -> bool:
-        """Say whether the caller may encode now; then it must call `done` afterwards."""
+        """Return whether the caller may encode now; it must then call `done` afterwards."""
         with self.condition:
             self._check_open()
             idle = not self._waiting and self.running < self.workers
@@ -127,7 +128,7 @@ class _Line:
     def take(self) -> list[_Request]:
         """Wait for the next batch; empty when the line is closed and everyone was served.
 
-        A worker takes its share of those who wait and leaves the rest to its colleagues. One that takes them all is
+        A worker takes its share of those who wait and leaves the rest to the other workers. One that takes them all is
         busy for long, while the others run whatever comes next one by one, and the last wait longest.
         """
         with self.condition:
@@ -187,7 +188,7 @@ def _serve(encode: Callable[[list[str]], Vectors], batch: list[_Request]) -> Non
 
 
 def _encode_apart(encode: Callable[[list[str]], Vectors], texts: list[str]) -> list[Vector | BaseException]:
-    """Give the vector of each text, or its own error: a batch that fails is halved until the culprit is alone."""
+    """Return the vector of each text, or its own error: a batch that fails is halved until one text is left."""
     if not texts:
         return []
     try:

@@ -58,8 +58,8 @@ class OnnxEncoder:
             batch_tokens: Padded tokens of one run.
 
         Raises:
-            IncompleteModel: a file is missing.
-            ModelError: a file cannot be read, or the graph gives another dimension.
+            IncompleteModel: A file is missing.
+            ModelError: A file cannot be read, or the graph gives another dimension.
         """
         self.dim, self.max_tokens, self.prompt, self.batch_tokens = dim, max_tokens, prompt, batch_tokens
         self._tokenizer = _load_tokenizer(folder, max_tokens)
@@ -80,10 +80,10 @@ class OnnxEncoder:
         )
 
     def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
-        """Give one unit vector per text, in order: (len(texts), dim) float32. None is the model's own prompt.
+        """Encode texts into unit vectors, in order: ``(len(texts), dim)`` float32. None is the model's own prompt.
 
         Raises:
-            EncodingError: a text has no tokens, or the graph gave a vector that is not of unit length.
+            EncodingError: A text has no tokens, or the graph gave a vector that is not of unit length.
         """
         token_ids = [encoding.ids for encoding in self._tokenize(texts, prompt)]
         if not all(token_ids):
@@ -95,7 +95,7 @@ class OnnxEncoder:
         return vectors
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Give the uncut length of each text in tokens, special tokens and prompt included."""
+        """Return the uncut length of each text in tokens, special tokens and prompt included."""
         return [uncut_length(encoding, self._special_tokens) for encoding in self._tokenize(texts, None)]
 
     def _tokenize(self, texts: Sequence[str], prompt: str | None) -> list[Encoding]:
@@ -129,7 +129,7 @@ def _load_tokenizer(folder: Path, max_tokens: int) -> Tokenizer:
 
 
 def session_options(threads: int, *, exact_kernels: bool) -> onnxruntime.SessionOptions:
-    """Give the options of a session.
+    """Return the options of a session.
 
     Args:
         threads: Cores that one run may use.
@@ -163,7 +163,7 @@ def _load_session(path: Path, dim: int, threads: int) -> onnxruntime.InferenceSe
 
 
 def _pad(token_ids: Sequence[Sequence[int]], length: int) -> dict[str, npt.NDArray[np.int64]]:
-    """Give (batch, length) arrays, padded on the right; masked positions never reach a vector."""
+    """Return (batch, length) arrays, padded on the right; masked positions never reach a vector."""
     shape = (len(token_ids), length)
     input_ids, attention_mask = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
     for row, ids in enumerate(token_ids):

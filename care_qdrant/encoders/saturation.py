@@ -20,7 +20,7 @@ _EXACT = 255 * 127 * 8
 
 @cache
 def int8_saturates() -> bool:
-    """Give whether the fast int8 kernels of this CPU clamp, by multiplying the largest values once."""
+    """Return whether the fast int8 kernels of this CPU clamp, by multiplying the largest values once."""
     session = onnxruntime.InferenceSession(_PROBE, providers=["CPUExecutionProvider"])
     (product,) = session.run(None, {})
     return bool((product != _EXACT).any())

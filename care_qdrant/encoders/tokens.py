@@ -16,13 +16,13 @@ class TokenizerFile:
         self._tokenizer.no_truncation()
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Give the uncut length of each text in tokens, special tokens and prompt included."""
+        """Return the uncut length of each text in tokens, special tokens and prompt included."""
         texts = [self._prompt + text for text in texts]
         return [len(self._tokenizer.encode(text, add_special_tokens=self._special_tokens).ids) for text in texts]
 
 
 def uncut_length(encoding: Encoding, special_tokens: int) -> int:
-    """Give the tokens that a text has, those that were cut off included.
+    """Return the tokens that a text has, those that were cut off included.
 
     Args:
         encoding: Of a tokenizer that truncates.

@@ -40,10 +40,10 @@ class TorchEncoder:
         max_tokens: int | None = None,
         batch_tokens: int = BATCH_TOKENS,
     ) -> None:
-        """Take a loaded model into one role.
+        """Set up a loaded model for one role.
 
         Args:
-            model: As `load_sentence_transformer` gives it.
+            model: As `load_sentence_transformer` returns it.
             side: Which of its two roles it plays here.
             prompt: Put before each text; None takes the model's own.
             max_tokens: Longest input; None takes the model's own limit.
@@ -63,7 +63,7 @@ class TorchEncoder:
         return str(self._model.device)
 
     def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
-        """Give one unit vector per text, in order: (len(texts), dim) float32."""
+        """Encode texts into unit vectors, in order: ``(len(texts), dim)`` float32."""
         prompt = self.prompt if prompt is None else prompt
         vectors = np.empty((len(texts), self.dim), dtype=np.float32)
         lengths = [min(length, self.max_tokens) for length in self._lengths(texts, prompt)]
@@ -79,7 +79,7 @@ class TorchEncoder:
         return vectors
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Give the uncut length of each text in tokens, special tokens and prompt included."""
+        """Return the uncut length of each text in tokens, special tokens and prompt included."""
         return self._lengths(texts, self.prompt)
 
     def _limit(self, max_tokens: int | None) -> int:
@@ -114,7 +114,7 @@ def load_sentence_transformer(folder: Path, device: str | None = None) -> "Sente
         device: As torch names it; None takes CUDA, then MPS, then the CPU.
 
     Raises:
-        MissingExtra: torch or sentence-transformers are not installed.
+        MissingExtra: Torch or sentence-transformers are not installed.
     """
     with needs_extra("ingest", "this encoder"):
         import torch

@@ -1,4 +1,4 @@
-"""Refuses what an encoder should never give: Qdrant's engine would take it and never find the point again."""
+"""Refuses what an encoder should never return: Qdrant's engine would take it and never find the point again."""
 
 from collections.abc import Callable
 
@@ -12,12 +12,12 @@ def require_usable(vectors: Vectors, shape: tuple[int, int], name_of: Callable[[
     """Check the vectors of one batch.
 
     Args:
-        vectors: What the encoder gave.
-        shape: What it was to give, (texts, dim).
-        name_of: Says what a row was made of, as "document 'd7'".
+        vectors: What the encoder returned.
+        shape: Expected, ``(texts, dim)``.
+        name_of: Returns what a row was made of, as "document 'd7'".
 
     Raises:
-        EncodingError: a vector has the wrong shape, is not finite or has no length.
+        EncodingError: A vector has the wrong shape, is not finite or has no length.
     """
     if vectors.shape != shape:
         raise EncodingError(f"the document encoder gave vectors of shape {vectors.shape}; expected {shape}")

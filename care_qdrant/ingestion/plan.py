@@ -9,7 +9,7 @@ from qdrant_client import models
 from care_qdrant.corpus.chunking import Sized
 from care_qdrant.encoders import bm25
 from care_qdrant.encoders.usable import require_usable
-from care_qdrant.store.collection import Collection
+from care_qdrant.store.collection import Collection, PointId
 from care_qdrant.store.contracts import SparseContract
 from care_qdrant.store.create import SPARSE_VECTOR_NAME, PointVectors
 from care_qdrant.store.payload import CARE_KEY, chunk_payload, content_hash, payload_hash
@@ -70,8 +70,15 @@ class Plan:
     """Chunks whose dense vector is right; payload or sparse vector are not."""
     surplus: list[str] = field(default_factory=list)
     """Ids of stored points beyond the end of a document that became shorter."""
+    others: list[PointId] = field(default_factory=list)
+    """Stored points of documents of this plan that another writer made under other ids."""
     share_read: float | None = None
     """Fraction of the corpus that was read when this was planned, in [0, 1]."""
+
+    @property
+    def is_work(self) -> bool:
+        """Whether anything has to be written or deleted."""
+        return bool(self.encode or self.update or self.surplus)
 
 
 def make_plan(
@@ -97,6 +104,38 @@ def make_plan(
         document_id = chunks[0].chunk.document.id
         plan.surplus += [point_id(document_id, number) for number in range(len(chunks), longest)]
     return plan
+
+
+def points_of_other_writers(collection: Collection, document_ids: Sequence[str]) -> list[PointId]:
+    """Return the stored points of documents that ingestion did not write, as LlamaIndex nodes with random ids.
+
+    Args:
+        collection: Where.
+        document_ids: Ids of the documents, at most a window of them.
+    """
+    return [
+        record.id
+        for page in collection.scroll("looking for other writers", where=_others(document_ids), payload=False)
+        for record in page
+    ]
+
+
+def has_other_writers(collection: Collection) -> bool:
+    """Return whether any point of a collection was not written by ingestion.
+
+    False also where strict mode allows no filter on a payload key without an index.
+    """
+    strict = collection.schema.strict_mode
+    if strict is not None and strict.unindexed_filtering_retrieve is False:
+        return False
+    return collection.count(_others(None)) > 0
+
+
+def _others(document_ids: Sequence[str] | None) -> models.Filter:
+    must: list[models.Condition] = [models.IsEmptyCondition(is_empty=models.PayloadField(key=f"{CARE_KEY}.chunk"))]
+    if document_ids is not None:
+        must.append(models.FieldCondition(key="doc_id", match=models.MatchAny(any=list(document_ids))))
+    return models.Filter(must=must)
 
 
 def read_stored(collection: Collection, ids: Sequence[str]) -> dict[str, Stored]:

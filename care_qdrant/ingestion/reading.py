@@ -9,7 +9,7 @@ from care_qdrant.corpus.rows import Reject, Row
 from care_qdrant.corpus.seen import Seen
 from care_qdrant.encoders import TokenCounter
 from care_qdrant.errors import InputError
-from care_qdrant.ingestion.plan import Plan, make_plan
+from care_qdrant.ingestion.plan import Plan, make_plan, points_of_other_writers
 from care_qdrant.ingestion.report import Tally
 from care_qdrant.store.collection import Collection
 from care_qdrant.store.create import PointVectors
@@ -50,6 +50,8 @@ class Reader:
     overflow: Overflow
     shard: Shard
     is_new: bool
+    has_others: bool
+    """Whether another writer made points of the collection, which then are looked for."""
     seen: Seen
     tally: Tally
     on_reject: Callable[[Reject], None]
@@ -58,6 +60,8 @@ class Reader:
         """Return the work of one window after the other."""
         for window in self._windows(rows):
             plan = make_plan(self.collection, self.vectors, list(self._cut(window)), is_new=self.is_new)
+            if self.has_others:
+                plan.others = points_of_other_writers(self.collection, [row.document.id for row in window])
             plan.share_read = share_read()
             yield plan
 

@@ -35,6 +35,8 @@ class IngestReport:
     """Rows that repeat an earlier one word for word."""
     rejected: int
     deleted: int
+    other_points: int
+    """Points of the same documents that another writer made under other ids."""
     points: int
     """Points of the collection with this vector, counted exactly."""
     tokens: int
@@ -104,6 +106,7 @@ class Tally:
     rejected: int = 0
     inserted: int = 0
     deleted: int = 0
+    other_points: int = 0
     tokens: int = 0
 
     @property

@@ -21,12 +21,13 @@ from care_qdrant.encoders.batching import token_batches
 from care_qdrant.errors import InputError, QdrantError
 from care_qdrant.ingestion.ahead import read_ahead
 from care_qdrant.ingestion.dry_run import estimate
-from care_qdrant.ingestion.plan import Plan, Task, check_vectors
+from care_qdrant.ingestion.guard import RunGuard
+from care_qdrant.ingestion.plan import Plan, Task, check_vectors, has_other_writers
 from care_qdrant.ingestion.reading import Reader
 from care_qdrant.ingestion.report import Estimate, IngestReport, Progress, Stopwatch, Tally
 from care_qdrant.ingestion.settings import DocumentModel, IngestSettings
 from care_qdrant.ingestion.source import Source, open_source, require_document, sparse_contract
-from care_qdrant.ingestion.sync import delete_missing
+from care_qdrant.ingestion.sync import delete_missing, delete_surplus_chunks
 from care_qdrant.ingestion.vector_hashes import remove_orphaned_hashes
 from care_qdrant.store.collection import Collection
 from care_qdrant.store.connection import tune_embedded
@@ -75,6 +76,7 @@ def ingest(
     """
     settings = settings or IngestSettings()
     target = Collection(client, collection, retries)
+    target = target.sibling(target.aliases().get(collection, collection))
     with open_source(corpus, fields or Fields()) as source, Seen() as seen:
         rows: Iterator[Row | Reject] = islice(source.rows, settings.limit)
         vectors = join_collection(target, vector_name or model.name, model.contract(), sparse=settings.sparse)
@@ -88,7 +90,8 @@ def ingest(
         if is_new and not settings.dry_run:
             joined = create_collection(target, vectors, storage or Storage(), bulk_load=settings.shard.of == 1)
             vectors, is_new = joined or vectors, joined is None
-        run = _Run(target, model, vectors, settings, is_new, seen, on_progress)
+        guard = RunGuard(target, vectors, settings)
+        run = _Run(target, model, vectors, settings, is_new, seen, guard, on_progress)
         return run.go(replace(source, rows=rows))
 
 
@@ -112,12 +115,13 @@ class _Run:
     settings: IngestSettings
     is_new: bool
     seen: Seen
+    guard: RunGuard
     on_progress: Callable[[Progress], None]
     tally: Tally = field(default_factory=Tally)
     watch: Stopwatch = field(default_factory=Stopwatch)
 
     def go(self, source: Source) -> IngestReport:
-        """Do it."""
+        """Read, encode and write, then delete, count and report."""
         start, expected = time.perf_counter(), None
         before = self._prepare()
         with closing(read_ahead(self._reader(source).plans(source.rows, source.share_read), WINDOWS_AHEAD)) as plans:
@@ -146,6 +150,7 @@ class _Run:
             overflow=self.settings.overflow,
             shard=self.settings.shard,
             is_new=self.is_new,
+            has_others=not self.is_new and has_other_writers(self.collection),
             seen=self.seen,
             tally=self.tally,
             on_reject=source.rejects.write if source.rejects is not None else lambda _: None,
@@ -166,6 +171,10 @@ class _Run:
         limits = self.collection.limits
         with Sender(self.collection) as sender:
             for plan in plans:
+                self.guard.check()
+                if plan.is_work:
+                    self.guard.begin()
+                self._settle_others(plan)
                 # Before the chunks that say how many there are: a run that is killed in between finds them again.
                 self.collection.delete(plan.surplus)
                 self.tally.deleted += len(plan.surplus)
@@ -174,6 +183,13 @@ class _Run:
                     self.tally.updated += len(plan.update)
                 if plan.encode:
                     self._encode(plan, sender, limits)
+
+    def _settle_others(self, plan: Plan) -> None:
+        """Count the points that another writer made of documents of this plan, or delete them if that was asked for."""
+        self.tally.other_points += len(plan.others)
+        if self.settings.replace_others:
+            self.collection.delete(plan.others)
+            self.tally.deleted += len(plan.others)
 
     def _encode(self, plan: Plan, sender: Sender, limits: Limits) -> None:
         encoder = self.model.document_encoder
@@ -201,6 +217,10 @@ class _Run:
 
     def _sync(self) -> None:
         settings = self.settings
+        if not settings.dry_run:
+            self.guard.check()
+            if self.guard.may_have_surplus:
+                self.tally.deleted += delete_surplus_chunks(self.collection, self.seen, in_shard=settings.shard.has)
         if not settings.sync or (settings.dry_run and self.is_new):
             return
         if self.tally.rejected and not settings.sync_despite_rejects:
@@ -228,7 +248,8 @@ class _Run:
         if self.settings.dry_run:
             return points
         finish_load(self.collection)
-        # Other shares of the corpus may be written, and synchronised, at the same time.
+        self.guard.end()
+        # Other shards of the corpus may be written, and synchronised, at the same time.
         lowest = before + self.tally.inserted - self.tally.deleted if self.settings.shard.of == 1 else 0
         if points < self.tally.chunks or self.collection.count() < lowest:
             raise QdrantError(
@@ -250,6 +271,7 @@ class _Run:
             duplicates=tally.duplicates,
             rejected=tally.rejected,
             deleted=tally.deleted,
+            other_points=tally.other_points,
             points=points,
             tokens=tally.tokens,
             seconds=round(seconds, 3),

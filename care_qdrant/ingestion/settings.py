@@ -45,6 +45,8 @@ class IngestSettings:
     """Largest fraction of the stored points that a sync may delete, in [0, 1]."""
     sync_despite_rejects: bool = False
     """A rejected row may be a document that is stored: without this, a sync then deletes nothing."""
+    replace_others: bool = False
+    """Delete points of the corpus's documents that another writer made under other ids."""
     dry_run: bool = False
     """Write nothing; say what would be written."""
     batch_tokens: int = 16_384

@@ -34,9 +34,9 @@ def delete_missing(
         InputError: More than ``max_fraction`` would be deleted.
     """
     stored = missing = 0
-    for points in _points(collection, seen, in_shard):
+    for points in _points(collection, in_shard):
         stored += len(points)
-        missing += sum(points.values())
+        missing += sum(not seen.has_chunk(*chunk) for chunk in points.values())
     if missing > max_fraction * stored:
         raise InputError(
             f"collection {collection.name!r}: {missing:,} of {stored:,} points ({missing / stored:.0%}) are not in the "
@@ -44,18 +44,40 @@ def delete_missing(
             "deleted. If the corpus is complete, give a larger --max-delete-fraction"
         )
     if missing and not dry_run:
-        for points in _points(collection, seen, in_shard):
-            collection.delete([point for point, is_missing in points.items() if is_missing])
+        for points in _points(collection, in_shard):
+            collection.delete([point for point, chunk in points.items() if not seen.has_chunk(*chunk)])
     return missing
 
 
-def _points(collection: Collection, seen: Seen, in_shard: Callable[[str], bool]) -> Iterator[dict[PointId, bool]]:
-    """Return the ids of points that ingestion wrote, page by page, each with whether the corpus lacks it."""
+def delete_surplus_chunks(collection: Collection, seen: Seen, *, in_shard: Callable[[str], bool]) -> int:
+    """Delete chunks with a number that their document, which the corpus has, does not reach any more.
+
+    A killed run, or two concurrent ones with different chunking, can leave chunks behind that no chunk before them
+    leads to. Documents that the corpus does not have, or that were rejected, are left alone.
+
+    Args:
+        collection: Where.
+        seen: Every document of the corpus, with its number of chunks.
+        in_shard: Returns whether a document id belongs to this run's shard of the corpus.
+
+    Returns:
+        The number of points that were deleted.
+    """
+    deleted = 0
+    for points in _points(collection, in_shard):
+        surplus = [point for point, (document, number) in points.items() if number >= (seen.chunks(document) or 2**31)]
+        collection.delete(surplus)
+        deleted += len(surplus)
+    return deleted
+
+
+def _points(collection: Collection, in_shard: Callable[[str], bool]) -> Iterator[dict[PointId, tuple[str, int]]]:
+    """Return the points that ingestion wrote, page by page, each with its document's id and its chunk number."""
     for page in collection.scroll("reading stored ids", payload=["doc_id", f"{CARE_KEY}.chunk"]):
-        found: dict[PointId, bool] = {}
+        found: dict[PointId, tuple[str, int]] = {}
         for record in page:
             payload = record.payload or {}
             document_id, number = str(payload.get("doc_id")), (payload.get(CARE_KEY) or {}).get("chunk")
             if number is not None and str(record.id) == point_id(document_id, number) and in_shard(document_id):
-                found[record.id] = not seen.has_chunk(document_id, number)
+                found[record.id] = document_id, number
         yield found

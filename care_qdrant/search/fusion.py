@@ -1,4 +1,4 @@
-"""Putting the dense and the sparse answer to one query together, in one request that Qdrant computes.
+"""Fusion of the dense and the sparse answer to one query, in one request that Qdrant computes.
 
 ``linear`` (the default) scores every candidate with::
 
@@ -42,7 +42,7 @@ def fused_request(
         sparse: The same by the BM25 vector.
         fusion: See the module.
         alpha: Share of the dense score; only ``linear`` uses it.
-        limit: Points to give back.
+        limit: Number of points to return.
     """
     leaves = [leaf.model_copy(update={"limit": max(CANDIDATES, limit)}) for leaf in (dense, sparse)]
     if fusion == "linear":
@@ -53,12 +53,12 @@ def fused_request(
 
 
 def bm25_weight(terms: int) -> float:
-    """Give the factor that brings the BM25 scores of a query with so many different terms to the scale of a cosine."""
+    """Return the factor that brings BM25 scores to the scale of a cosine, for a query of so many different terms."""
     return 1 / (BM25_SCALE * math.sqrt(terms))
 
 
 def _rescored(leaves: list[models.Prefetch], *, by: models.Prefetch) -> models.Prefetch:
-    """Give the candidates of all leaves, each with its exact score by one of them."""
+    """Return the candidates of all leaves, each with its exact score by one of them."""
     limit = sum(leaf.limit or 0 for leaf in leaves)
     return models.Prefetch(prefetch=leaves, query=by.query, using=by.using, limit=limit)
 

@@ -12,7 +12,7 @@ from care_qdrant.types import Hit
 
 
 def read_hit(point: models.ScoredPoint, text_field: str | None = None) -> Hit:
-    """Give the hit that a point is; one without a text is a hit with an empty text, not the end of the search.
+    """Return the hit that a point is; one without a text is a hit with an empty text, not the end of the search.
 
     Args:
         point: With its payload.

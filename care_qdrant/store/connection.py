@@ -102,6 +102,7 @@ def _server(url: str | None, api_key: str | None, grpc: bool, timeout_seconds: i
 def _embedded(path: Path) -> QdrantClient:
     if path.exists() and not path.is_dir():
         raise InputError(f"{path}: is a file; the embedded database needs a folder")
+    _remove_empty_index(path)
     try:
         client = QdrantClient(path=str(path), force_disable_check_same_thread=True)
     except RuntimeError as error:
@@ -111,7 +112,20 @@ def _embedded(path: Path) -> QdrantClient:
             f"{path}: another process{_holder(path)} uses this embedded database; "
             "wait for it, or run a Qdrant server and pass --url"
         ) from error
+    except ValueError as error:
+        raise InputError(
+            f"{path / 'meta.json'}: is damaged ({error}); the embedded database cannot be opened"
+        ) from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be opened as an embedded database ({error})") from error
     return client
+
+
+def _remove_empty_index(path: Path) -> None:
+    """Remove the empty ``meta.json`` that a full disk left in a new folder; with collections it is no new folder."""
+    index = path / "meta.json"
+    if index.is_file() and not index.stat().st_size and not any((path / "collection").glob("*")):
+        index.unlink()
 
 
 def _holder(path: Path) -> str:

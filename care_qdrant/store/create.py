@@ -1,5 +1,6 @@
 """Creates the collection that a corpus goes into, joins one that has the same contract, or creates one like another."""
 
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -17,7 +18,7 @@ from care_qdrant.store.contracts import (
     check_sparse_contract,
     contract_metadata,
 )
-from care_qdrant.store.schema import LOAD_KEY, CollectionSchema
+from care_qdrant.store.schema import IDENTITY_KEY, LOAD_KEY, CollectionSchema
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -114,7 +115,7 @@ def create_collection(
             quantization_config=QUANTIZATION[storage.quantization],
             shard_number=storage.shards,
             replication_factor=storage.replicas,
-            metadata=vectors.metadata() | load,
+            metadata=vectors.metadata() | load | {IDENTITY_KEY: uuid.uuid4().hex},
         )
     except Rejected:
         # Another run made it, or our own request did and its answer was lost.
@@ -163,7 +164,7 @@ def create_like(collection: Collection, schema: CollectionSchema, metadata: Mapp
         collection.create(
             vectors_config=params.vectors,
             sparse_vectors_config=params.sparse_vectors,
-            metadata=dict(metadata),
+            metadata={**metadata, IDENTITY_KEY: uuid.uuid4().hex} if metadata else None,
             **({} if schema.embedded else _settings(schema.config)),
         )
     except Rejected:

@@ -5,6 +5,7 @@ bounded: qdrant-client itself either never retries (``upsert``) or retries every
 """
 
 import random
+import sqlite3
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ import httpx
 from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
-from care_qdrant.errors import Rejected
+from care_qdrant.errors import QdrantError, Rejected
 
 TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 TRANSIENT_GRPC = frozenset(
@@ -63,27 +64,52 @@ def least_delay(error: Exception, where: str) -> float:
     Raises:
         RequestTooLarge: The server finds the request too large.
         Rejected: The server says that the request is wrong; trying again would not help.
+        QdrantError: The folder of the embedded database cannot be read or written.
         Exception: ``error`` itself, where it does not come from Qdrant.
     """
     message = describe_error(error)
-    if any(wording in message for wording in _TOO_LARGE):
+    if _is_too_large(error, message):
         raise RequestTooLarge(message) from error
     if isinstance(error, ResourceExhaustedResponse):
         return min(float(error.retry_after_s), LONGEST_RETRY_AFTER_SECONDS)
-    if isinstance(error, ResponseHandlingException | httpx.TransportError | NotCompleted):
+    if _is_transient(error):
         return 0.0
-    if isinstance(error, UnexpectedResponse):
-        if error.status_code in TRANSIENT_STATUS:
-            return 0.0
-        if error.status_code == 413:
-            raise RequestTooLarge(message) from error
-    elif isinstance(error, grpc.RpcError):
-        if _grpc_code(error) in TRANSIENT_GRPC:
-            return 0.0
-    elif not isinstance(error, ValueError | KeyError):
+    if isinstance(error, sqlite3.Error | OSError):
+        raise QdrantError(
+            f"{where}: the folder of the embedded database cannot be read or written ({message}); see to its disk and "
+            "its permissions"
+        ) from error
+    if not isinstance(error, UnexpectedResponse | grpc.RpcError | ValueError | KeyError):
         raise error
     advice = ". Give a key that may write" if "access is required" in message else ""
     raise Rejected(f"{where}: Qdrant refuses it: {message}{advice}") from error
+
+
+def is_not_found(error: Exception) -> bool:
+    """Return whether Qdrant says that what a request names is not there, as a collection that was deleted.
+
+    Args:
+        error: What the client raised, or the `Rejected` that was made of it.
+    """
+    cause = error.__cause__ if isinstance(error, Rejected) else error
+    if isinstance(cause, UnexpectedResponse):
+        return cause.status_code == 404
+    if isinstance(cause, grpc.RpcError):
+        return bool(_grpc_code(cause) is grpc.StatusCode.NOT_FOUND)
+    return isinstance(cause, ValueError) and "not found" in str(cause)
+
+
+def _is_too_large(error: Exception, message: str) -> bool:
+    is_413 = isinstance(error, UnexpectedResponse) and error.status_code == 413
+    return is_413 or any(wording in message for wording in _TOO_LARGE)
+
+
+def _is_transient(error: Exception) -> bool:
+    if isinstance(error, UnexpectedResponse):
+        return error.status_code in TRANSIENT_STATUS
+    if isinstance(error, grpc.RpcError):
+        return _grpc_code(error) in TRANSIENT_GRPC
+    return isinstance(error, ResponseHandlingException | httpx.TransportError | NotCompleted)
 
 
 def describe_error(error: Exception) -> str:

@@ -12,6 +12,12 @@ from care_qdrant.store.contracts import Contract, VectorContract, parse_contract
 
 LOAD_KEY = "care_bulk_load"
 """Metadata key: what the bulk load of a new collection still has to restore."""
+IDENTITY_KEY = "care_id"
+"""Metadata key: a random identifier of this very collection; one that is made anew under the same name has another."""
+RUN_PREFIX = "care_run:"
+"""Metadata keys: one for each ingestion that has begun to write and has not finished."""
+PUBLISH_KEY = "care_publish"
+"""Metadata key: how a version of a published collection was made."""
 MAX_POINTS = 256
 MAX_PAGE = 1_000
 
@@ -58,6 +64,12 @@ class CollectionSchema:
     def contracts(self) -> dict[str, Contract]:
         """Contract of each vector that carries one."""
         return parse_contracts(self.metadata)
+
+    @property
+    def portable_metadata(self) -> dict[str, Any]:
+        """Metadata that a copy of the collection keeps: without what belongs to this very collection."""
+        own = (IDENTITY_KEY, PUBLISH_KEY)
+        return {key: value for key, value in self.metadata.items() if key not in own and RUN_PREFIX not in key}
 
     @property
     def strict_mode(self) -> models.StrictModeConfigOutput | None:

@@ -3,9 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from care_qdrant.store.schema import CollectionSchema
-
-PUBLISH_KEY = "care_publish"
+from care_qdrant.store.schema import PUBLISH_KEY, CollectionSchema
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,12 @@
 import json
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from typing import Any
 
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.encoders import bm25
-from care_qdrant.store.contracts import METADATA_KEY, SparseContract, VectorContract
+from care_qdrant.store.contracts import SparseContract, VectorContract, contract_metadata
 from care_qdrant.store.payload import chunk_payload
 from care_qdrant.types import Chunk, Document
 from tests.tiny import HashEncoder, HashModel
@@ -73,12 +72,14 @@ def fill(
     """Create a collection with the vector ``care``, beside an unnamed one of another model if asked for."""
     dense = models.VectorParams(size=32, distance=models.Distance.COSINE)
     lexical = SparseContract(bm25.ANALYSER, bm25.DEFAULT_K1, bm25.DEFAULT_B, average_length=12.0)
-    contracts = {"care": asdict(contract or HashModel().contract())} | ({"bm25": asdict(lexical)} if sparse else {})
+    metadata = contract_metadata("care", contract or HashModel().contract())
+    if sparse:
+        metadata |= contract_metadata("bm25", lexical)
     client.create_collection(
         collection,
         vectors_config=dense if unnamed else {"care": dense},
         sparse_vectors_config={"bm25": models.SparseVectorParams(modifier=models.Modifier.IDF)} if sparse else None,
-        metadata={METADATA_KEY: contracts},
+        metadata=metadata,
     )
     if unnamed:
         named = models.DenseVectorNameConfig(dense=models.DenseVectorConfig(size=32, distance=models.Distance.COSINE))

@@ -28,7 +28,8 @@ from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch
 from care_qdrant.ingestion.run import ingest
 from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.search.retriever import Retriever
-from care_qdrant.store.contracts import VectorContract, read_contracts
+from care_qdrant.store.collection import Collection
+from care_qdrant.store.contracts import VectorContract
 from care_qdrant.store.layout import guess_layout
 from tests.llama import collections as made
 from tests.llama.collections import DOCUMENTS, NAME, Write, fill, node_id, vector
@@ -272,7 +273,7 @@ class TestWriting:
             embed_model=embedding,
         )
         assert list(client.get_collection(NAME).config.params.vectors) == ["hash-model"]  # type: ignore[arg-type]
-        assert read_contracts(client, NAME) == {"hash-model": HashModel().contract()}
+        assert Collection(client, NAME).schema.contracts == {"hash-model": HashModel().contract()}
         (hit,) = index.as_retriever(similarity_top_k=1).retrieve(DOCUMENTS[1].text)
         assert hit.node.ref_doc_id == "d1"
         again = CareVectorStore(NAME, client, embedding=embedding)
@@ -423,7 +424,7 @@ class TestHybrid:
         for node in nodes:
             node.embedding = vector(node.text)
         store.add(nodes)
-        assert set(read_contracts(client, NAME)) == {"hash-model", "bm25"}
+        assert set(Collection(client, NAME).schema.contracts) == {"hash-model", "bm25"}
         reopened = CareVectorStore(NAME, client, embedding=embedding, enable_hybrid=True)
         found = reopened.query(self.query("阑尾炎", alpha=0.0))
         assert (found.nodes or [])[0].get_content() == DOCUMENTS[3].text

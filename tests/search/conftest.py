@@ -6,7 +6,8 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.encoders import bm25
-from care_qdrant.store.contracts import SparseContract, write_contract
+from care_qdrant.store.collection import Collection
+from care_qdrant.store.contracts import SparseContract
 from care_qdrant.store.payload import chunk_payload
 from care_qdrant.types import Chunk, Document
 from tests.standin import StandIn
@@ -37,9 +38,9 @@ def fill(client: QdrantClient, model: HashModel, chunks: list[Chunk], collection
         vectors_config={model.name: models.VectorParams(size=model.dim, distance=models.Distance.COSINE)},
         sparse_vectors_config={bm25.VECTOR_NAME: models.SparseVectorParams(modifier=models.Modifier.IDF)},
     )
-    write_contract(client, collection, model.name, model.contract())
+    Collection(client, collection).write_contract(model.name, model.contract())
     contract = SparseContract(bm25.ANALYSER, bm25.DEFAULT_K1, bm25.DEFAULT_B, average)
-    write_contract(client, collection, bm25.VECTOR_NAME, contract)
+    Collection(client, collection).write_contract(bm25.VECTOR_NAME, contract)
     dense = model.encode_document([chunk.embedded_text for chunk in chunks])
     points = [
         models.PointStruct(

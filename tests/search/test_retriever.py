@@ -10,7 +10,8 @@ from care_qdrant.encoders import bm25
 from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch, Unreachable
 from care_qdrant.search import retriever
 from care_qdrant.search.retriever import Retriever
-from care_qdrant.store.contracts import SparseContract, write_contract
+from care_qdrant.store.collection import Collection
+from care_qdrant.store.contracts import SparseContract
 from care_qdrant.types import Chunk, Document
 from tests.search.conftest import COLLECTION, fill
 from tests.standin import StandIn
@@ -119,7 +120,7 @@ def test_the_vector_of_the_model_is_found_under_any_name(client: QdrantClient, m
     """Beside an unnamed vector of equal dimension: the stock LlamaIndex store would search that one."""
     params = models.VectorParams(size=model.dim, distance=models.Distance.COSINE)
     client.create_collection("c", vectors_config={"": params, "mine": params})
-    write_contract(client, "c", "mine", model.contract())
+    Collection(client, "c").write_contract("mine", model.contract())
     wrong, right = model.encode_document(["错"])[0].tolist(), model.encode_document(["对"])[0].tolist()
     for n, (old, new) in enumerate([(right, wrong), (wrong, right)]):
         client.upsert("c", [models.PointStruct(id=n, vector={"": old, "mine": new}, payload={"text": str(n)})])
@@ -136,7 +137,8 @@ def test_a_vector_of_unknown_origin_is_refused(client: QdrantClient, model: Hash
 
 def test_another_analyser_is_refused(client: QdrantClient, model: HashModel) -> None:
     fill(client, model, [Chunk(Document("d0", "感冒"), "感冒")])
-    write_contract(client, COLLECTION, bm25.VECTOR_NAME, SparseContract("zh-word-0", 1.2, 0.75, 10.0))
+    contract = SparseContract("zh-word-0", 1.2, 0.75, 10.0)
+    Collection(client, COLLECTION).write_contract(bm25.VECTOR_NAME, contract)
     for mode in ("sparse", "hybrid"):
         with pytest.raises(FingerprintMismatch, match=f"zh-word-0, not by {bm25.ANALYSER}"):
             Retriever(client, COLLECTION, model, mode=mode).search(QUERIES)

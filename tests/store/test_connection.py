@@ -1,5 +1,6 @@
 """Opening Qdrant: a folder that is taken, a server that is not there, an embedded database that is fast and safe."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from qdrant_client import models
 
 from care_qdrant.errors import FolderLocked, InputError, Unreachable
 from care_qdrant.store.connection import is_embedded, open_client, tune_embedded
+from tests.tiny import medical_texts
 
 
 def test_a_locked_folder_names_its_holder(tmp_path: Path) -> None:
@@ -49,3 +51,50 @@ def test_the_tuned_database_reopens_with_every_point(tmp_path: Path) -> None:
         client.upsert("docs", [models.PointStruct(id=1, vector={"v": [1.0, 0.0]}, payload={})])
     with open_client(path=tmp_path) as client:
         assert client.count("docs").count == 1
+
+
+def test_a_folder_that_a_full_disk_left_empty_can_be_used(tmp_path: Path) -> None:
+    folder = tmp_path / "qdrant"
+    (folder / "collection").mkdir(parents=True)
+    (folder / "meta.json").touch()
+    with open_client(path=folder) as client:
+        client.create_collection("c", models.VectorParams(size=2, distance=models.Distance.COSINE))
+    (folder / "meta.json").write_text("")
+    with pytest.raises(InputError, match="is damaged"), open_client(path=folder):
+        pass
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(InputError, match="cannot be opened as an embedded database"),
+        open_client(path=tmp_path / "file" / "q"),
+    ):
+        pass
+
+
+def test_a_full_disk_is_an_error_in_one_line_and_the_next_run_finishes(tmp_path: Path) -> None:
+    """The kernel refuses files above some size, as a full disk refuses all."""
+    rows = [{"id": f"d{n}", "text": text} for n, text in enumerate(medical_texts(400))]
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    script = (
+        "import resource, signal, sys\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "size = int(sys.argv.pop(1))\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))\n"
+        "from care_qdrant.cli.ingest import main\n"
+        "main()\n"
+    )
+
+    def run(limit: int) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", script, str(limit), str(corpus), "--path", str(tmp_path / "qdrant")]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+
+    stopped = run(150_000)
+    assert stopped.returncode != 0 and "Traceback" not in stopped.stderr
+    assert "the folder of the embedded database cannot be" in stopped.stderr.splitlines()[-1]
+    finished = run(-1)
+    assert finished.returncode == 0, finished.stderr
+    with open_client(path=tmp_path / "qdrant") as client:
+        assert client.count("corpus").count >= 400

@@ -116,7 +116,7 @@ class CareEmbedding(BaseEmbedding):
 
     @override
     def to_dict(self, **kwargs: Any) -> dict[str, Any]:
-        """Give the settings, and the fingerprint of the model that they lead to now.
+        """Return the settings, and the fingerprint of the model that they lead to now.
 
         ``IngestionPipeline`` caches by a hash of this: a model that is trained again in place is another model.
         """
@@ -124,17 +124,17 @@ class CareEmbedding(BaseEmbedding):
 
     @override
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Give a copy; with ``update``, an object of those settings."""
+        """Return a copy; with ``update``, an object of those settings."""
         if update:
             return type(self)(**{**self.__dict__, **update})
         return super().model_copy(deep=deep)
 
     def contract(self) -> "VectorContract":
-        """Give what a collection must say of its vectors for this embedding to search it; reads no weights."""
+        """Return what a collection must say of its vectors for this embedding to search it; reads no weights."""
         return self._shared().contract()
 
     def close(self) -> None:
-        """Let go of the encoders; the last object of these settings ends the worker. The next call loads again."""
+        """Release the encoders; the last object of these settings ends the worker. The next call loads again."""
         self._pair = None
 
     @override

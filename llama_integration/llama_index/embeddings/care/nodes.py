@@ -44,6 +44,6 @@ def embed_title_and_text_only(node: BaseNode) -> None:
 
 
 def embeds_other_metadata(node: BaseNode) -> bool:
-    """Say whether more than title and text of a node get embedded."""
+    """Return whether more than title and text of a node get embedded."""
     shown = node.get_metadata_str(mode=MetadataMode.EMBED)
     return shown not in ("", str(node.metadata.get(TITLE_KEY, "")))

@@ -52,7 +52,7 @@ class SharedPair:
     """
 
     def __init__(self, settings: PairSettings) -> None:
-        """Take the settings; nothing is read yet. `shared_pair` is the usual way."""
+        """Keep the settings; nothing is read yet. `shared_pair` is the usual way."""
         self.settings = settings
         self._recent = _RecentQueries(settings.query_cache_size)
         # `model` is free of references to this object: the worker of the batcher holds it.
@@ -67,11 +67,11 @@ class SharedPair:
         return shared_pair, (self.settings,)
 
     def contract(self) -> "VectorContract":
-        """Give what a collection must say of its vectors for this pair to search it."""
+        """Return what a collection must say of its vectors for this pair to search it."""
         return self._model().contract()
 
     def embed_query(self, text: str) -> list[float]:
-        """Give the vector of a query, computed in this thread when nothing else is."""
+        """Return the vector of a query, ``(dim,)``, computed in this thread when nothing else is."""
         vector = self._recent.get(text)
         if vector is None:
             vector = self._batcher.encode(text)
@@ -79,7 +79,7 @@ class SharedPair:
         return _as_list(vector)
 
     async def aembed_query(self, text: str) -> list[float]:
-        """Give the vector of a query, computed in the worker together with those that wait."""
+        """Return the vector of a query, computed in the worker together with those that wait."""
         vector = self._recent.get(text)
         if vector is None:
             vector = await asyncio.wrap_future(self._batcher.submit(text))
@@ -87,11 +87,11 @@ class SharedPair:
         return _as_list(vector)
 
     def embed_documents(self, texts: Sequence[str]) -> list[list[float]]:
-        """Give the vectors of documents.
+        """Return the vectors of documents, one row of ``dim`` numbers per text.
 
         Raises:
-            InputError: this pair only embeds queries; or a text is too long and the policy is ``error``.
-            MissingExtra: the document encoder needs packages that a query-only installation lacks.
+            InputError: This pair only embeds queries; or a text is too long and the policy is ``error``.
+            MissingExtra: The document encoder needs packages that a query-only installation lacks.
         """
         settings = self.settings
         if not settings.documents:
@@ -117,7 +117,7 @@ _lock = threading.RLock()
 
 
 def _renew_lock() -> None:
-    """Give a forked child a lock that no thread of its parent holds."""
+    """Make a lock for a forked child that no thread of its parent holds."""
     global _lock
     _lock = threading.RLock()
 
@@ -127,7 +127,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def shared_pair(settings: PairSettings) -> SharedPair:
-    """Give the one pair of these settings in this process; it lives as long as somebody refers to it."""
+    """Return the one pair of these settings in this process; it lives as long as somebody refers to it."""
     key = (settings, _saved_at(settings.model))
     with _lock:
         pair = _pairs.get(key)
@@ -137,11 +137,11 @@ def shared_pair(settings: PairSettings) -> SharedPair:
 
 
 def open_model(settings: PairSettings) -> CareModel:
-    """Open the model, or give the one that is open: different prompts share one set of weights.
+    """Open the model, or return the one that is open: different prompts share one set of weights.
 
     Raises:
-        FingerprintMismatch: it is not the one that the settings name.
-        ModelError: it cannot be used.
+        FingerprintMismatch: It is not the one that the settings name.
+        ModelError: It cannot be used.
     """
     where = (settings.model, settings.revision, settings.device, settings.precision)
     with _lock:
@@ -166,7 +166,7 @@ def _as_list(vector: Vector) -> list[float]:
 
 
 def _saved_at(source: str) -> int | None:
-    """Give the time of a local model's card, so that one that is trained again in place is read again."""
+    """Return the time of a local model's card, so that one that is trained again in place is read again."""
     card = Path(source, CARD_FILE)
     return card.stat().st_mtime_ns if card.is_file() else None
 
@@ -200,7 +200,7 @@ def _check_lengths(
 
 
 def _is_short(text: str, max_tokens: int) -> bool:
-    """Say whether a text is within the limit for sure, which saves to tokenise it twice: a third of our time.
+    """Return whether a text is within the limit for sure, which saves tokenising it twice: a third of our time.
 
     A token is at least one byte of normalised text, and normalisation makes at most four characters of a byte (but for
     one Arabic ligature, U+FDFA); a few tokens frame the text.

@@ -1,45 +1,70 @@
 """`CareVectorStore`: LlamaIndex's Qdrant store, made safe on collections that it did not create."""
 
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import partial
 from inspect import signature
 from typing import Any, Protocol, cast
 
-from llama_index.core.schema import BaseNode
+from llama_index.core.bridge.pydantic import PrivateAttr
+from llama_index.core.schema import BaseNode, MetadataMode
+from llama_index.core.utils import iter_batch
 from llama_index.core.vector_stores.types import (
     MetadataFilters,
     VectorStoreQuery,
     VectorStoreQueryResult,
 )
-from llama_index.vector_stores.care.facade import AsyncView
-from llama_index.vector_stores.care.schema import Wanted
-from llama_index.vector_stores.care.steps import arun, run
-from llama_index.vector_stores.care.writing import Writing
+from llama_index.embeddings.care.nodes import embeds_other_metadata
+from llama_index.vector_stores.care.filters import build_filter, document_filter, node_filter, query_filter
+from llama_index.vector_stores.care.operations import (
+    create_unless_there,
+    delete_points,
+    read_points,
+    score_nodes,
+    upload_points,
+    write_points,
+)
+from llama_index.vector_stores.care.points import as_lists, check_ids, read_result, vector_of
+from llama_index.vector_stores.care.query import LEXICAL, build_plan, choose_diverse, clip_scores, fuse_by_scaled_score
 from llama_index.vector_stores.qdrant import QdrantVectorStore
-from llama_index.vector_stores.qdrant.base import DEFAULT_DENSE_VECTOR_NAME
+from llama_index.vector_stores.qdrant.base import DEFAULT_DENSE_VECTOR_NAME, DOCUMENT_ID_KEY
 from llama_index.vector_stores.qdrant.utils import HybridFusionCallable, SparseEncoderCallable
-from qdrant_client import AsyncQdrantClient, QdrantClient
+from qdrant_client import AsyncQdrantClient, QdrantClient, models
 from typing_extensions import override
 
-from care_qdrant.errors import InputError
+from care_qdrant.encoders import bm25
+from care_qdrant.errors import InputError, SchemaMismatch
 from care_qdrant.search.fusion import Fusion
-from care_qdrant.search.retriever import CHECK_SECONDS
-from care_qdrant.store.contracts import VectorContract
+from care_qdrant.search.plan import QueryPlan
+from care_qdrant.search.resolve import CHECK_SECONDS, CollectionResolver, ResolvedCollection, StoreConfig
+from care_qdrant.search.steps import Steps, T, arun, ask, async_call, locked_call, run, threaded_call
+from care_qdrant.store.connection import client_lock, is_embedded
+from care_qdrant.store.contracts import SparseContract, VectorContract, contract_metadata
 from care_qdrant.store.create import SPARSE_VECTOR_NAME
+from care_qdrant.store.layout import Layout
+
+Ids = list[str] | None
+Filters = MetadataFilters | None
+
+SAMPLE_POINTS = 32
+"""Points that are read once to find out who wrote the payloads."""
 
 _STOCK_SETTINGS = frozenset(signature(QdrantVectorStore.__init__).parameters) | QdrantVectorStore.model_fields.keys()
-"""What the stock store's constructor takes, and what its `to_dict` gives."""
+"""What the stock store's constructor takes, and what its `to_dict` returns."""
+
+logger = logging.getLogger(__name__)
 
 
 class HasContract(Protocol):
     """A `CareEmbedding`, a `CareModel`: what knows the model that makes the vectors."""
 
     def contract(self) -> VectorContract:
-        """Give what a collection must say of its vectors."""
+        """Return what a collection must say of its vectors."""
 
 
-class CareVectorStore(Writing):
+class CareVectorStore(QdrantVectorStore):
     """Searches one named vector of a collection, with the model that made it, whoever wrote the payloads.
 
     What differs from ``QdrantVectorStore``, which fails silently in each case:
@@ -47,13 +72,14 @@ class CareVectorStore(Writing):
     - The vector is the one that was asked for, also beside an unnamed one, and also in a collection that is created.
     - With ``embedding=`` the collection's fingerprint is checked, and a collection that is created carries it; without,
       a collection that says what made its vectors is searched with a warning.
+    - Requests go to the collection that was checked, also after its alias was switched to another one.
     - Payloads of LangChain, Haystack and plain points are read with ids, metadata, filters and reference ids; a point
       without text does not fail a query.
-    - `add` keeps the vectors that other models have on a point, and `get_nodes` gives all of them.
+    - `add` keeps the vectors that other models have on a point, and `get_nodes` returns all of them.
     - NE, NIN, CONTAINS, ANY and ALL filters mean what LlamaIndex says they mean, and 2 is 2.0.
     - An MMR query gives diverse answers, and a query of a mode that is not answered is refused.
     - Hybrid queries use the collection's BM25 vector; scores are in 0…1, and ``alpha=0.0`` is 0, sync and async.
-    - One client serves sync and async callers.
+    - One client serves sync and async callers, from any number of threads.
 
     Example:
         >>> from qdrant_client import QdrantClient
@@ -62,6 +88,11 @@ class CareVectorStore(Writing):
         >>> client = QdrantClient(path="qdrant")
         >>> store = CareVectorStore("corpus", client, embedding=CareEmbedding())  # doctest: +SKIP
     """
+
+    _resolver: CollectionResolver = PrivateAttr()
+    _fusion: Fusion = PrivateAttr(default="linear")
+    _own_fusion: HybridFusionCallable | None = PrivateAttr(default=None)
+    _has_warned: bool = PrivateAttr(default=False)
 
     def __init__(
         self,
@@ -97,8 +128,8 @@ class CareVectorStore(Writing):
             settings: Of ``QdrantVectorStore``: they are its own, and passed on as they are.
 
         Raises:
-            InputError: there is no such setting; the vector is not there; or no point of the collection has a text.
-            ContractError: another model made the vectors.
+            InputError: There is no such setting; the vector is not there; or no point of the collection has a text.
+            ContractError: Another model made the vectors.
         """
         _require_known(settings)
         contract = embedding.contract() if embedding is not None else None
@@ -109,33 +140,34 @@ class CareVectorStore(Writing):
         if settings.get("sparse_doc_fn") and not own_sparse:
             raise InputError("sparse_doc_fn= without sparse_query_fn=: queries would be cut into other terms")
         if hybrid and not own_sparse:
-            settings.update(sparse_doc_fn=self._bm25_of_documents, sparse_query_fn=self._bm25_of_queries)
-        # By name, since `Writing` has no constructor and a type checker takes it for pydantic's own.
-        QdrantVectorStore.__init__(
-            self,
-            collection_name,
-            client=client,
-            aclient=aclient,
-            dense_vector_name=vector_name or default_name,
-            sparse_vector_name=sparse_vector_name or (SPARSE_VECTOR_NAME if not own_sparse else None),
-            **settings,
-        )
-        if client is not None and aclient is None:
-            self._aclient = cast(AsyncQdrantClient, AsyncView(client))
+            settings.update(sparse_doc_fn=self._bm25_of_documents, sparse_query_fn=_bm25_of_queries)
+        with client_lock(cast(QdrantClient, client)):
+            super().__init__(
+                collection_name,
+                client=client,
+                aclient=aclient,
+                dense_vector_name=vector_name or default_name,
+                sparse_vector_name=sparse_vector_name or (SPARSE_VECTOR_NAME if not own_sparse else None),
+                **settings,
+            )
         self._fusion = fusion
-        self._check_seconds = check_seconds
         self._own_fusion = settings.get("hybrid_fusion_fn")
-        self._wanted = Wanted(
+        config = StoreConfig(
+            sparse=self.enable_hybrid,
+            bm25=hybrid and not own_sparse,
             vector_name=vector_name,
             sparse_vector_name=sparse_vector_name,
             contract=contract,
             fingerprint=fingerprint,
+            only_vector=True,
             text_field=text_field,
-            hybrid=self.enable_hybrid,
-            bm25=hybrid and not own_sparse,
+            sample_points=SAMPLE_POINTS,
+        )
+        self._resolver = CollectionResolver(
+            collection_name, config, embedded=self._is_embedded(), check_seconds=check_seconds
         )
         if self._client is not None and self._collection_initialized:
-            run(self._pin(), self._client)
+            self._adopt(self._run(self._resolver.resolve()))
 
     @classmethod
     @override
@@ -152,115 +184,342 @@ class CareVectorStore(Writing):
         """Exchange the sparse encoder, the fusion of hybrid queries, or both; what is not given stays.
 
         Raises:
-            InputError: a sparse encoder for one side only.
+            InputError: A sparse encoder for one side only.
         """
         if (sparse_doc_fn is None) != (sparse_query_fn is None):
             raise InputError("a sparse encoder has two sides: give sparse_doc_fn= and sparse_query_fn=")
         if sparse_doc_fn is not None:
             self._sparse_doc_fn, self._sparse_query_fn = sparse_doc_fn, sparse_query_fn
-            self._wanted, self._bm25 = replace(self._wanted, bm25=False), None
-            self._pinned = None
+            self._resolver.config = replace(self._resolver.config, bm25=False)
+            self._resolver.forget()
         if hybrid_fusion_fn is not None:
             self._own_fusion = hybrid_fusion_fn
 
     @property
     def contract(self) -> VectorContract | None:
         """What the model that this store was opened for makes; None when it was opened for none."""
-        return self._wanted.contract
+        return self._resolver.config.contract
+
+    # The public methods, sync and async: each runs the same steps.
 
     @override
     def query(self, query: VectorStoreQuery, **options: Any) -> VectorStoreQueryResult:
-        return run(self._query(query, options), self._client)
+        return self._run(self._query(query, options))
 
     @override
     async def aquery(self, query: VectorStoreQuery, **options: Any) -> VectorStoreQueryResult:
-        self._ensure_async_client()
-        return await arun(self._query(query, options), self._aclient)
+        return await self._arun(self._query(query, options))
 
     def score(self, query_embedding: list[float], node_ids: Sequence[str]) -> dict[str, float]:
-        """Give the cosine of a query with the stored vector of each node; nodes without one are not in the answer."""
-        return run(self._score(query_embedding, node_ids), self._client)
+        """Return the cosine of a query with the stored vector of each node; nodes without one are left out.
+
+        Args:
+            query_embedding: Vector of the query, ``(dim,)``.
+            node_ids: Of the nodes to score.
+        """
+        return self._run(self._use(lambda resolved: score_nodes(resolved, query_embedding, node_ids)))
 
     async def ascore(self, query_embedding: list[float], node_ids: Sequence[str]) -> dict[str, float]:
-        """Give the same as `score`."""
-        self._ensure_async_client()
-        return await arun(self._score(query_embedding, node_ids), self._aclient)
+        """Return the same as `score`."""
+        return await self._arun(self._use(lambda resolved: score_nodes(resolved, query_embedding, node_ids)))
 
     @override
     def get_nodes(
-        self,
-        node_ids: list[str] | None = None,
-        filters: MetadataFilters | None = None,
-        limit: int | None = None,
-        shard_identifier: Any | None = None,
+        self, node_ids: Ids = None, filters: Filters = None, limit: int | None = None, shard_identifier: Any = None
     ) -> list[BaseNode]:
-        return run(self._get_nodes(node_ids, filters, limit, shard_identifier), self._client)
+        return self._run(self._get_nodes(node_ids, filters, limit, shard_identifier))
 
     @override
     async def aget_nodes(
-        self,
-        node_ids: list[str] | None = None,
-        filters: MetadataFilters | None = None,
-        limit: int | None = None,
-        shard_identifier: Any | None = None,
+        self, node_ids: Ids = None, filters: Filters = None, limit: int | None = None, shard_identifier: Any = None
     ) -> list[BaseNode]:
-        self._ensure_async_client()
-        return await arun(self._get_nodes(node_ids, filters, limit, shard_identifier), self._aclient)
+        return await self._arun(self._get_nodes(node_ids, filters, limit, shard_identifier))
 
     @override
-    def add(self, nodes: Sequence[BaseNode], shard_identifier: Any | None = None, **options: Any) -> list[str]:
-        if run(self._merge(nodes, shard_identifier), self._client):
-            return [node.node_id for node in nodes]
-        return super().add(list(nodes), shard_identifier, **options)
+    def add(self, nodes: Sequence[BaseNode], shard_identifier: Any = None, **options: Any) -> list[str]:
+        return self._run(self._add(nodes, shard_identifier, self.parallel))
 
     @override
-    async def async_add(
-        self, nodes: Sequence[BaseNode], shard_identifier: Any | None = None, **options: Any
-    ) -> list[str]:
-        self._ensure_async_client()
-        if await arun(self._merge(nodes, shard_identifier), self._aclient):
-            return [node.node_id for node in nodes]
-        return await super().async_add(list(nodes), shard_identifier, **options)
+    async def async_add(self, nodes: Sequence[BaseNode], shard_identifier: Any = None, **options: Any) -> list[str]:
+        # One request at a time, as the stock store's: the client has no parallel upload that is awaited.
+        return await self._arun(self._add(nodes, shard_identifier, parallel=1))
 
     @override
-    def delete(self, ref_doc_id: str, shard_identifier: Any | None = None, **options: Any) -> None:
-        run(self._delete_document(ref_doc_id, shard_identifier), self._client)
+    def delete(self, ref_doc_id: str, shard_identifier: Any = None, **options: Any) -> None:
+        self._run(self._delete(partial(document_filter, [ref_doc_id]), shard_identifier))
 
     @override
-    async def adelete(self, ref_doc_id: str, shard_identifier: Any | None = None, **options: Any) -> None:
-        self._ensure_async_client()
-        await arun(self._delete_document(ref_doc_id, shard_identifier), self._aclient)
+    async def adelete(self, ref_doc_id: str, shard_identifier: Any = None, **options: Any) -> None:
+        await self._arun(self._delete(partial(document_filter, [ref_doc_id]), shard_identifier))
 
     @override
     def delete_nodes(
-        self,
-        node_ids: list[str] | None = None,
-        filters: MetadataFilters | None = None,
-        shard_identifier: Any | None = None,
-        **options: Any,
+        self, node_ids: Ids = None, filters: Filters = None, shard_identifier: Any = None, **options: Any
     ) -> None:
-        run(self._delete_nodes(node_ids, filters, shard_identifier), self._client)
+        self._run(self._delete(partial(node_filter, node_ids, filters), shard_identifier))
 
     @override
     async def adelete_nodes(
-        self,
-        node_ids: list[str] | None = None,
-        filters: MetadataFilters | None = None,
-        shard_identifier: Any | None = None,
-        **options: Any,
+        self, node_ids: Ids = None, filters: Filters = None, shard_identifier: Any = None, **options: Any
     ) -> None:
-        self._ensure_async_client()
-        await arun(self._delete_nodes(node_ids, filters, shard_identifier), self._aclient)
+        await self._arun(self._delete(partial(node_filter, node_ids, filters), shard_identifier))
 
     @override
     def clear(self) -> None:
-        super().clear()
-        self._pinned = None
+        self._run(self._clear())
 
     @override
     async def aclear(self) -> None:
-        await super().aclear()
-        self._pinned = None
+        await self._arun(self._clear())
+
+    # What the stock store offers to those who extend it, in terms of the collection that was resolved last.
+
+    @override
+    def parse_to_query_result(self, response: list[Any]) -> VectorStoreQueryResult:
+        return read_result(response, self._layout, self.dense_vector_name, or_unnamed=self._is_unbound)
+
+    @override
+    def _detect_vector_format(self, collection_name: str) -> None:
+        """Nothing: the stock store guesses here, and takes the unnamed vector where there is one."""
+
+    @override
+    async def _adetect_vector_format(self, collection_name: str) -> None:
+        """Nothing, as `_detect_vector_format`."""
+
+    @override
+    def _build_subfilter(self, filters: MetadataFilters) -> models.Filter:
+        return build_filter(filters, self._layout)
+
+    @override
+    def _build_query_filter(self, query: VectorStoreQuery) -> models.Filter | None:
+        return query_filter(query, self._layout)
+
+    @override
+    def _build_points(
+        self, nodes: list[BaseNode], sparse_vector_name: str
+    ) -> tuple[list[models.PointStruct], list[str]]:
+        """Let points be found by the filters of the tool that made the collection, and be read by it."""
+        points, ids = super()._build_points(nodes, sparse_vector_name)
+        if (layout := self._layout) is not None:
+            for node, point in zip(nodes, points, strict=True):
+                foreign = layout.written(node.get_content(MetadataMode.NONE), node.metadata, node.ref_doc_id)
+                point.payload = {**foreign, **(point.payload or {})}
+        return points, ids
+
+    # Resolving and running
+
+    @property
+    def _layout(self) -> Layout | None:
+        resolved = self._resolver.resolved
+        return resolved.layout if resolved is not None else None
+
+    @property
+    def _is_unbound(self) -> bool:
+        """Whether nobody says which model makes the query vectors."""
+        return self._resolver.config.expected is None
+
+    def _is_embedded(self) -> bool:
+        return is_embedded(cast(QdrantClient, self._client or self._aclient))
+
+    def _run(self, steps: Steps[T]) -> T:
+        return run(steps, locked_call(self._client))
+
+    async def _arun(self, steps: Steps[T]) -> T:
+        return await arun(steps, async_call(self._aclient) if self._aclient else threaded_call(self._client))
+
+    def _use(self, work: Callable[[ResolvedCollection], Steps[T]]) -> Steps[T]:
+        """Return the steps of work on the collection, checked if due, and done again if it was replaced meanwhile."""
+        return self._resolver.use(lambda resolved: work(self._adopt(resolved)))
+
+    def _adopt(self, resolved: ResolvedCollection) -> ResolvedCollection:
+        """Let the fields of the stock store name the vectors that were chosen."""
+        self.dense_vector_name = resolved.vector_name or ""
+        self.sparse_vector_name = resolved.sparse_vector_name or self.sparse_vector_name
+        self._legacy_vector_format = self.dense_vector_name == ""
+        self._collection_initialized = True
+        if resolved.unchecked is not None and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "vector %r of collection %r was made by %s (%s), and nobody says what makes the queries: give "
+                "CareVectorStore(..., embedding=) what embeds them, and another model is refused",
+                resolved.vector_name,
+                self.collection_name,
+                resolved.unchecked.model,
+                resolved.unchecked.fingerprint[:12],
+            )
+        return resolved
+
+    # Reading
+
+    def _query(self, query: VectorStoreQuery, options: dict[str, Any]) -> Steps[VectorStoreQueryResult]:
+        return self._use(lambda resolved: self._search(resolved, query, options))
+
+    def _get_nodes(self, node_ids: Ids, filters: Filters, limit: int | None, shard: Any) -> Steps[list[BaseNode]]:
+        def read(resolved: ResolvedCollection) -> Steps[list[BaseNode]]:
+            records = yield from read_points(
+                resolved, node_filter(node_ids, filters, resolved.layout), limit, self._shard(shard)
+            )
+            found = read_result(records, resolved.layout, resolved.vector_name or "", or_unnamed=self._is_unbound)
+            return list(found.nodes or ())
+
+        return self._use(read)
+
+    def _search(
+        self, resolved: ResolvedCollection, query: VectorStoreQuery, options: dict[str, Any]
+    ) -> Steps[VectorStoreQueryResult]:
+        plan = self._plan(resolved, query, options)
+        requests = plan.requests()
+        if not requests:
+            return VectorStoreQueryResult(nodes=[], similarities=[], ids=[])
+        answers = yield from ask(lambda client: client.query_batch_points(resolved.name, requests))
+        to_result = partial(
+            read_result,
+            layout=resolved.layout,
+            vector_name=resolved.vector_name or "",
+            or_unnamed=self._is_unbound,
+        )
+        lists = [answer.points for answer in answers]
+        if plan.with_vectors:
+            vectors = [vector_of(point, resolved.vector_name or "", or_unnamed=True) or [] for point in lists[0]]
+            threshold = options.get("mmr_threshold", query.mmr_threshold)
+            return to_result(choose_diverse(lists[0], vectors, query.query_embedding or [], threshold, plan.top_k))
+        if not plan.is_hybrid:
+            return to_result(lists[0])
+        if plan.fusion is not None:
+            return to_result(clip_scores(lists[0]))
+        if self._own_fusion is not None:
+            return self._own_fusion(*map(to_result, lists), alpha=plan.alpha, top_k=plan.top_k)
+        return to_result(fuse_by_scaled_score(lists[0], lists[1], plan.alpha, plan.top_k))
+
+    def _plan(self, resolved: ResolvedCollection, query: VectorStoreQuery, options: dict[str, Any]) -> QueryPlan:
+        """Return the plan of a query; the options are those of the stock store."""
+        if query.mode in LEXICAL and not self.enable_hybrid:
+            raise ValueError(f"a {query.mode.value} query needs CareVectorStore(..., enable_hybrid=True)")
+        own_filter, params = options.get("qdrant_filters"), options.get("search_params")
+        return build_plan(
+            query,
+            self._terms(query) if query.mode in LEXICAL else None,
+            resolved,
+            filter=own_filter if own_filter is not None else query_filter(query, resolved.layout),
+            params=models.SearchParams(**params) if isinstance(params, dict) else params,
+            shard_key=self._shard(options.get("shard_identifier")),
+            fusion=self._fusion if resolved.bm25 is not None and self._own_fusion is None else None,
+        )
+
+    def _terms(self, query: VectorStoreQuery) -> models.SparseVector | None:
+        if not query.query_str or self._sparse_query_fn is None:
+            return None
+        (indices,), (values,) = self._sparse_query_fn([query.query_str])
+        return models.SparseVector(indices=indices, values=values)
+
+    # Writing
+
+    def _add(self, nodes: Sequence[BaseNode], shard: Any, parallel: int) -> Steps[list[str]]:
+        if not nodes:
+            return []
+        check_ids(nodes)
+        self._warn_of_metadata(nodes)
+        if not (yield from ask(lambda client: client.collection_exists(self.collection_name))):
+            yield from self._create(nodes)
+            self._resolver.forget()
+        return (yield from self._use(lambda resolved: self._write(resolved, nodes, self._shard(shard), parallel)))
+
+    def _write(
+        self, resolved: ResolvedCollection, nodes: Sequence[BaseNode], shard: Any, parallel: int
+    ) -> Steps[list[str]]:
+        """Write nodes; vectors of other models on the same points stay."""
+        points, ids = self._build_points(list(nodes), self.sparse_vector_name)
+        size, attempts = self.batch_size, self.max_retries
+        if parallel > 1 and not resolved.has_other_vectors:
+            yield from upload_points(resolved, points, size, parallel, attempts, shard)
+            return ids
+        outdated = 0
+        for batch in iter_batch(points, size):
+            outdated += yield from write_points(resolved, batch, attempts, shard)
+        if outdated:
+            logger.warning(
+                "%d points of collection %r have a new text; their vectors of other models were made of the old one: "
+                "let the pipelines that made them run again (`care attach` for those that it made)",
+                outdated,
+                self.collection_name,
+            )
+        return ids
+
+    def _delete(self, where: Callable[[Layout | None], models.Filter], shard: Any) -> Steps[None]:
+        return self._use(lambda resolved: delete_points(resolved, where(resolved.layout), self._shard(shard)))
+
+    def _create(self, nodes: Sequence[BaseNode]) -> Steps[None]:
+        """Create the collection with named vectors and, when the model is known, its contract."""
+        contract, dim = self.contract, len(nodes[0].get_embedding())
+        if contract is not None and contract.dim != dim:
+            raise SchemaMismatch(
+                f"the nodes for collection {self.collection_name!r} have vectors of {dim} dimensions, but model "
+                f"{contract.model!r} gives {contract.dim}: another model embedded them"
+            )
+        metadata = {} if contract is None else contract_metadata(self.dense_vector_name, contract)
+        modifier = None
+        if self._resolver.config.bm25:
+            modifier = models.Modifier.IDF
+            average = bm25.average_length(node.get_content(MetadataMode.EMBED) for node in nodes)
+            constants = SparseContract(bm25.ANALYSER, bm25.DEFAULT_K1, bm25.DEFAULT_B, average)
+            metadata |= contract_metadata(self.sparse_vector_name, constants)
+        dense = self._dense_config or models.VectorParams(size=dim, distance=models.Distance.COSINE)
+        sparse = self._sparse_config or models.SparseVectorParams(modifier=modifier)
+        name = self.collection_name
+        yield from create_unless_there(
+            lambda client: client.create_collection(
+                name,
+                vectors_config={self.dense_vector_name: dense},
+                sparse_vectors_config={self.sparse_vector_name: sparse} if self.enable_hybrid else None,
+                quantization_config=self._quantization_config,
+                shard_number=self._shard_number,
+                replication_factor=self._replication_factor,
+                sharding_method=self._sharding_method,
+                write_consistency_factor=self._write_consistency_factor,
+                metadata=metadata or None,
+            )
+        )
+        for key in self._shard_keys or ():
+            yield from create_unless_there(lambda client, key=key: client.create_shard_key(name, key))  # type: ignore[misc]
+        for index in self._payload_index_list():
+            yield from ask(lambda client, index=index: client.create_payload_index(name, **index))  # type: ignore[misc]
+
+    def _payload_index_list(self) -> list[dict[str, Any]]:
+        """Return the payload indexes to create; the embedded database has none."""
+        if self._is_embedded():
+            return []
+        keyword = models.PayloadSchemaType.KEYWORD
+        document_id = [{"field_name": DOCUMENT_ID_KEY, "field_schema": keyword}] if self.index_doc_id else []
+        return [*document_id, *(self._payload_indexes or ())]
+
+    def _clear(self) -> Steps[None]:
+        yield from ask(lambda client: client.delete_collection(self.collection_name))
+        self._collection_initialized = False
+        self._resolver.forget()
+
+    def _bm25_of_documents(self, texts: list[str]) -> tuple[list[list[int]], list[list[float]]]:
+        resolved = self._resolver.resolved
+        assert resolved is not None and resolved.bm25 is not None, "points are built for a resolved collection"
+        k1, b, average = resolved.bm25.k1, resolved.bm25.b, resolved.bm25.average_length
+        return as_lists(bm25.document_vector(text, average_length=average, k1=k1, b=b) for text in texts)
+
+    def _shard(self, shard_identifier: Any | None) -> Any | None:
+        return self._generate_shard_key_selector(shard_identifier) if shard_identifier is not None else None
+
+    def _warn_of_metadata(self, nodes: Sequence[BaseNode]) -> None:
+        leaking = next((node for node in nodes if embeds_other_metadata(node)), None)
+        if leaking is not None:
+            logger.warning(
+                "node %s of collection %r was embedded with its metadata in front of the text, unlike what care-ingest "
+                "writes: put CareNodeText() behind the splitter in transformations= (keys: %s)",
+                leaking.node_id,
+                self.collection_name,
+                ", ".join(sorted(leaking.metadata)),
+            )
+
+
+def _bm25_of_queries(texts: list[str]) -> tuple[list[list[int]], list[list[float]]]:
+    return as_lists(bm25.query_vector(text) for text in texts)
 
 
 def _require_known(settings: Iterable[str]) -> None:

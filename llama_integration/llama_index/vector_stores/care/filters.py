@@ -9,7 +9,7 @@ index and in the embedded database, and for a part of the text on a server witho
 not into strings.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from llama_index.core.vector_stores.types import (
@@ -17,10 +17,14 @@ from llama_index.core.vector_stores.types import (
     FilterOperator,
     MetadataFilter,
     MetadataFilters,
+    VectorStoreQuery,
 )
+from llama_index.vector_stores.care.points import having_ids
+from llama_index.vector_stores.qdrant.base import DOCUMENT_ID_KEY
 from qdrant_client import models
 
 from care_qdrant.errors import InputError
+from care_qdrant.store.layout import Layout
 
 Value = str | int | float
 
@@ -29,18 +33,67 @@ _EXACT_IN_FLOAT = 2**53
 """Up to here a whole number is the same as a float, which is what Qdrant compares ranges by."""
 
 
-def build_filter(filters: MetadataFilters, key_of: Callable[[str], str]) -> models.Filter:
+def query_filter(query: VectorStoreQuery, layout: Layout | None) -> models.Filter | None:
+    """Return the filter of a query: its documents, its nodes and its metadata filters; None for all points.
+
+    Args:
+        query: As LlamaIndex asks it.
+        layout: Of the payloads; None for those of LlamaIndex.
+    """
+    must: list[models.Condition] = []
+    if query.doc_ids:
+        must.append(document_filter(query.doc_ids, layout))
+    if query.node_ids:  # `VectorStoreIndex.as_retriever` gives an empty list for all nodes
+        must.append(having_ids(query.node_ids))
+    if query.filters and query.filters.filters:
+        must.append(build_filter(query.filters, layout))
+    return models.Filter(must=must) if must else None
+
+
+def node_filter(
+    node_ids: Iterable[str] | None, filters: MetadataFilters | None, layout: Layout | None
+) -> models.Filter:
+    """Return the filter of nodes that have one of the ids and pass the filters; what is None does not count."""
+    must: list[models.Condition] = []
+    if node_ids is not None:
+        must.append(having_ids(node_ids))
+    if filters is not None and filters.filters:
+        must.append(build_filter(filters, layout))
+    return models.Filter(must=must or None)
+
+
+def document_filter(document_ids: Sequence[str], layout: Layout | None) -> models.Filter:
+    """Return the filter of points whose document has one of the ids, where the first path that is there holds the id.
+
+    Args:
+        document_ids: Of the source documents.
+        layout: Of the payloads; None for those of LlamaIndex.
+    """
+    paths = [DOCUMENT_ID_KEY]
+    if layout is not None and layout.tool not in ("care", "llama-index"):
+        # Last where our own `add` has them: points of several tools can be in one collection.
+        paths = list(dict.fromkeys([*layout.document_paths, DOCUMENT_ID_KEY]))
+    return models.Filter(
+        should=[
+            models.Filter(must=[any_of(path, document_ids), *map(_is_absent, paths[:number])])
+            for number, path in enumerate(paths)
+        ]
+    )
+
+
+def build_filter(filters: MetadataFilters, layout: Layout | None) -> models.Filter:
     """Translate filters, nested ones too; empty groups say nothing.
 
     Args:
         filters: As LlamaIndex has them.
-        key_of: Gives the payload key of a metadata key.
+        layout: Of the payloads; None for those of LlamaIndex.
 
     Raises:
-        InputError: a value is of a kind that its operator cannot compare.
+        InputError: A value is of a kind that its operator cannot compare.
     """
+    key_of = str if layout is None else layout.filter_key
     conditions = [
-        build_filter(one, key_of) if isinstance(one, MetadataFilters) else _condition(one, key_of(one.key))
+        build_filter(one, layout) if isinstance(one, MetadataFilters) else _condition(one, key_of(one.key))
         for one in filters.filters
         if not _is_empty(one)
     ]
@@ -59,16 +112,6 @@ def any_of(key: str, values: Sequence[Value]) -> models.Condition:
     if len(words) == len(values):
         return models.FieldCondition(key=key, match=models.MatchAny(any=words))
     return models.Filter(should=[equals(key, value) for value in values])
-
-
-def of_documents(paths: Sequence[str], document_ids: Sequence[str]) -> models.Filter:
-    """Match points whose document has one of the ids, where the first path that is there holds the id."""
-    return models.Filter(
-        should=[
-            models.Filter(must=[any_of(path, document_ids), *map(_is_absent, paths[:number])])
-            for number, path in enumerate(paths)
-        ]
-    )
 
 
 def equals(key: str, value: Value) -> models.FieldCondition:

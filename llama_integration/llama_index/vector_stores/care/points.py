@@ -5,6 +5,7 @@ from typing import Any, cast
 from uuid import UUID
 
 from llama_index.core.schema import BaseNode, NodeRelationship, ObjectType, RelatedNodeInfo, TextNode
+from llama_index.core.vector_stores.types import VectorStoreQueryResult
 from llama_index.core.vector_stores.utils import metadata_dict_to_node
 from qdrant_client import models
 
@@ -18,8 +19,27 @@ _NUMBERS = 2**64
 """Qdrant's ids are UUIDs, or numbers below this one."""
 
 
+def read_result(
+    points: Sequence[Point], layout: Layout | None, vector_name: str, *, or_unnamed: bool
+) -> VectorStoreQueryResult:
+    """Return points as LlamaIndex takes the answer to a query: nodes, scores and ids, in their order.
+
+    Args:
+        points: With their payloads; one without a score has 1.
+        layout: How to read payloads that LlamaIndex did not write.
+        vector_name: Of the vector that becomes the embedding of a node, where the points carry it.
+        or_unnamed: Take an unnamed vector that is the only one, as the stock store does.
+    """
+    nodes = [read_node(point, layout) for point in points]
+    for node, point in zip(nodes, points, strict=True):
+        if node.embedding is None:
+            node.embedding = vector_of(point, vector_name, or_unnamed=or_unnamed)
+    scores = [getattr(point, "score", 1.0) for point in points]
+    return VectorStoreQueryResult(nodes=nodes, similarities=scores, ids=[str(point.id) for point in points])
+
+
 def read_node(point: Point, layout: Layout | None) -> BaseNode:
-    """Give the node of a point; its text is empty where the point has none.
+    """Return the node of a point; its text is empty where the point has none.
 
     Args:
         point: With its payload.
@@ -39,7 +59,7 @@ def read_node(point: Point, layout: Layout | None) -> BaseNode:
 
 
 def vector_of(point: Point, vector_name: str, *, or_unnamed: bool = False) -> list[float] | None:
-    """Give the stored vector of that name; None where the answer has none.
+    """Return the stored vector of that name, ``(dim,)``; None where the answer has none.
 
     Args:
         point: As Qdrant answered.
@@ -61,7 +81,7 @@ def check_ids(nodes: Iterable[BaseNode]) -> None:
     """Refuse ids that Qdrant does not take, before anything is written.
 
     Raises:
-        InputError: an id is no UUID.
+        InputError: An id is no UUID.
     """
     for node in nodes:
         if not isinstance(as_point_id(node.node_id), str):
@@ -78,7 +98,7 @@ def having_ids(node_ids: Iterable[str]) -> models.HasIdCondition:
 
 
 def as_point_id(node_id: str) -> str | int | None:
-    """Give the id as Qdrant has it, a number or a UUID, or None where no point can have it."""
+    """Return the id as Qdrant has it, a number or a UUID, or None where no point can have it."""
     if node_id.isascii() and node_id.isdecimal() and int(node_id) < _NUMBERS:
         return int(node_id)
     try:
@@ -90,7 +110,7 @@ def as_point_id(node_id: str) -> str | int | None:
 def merge_operations(
     points: Sequence[models.PointStruct], stored: Iterable[models.Record], shard_key: Any | None
 ) -> list[models.UpdateOperation]:
-    """Write points without touching the vectors that other models have on them.
+    """Return the operations that write points without touching the vectors that other models have on them.
 
     An upsert replaces a whole point. So points that are there get their vectors updated and their payload overwritten,
     but for our own bookkeeping of the other vectors; only the rest is upserted. What the bookkeeping says of the
@@ -118,15 +138,21 @@ def merge_operations(
 def changed_texts(
     points: Iterable[models.PointStruct], stored: Iterable[models.Record], layout: Layout | None
 ) -> list[models.PointStruct]:
-    """Give the points that are stored with another text."""
+    """Return the points that are stored with another text."""
     texts = {str(UUID(str(record.id))): read_node(record, layout).get_content() for record in stored}
     return [
         point for point in points if texts.get(_uuid(point)) not in (None, "", read_node(point, None).get_content())
     ]
 
 
+def as_lists(vectors: Iterable[models.SparseVector]) -> tuple[list[list[int]], list[list[float]]]:
+    """Return sparse vectors as the stock store's functions return them: their indices, and their values."""
+    listed = list(vectors)
+    return [vector.indices for vector in listed], [vector.values for vector in listed]
+
+
 def _bookkeeping(payload: Mapping[str, Any], written: Container[str]) -> dict[str, Any]:
-    """Give what of a stored payload is ours and stays true when these vectors and the payload are written anew."""
+    """Return what of a stored payload is ours and stays true when these vectors and the payload are written anew."""
     ours = payload.get(CARE_KEY)
     if not isinstance(ours, Mapping):
         return {}

@@ -1,0 +1,84 @@
+"""Watches that a run writes into the collection that it checked, and that an interrupted run leaves a trace.
+
+A collection can be deleted and made again under the same name while a run is writing; the vectors of the run would then
+stand under the contract of another model. So the contract and the identity of the collection are checked before every
+window and at the end. Each run that writes keeps an entry in the collection's metadata until it has finished: a later
+run that finds an entry knows that chunks may be left behind which no document leads to.
+"""
+
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+from care_qdrant.encoders import bm25
+from care_qdrant.errors import FingerprintMismatch
+from care_qdrant.ingestion.settings import IngestSettings
+from care_qdrant.store.collection import Collection
+from care_qdrant.store.contracts import check_contract, check_sparse_contract
+from care_qdrant.store.create import SPARSE_VECTOR_NAME, PointVectors
+from care_qdrant.store.schema import IDENTITY_KEY, RUN_PREFIX, CollectionSchema
+
+
+@dataclass(slots=True)
+class RunGuard:
+    """The checks of one run."""
+
+    collection: Collection
+    vectors: PointVectors
+    settings: IngestSettings
+    identity: str | None = None
+    """Of the collection when the run first checked it; None for a collection that carries none."""
+    key: str = field(default_factory=lambda: f"{RUN_PREFIX}{uuid.uuid4().hex}")
+    has_begun: bool = False
+    may_have_surplus: bool = False
+    """Whether another run was interrupted, or writes at the same time: chunks of either may be left behind."""
+
+    def check(self) -> None:
+        """Check that the collection is still the one that the run started with: one request.
+
+        Raises:
+            ContractError: It was replaced, or its vectors belong to another model now.
+            Rejected: It was deleted.
+        """
+        schema = self.collection.refresh()
+        check_contract(schema, self.vectors.vector_name, self.vectors.dense)
+        if self.vectors.sparse is not None:
+            check_sparse_contract(schema, SPARSE_VECTOR_NAME, bm25.ANALYSER)
+        identity = schema.metadata.get(IDENTITY_KEY)
+        if self.identity is not None and identity != self.identity:
+            raise FingerprintMismatch(
+                f"collection {schema.name!r} was deleted and made again while this run wrote to it; what was written "
+                "before is gone. Run the same command again"
+            )
+        self.identity = identity
+        if _other_runs(schema, self.key) or (self.has_begun and self.key not in schema.metadata):
+            self.may_have_surplus = True
+
+    def begin(self) -> None:
+        """Leave the trace of this run in the collection's metadata, before its first write."""
+        if not self.has_begun:
+            entry = {"started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "shard": self._shard}
+            self.collection.update("noting the run", metadata={self.key: entry})
+            self.has_begun = True
+
+    def end(self) -> None:
+        """Remove the trace, and those of interrupted runs of the same shard after the whole corpus was read."""
+        self.check()
+        own = [self.key] if self.has_begun else []
+        others = _other_runs(self.collection.schema, self.key) if self.settings.limit is None else {}
+        settled = [key for key, run in others.items() if self._shard in ("1/1", run.get("shard"))]
+        if own or settled:
+            self.collection.update("noting the end of the run", metadata=dict.fromkeys([*own, *settled]))
+
+    @property
+    def _shard(self) -> str:
+        return f"{self.settings.shard.number}/{self.settings.shard.of}"
+
+
+def _other_runs(schema: CollectionSchema, own: str) -> dict[str, Any]:
+    return {
+        key: run
+        for key, run in schema.metadata.items()
+        if key.startswith(RUN_PREFIX) and key != own and isinstance(run, dict)
+    }

@@ -1,0 +1,92 @@
+"""One query as requests to Qdrant."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from qdrant_client import models
+
+from care_qdrant.search import fusion
+from care_qdrant.search.fusion import DEFAULT_ALPHA, Fusion, fused_request
+from care_qdrant.search.resolve import ResolvedCollection
+
+
+@dataclass(frozen=True, slots=True)
+class QueryPlan:
+    """A search by each kind of vector that a query has; None for a kind that it does not have."""
+
+    dense: models.Prefetch | None
+    sparse: models.Prefetch | None
+    top_k: int
+    """Number of points to return."""
+    fusion: Fusion | None = "linear"
+    """How Qdrant fuses the two lists; None where the caller fuses them."""
+    alpha: float = DEFAULT_ALPHA
+    """Share of the dense score in a fused one, from 0 to 1."""
+    with_vectors: bool = False
+    """Return candidates with their dense vector, from which the caller chooses ``top_k``."""
+    shard_key: Any | None = None
+    """Shards to search; None for all."""
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether there are two lists to fuse."""
+        return self.dense is not None and self.sparse is not None
+
+    def requests(self) -> list[models.QueryRequest]:
+        """Return one request per list, or a single one for two lists that Qdrant fuses; none for an empty query."""
+        if self.dense is not None and self.sparse is not None and self.fusion is not None:
+            fused = fused_request(self.dense, self.sparse, fusion=self.fusion, alpha=self.alpha, limit=self.top_k)
+            return [fused.model_copy(update={"shard_key": self.shard_key})]
+        chosen_later = self.is_hybrid or self.with_vectors
+        limit = max(fusion.CANDIDATES, self.top_k) if chosen_later else self.top_k
+        return [self._request(leaf, limit) for leaf in (self.dense, self.sparse) if leaf is not None]
+
+    def _request(self, leaf: models.Prefetch, limit: int) -> models.QueryRequest:
+        return models.QueryRequest(
+            query=leaf.query,
+            using=leaf.using,
+            filter=leaf.filter,
+            params=leaf.params,
+            limit=leaf.limit or limit,
+            shard_key=self.shard_key,
+            with_payload=True,
+            with_vector=([leaf.using] if leaf.using else True) if self.with_vectors else None,
+        )
+
+
+def dense_search(
+    resolved: ResolvedCollection,
+    vector: list[float] | None,
+    *,
+    filter: models.Filter | None,  # noqa: A002  # the word of Qdrant and of LlamaIndex
+    params: models.SearchParams | None,
+) -> models.Prefetch:
+    """Return the search of a query in the dense vector of a collection.
+
+    Args:
+        resolved: The collection.
+        vector: Of the query, ``(dim,)``; None selects points by the filter alone, all with the score 0.
+        filter: Points to search.
+        params: Of Qdrant: exact, hnsw_ef, quantization.
+    """
+    return models.Prefetch(query=vector, using=resolved.vector_name, filter=filter, params=params)
+
+
+def sparse_search(
+    resolved: ResolvedCollection,
+    terms: models.SparseVector,
+    *,
+    filter: models.Filter | None,  # noqa: A002
+    top_k: int | None = None,
+) -> models.Prefetch | None:
+    """Return the search of a query in the sparse vector of a collection; None for a query without terms.
+
+    Args:
+        resolved: The collection.
+        terms: Of the query.
+        filter: Points to search.
+        top_k: Number of points of this list; None takes that of the plan.
+    """
+    if not terms.indices:
+        return None
+    return models.Prefetch(query=terms, using=resolved.sparse_vector_name, filter=filter, limit=top_k)

@@ -1,0 +1,282 @@
+"""From a name to a collection that may be searched: which vectors, made by which model, checked again when due.
+
+Requests go to the resolved name and not to an alias, so a query never meets the vectors of another model because the
+alias was switched after the check.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from qdrant_client import QdrantClient, models
+
+from care_qdrant.encoders import bm25
+from care_qdrant.errors import InputError
+from care_qdrant.search.steps import Steps, T, ask
+from care_qdrant.store.contracts import SparseContract, VectorContract, check_contract, check_sparse_contract
+from care_qdrant.store.layout import Layout, Payload, guess_layout, lookup
+from care_qdrant.store.retry import is_not_found
+from care_qdrant.store.schema import CollectionSchema, Limits
+
+CHECK_SECONDS = 30.0
+"""How long a check of the contract holds. An alias may be switched to vectors of another model at any time."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """What the caller says about the collection that it searches."""
+
+    dense: bool = True
+    """Whether a dense vector is searched."""
+    sparse: bool = False
+    """Whether a sparse vector is searched."""
+    bm25: bool = False
+    """Whether the sparse vector must be BM25 by the analyser of this package, not one by functions of the user."""
+    vector_name: str | None = None
+    sparse_vector_name: str | None = None
+    contract: VectorContract | None = None
+    """Of the model that makes the query vectors."""
+    fingerprint: str | None = None
+    """Of that model, when this is all that is known of it."""
+    only_vector: bool = False
+    """Where no vector is made by the model, take the only one there is, and let the check name its model."""
+    text_field: str | None = None
+    """Payload field of the text; None finds out."""
+    sample_points: int = 0
+    """Number of points whose payloads show the layout; 0 reads none."""
+
+    @property
+    def expected(self) -> str | None:
+        """Fingerprint that the dense vector must have; None where nobody says what makes the queries."""
+        return self.contract.fingerprint if self.contract is not None else self.fingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedCollection:
+    """An existing collection and the vectors to search in it, which were checked."""
+
+    name: str
+    """Of the collection itself, never of an alias."""
+    vector_name: str | None
+    sparse_vector_name: str | None
+    bm25: SparseContract | None
+    """Constants of the sparse vector, where it is BM25 by this package."""
+    has_other_vectors: bool
+    """Whether points carry vectors that are not searched here: an upsert would drop them."""
+    text_field: str | None
+    """Payload field from which ``care attach`` made the dense vector; None where it did not make it."""
+    unchecked: VectorContract | None
+    """What made the dense vector, where the collection says so and nobody says what makes the queries."""
+    limits: Limits
+    checked_at: float
+    """By the monotonic clock, in seconds."""
+    layout: Layout | None = None
+    """How to read payloads; None where none were sampled, and where no sampled node has a text."""
+    is_sampled: bool = False
+    """Whether the sample held points: an empty collection is sampled again."""
+
+
+class CollectionResolver:
+    """Keeps the collection that a name stands for, and checks it again after ``check_seconds``.
+
+    A check costs two requests: the aliases, and the schema of the collection behind the name.
+    """
+
+    def __init__(self, name: str, config: StoreConfig, *, embedded: bool, check_seconds: float) -> None:
+        """Set up; nothing is read.
+
+        Args:
+            name: Of the collection, or an alias.
+            config: Vectors to choose, and what they must be.
+            embedded: Whether Qdrant is the in-process database.
+            check_seconds: How long a check holds.
+        """
+        self.config = config
+        self.resolved: ResolvedCollection | None = None
+        """Of the last check; None before the first one."""
+        self._name, self._embedded, self._check_seconds = name, embedded, check_seconds
+
+    def forget(self) -> None:
+        """Check again at the next use."""
+        self.resolved = None
+
+    def resolve(self) -> Steps[ResolvedCollection]:
+        """Return the collection, checked now or less than ``check_seconds`` ago.
+
+        Raises:
+            InputError: The collection or a vector is not there, the choice is not clear, or no payload has a text.
+            ContractError: Another model, or another analyser, made a vector.
+        """
+        now, before = time.monotonic(), self.resolved
+        resolved = before
+        if resolved is None or now - resolved.checked_at >= self._check_seconds:
+            name, schema = yield from self._read()
+            resolved = resolve_vectors(name, schema, self.config, checked_at=now)
+            if before is not None and before.name == name:
+                resolved = replace(resolved, layout=before.layout, is_sampled=before.is_sampled)
+        if self.config.sample_points and not resolved.is_sampled:
+            resolved = yield from self._sample(resolved)
+        self.resolved = resolved
+        return resolved
+
+    def use(self, work: Callable[[ResolvedCollection], Steps[T]]) -> Steps[T]:
+        """Return the result of work on the collection; done again where the collection was deleted in the meantime.
+
+        That happens when an alias is switched and the collection behind it is dropped: the new one is checked first.
+
+        Args:
+            work: Safe to repeat.
+        """
+        resolved = yield from self.resolve()
+        try:
+            return (yield from work(resolved))
+        except Exception as error:
+            if not is_not_found(error):
+                raise
+            self.forget()
+            current = yield from self.resolve()
+            if current.name == resolved.name:
+                raise
+        return (yield from work(current))
+
+    def _read(self) -> Steps[tuple[str, CollectionSchema]]:
+        """Return the name and the schema of the collection behind the name, which an alias may change at any time."""
+        missing = None
+        while True:
+            aliases = yield from ask(lambda client: client.get_aliases())
+            behind = {alias.alias_name: alias.collection_name for alias in aliases.aliases}
+            name = behind.get(self._name, self._name)
+            if name == missing:
+                collections = yield from ask(lambda client: client.get_collections())
+                names = sorted(collection.name for collection in collections.collections)
+                there = ", ".join([*names, *(f"{alias} (alias)" for alias in sorted(behind))]) or "none"
+                raise InputError(f"there is no collection {self._name!r} (there: {there})")
+            try:
+                info = yield from ask(_schema_of(name))
+            except Exception as error:
+                if not is_not_found(error):
+                    raise
+                missing = name
+                continue
+            # The messages of the checks name what the user named.
+            return name, CollectionSchema(self._name, info.config, info.payload_schema or {}, self._embedded)
+
+    def _sample(self, resolved: ResolvedCollection) -> Steps[ResolvedCollection]:
+        limit = min(self.config.sample_points, resolved.limits.page)
+        records, _ = yield from ask(lambda client: client.scroll(resolved.name, limit=limit))
+        payloads = [record.payload for record in records if record.payload]
+        layout = choose_layout(payloads, self.config.text_field, resolved.text_field)
+        return replace(resolved, layout=layout, is_sampled=bool(records))
+
+
+def resolve_vectors(
+    name: str, schema: CollectionSchema, config: StoreConfig, *, checked_at: float
+) -> ResolvedCollection:
+    """Choose the vectors of a collection, and check that the model and the analyser made them.
+
+    Args:
+        name: Of the collection; the schema may carry the name of an alias, for messages.
+        schema: Of the collection.
+        config: Vectors to choose, and what they must be.
+        checked_at: When the schema was read, by the monotonic clock.
+
+    Raises:
+        InputError: A vector is not there, or the choice is not clear.
+        ContractError: Another model, or another analyser, made it.
+    """
+    vector_name = choose_dense(schema, config) if config.dense else None
+    sparse_name = choose_sparse(schema, config) if config.sparse else None
+    unchecked = None
+    if vector_name is not None:
+        _check_dense(schema, vector_name, config)
+        made = schema.contracts.get(vector_name)
+        unchecked = made if config.expected is None and isinstance(made, VectorContract) else None
+    constants = None
+    if sparse_name is not None and config.bm25:
+        constants = check_sparse_contract(schema, sparse_name, bm25.ANALYSER)
+    return ResolvedCollection(
+        name=name,
+        vector_name=vector_name,
+        sparse_vector_name=sparse_name,
+        bm25=constants,
+        has_other_vectors=bool({*schema.dense, *schema.sparse} - {vector_name, sparse_name}),
+        text_field=None if vector_name is None else schema.text_field(vector_name),
+        unchecked=unchecked,
+        limits=schema.limits,
+        checked_at=checked_at,
+    )
+
+
+def choose_dense(schema: CollectionSchema, config: StoreConfig) -> str:
+    """Return the name of the dense vector to search; it may not be there.
+
+    Raises:
+        InputError: Several could be meant.
+    """
+    if config.vector_name is not None:
+        return config.vector_name
+    marked = [name for name in schema.dense if isinstance(schema.contracts.get(name), VectorContract)]
+    ours = [name for name in marked if schema.contracts[name].fingerprint == config.expected]
+    if ours:
+        return ours[0]
+    for choice in (marked, list(schema.dense)) if config.only_vector else ():
+        if len(choice) == 1:
+            return choice[0]
+    if config.contract is not None:
+        return config.contract.model
+    raise InputError(
+        f"collection {schema.name!r} has the vectors {', '.join(map(repr, schema.dense)) or 'none'}; "
+        "say which one to search: vector_name=..."
+    )
+
+
+def choose_sparse(schema: CollectionSchema, config: StoreConfig) -> str:
+    """Return the name of the sparse vector to search; it may not be there."""
+    if config.sparse_vector_name is not None:
+        return config.sparse_vector_name
+    marked = [name for name in schema.sparse if isinstance(schema.contracts.get(name), SparseContract)]
+    if marked:
+        return marked[0]
+    return next(iter(schema.sparse)) if len(schema.sparse) == 1 else bm25.VECTOR_NAME
+
+
+def choose_layout(payloads: Sequence[Payload], text_field: str | None, attached: str | None) -> Layout | None:
+    """Return how to read payloads; None where there are none, and where LlamaIndex wrote nodes without a text.
+
+    Args:
+        payloads: A sample.
+        text_field: Where the user says the text is.
+        attached: Payload field from which ``care attach`` made the vector that is searched.
+
+    Raises:
+        InputError: No payload has a text.
+    """
+    if not payloads:
+        return None
+    if text_field is None and attached and any(isinstance(lookup(payload, attached), str) for payload in payloads):
+        text_field = attached
+    try:
+        return guess_layout(payloads, text_field=text_field)
+    except InputError:
+        if any("_node_content" in payload for payload in payloads):
+            return None
+        raise
+
+
+def _check_dense(schema: CollectionSchema, vector_name: str, config: StoreConfig) -> None:
+    expected = config.contract
+    if expected is None and config.fingerprint is not None:
+        dim = schema.dense[vector_name].size if vector_name in schema.dense else 0
+        expected = VectorContract(config.fingerprint, model=f"model {config.fingerprint[:12]}", dim=dim)
+    if expected is not None:
+        check_contract(schema, vector_name, expected)
+    elif vector_name not in schema.dense:
+        raise InputError(
+            f"collection {schema.name!r} has no vector {vector_name!r} "
+            f"(it has: {', '.join(map(repr, schema.dense)) or 'none'}); add it, with --model naming the one that you "
+            f"ask with, and --path or --url this database: care attach {schema.name} --vector-name {vector_name}"
+        )
+
+
+def _schema_of(name: str) -> Callable[[QdrantClient], models.CollectionInfo]:
+    return lambda client: client.get_collection(name)

@@ -1,0 +1,42 @@
+"""`care search` refuses options that would have no effect, and explains an empty answer to a filter."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from qdrant_client import QdrantClient
+
+from care_qdrant.cli import search
+from care_qdrant.errors import InputError
+from care_qdrant.model import CareModel
+from care_qdrant.types import Chunk, Document
+from tests.search.conftest import fill
+from tests.tiny import TEXTS
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--alpha", "0.3"],
+        ["--fusion", "rrf"],
+        ["--mode", "hybrid", "--fusion", "rrf", "--alpha", "0.3"],
+        ["--mode", "sparse", "--exact"],
+        ["--sparse-vector-name", "bm25"],
+    ],
+)
+def test_an_option_that_the_mode_ignores_is_refused(options: Sequence[str], tmp_path: Path) -> None:
+    result = CliRunner().invoke(search.command, ["糖尿病", "--path", str(tmp_path), *options])
+    assert result.exit_code == 2 and "has no effect here; it needs" in result.output
+
+
+def test_a_filter_on_an_unknown_key_names_those_that_are_there(tmp_path: Path, pair_folder: Path) -> None:
+    client = QdrantClient(path=str(tmp_path / "qdrant"))
+    row = Document("d1", TEXTS[0], metadata={"dept": "内科"})
+    fill(client, CareModel.load(pair_folder), [Chunk(row, row.text)])
+    client.close()
+    options = ["--path", str(tmp_path / "qdrant"), "--model", str(pair_folder)]
+    with pytest.raises(InputError, match=r"no point of .* has 'department' \(some keys: dept\)"):
+        CliRunner().invoke(search.command, ["糖", "--filter", "department=内科", *options], catch_exceptions=False)
+    unmatched = CliRunner().invoke(search.command, ["糖", "--filter", "dept=外科", *options], catch_exceptions=False)
+    assert unmatched.output.strip() == "nothing found"

@@ -1,0 +1,156 @@
+"""What a search asks Qdrant for, and what happens when an alias is switched or a collection is dropped meanwhile."""
+
+from collections.abc import Iterator
+
+import pytest
+from qdrant_client import QdrantClient, models
+
+from care_qdrant.errors import FingerprintMismatch, InputError
+from care_qdrant.search.resolve import CollectionResolver, StoreConfig, choose_layout
+from care_qdrant.search.retriever import Retriever
+from care_qdrant.search.steps import locked_call, run
+from care_qdrant.types import Chunk, Document
+from tests.search.conftest import COLLECTION, fill
+from tests.standin import StandIn
+from tests.tiny import HashModel, point_alias
+
+CHUNKS = [Chunk(Document("d0", "感冒"), "感冒")]
+CHANGED = [Chunk(Document("d1", "感冒"), "感冒")]
+RETRAINED = HashModel(salt="retrained")
+SEARCH = [("POST", "/collections/corpus/points/query/batch")]
+CHECK = [("GET", "/aliases"), ("GET", "/collections/corpus")]
+
+
+@pytest.fixture
+def own_server() -> Iterator[StandIn]:
+    """A server that no other test uses."""
+    with StandIn() as server:
+        yield server
+
+
+@pytest.fixture(params=["embedded", "server"])
+def qdrant(request: pytest.FixtureRequest) -> Iterator[QdrantClient]:
+    """An empty Qdrant, in both engines."""
+    if request.param == "server":
+        client = QdrantClient(url=request.getfixturevalue("own_server").url, check_compatibility=False)
+    else:
+        client = QdrantClient(":memory:")
+    yield client
+    client.close()
+
+
+@pytest.mark.parametrize("name", [COLLECTION, "live"])
+@pytest.mark.parametrize("mode", ["dense", "sparse", "hybrid"])
+def test_a_check_is_two_requests_and_holds(own_server: StandIn, model: HashModel, name: str, mode: str) -> None:
+    client = QdrantClient(url=own_server.url, check_compatibility=False)
+    fill(client, model, CHUNKS)
+    point_alias(client, "live", COLLECTION)
+
+    def asked(retriever: Retriever) -> list[tuple[str, str]]:
+        own_server.requests.clear()
+        assert retriever.search(["感冒"])[0]
+        return [(request.method, request.path) for request in own_server.requests]
+
+    patient = Retriever(client, name, model, mode=mode)  # type: ignore[arg-type]
+    assert asked(patient) == CHECK + SEARCH
+    assert asked(patient) == SEARCH
+    careful = Retriever(client, name, model, mode=mode, check_seconds=0)  # type: ignore[arg-type]
+    for _ in range(2):
+        assert asked(careful) == CHECK + SEARCH
+    client.close()
+
+
+def test_a_switched_alias_is_not_followed_before_it_is_checked(qdrant: QdrantClient, model: HashModel) -> None:
+    fill(qdrant, model, CHUNKS)
+    fill(qdrant, RETRAINED, CHANGED, "corpus_v2")
+    point_alias(qdrant, "live", COLLECTION)
+    retriever = Retriever(qdrant, "live", model)
+    assert retriever.search(["感冒"])[0][0].document_id == "d0"
+    point_alias(qdrant, "live", "corpus_v2")
+    [hit] = retriever.search(["感冒"])[0]
+    assert (hit.document_id, hit.score) == ("d0", pytest.approx(1))
+
+
+def test_a_dropped_collection_is_resolved_again_once(qdrant: QdrantClient, model: HashModel) -> None:
+    fill(qdrant, model, CHUNKS)
+    fill(qdrant, model, CHANGED, "corpus_v2")
+    point_alias(qdrant, "live", COLLECTION)
+    retriever = Retriever(qdrant, "live", model)
+    assert retriever.search(["感冒"])[0][0].document_id == "d0"
+    point_alias(qdrant, "live", "corpus_v2")
+    qdrant.delete_collection(COLLECTION)
+    assert retriever.search(["感冒"])[0][0].document_id == "d1"
+    qdrant.delete_collection("corpus_v2")
+    with pytest.raises(InputError, match="no collection 'live'"):
+        retriever.search(["感冒"])
+
+
+def test_the_successor_of_a_dropped_collection_is_checked(qdrant: QdrantClient, model: HashModel) -> None:
+    fill(qdrant, model, CHUNKS)
+    fill(qdrant, RETRAINED, CHANGED, "corpus_v2")
+    point_alias(qdrant, "live", COLLECTION)
+    retriever = Retriever(qdrant, "live", model)
+    retriever.search(["感冒"])
+    point_alias(qdrant, "live", "corpus_v2")
+    qdrant.delete_collection(COLLECTION)
+    for _ in range(2):
+        with pytest.raises(FingerprintMismatch, match="'live'"):
+            retriever.search(["感冒"])
+
+
+def test_a_collection_that_is_dropped_between_the_two_requests(qdrant: QdrantClient, model: HashModel) -> None:
+    fill(qdrant, model, CHUNKS)
+    fill(qdrant, model, CHANGED, "corpus_v2")
+    point_alias(qdrant, "live", COLLECTION)
+    config = StoreConfig(contract=model.contract())
+    steps = CollectionResolver("live", config, embedded=True, check_seconds=30).resolve()
+    call = locked_call(qdrant)
+    aliases = call(next(steps))
+    point_alias(qdrant, "live", "corpus_v2")
+    qdrant.delete_collection(COLLECTION)
+    read_schema = steps.send(aliases)
+    with pytest.raises(Exception, match="not found") as gone:
+        call(read_schema)
+    read_aliases = steps.throw(gone.value)
+
+    def rest() -> object:
+        operation = steps.send(call(read_aliases))
+        return steps.send(call(operation))
+
+    with pytest.raises(StopIteration) as end:
+        rest()
+    assert end.value.value.name == "corpus_v2"
+
+
+def test_another_error_than_a_missing_collection_is_raised_as_it_is(qdrant: QdrantClient, model: HashModel) -> None:
+    fill(qdrant, model, CHUNKS)
+    resolver = CollectionResolver(COLLECTION, StoreConfig(contract=model.contract()), embedded=True, check_seconds=30)
+    calls = []
+
+    def work(resolved: object) -> Iterator[object]:
+        calls.append(resolved)
+        raise KeyError("mine")
+        yield
+
+    with pytest.raises(KeyError, match="mine"):
+        run(resolver.use(work), locked_call(qdrant))  # type: ignore[arg-type]
+    assert len(calls) == 1
+
+
+def test_the_field_that_attach_read_is_the_text() -> None:
+    payloads = [{"text": "short", "body": "the whole report"}]
+    for text_field, attached, expected in ((None, None, "text"), (None, "body", "body"), ("text", "body", "text")):
+        layout = choose_layout(payloads, text_field, attached)
+        assert layout is not None and layout.text_field == expected
+    layout = choose_layout([{"text": "another tool wrote this"}], None, "body")
+    assert layout is not None and layout.text_field == "text"
+
+
+def test_a_page_is_what_strict_mode_allows(own_server: StandIn, model: HashModel) -> None:
+    client = QdrantClient(url=own_server.url, check_compatibility=False)
+    fill(client, model, CHUNKS)
+    client.update_collection(COLLECTION, strict_mode_config=models.StrictModeConfig(enabled=True, max_query_limit=10))
+    config = StoreConfig(contract=model.contract(), sample_points=32)
+    resolver = CollectionResolver(COLLECTION, config, embedded=False, check_seconds=30)
+    assert run(resolver.resolve(), locked_call(client)).is_sampled
+    client.close()
