@@ -8,7 +8,19 @@ from care_qdrant import __version__
 from care_qdrant.cli.groups import CONTEXT, LazyGroup
 from care_qdrant.errors import CareError
 
-_COMMANDS = ("ingest", "search", "attach", "verify", "detach", "doctor", "collections", "promote", "publish", "model", "serve")
+_COMMANDS = (
+    "ingest",
+    "search",
+    "attach",
+    "verify",
+    "detach",
+    "doctor",
+    "collections",
+    "promote",
+    "publish",
+    "model",
+    "serve",
+)
 
 
 @click.group(

@@ -11,6 +11,10 @@ from care_qdrant.cli.groups import CONTEXT, GroupedCommand
 from care_qdrant.cli.options import Target, target_options
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from qdrant_client import QdrantClient
+
     from care_qdrant.model import CareModel, Precision
 
 
@@ -109,10 +113,18 @@ def command(
 
         return [CareModel.load(model, device=device, precision=precision) for model in models]
 
+    def open_qdrant() -> "AbstractContextManager[QdrantClient]":
+        from care_qdrant.store.connection import open_client
+
+        # Shorter than elsewhere: somebody waits, and each search has three attempts.
+        return open_client(
+            path=target.path, url=target.url, api_key=target.api_key, grpc=target.grpc, timeout_seconds=10
+        )
+
     _set_up_logging(access_log)
     settings = ServeSettings(
         load_models=load_models,
-        open_qdrant=target.open,
+        open_qdrant=open_qdrant,
         collections=collections,
         documents=documents,
         keys_file=keys,

@@ -19,6 +19,7 @@ from care_qdrant.serve.keys import Keys
 from care_qdrant.serve.metrics import CONTENT_TYPE, Metrics
 from care_qdrant.serve.pairs import Pairs, ServedPair
 from care_qdrant.serve.refusal import Refusal
+from care_qdrant.serve.searching import Searching
 from care_qdrant.serve.settings import ServeSettings
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ class Service:
                 for model in models
             ]
         )
+        self._searching = Searching(settings, self.pairs)
         self.app = Gateway(self._routes(), keys=self._keys, metrics=self._metrics, host=settings.host)
 
     async def load(self) -> None:
@@ -59,6 +61,7 @@ class Service:
 
     def close(self) -> None:
         """Answer what was accepted, then let everything go."""
+        self._searching.close()
         for pair in self.pairs:
             pair.close()
 
@@ -101,6 +104,18 @@ class Service:
                 self._embed,
                 limits,
             ),
+            Post(
+                "/search",
+                "Hits of a query in a configured collection.",
+                schemas.SearchRequest,
+                schemas.SearchAnswer,
+                self._search,
+                limits,
+                errors=(400, 401, 404, 408, 409, 413, 415, 421, 429, 503),
+            ),
+            Get(
+                "/collections", "What each configured collection can be asked.", schemas.Collections, self._collections
+            ),
             Get("/health", "Whether the process answers, and what it serves.", schemas.State, self._health, ()),
             Get("/ready", "Whether every encoder is loaded.", schemas.State, self._ready, (503,)),
             Get("/metrics", "Counters for Prometheus.", None, self._render_metrics, ()),
@@ -127,6 +142,15 @@ class Service:
         texts = 1 if isinstance(request.inputs, str) else len(request.inputs)
         exchange.facts.update(texts=texts, side=request.prompt_name or "query", model=self.pairs.default.name)
         return await tei_embed(self.pairs, request)
+
+    async def _search(self, request: schemas.SearchRequest, exchange: Exchange) -> schemas.SearchAnswer:
+        exchange.facts.update(texts=1, mode=request.mode, collection=request.collection, top_k=request.top_k)
+        answer = await self._searching.search(request)
+        exchange.facts.update(collection=answer.collection, timing_ms=answer.timing_ms.model_dump())
+        return answer
+
+    async def _collections(self) -> schemas.Collections:
+        return await self._searching.collections()
 
     async def _models(self) -> dict[str, Any]:
         return openai_models(self.pairs)

@@ -77,9 +77,9 @@ def refusal_of(error: CareError) -> Refusal | None:
     return None
 
 
-def invalid_body(error: ValidationError) -> Refusal:
-    """Return the refusal of a body that does not have the shape of its endpoint; it names at most three problems."""
+def invalid_body(error: ValidationError, where: str = "body") -> Refusal:
+    """Return the refusal of a body, or a part of it, that has another shape; it names at most three problems."""
     problems = error.errors(include_url=False, include_input=False, include_context=False)
-    reasons = [f"{'.'.join(map(str, problem['loc'])) or 'body'}: {problem['msg']}" for problem in problems[:3]]
-    first = str(problems[0]["loc"][0]) if problems[0]["loc"] else None
+    reasons = [f"{'.'.join(map(str, problem['loc'])) or where}: {problem['msg']}" for problem in problems[:3]]
+    first = str(problems[0]["loc"][0]) if problems[0]["loc"] else where
     return Refusal(400, "invalid_request", "; ".join(reasons), param=first)

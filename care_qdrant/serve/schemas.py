@@ -132,6 +132,7 @@ class SearchRequest(_Request):
     filter: dict[str, Any] | None = Field(default=None, description="A filter of Qdrant, beside the conditions.")
     fusion: Literal["linear", "dbsf", "rrf"] = "linear"
     alpha: float = Field(default=DEFAULT_ALPHA, ge=0, le=1, description="Weight of the dense score in `linear`.")
+    marks: bool = Field(default=False, description="Whether the terms of the query are found in the texts.")
 
 
 class SearchHit(BaseModel):
@@ -145,6 +146,7 @@ class SearchHit(BaseModel):
     chunk: int
     metadata: dict[str, Any]
     marks: list[tuple[int, int]] = Field(description="Terms of the query in the text: first character, end.")
+    title_marks: list[tuple[int, int]] = Field(description="The same in the title.")
 
 
 class Timing(BaseModel):
@@ -160,8 +162,8 @@ class SearchAnswer(BaseModel):
     """The hits, best first."""
 
     collection: str
-    model: str
-    fingerprint: str
+    model: str | None = Field(description="Name of the pair; null for a sparse search, which needs none.")
+    fingerprint: str | None
     mode: str
     hits: list[SearchHit]
     timing_ms: Timing

@@ -4,12 +4,12 @@ import random
 from pathlib import Path
 
 import pytest
+from care_qdrant.store.attached import ATTACH_KEY, read_text_path
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import FingerprintMismatch, InputError, NotVerified, Rejected, SchemaMismatch
 from care_qdrant.publishing.copying import CopySettings
 from care_qdrant.publishing.promote import promote
-from care_qdrant.store.attached import ATTACH_KEY, read_text_path
 from care_qdrant.store.connection import open_client
 from care_qdrant.store.contracts import read_contracts
 from care_qdrant.store.retry import Collection, RetryPolicy
