@@ -17,6 +17,7 @@ from care_qdrant.serve.gateway import Exchange, Gateway, unknown_key
 from care_qdrant.serve.inference import SIDES, infer
 from care_qdrant.serve.keys import Keys
 from care_qdrant.serve.metrics import CONTENT_TYPE, Metrics
+from care_qdrant.serve.pages import PATHS, PageFile
 from care_qdrant.serve.pairs import Pairs, ServedPair
 from care_qdrant.serve.refusal import Refusal
 from care_qdrant.serve.searching import Searching
@@ -38,7 +39,7 @@ class Service:
         Raises:
             InputError: One pair is given twice, or the file of API keys cannot be used.
         """
-        self._limits = settings.limits
+        self._limits, self._page = settings.limits, settings.page
         self._metrics = Metrics()
         self._keys = Keys(settings.keys_file)
         self.pairs = Pairs(
@@ -74,6 +75,8 @@ class Service:
 
         endpoints.append(Get(openapi.PATH, "This description.", None, describe))
         routes = [Route(endpoint.path, endpoint) for endpoint in endpoints]
+        if self._page:
+            routes += [Route(path, PageFile(path)) for path in PATHS]
         return Router(routes, redirect_slashes=False, default=_unknown_path)
 
     def _endpoints(self) -> list[Post[Any] | Get]:

@@ -43,7 +43,7 @@ class Post(Generic[Body]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; a client that leaves cancels its work."""
-        exchange = _enter(self.path, scope, ("POST",))
+        exchange = enter(self.path, scope, ("POST",))
         body = await _read_body(Headers(scope=scope), receive, self.limits)
         try:
             request = self.request.model_validate_json(body)
@@ -67,7 +67,7 @@ class Get:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        _enter(self.path, scope, ("GET", "HEAD"))
+        enter(self.path, scope, ("GET", "HEAD"))
         answer = await self.handle()
         if isinstance(answer, Reply):
             response = Response(answer.body, answer.status, media_type=answer.media_type)
@@ -76,7 +76,12 @@ class Get:
         await response(scope, receive, send)
 
 
-def _enter(path: str, scope: Scope, methods: tuple[str, ...]) -> Exchange:
+def enter(path: str, scope: Scope, methods: tuple[str, ...]) -> Exchange:
+    """Return the exchange of a request, after noting its route.
+
+    Raises:
+        Refusal: The path takes other methods.
+    """
     exchange: Exchange = scope["exchange"]
     exchange.route = path
     if scope["method"] not in methods:
