@@ -2,11 +2,12 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictStr
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
 from care_qdrant.search.fusion import DEFAULT_ALPHA
 
 Texts = Annotated[list[StrictStr], Field(min_length=1)]
+Tokens = Annotated[list[StrictInt], Field(min_length=1)]
 
 
 class _Request(BaseModel):
@@ -58,7 +59,7 @@ class InferenceAnswer(BaseModel):
 class OpenAIRequest(_Foreign):
     """OpenAI's request for embeddings, and the side of the pair."""
 
-    input: StrictStr | Texts | list[int] | list[list[int]] = Field(
+    input: StrictStr | Texts | Tokens | Annotated[list[Tokens], Field(min_length=1)] = Field(
         description="Texts. Token numbers are refused: they belong to another tokenizer."
     )
     model: StrictStr

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 READY = "ready"
 """What a worker reports when it has loaded all that it serves."""
+DIRECTORY_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+"""Names the folder of the counters that workers share; prometheus-client reads it at its import, and never again."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 

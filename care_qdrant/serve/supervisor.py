@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
 from care_qdrant.errors import CareError, InputError
-from care_qdrant.serve.metrics import DIRECTORY_VARIABLE
-from care_qdrant.serve.settings import READY, ServeSettings
+from care_qdrant.serve.settings import DIRECTORY_VARIABLE, READY, ServeSettings
 
 if TYPE_CHECKING:
     from care_qdrant.model import CareModel
