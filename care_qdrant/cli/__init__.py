@@ -21,6 +21,7 @@ _COMMANDS = (
     "promote",
     "publish",
     "learn",
+    "serve",
     "model",
 )
 

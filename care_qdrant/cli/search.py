@@ -95,8 +95,8 @@ def command(
     """
     from qdrant_client import models
 
-    from care_qdrant.cli.filters import parse_filter
     from care_qdrant.errors import InputError
+    from care_qdrant.search.conditions import parse_filter
     from care_qdrant.search.fusion import DEFAULT_ALPHA
     from care_qdrant.search.retriever import Retriever
     from care_qdrant.store.collection import Collection, only_collection

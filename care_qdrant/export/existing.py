@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from care_qdrant.checkpoint.card import DOCUMENT_ONNX, FORMAT, Card, FileEntry, bind_references, read_card
-from care_qdrant.checkpoint.folder import verify
+from care_qdrant.checkpoint.folder import verify_checkpoint
 from care_qdrant.checkpoint.integrity import sha256
 from care_qdrant.export.onnx import export_document_encoder, make_side_references
 
@@ -22,7 +22,7 @@ def add_onnx(folder: Path) -> Card:
     path = f"document/{DOCUMENT_ONNX}"
     if path not in read_card(folder).files:
         (folder / path).unlink(missing_ok=True)
-    card = verify(folder)
+    card = verify_checkpoint(folder)
     query = card.onnx and replace(card.onnx, references=make_side_references(folder / "query"))
     document = export_document_encoder(folder / "document")
     card = replace(

@@ -12,7 +12,7 @@ from sentence_transformers.base.modules import Dense
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from tokenizers import Tokenizer
 
-from care_qdrant.checkpoint.folder import verify
+from care_qdrant.checkpoint.folder import verify_checkpoint
 from care_qdrant.errors import InputError
 from care_qdrant.learn.settings import FOLDER
 from care_qdrant.types import Vectors
@@ -42,7 +42,7 @@ def load_earlier(folder: Path) -> Earlier:
         InputError: The folder was not written by `care learn`.
         ModelError: It is incomplete or altered.
     """
-    verify(folder)
+    verify_checkpoint(folder)
     path = folder / FOLDER / _SEEN
     if not path.is_file():
         raise InputError(f"{folder}: was not written by care learn ({FOLDER}/{_SEEN} is missing); learn into a new one")

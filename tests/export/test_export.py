@@ -12,7 +12,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling, WordWeig
 from transformers import GteConfig, GteModel, set_seed
 
 from care_qdrant.checkpoint.card import read_card
-from care_qdrant.checkpoint.folder import verify
+from care_qdrant.checkpoint.folder import verify_checkpoint
 from care_qdrant.encoders.onnx import OnnxEncoder
 from care_qdrant.errors import InputError, ModelError
 from care_qdrant.export.existing import add_onnx
@@ -134,7 +134,7 @@ def test_a_folder_gets_its_document_encoder_and_keeps_its_fingerprint(tmp_path: 
     add_onnx(folder)
     card = add_onnx(folder)
 
-    assert card.fingerprint == before.fingerprint == verify(folder).fingerprint
+    assert card.fingerprint == before.fingerprint == verify_checkpoint(folder).fingerprint
     model, stock = CareModel.load(folder), CareModel.load(folder, device="cpu")
     assert isinstance(model.document_encoder, OnnxEncoder)
     texts = [*tiny.TEXTS, "很长" * 100]

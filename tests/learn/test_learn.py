@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.checkpoint.folder import verify
+from care_qdrant.checkpoint.folder import verify_checkpoint
 from care_qdrant.errors import FingerprintMismatch, InputError, ModelError, SchemaMismatch
 from care_qdrant.learn.learn import learn
 from care_qdrant.learn.settings import UPDATE, LearnSettings
@@ -34,7 +34,7 @@ def test_it_finds_documents_for_questions_of_their_words(learned) -> None:  # ty
     client, folder, report = learned
     assert report.registered and report.refused is None
     assert report.held_out.recall_at_10 > 0.7
-    assert verify(folder).saved_sides == ("query",)
+    assert verify_checkpoint(folder).saved_sides == ("query",)
     queries = [text.split("。")[1] for text in TEXTS[:100]]
     vectors = CareModel.load(folder).encode_query(queries)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-4)

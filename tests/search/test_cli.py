@@ -10,10 +10,11 @@ import pytest
 from click.testing import CliRunner, Result
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.cli import collections, filters, search
+from care_qdrant.cli import collections, search
 from care_qdrant.cli.table import cut, display_width, table
 from care_qdrant.errors import CareError, InputError
 from care_qdrant.model import CareModel
+from care_qdrant.search import conditions
 from care_qdrant.types import Chunk, Document
 from tests.search.conftest import COLLECTION, fill
 from tests.tiny import TEXTS
@@ -77,11 +78,11 @@ def test_nothing_found_says_so(run: Run) -> None:
 @pytest.mark.parametrize("condition", ["dept", "=内科", "n>=x", "n>true", "n=1.5"])
 def test_filter_that_cannot_be_read_is_refused(condition: str) -> None:
     with pytest.raises(InputError, match="--filter"):
-        filters.parse_filter([condition])
+        conditions.parse_filter([condition])
 
 
 def test_filter_value_in_quotes_is_a_text() -> None:
-    parsed = filters.parse_filter(['code="017"', "age=17", "adult=false", "name=a=b"])
+    parsed = conditions.parse_filter(['code="017"', "age=17", "adult=false", "name=a=b"])
     assert parsed is not None
     assert [condition.match.value for condition in parsed.must] == ["017", 17, False, "a=b"]
 

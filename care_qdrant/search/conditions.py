@@ -32,15 +32,19 @@ def parse_filter(conditions: Sequence[str]) -> "models.Filter | None":
     for condition in conditions:
         match = _CONDITION.fullmatch(condition)
         if match is None:
-            raise InputError(f"--filter {condition!r}: expected key=value, key!=value or key>=number")
+            raise InputError(f"condition {condition!r} (--filter): expected key=value, key!=value or key>=number")
         key, operator, value = match["key"].strip(), match["operator"], _value(match["value"].strip())
         if operator in _RANGES:
             if isinstance(value, bool | str):
-                raise InputError(f"--filter {condition!r}: {operator} compares numbers, and {value!r} is none")
+                raise InputError(
+                    f"condition {condition!r} (--filter): {operator} compares numbers, and {value!r} is none"
+                )
             limits = models.Range(**{_RANGES[operator]: value})
             must.append(models.FieldCondition(key=key, range=limits))
         elif isinstance(value, float):
-            raise InputError(f"--filter {condition!r}: Qdrant matches integers and texts; use >= and <= for {value}")
+            raise InputError(
+                f"condition {condition!r} (--filter): Qdrant matches integers and texts; use >= and <= for {value}"
+            )
         else:
             side = must if operator == "=" else must_not
             side.append(models.FieldCondition(key=key, match=models.MatchValue(value=value)))

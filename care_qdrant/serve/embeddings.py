@@ -1,0 +1,92 @@
+"""The requests of others for embeddings: OpenAI's ``/v1/embeddings``, and ``/embed`` of text-embeddings-inference.
+
+Neither has two sides. The query side answers unless the request names the document side (``input_type``,
+``prompt_name``), and a service without document encoders refuses that.
+"""
+
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from care_qdrant.serve.pairs import Pairs
+from care_qdrant.serve.refusal import Refusal
+from care_qdrant.serve.schemas import EmbedRequest, OpenAIRequest
+
+
+async def openai_embeddings(pairs: Pairs, request: OpenAIRequest) -> dict[str, Any]:
+    """Return OpenAI's answer: vectors in the order of the texts, as numbers or as base64 of little-endian float32.
+
+    Raises:
+        Refusal: The input holds token numbers, the model is not served, or it has another dimension.
+    """
+    texts = _texts(request)
+    pair = pairs.find(request.model)
+    if request.dimensions not in (None, pair.dim):
+        raise Refusal(
+            400,
+            "invalid_dimensions",
+            f"dimensions is {request.dimensions}; vectors of {pair.name} have {pair.dim}, as those in the collections "
+            "that they search. Leave it out",
+            param="dimensions",
+        )
+    vectors = await pair.encode(texts, request.input_type)
+    tokens = sum(await pair.count_tokens(texts, request.input_type))
+    if request.encoding_format == "base64":
+        rows = [base64.b64encode(row).decode() for row in np.ascontiguousarray(vectors, dtype="<f4")]
+    else:
+        rows = vectors.tolist()
+    return {
+        "object": "list",
+        "data": [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)],
+        "model": request.model,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
+
+
+def openai_models(pairs: Pairs) -> dict[str, Any]:
+    """Return the names that ``/v1/embeddings`` and ``/inference`` take, with their fingerprints."""
+    names = [f"{pair.name}@{pair.fingerprint[:12]}" for pair in pairs]
+    data = [{"id": name, "object": "model", "created": 0, "owned_by": "care-qdrant"} for name in names]
+    return {"object": "list", "data": data}
+
+
+async def tei_embed(pairs: Pairs, request: EmbedRequest) -> list[list[float]]:
+    """Return the vectors of the default pair, in the order of the texts.
+
+    Raises:
+        Refusal: Vectors that are not normalised are asked for, or a text has more tokens than the encoder reads.
+    """
+    if not request.normalize:
+        raise Refusal(400, "invalid_request", "normalize is false; the vectors of a pair always have unit length")
+    texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
+    pair, side = pairs.default, request.prompt_name or "query"
+    vectors = await pair.encode(texts, side)
+    if not request.truncate:
+        _refuse_long(await pair.count_tokens(texts, side), pair.max_tokens(side))
+    rows: list[list[float]] = vectors.tolist()
+    return rows
+
+
+def _refuse_long(token_counts: Sequence[int], most: int) -> None:
+    for index, count in enumerate(token_counts):
+        if count > most:
+            raise Refusal(
+                413, "too_many_tokens", f"text {index} has {count} tokens; {most} are read: cut it, or pass truncate"
+            )
+
+
+def _texts(request: OpenAIRequest) -> list[str]:
+    if isinstance(request.input, str):
+        return [request.input]
+    texts = [text for text in request.input if isinstance(text, str)]
+    if len(texts) != len(request.input):
+        raise Refusal(
+            400,
+            "tokens_refused",
+            "input holds token numbers, which belong to the tokenizer of another model; send texts. In LangChain: "
+            "OpenAIEmbeddings(check_embedding_ctx_length=False)",
+            param="input",
+        )
+    return texts

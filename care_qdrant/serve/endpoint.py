@@ -1,0 +1,134 @@
+"""One endpoint: reads a body of a declared shape within the limits, runs a handler, answers JSON."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import to_json
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from care_qdrant.serve.gateway import ClientGone, Exchange
+from care_qdrant.serve.refusal import Refusal, invalid_body
+from care_qdrant.serve.settings import Limits
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer that is not JSON, or whose status is not 200."""
+
+    body: bytes
+    media_type: str = "application/json"
+    status: int = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Post(Generic[Body]):
+    """An endpoint that takes a JSON body."""
+
+    path: str
+    summary: str
+    request: type[Body]
+    answer: Any
+    """Type of the answer, for the OpenAPI description."""
+    handle: Callable[[Body, Exchange], Awaitable[Any]]
+    limits: Limits
+    errors: tuple[int, ...] = (400, 401, 404, 408, 413, 415, 421, 429, 503)
+    method: str = "post"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; a client that leaves cancels its work."""
+        exchange = enter(self.path, scope, ("POST",))
+        body = await _read_body(Headers(scope=scope), receive, self.limits)
+        try:
+            request = self.request.model_validate_json(body)
+        except ValidationError as error:
+            raise invalid_body(error) from error
+        answer = await _while_connected(self.handle(request, exchange), receive)
+        await Response(to_json(answer), media_type="application/json")(scope, receive, send)
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """An endpoint without a body."""
+
+    path: str
+    summary: str
+    answer: Any
+    """Type of the answer, for the OpenAPI description; None for one that is not JSON."""
+    handle: Callable[[], Awaitable[Any]]
+    errors: tuple[int, ...] = (401, 421)
+    method: str = "get"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        enter(self.path, scope, ("GET", "HEAD"))
+        answer = await self.handle()
+        if isinstance(answer, Reply):
+            response = Response(answer.body, answer.status, media_type=answer.media_type)
+        else:
+            response = Response(to_json(answer), media_type="application/json")
+        await response(scope, receive, send)
+
+
+def enter(path: str, scope: Scope, methods: tuple[str, ...]) -> Exchange:
+    """Return the exchange of a request, after noting its route.
+
+    Raises:
+        Refusal: The path takes other methods.
+    """
+    exchange: Exchange = scope["exchange"]
+    exchange.route = path
+    if scope["method"] not in methods:
+        allowed = ", ".join(methods)
+        raise Refusal(405, "wrong_method", f"{path} takes {allowed}, not {scope['method']}", param=allowed)
+    return exchange
+
+
+async def _read_body(headers: Headers, receive: Receive, limits: Limits) -> bytes:
+    media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        # Also what keeps pages of other origins out: a browser sends this type only after asking.
+        raise Refusal(
+            415, "not_json", f"the body is of type {media_type or 'unknown'}; send Content-Type: application/json"
+        )
+    too_large = Refusal(413, "body_too_large", f"the body has more than {limits.body_bytes} bytes; split the request")
+    declared = headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limits.body_bytes:
+        raise too_large
+    parts, size = [], 0
+    try:
+        async with asyncio.timeout(limits.body_seconds):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > limits.body_bytes:
+                    raise too_large
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+    except TimeoutError:
+        raise Refusal(
+            408, "body_too_slow", f"the body did not arrive within {limits.body_seconds:g} seconds; send it again"
+        ) from None
+
+
+async def _while_connected(work: Awaitable[Any], receive: Receive) -> Any:
+    """Return what the work gives, and cancel it when its client leaves."""
+    working = asyncio.ensure_future(work)
+    leaving: asyncio.Future[Message] = asyncio.ensure_future(receive())
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        return working.result()
+    finally:
+        leaving.cancel()
+        working.cancel()

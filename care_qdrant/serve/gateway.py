@@ -1,0 +1,174 @@
+"""What happens to every request before and after its endpoint: identity, refusals, security headers, log, counters."""
+
+import json
+import logging
+import re
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic_core import to_json
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from care_qdrant.errors import CareError
+from care_qdrant.serve.keys import Keys, presented_key
+from care_qdrant.serve.metrics import Metrics
+from care_qdrant.serve.refusal import Refusal, refusal_of
+from care_qdrant.serve.settings import LOOPBACK
+
+logger = logging.getLogger(__name__)
+access_log = logging.getLogger("care_qdrant.serve.access")
+
+OPEN_PATHS = ("/health", "/ready", "/metrics")
+"""Answered without a key: they say nothing about texts, keys or callers."""
+KEY_IN_BODY = "/inference"
+"""Qdrant sends the key of its configuration in the body; the endpoint checks it."""
+
+_REQUEST_ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
+_SECURITY = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+}
+_UNREAD_BODY = (401, 408, 413)
+"""The connection is closed: the rest of the body is not worth reading."""
+
+
+class ClientGone(Exception):
+    """The client closed the connection before its answer was there."""
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One request, as the log shows it: no text, no key."""
+
+    method: str
+    path: str
+    request_id: str
+    key: str | None = None
+    """Public id of the API key."""
+    route: str = "unknown"
+    status: int = 500
+    code: str | None = None
+    """Of the refusal."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What the endpoint adds: number of texts, model, side."""
+
+
+class Gateway:
+    """The outermost layer of the service."""
+
+    def __init__(self, app: ASGIApp, *, keys: Keys, metrics: Metrics, host: str) -> None:
+        """Wrap the routes.
+
+        Args:
+            app: The routes.
+            keys: Who may ask.
+            metrics: Where answers and refusals are counted.
+            host: Address that the service listens on. On loopback without keys, only requests that were addressed to
+                it are answered, so that no page of another origin reads it through a name of its own.
+        """
+        self._app, self._keys, self._metrics = app, keys, metrics
+        self._only_loopback = host in LOOPBACK and not keys.required
+        self.draining = False
+        """Whether each answer asks its client to open a new connection."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, whatever happens."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        headers = Headers(scope=scope)
+        exchange = Exchange(scope["method"], scope["path"], _request_id(headers))
+        scope["exchange"] = exchange
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                exchange.status = message["status"]
+                self._add_headers(MutableHeaders(scope=message), exchange)
+            await send(message)
+
+        try:
+            self._admit(headers, exchange)
+            await self._app(scope, receive, send_with_headers)
+        except ClientGone:
+            exchange.status, exchange.code = 499, "client_gone"
+        except Exception as error:
+            await self._refuse(error, exchange, scope, receive, send_with_headers)
+        finally:
+            self._account(exchange, time.perf_counter() - started)
+
+    def _admit(self, headers: Headers, exchange: Exchange) -> None:
+        if self._only_loopback and _host_name(headers.get("host", "")) not in LOOPBACK:
+            raise Refusal(
+                421,
+                "unknown_host",
+                "without API keys this service answers only requests that are addressed to localhost; "
+                "start it with --keys",
+            )
+        if not self._keys.required or exchange.path in OPEN_PATHS:
+            return
+        key = presented_key(headers)
+        exchange.key = self._keys.identify(key)
+        if exchange.key is None and (key is not None or exchange.path != KEY_IN_BODY):
+            raise unknown_key(given=key is not None)
+
+    async def _refuse(self, error: Exception, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = refusal_of(error) if isinstance(error, CareError) else None
+        if refusal is None:
+            logger.error("request %s failed", exchange.request_id, exc_info=error)
+            refusal = Refusal(500, "internal", "the service failed; its log has the reason under this request_id")
+        exchange.code = refusal.code
+        body = to_json(refusal.body(exchange.path, exchange.request_id))
+        await Response(body, refusal.status, refusal.headers(), "application/json")(scope, receive, send)
+
+    def _add_headers(self, headers: MutableHeaders, exchange: Exchange) -> None:
+        headers["x-request-id"] = exchange.request_id
+        for name, value in _SECURITY.items():
+            headers.setdefault(name, value)
+        if self.draining or exchange.status in _UNREAD_BODY:
+            headers["connection"] = "close"
+
+    def _account(self, exchange: Exchange, seconds: float) -> None:
+        self._metrics.requests.labels(exchange.route, str(exchange.status)).inc()
+        self._metrics.seconds.labels(exchange.route).observe(seconds)
+        if exchange.code is not None:
+            self._metrics.refusals.labels(exchange.code).inc()
+        if access_log.isEnabledFor(logging.INFO):
+            access_log.info(json.dumps(_line(exchange, seconds), ensure_ascii=False))
+
+
+def unknown_key(*, given: bool) -> Refusal:
+    """Return the refusal of a request that shows no accepted key."""
+    found = "this API key is not accepted" if given else "this service needs an API key"
+    return Refusal(401, "unauthorized", f"{found}; send it as: Authorization: Bearer KEY")
+
+
+def _line(exchange: Exchange, seconds: float) -> Mapping[str, Any]:
+    line = {
+        "time": time.time(),
+        "request_id": exchange.request_id,
+        "method": exchange.method,
+        "route": exchange.route,
+        "status": exchange.status,
+        "ms": round(seconds * 1000, 3),
+        "key": exchange.key,
+        "code": exchange.code,
+        **exchange.facts,
+    }
+    return {name: value for name, value in line.items() if value is not None}
+
+
+def _request_id(headers: Headers) -> str:
+    given = headers.get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _host_name(host: str) -> str:
+    return host.partition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0].lower()

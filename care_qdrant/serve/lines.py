@@ -1,0 +1,161 @@
+"""A bounded line in front of each encoder: what it accepts it encodes, in slices, so that large requests share."""
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
+
+import numpy as np
+
+from care_qdrant.encoders import Encoder
+from care_qdrant.encoders.microbatch import MicroBatcher
+from care_qdrant.errors import EncodingError
+from care_qdrant.serve.metrics import Metrics
+from care_qdrant.serve.refusal import Refusal
+from care_qdrant.types import Vectors
+
+Side = Literal["query", "document"]
+
+SLICE_TEXTS = 32
+"""Texts of a request that are with the encoder at one time; those of other requests go in between."""
+_DOCUMENT_NICENESS = 10
+
+
+class Line:
+    """Accepts texts for one encoder while there is room."""
+
+    def __init__(
+        self,
+        side: Side,
+        encode_slice: Callable[[Sequence[str]], Awaitable[Vectors]],
+        *,
+        capacity: int,
+        metrics: Metrics,
+    ) -> None:
+        """Set up an empty line.
+
+        Args:
+            side: Of the pair, for messages and counters.
+            encode_slice: Encodes at most `SLICE_TEXTS` texts.
+            capacity: Texts that may wait or run at one time.
+            metrics: Where waiting texts are counted.
+        """
+        self._side, self._encode_slice, self._capacity = side, encode_slice, capacity
+        self._gauge = metrics.waiting.labels(side)
+        self._waiting = 0
+
+    async def encode(self, texts: Sequence[str]) -> Vectors:
+        """Encode texts: (len(texts), dim) float32, in order.
+
+        Raises:
+            Refusal: Too many texts wait already.
+            EncodingError: The encoder refuses a text.
+        """
+        if self._waiting + len(texts) > self._capacity:
+            raise Refusal(
+                429,
+                "queue_full",
+                f"{self._waiting} texts wait for the {self._side} encoder, and {len(texts)} more would pass the limit "
+                f"of {self._capacity}; ask again later, or start more workers",
+            )
+        self._count(len(texts))
+        try:
+            starts = range(0, len(texts), SLICE_TEXTS)
+            return np.concatenate([await self._encode_slice(texts[at : at + SLICE_TEXTS]) for at in starts])
+        finally:
+            self._count(-len(texts))
+
+    def _count(self, texts: int) -> None:
+        self._waiting += texts
+        self._gauge.inc(texts)
+
+
+class QuerySide:
+    """The query encoder of one pair, micro-batched over all requests of this process."""
+
+    def __init__(self, name: str, encoder: Encoder, *, capacity: int, metrics: Metrics) -> None:
+        """Take a loaded encoder into service."""
+        self._batcher = MicroBatcher(_counted(encoder, "query", name, metrics), max_batch=SLICE_TEXTS)
+        self.line = Line("query", self._encode_slice, capacity=capacity, metrics=metrics)
+
+    def encode_now(self, texts: Sequence[str]) -> Vectors:
+        """Encode the query of a search in the calling thread, or in a batch with those that wait."""
+        return np.stack([self._batcher.encode(text) for text in texts])
+
+    async def _encode_slice(self, texts: Sequence[str]) -> Vectors:
+        futures = [asyncio.wrap_future(self._batcher.submit(text)) for text in texts]
+        try:
+            return np.stack(await asyncio.gather(*futures))
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+
+    def close(self) -> None:
+        """Answer what was accepted, then end the thread."""
+        self._batcher.close()
+
+
+class DocumentSide:
+    """The document encoder of one pair, in a thread of its own that gives way to queries."""
+
+    def __init__(self, name: str, load: Callable[[], Encoder], *, capacity: int, metrics: Metrics) -> None:
+        """Set up the side; `load` reads the weights."""
+        self._name, self._load, self._metrics = name, load, metrics
+        self._encode: Callable[[list[str]], Vectors] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="care-documents", initializer=_give_way)
+        self.line = Line("document", self._encode_slice, capacity=capacity, metrics=metrics)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the weights are loaded."""
+        return self._encode is not None
+
+    async def load(self) -> None:
+        """Read the weights and encode once; queries are served meanwhile."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._warm_up)
+
+    def _warm_up(self) -> None:
+        encode = _counted(self._load(), "document", self._name, self._metrics)
+        encode(["高血压"])
+        self._encode = encode
+
+    async def _encode_slice(self, texts: Sequence[str]) -> Vectors:
+        if self._encode is None:
+            raise Refusal(503, "not_ready", f"the document encoder of {self._name} is still loading; ask again later")
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._encode, list(texts))
+
+    def close(self) -> None:
+        """Finish the running batch, then end the thread."""
+        self._thread.shutdown(cancel_futures=True)
+
+
+def _counted(encoder: Encoder, side: Side, name: str, metrics: Metrics) -> Callable[[list[str]], Vectors]:
+    texts_total, batch = metrics.texts.labels(name, side), metrics.batch.labels(side)
+    seconds = metrics.encode_seconds.labels(side)
+
+    def encode(texts: list[str]) -> Vectors:
+        started = time.perf_counter()
+        vectors = encoder.encode(texts)
+        if vectors.shape != (len(texts), encoder.dim) or not np.isfinite(vectors).all():
+            raise EncodingError(
+                f"the {side} encoder of {name} gave vectors of shape {vectors.shape}, not all finite perhaps; expected "
+                f"finite ones of {(len(texts), encoder.dim)}. Check the model with: care model verify"
+            )
+        seconds.observe(time.perf_counter() - started)
+        batch.observe(len(texts))
+        texts_total.inc(len(texts))
+        return vectors
+
+    return encode
+
+
+def _give_way() -> None:
+    """Lower the priority of this thread, and of those that it starts: a query never waits for a document's core."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _DOCUMENT_NICENESS)
+    except (AttributeError, OSError):  # only Linux has a priority for each thread
+        return

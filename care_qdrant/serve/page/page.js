@@ -1,0 +1,293 @@
+// The search page: every text goes in as text, never as markup, and every request goes to the service it came from.
+
+const TEXTS = {
+  en: {
+    skip: "Skip to the results", copyLink: "Copy link", copyCurl: "Copy as curl", keys: "Keys", query: "Query",
+    search: "Search", collection: "Collection", topK: "Hits", conditions: "Conditions", compare: "Side by side",
+    keySlash: "to the search box", keyJk: "next, previous hit", keyHl: "column to the left, to the right",
+    keyEnter: "open or close the details of a hit", keyHelp: "this list", close: "Close",
+    dense: "dense", sparse: "BM25", hybrid: "hybrid", searching: "Searching…", copied: "Copied",
+    copyFailed: "The browser does not allow copying; the link is in the address bar.",
+    nothing: "No hits.", none: "This service has no collection to search; start it with --collection.",
+    pick: "Choose at least one way to search.", details: "Details", score: "score",
+    summary: (hits, columns) => `${hits} hits in ${columns} ${columns === 1 ? "column" : "columns"}`,
+    shared: (common, first) => `${common} in common with “${first}”`,
+    time: (t) => `${t.total.toFixed(1)} ms = encode ${t.encode.toFixed(1)} + Qdrant ${t.search.toFixed(1)} + wait ${t.wait.toFixed(1)}`,
+    up: (n) => `up ${n}`, down: (n) => `down ${n}`, same: "same rank", fresh: "not in the first column", unreachable: "The service does not answer.",
+  },
+  zh: {
+    skip: "跳到结果", copyLink: "复制链接", copyCurl: "复制为 curl", keys: "快捷键", query: "问题",
+    search: "搜索", collection: "集合", topK: "条数", conditions: "条件", compare: "并排比较",
+    keySlash: "回到搜索框", keyJk: "下一条、上一条", keyHl: "左边一列、右边一列",
+    keyEnter: "展开或收起一条的详情", keyHelp: "显示本表", close: "关闭",
+    dense: "稠密", sparse: "BM25", hybrid: "混合", searching: "正在搜索……", copied: "已复制",
+    copyFailed: "浏览器不允许复制；链接就在地址栏里。",
+    nothing: "没有结果。", none: "本服务没有可搜索的集合；请用 --collection 启动。",
+    pick: "请至少选择一种搜索方式。", details: "详情", score: "得分",
+    summary: (hits, columns) => `${columns} 列，共 ${hits} 条`,
+    shared: (common, first) => `与“${first}”有 ${common} 条相同`,
+    time: (t) => `${t.total.toFixed(1)} 毫秒 = 编码 ${t.encode.toFixed(1)} + Qdrant ${t.search.toFixed(1)} + 等待 ${t.wait.toFixed(1)}`,
+    up: (n) => `上升 ${n}`, down: (n) => `下降 ${n}`, same: "名次相同", fresh: "第一列中没有", unreachable: "服务没有回应。",
+  },
+};
+const MAX_COLUMNS_BY_DEFAULT = 3;
+const $ = (id) => document.getElementById(id);
+const state = { language: "en", collections: [], round: 0, last: [] };
+const t = (name, ...values) => {
+  const text = TEXTS[state.language][name];
+  return typeof text === "function" ? text(...values) : text;
+};
+
+function element(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
+async function ask(path, body) {
+  const options = body && { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) };
+  let response;
+  try {
+    response = await fetch(path, options);
+  } catch {
+    throw new Error(t("unreachable"));
+  }
+  const answer = await response.json();
+  if (!response.ok) throw new Error(answer.error);
+  return answer;
+}
+
+// A column is "dense:pair", "hybrid:pair" or "sparse:".
+function columnsOf(collection) {
+  const pairs = collection?.models ?? [];
+  const lexical = collection?.sparse ? ["sparse:"] : [];
+  const mixed = collection?.sparse ? pairs.map((pair) => `hybrid:${pair}`) : [];
+  return [...pairs.map((pair) => `dense:${pair}`), ...lexical, ...mixed];
+}
+
+function columnName(column) {
+  const [mode, pair] = split(column);
+  const several = (current()?.models ?? []).length > 1;
+  return pair && several ? `${t(mode)} · ${pair}` : t(mode);
+}
+
+const split = (column) => [column.slice(0, column.indexOf(":")), column.slice(column.indexOf(":") + 1)];
+const current = () => state.collections.find((collection) => collection.name === $("collection").value);
+const chosen = () => [...$("columns").querySelectorAll("input:checked")].map((box) => box.value);
+const conditions = () => $("conditions").value.split(/[;；]/).map((part) => part.trim()).filter(Boolean);
+
+function showColumns(wanted) {
+  const there = columnsOf(current());
+  const pairs = current()?.models ?? [];
+  const byDefault = there.filter((column) => !split(column)[1] || split(column)[1] === pairs[0]);
+  const picked = new Set((wanted ?? []).filter((column) => there.includes(column)));
+  const initial = picked.size ? picked : new Set(byDefault.slice(0, MAX_COLUMNS_BY_DEFAULT));
+  $("columns").replaceChildren(...there.map((column) => {
+    const box = element("input", { type: "checkbox", value: column });
+    box.checked = initial.has(column);
+    return element("label", {}, box, ` ${columnName(column)}`);
+  }));
+}
+
+function say(text, bad = false) {
+  $("status").textContent = text;
+  $("status").classList.toggle("bad", bad);
+}
+
+function applyLanguage(language) {
+  state.language = language;
+  document.documentElement.lang = language === "zh" ? "zh-CN" : "en";
+  for (const node of document.querySelectorAll("[data-text]")) node.textContent = t(node.dataset.text);
+  const other = language === "zh" ? "en" : "zh";
+  $("language").textContent = other === "zh" ? "中文" : "English";
+  $("language").lang = other;
+  showColumns(chosen());
+  render();
+}
+
+function remember() {
+  const address = new URLSearchParams({ q: $("query").value, collection: $("collection").value, k: $("top-k").value, lang: state.language });
+  if (conditions().length) address.set("where", conditions().join(";"));
+  for (const column of chosen()) address.append("column", column);
+  history.replaceState(null, "", `?${address}`);
+}
+
+function bodyOf(column) {
+  const [mode, pair] = split(column);
+  const body = { query: $("query").value, collection: $("collection").value, mode, top_k: Number($("top-k").value) || 10 };
+  if (pair) body.model = pair;
+  if (conditions().length) body.conditions = conditions();
+  return body;
+}
+
+async function search() {
+  const columns = chosen();
+  if (!$("query").value.trim()) return;
+  if (!columns.length) return say(t(state.collections.length ? "pick" : "none"), true);
+  remember();
+  const round = ++state.round;
+  say(t("searching"));
+  $("results").setAttribute("aria-busy", "true");
+  const answers = await Promise.all(columns.map(async (column) => {
+    try {
+      return { column, answer: await ask("search", { ...bodyOf(column), marks: true }) };
+    } catch (error) {
+      return { column, error: error.message };
+    }
+  }));
+  if (round !== state.round) return; // a later search has begun
+  state.last = answers;
+  $("results").removeAttribute("aria-busy");
+  render();
+}
+
+function render() {
+  if (!state.last.length) return;
+  const ranks = state.last.map(({ answer }) => new Map((answer?.hits ?? []).map((hit, index) => [hit.document_id, index])));
+  $("results").replaceChildren(...state.last.map((result, number) => renderColumn(result, number, ranks)));
+  const hits = state.last.reduce((sum, { answer }) => sum + (answer?.hits.length ?? 0), 0);
+  say(t("summary", hits, state.last.length));
+}
+
+function renderColumn({ column, answer, error }, number, ranks) {
+  const name = columnName(column);
+  const section = element("section", { class: "column", "aria-label": name }, element("h2", {}, name));
+  if (error) {
+    section.append(element("p", { class: "error", role: "alert" }, error));
+    return section;
+  }
+  const time = answer.timing_ms;
+  const bar = element("div", { class: "time", "aria-hidden": "true" });
+  for (const part of ["wait", "encode", "search"]) {
+    const piece = element("span", { class: part });
+    piece.style.width = `${(100 * time[part]) / Math.max(time.total, 0.001)}%`;
+    bar.append(piece);
+  }
+  const facts = [t("time", time)];
+  if (number > 0) {
+    const common = answer.hits.filter((hit) => ranks[0].has(hit.document_id)).length;
+    facts.push(t("shared", common, columnName(state.last[0].column)));
+  }
+  section.append(element("p", { class: "facts" }, facts.join(" · ")), bar);
+  if (!answer.hits.length) section.append(element("p", {}, t("nothing")));
+  const list = element("ol");
+  answer.hits.forEach((hit, rank) => list.append(renderHit(hit, rank, number ? ranks[0] : null)));
+  section.append(list);
+  return section;
+}
+
+function renderHit(hit, rank, first) {
+  const top = element("div", { class: "top" }, element("span", { class: "rank" }, `${rank + 1}`));
+  if (first) top.append(movement(rank, first.get(hit.document_id)));
+  top.append(element("span", { class: "score" }, `${t("score")} ${hit.score.toFixed(4)}`));
+  const item = element("li", { class: "hit", tabindex: "-1" }, top);
+  if (hit.title) item.append(element("h3", {}, ...marked(hit.title, hit.title_marks)));
+  const text = element("p", { class: "short" }, ...marked(hit.text, hit.marks));
+  const rows = [["document", hit.document_id], ["chunk", hit.chunk], ["point", hit.point_id], ...Object.entries(hit.metadata)];
+  const table = element("table", {}, element("tbody", {}, ...rows.map(([key, value]) =>
+    element("tr", {}, element("th", { scope: "row" }, key), element("td", {}, typeof value === "string" ? value : JSON.stringify(value))))));
+  const details = element("details", {}, element("summary", {}, `${t("details")}: ${hit.document_id}`), table);
+  details.addEventListener("toggle", () => text.classList.toggle("short", !details.open));
+  item.append(text, details);
+  return item;
+}
+
+function movement(rank, before) {
+  if (before === undefined) return element("span", { class: "up", title: t("fresh") }, `+ ${t("fresh")}`);
+  if (before === rank) return element("span", {}, `= ${t("same")}`);
+  const moved = before - rank;
+  return moved > 0 ? element("span", { class: "up" }, `▲ ${t("up", moved)}`) : element("span", { class: "down" }, `▼ ${t("down", -moved)}`);
+}
+
+// Places count characters, and a string of JavaScript counts halves of some of them.
+function marked(text, places) {
+  const characters = Array.from(text);
+  const parts = [];
+  let at = 0;
+  for (const [start, end] of places) {
+    parts.push(characters.slice(at, start).join(""), element("mark", {}, characters.slice(start, end).join("")));
+    at = end;
+  }
+  return [...parts, characters.slice(at).join("")];
+}
+
+async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    say(t("copied"));
+  } catch {
+    say(t("copyFailed"), true);
+  }
+}
+
+function curl() {
+  const [column] = chosen();
+  if (!column) return say(t("pick"), true);
+  const quoted = JSON.stringify(bodyOf(column)).replaceAll("'", "'\\''");
+  copy(`curl -s ${location.origin}${location.pathname}search -H 'Content-Type: application/json' -d '${quoted}'`);
+}
+
+function moveFocus(key) {
+  const columns = [...$("results").querySelectorAll(".column")].map((column) => [...column.querySelectorAll(".hit")]);
+  if (!columns.some((column) => column.length)) return;
+  const hit = document.activeElement?.closest?.(".hit");
+  let x = columns.findIndex((column) => column.includes(hit));
+  let y = x < 0 ? -1 : columns[x].indexOf(hit);
+  if (x < 0) [x, y] = [columns.findIndex((column) => column.length), 0];
+  else if (key === "j") y += 1;
+  else if (key === "k") y -= 1;
+  else x += key === "l" ? 1 : -1;
+  const column = columns[Math.min(Math.max(x, 0), columns.length - 1)];
+  const target = column[Math.min(Math.max(y, 0), column.length - 1)];
+  target?.focus();
+  target?.scrollIntoView({ block: "nearest" });
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || $("help").open) return;
+  const typing = event.target.matches("input:not([type=checkbox]), select, textarea");
+  if (event.key === "Escape" && typing) {
+    event.preventDefault(); // the browser would empty the search box
+    return event.target.blur();
+  }
+  if (typing) return;
+  if (event.key === "/") $("query").focus(), $("query").select();
+  else if (event.key === "?") $("help").showModal();
+  else if ("jkhl".includes(event.key)) moveFocus(event.key);
+  else if (event.key === "Enter" && event.target.matches(".hit")) {
+    const details = event.target.querySelector("details");
+    details.open = !details.open;
+  } else return;
+  event.preventDefault();
+});
+$("form").addEventListener("submit", (event) => { event.preventDefault(); search(); });
+$("collection").addEventListener("change", () => showColumns());
+$("columns").addEventListener("change", search);
+$("copy-link").addEventListener("click", () => { remember(); copy(location.href); });
+$("copy-curl").addEventListener("click", curl);
+$("help-open").addEventListener("click", () => $("help").showModal());
+$("language").addEventListener("click", () => { applyLanguage(state.language === "zh" ? "en" : "zh"); remember(); });
+
+async function start() {
+  const address = new URLSearchParams(location.search);
+  const asked = address.get("lang") ?? navigator.language;
+  $("query").value = address.get("q") ?? "";
+  $("top-k").value = address.get("k") ?? "10";
+  $("conditions").value = address.get("where") ?? "";
+  try {
+    state.collections = (await ask("collections")).collections;
+  } catch (error) {
+    say(error.message, true);
+  }
+  $("collection").replaceChildren(...state.collections.map(({ name }) => element("option", { value: name }, name)));
+  if (state.collections.some(({ name }) => name === address.get("collection"))) $("collection").value = address.get("collection");
+  showColumns(address.getAll("column"));
+  applyLanguage(asked.startsWith("zh") ? "zh" : "en");
+  const problem = current()?.problem;
+  if (problem) say(problem, true);
+  else if (!state.collections.length && !$("status").textContent) say(t("none"));
+  if ($("query").value) await search();
+}
+
+start();

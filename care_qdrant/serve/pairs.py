@@ -1,0 +1,156 @@
+"""The pairs of a service, and what a client may call them: ``name``, ``name@fingerprint``, ``name/bm25``.
+
+A service does not see the collections that its vectors are for. A client that writes ``care@3f2a9c`` is therefore
+refused by a service whose pair of that name has another fingerprint, instead of getting vectors of another space.
+"""
+
+import asyncio
+import re
+from collections.abc import Iterator, Sequence
+
+from care_qdrant.errors import InputError
+from care_qdrant.model import CareModel
+from care_qdrant.serve.lines import DocumentSide, QuerySide, Side
+from care_qdrant.serve.metrics import Metrics
+from care_qdrant.serve.refusal import Refusal
+from care_qdrant.serve.settings import Limits
+from care_qdrant.types import Vectors
+
+BM25_SUFFIX = "/bm25"
+_FINGERPRINT = re.compile(r"[0-9a-f]{4,64}")
+
+
+class ServedPair:
+    """One pair: its query encoder, and its document encoder where the service has it."""
+
+    def __init__(self, model: CareModel, *, documents: bool, limits: Limits, metrics: Metrics) -> None:
+        """Load the query encoder; the document encoder waits for `DocumentSide.load`."""
+        self.model, self.name, self.fingerprint, self.dim = model, model.name, model.fingerprint, model.dim
+        self._limits = limits
+        capacity = limits.waiting_texts
+        self.query = QuerySide(self.name, model.query_encoder, capacity=capacity, metrics=metrics)
+        self.document = (
+            DocumentSide(self.name, lambda: model.document_encoder, capacity=capacity, metrics=metrics)
+            if documents
+            else None
+        )
+
+    @property
+    def ready(self) -> bool:
+        """Whether both sides that are served are loaded."""
+        return self.document is None or self.document.ready
+
+    async def encode(self, texts: Sequence[str], side: Side) -> Vectors:
+        """Encode texts by one side: (len(texts), dim) float32 unit rows, in order.
+
+        Raises:
+            Refusal: This service does not have the side, a text is blank or too long, or too many texts wait.
+            EncodingError: The encoder refuses a text.
+        """
+        check_texts(texts, side, self._limits)
+        if side == "query":
+            return await self.query.line.encode(texts)
+        # As the ingestion does it: a last line feed is a token to a language model.
+        return await self.require_documents().line.encode([text.strip() for text in texts])
+
+    async def count_tokens(self, texts: Sequence[str], side: Side) -> list[int]:
+        """Return the uncut length of each text in tokens, special tokens and prompt included."""
+        counter = self.model.query_encoder if side == "query" else self.model.document_tokenizer
+        return await asyncio.to_thread(counter.count_tokens, texts)
+
+    def max_tokens(self, side: Side) -> int:
+        """Return the longest text that a side reads in tokens; it cuts what is longer."""
+        return (self.model.query_encoder if side == "query" else self.model.document_tokenizer).max_tokens
+
+    def require_documents(self) -> DocumentSide:
+        """Return the document side, or refuse where the service has none."""
+        if self.document is None:
+            raise Refusal(
+                400,
+                "no_document_encoder",
+                f"this service has the query encoder of {self.name} and not its document encoder, and a document that "
+                "the query encoder reads would never be found again. Write documents with care ingest, or start the "
+                "service with --documents",
+            )
+        return self.document
+
+    def close(self) -> None:
+        """Answer what was accepted, then let the encoders go."""
+        self.query.close()
+        if self.document is not None:
+            self.document.close()
+
+
+class Pairs:
+    """All pairs of a service, by the names that clients use."""
+
+    def __init__(self, pairs: Sequence[ServedPair]) -> None:
+        """Take the pairs; the first is the default.
+
+        Raises:
+            InputError: One pair is given twice.
+        """
+        self._pairs = pairs
+        for index, pair in enumerate(pairs):
+            if any(other.fingerprint == pair.fingerprint for other in pairs[:index]):
+                raise InputError(f"the pair {pair.name}@{pair.fingerprint[:12]} is given twice; give each --model once")
+
+    def __iter__(self) -> Iterator[ServedPair]:
+        return iter(self._pairs)
+
+    @property
+    def default(self) -> ServedPair:
+        """The pair of a request that cannot name one."""
+        return self._pairs[0]
+
+    def find(self, wanted: str) -> ServedPair:
+        """Return the pair that a client names.
+
+        Args:
+            wanted: ``name``, or ``name@`` and the first four or more hexadecimal digits of a fingerprint.
+
+        Raises:
+            Refusal: It is not served, or the name does not decide.
+        """
+        name, at, prefix = wanted.rpartition("@")
+        name, prefix = (name, prefix.lower()) if at else (wanted, "")
+        if at and not _FINGERPRINT.fullmatch(prefix):
+            raise Refusal(400, "invalid_model", f"{wanted!r}: after @ come 4 to 64 hexadecimal digits of a fingerprint")
+        named = [pair for pair in self._pairs if pair.name == name]
+        found = [pair for pair in named if pair.fingerprint.startswith(prefix)]
+        if len(found) == 1:
+            return found[0]
+        if len(found) > 1:
+            raise Refusal(400, "ambiguous_model", f"{wanted!r} is more than one pair here: {_listed(found)}")
+        if named:
+            raise Refusal(
+                400,
+                "fingerprint_mismatch",
+                f"{wanted!r} is not what is served under this name ({_listed(named)}): its vectors are of another "
+                "space. Ask for the pair that made the vectors of the collection, or serve that one",
+            )
+        raise Refusal(404, "unknown_model", f"model {wanted!r} is not served; there is: {_listed(self._pairs)}")
+
+
+def check_texts(texts: Sequence[str], side: Side, limits: Limits) -> None:
+    """Refuse blank texts and those that would keep an encoder from others.
+
+    Raises:
+        Refusal: A text is blank or too long, or there are too many.
+    """
+    if len(texts) > limits.batch_texts:
+        raise Refusal(
+            413, "batch_too_large", f"{len(texts)} texts in one request; at most {limits.batch_texts}: split it"
+        )
+    most = limits.query_characters if side == "query" else limits.document_characters
+    for index, text in enumerate(texts):
+        if not text.strip():
+            raise Refusal(400, "blank_text", f"text {index} is blank: it has no meaning to encode; leave it out")
+        if len(text) > most:
+            raise Refusal(
+                400, "text_too_long", f"text {index} has {len(text)} characters; a {side} may have {most}: cut it"
+            )
+
+
+def _listed(pairs: Sequence[ServedPair]) -> str:
+    return ", ".join(f"{pair.name}@{pair.fingerprint[:12]}" for pair in pairs)

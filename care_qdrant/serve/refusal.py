@@ -1,0 +1,85 @@
+"""Every answer that is not a success, in one shape: ``{"error": reason, "code": word, "request_id": id}``.
+
+Qdrant passes the string under ``error`` on to its client. OpenAI's clients read an object there, so below ``/v1/`` the
+same reason and code are ``{"error": {"message", "type", "code", "param"}}``.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from care_qdrant.errors import (
+    CareError,
+    ContractError,
+    EncodingError,
+    InputError,
+    QdrantError,
+    Rejected,
+    Unreachable,
+)
+
+OPENAI_PREFIX = "/v1/"
+RETRY_SECONDS = 1
+
+
+class Refusal(CareError):
+    """A request that is answered with a reason instead of a result."""
+
+    def __init__(self, status: int, code: str, reason: str, *, param: str | None = None) -> None:
+        """Set up the answer.
+
+        Args:
+            status: Of HTTP, 400 or more.
+            code: One word for programs; it never changes.
+            reason: What was found, what was expected and what to do.
+            param: Field of the request that is wrong, where it is one; with 405, the methods that are right.
+        """
+        super().__init__(reason)
+        self.status, self.code, self.reason, self.param = status, code, reason, param
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers that belong to the status."""
+        if self.status == 405:
+            return {"allow": self.param or ""}
+        if self.status in (429, 503):
+            return {"retry-after": str(RETRY_SECONDS)}
+        if self.status == 401:
+            # A browser asks for a user name, which is not read, and a password, which is the key.
+            return {"www-authenticate": 'Basic realm="care serve: the API key is the password", charset="UTF-8"'}
+        return {}
+
+    def body(self, path: str, request_id: str) -> Mapping[str, Any]:
+        """Return the answer, in the shape that clients of the path read."""
+        if not path.startswith(OPENAI_PREFIX):
+            return {"error": self.reason, "code": self.code, "request_id": request_id}
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        return {"error": {"message": self.reason, "type": kind, "code": self.code, "param": self.param}}
+
+
+_BY_ERROR: Sequence[tuple[type[CareError], int, str]] = (
+    (Unreachable, 503, "qdrant_unreachable"),
+    (Rejected, 400, "qdrant_refused"),
+    (QdrantError, 503, "qdrant_failed"),
+    (ContractError, 409, "contract_mismatch"),
+    (EncodingError, 400, "not_encodable"),
+    (InputError, 400, "invalid_request"),
+)
+
+
+def refusal_of(error: CareError) -> Refusal | None:
+    """Return how an error of the library is answered; None for one that no request can cause."""
+    if isinstance(error, Refusal):
+        return error
+    for kind, status, code in _BY_ERROR:
+        if isinstance(error, kind):
+            return Refusal(status, code, str(error))
+    return None
+
+
+def invalid_body(error: ValidationError, where: str = "body") -> Refusal:
+    """Return the refusal of a body, or a part of it, that has another shape; it names at most three problems."""
+    problems = error.errors(include_url=False, include_input=False, include_context=False)
+    reasons = [f"{'.'.join(map(str, problem['loc'])) or where}: {problem['msg']}" for problem in problems[:3]]
+    first = str(problems[0]["loc"][0]) if problems[0]["loc"] else where
+    return Refusal(400, "invalid_request", "; ".join(reasons), param=first)

@@ -1,0 +1,226 @@
+"""The bodies of requests and answers; the OpenAPI description is made of these classes."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
+
+from care_qdrant.search.fusion import DEFAULT_ALPHA
+
+Texts = Annotated[list[StrictStr], Field(min_length=1)]
+Tokens = Annotated[list[StrictInt], Field(min_length=1)]
+
+
+class _Request(BaseModel):
+    # A misspelt field would leave its default in force, without a word.
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class _Foreign(BaseModel):
+    """A body whose shape belongs to others, who may add fields."""
+
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+
+
+class InferenceInput(_Foreign):
+    """One text that a client of Qdrant sent instead of a vector."""
+
+    data: Any = Field(description="The text; Qdrant also sends images and objects, which are refused.")
+    data_type: str = "text"
+    model: StrictStr = Field(description="`name`, `name@fingerprint` or `name/bm25`.")
+    options: dict[str, Any] | None = Field(
+        default=None, description="For documents of `name/bm25`: `average_length`, and `k1` and `b` where not default."
+    )
+
+
+class InferenceRequest(_Foreign):
+    """What a Qdrant server posts to its `inference.address`."""
+
+    inputs: list[InferenceInput]
+    inference: Literal["search", "update"] = Field(
+        description="`search` takes the query encoder, `update` the document encoder."
+    )
+    token: StrictStr | None = Field(default=None, description="The server's `inference.token`: an API key.")
+
+
+class SparseVector(BaseModel):
+    """Terms of a text as a sparse vector."""
+
+    indices: list[int]
+    values: list[float]
+
+
+class InferenceAnswer(BaseModel):
+    """One vector for each input, in order."""
+
+    embeddings: list[list[float] | SparseVector]
+    usage: None = None
+
+
+class OpenAIRequest(_Foreign):
+    """OpenAI's request for embeddings, and the side of the pair."""
+
+    input: StrictStr | Texts | Tokens | Annotated[list[Tokens], Field(min_length=1)] = Field(
+        description="Texts. Token numbers are refused: they belong to another tokenizer."
+    )
+    model: StrictStr
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = Field(default=None, description="Must be the pair's own, where given.")
+    input_type: Literal["query", "document"] = Field(default="query", description="The side of the pair.")
+
+
+class OpenAIEmbedding(BaseModel):
+    """One vector."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class OpenAIUsage(BaseModel):
+    """Tokens that the texts have, those that the encoder cut off included."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class OpenAIAnswer(BaseModel):
+    """OpenAI's answer."""
+
+    object: Literal["list"] = "list"
+    data: list[OpenAIEmbedding]
+    model: str
+    usage: OpenAIUsage
+
+
+class OpenAIModel(BaseModel):
+    """A pair that is served."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = 0
+    owned_by: str = "care-qdrant"
+
+
+class OpenAIModels(BaseModel):
+    """All pairs that are served."""
+
+    object: Literal["list"] = "list"
+    data: list[OpenAIModel]
+
+
+class EmbedRequest(_Foreign):
+    """The request of text-embeddings-inference; the default pair answers it."""
+
+    inputs: StrictStr | Texts
+    truncate: bool = Field(default=False, description="Without it, a text with more tokens than are read is refused.")
+    normalize: bool = Field(default=True, description="Must be true: the vectors have unit length.")
+    prompt_name: Literal["query", "document"] | None = Field(
+        default=None, description="The side of the pair; `query` where not given."
+    )
+
+
+class SearchRequest(_Request):
+    """One search in a configured collection."""
+
+    query: StrictStr
+    collection: StrictStr | None = Field(default=None, description="Where not given, the first that is configured.")
+    model: StrictStr | None = Field(default=None, description="Where not given, the default pair.")
+    mode: Literal["dense", "sparse", "hybrid"] = "dense"
+    top_k: int = Field(default=10, ge=1)
+    conditions: list[StrictStr] = Field(
+        default=[], description="On metadata, as `dept=内科`, `year>=2020`, `dept!=外科`; all must hold."
+    )
+    filter: dict[str, Any] | None = Field(default=None, description="A filter of Qdrant, beside the conditions.")
+    fusion: Literal["linear", "dbsf", "rrf"] = "linear"
+    alpha: float = Field(default=DEFAULT_ALPHA, ge=0, le=1, description="Weight of the dense score in `linear`.")
+    marks: bool = Field(default=False, description="Whether the terms of the query are found in the texts.")
+
+
+class SearchHit(BaseModel):
+    """One document, by its best chunk."""
+
+    document_id: str
+    point_id: str
+    score: float
+    text: str
+    title: str
+    chunk: int
+    metadata: dict[str, Any]
+    marks: list[tuple[int, int]] = Field(description="Terms of the query in the text: first character, end.")
+    title_marks: list[tuple[int, int]] = Field(description="The same in the title.")
+
+
+class Timing(BaseModel):
+    """Where the time went, in milliseconds."""
+
+    wait: float
+    encode: float
+    search: float
+    total: float
+
+
+class SearchAnswer(BaseModel):
+    """The hits, best first."""
+
+    collection: str
+    model: str | None = Field(description="Name of the pair; null for a sparse search, which needs none.")
+    fingerprint: str | None
+    mode: str
+    hits: list[SearchHit]
+    timing_ms: Timing
+
+
+class CollectionState(BaseModel):
+    """A configured collection, and what it can be asked."""
+
+    name: str
+    models: list[str] = Field(description="Pairs that are served and made a vector of it.")
+    sparse: bool = Field(description="Whether it has BM25 vectors that this version reads.")
+    problem: str | None = Field(default=None, description="Why it cannot be searched.")
+
+
+class Collections(BaseModel):
+    """All configured collections."""
+
+    collections: list[CollectionState]
+
+
+class PairState(BaseModel):
+    """A pair that is served."""
+
+    name: str
+    fingerprint: str
+    dim: int
+    documents: bool
+    ready: bool
+
+
+class State(BaseModel):
+    """Whether the service is up, and what it has."""
+
+    status: Literal["ok", "loading", "draining"]
+    version: str
+    models: list[PairState]
+
+
+class ErrorAnswer(BaseModel):
+    """Every answer that is not a success."""
+
+    error: str = Field(description="What was found, what was expected, what to do.")
+    code: str = Field(description="One word for programs.")
+    request_id: str
+
+
+class OpenAIErrorDetail(BaseModel):
+    """What OpenAI's clients read of an error."""
+
+    message: str
+    type: str
+    code: str
+    param: str | None
+
+
+class OpenAIErrorAnswer(BaseModel):
+    """Every answer below `/v1/` that is not a success."""
+
+    error: OpenAIErrorDetail

@@ -1,0 +1,72 @@
+"""What one service is told at its start, and the limits that it keeps."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from care_qdrant.errors import InputError
+
+if TYPE_CHECKING:
+    from qdrant_client import QdrantClient
+
+    from care_qdrant.model import CareModel
+
+READY = "ready"
+"""What a worker reports when it has loaded all that it serves."""
+DIRECTORY_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+"""Names the folder of the counters that workers share; prometheus-client reads it at its import, and never again."""
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes that a worker accepts; what is larger, or more, is refused with the reason."""
+
+    body_bytes: int = 8 * 2**20
+    body_seconds: float = 10.0
+    """Time in which the whole body of a request must have arrived."""
+    batch_texts: int = 1024
+    """Texts of one request."""
+    query_characters: int = 8_192
+    """Characters of a query: a tokenizer needs 5 µs for each and lets no other thread run meanwhile."""
+    document_characters: int = 32_768
+    waiting_texts: int = 4_096
+    """Texts that were accepted and are not encoded yet, for each side of each pair."""
+    searches: int = 64
+    """Searches that were accepted and are not answered yet."""
+    search_threads: int = 8
+    """Searches that run at the same time."""
+    top_k: int = 1_000
+
+    def __post_init__(self) -> None:
+        if self.waiting_texts < self.batch_texts:
+            raise InputError(
+                f"waiting_texts is {self.waiting_texts} and batch_texts {self.batch_texts}: "
+                "the largest request would never be accepted; make waiting_texts at least as large"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSettings:
+    """One service."""
+
+    load_models: Callable[[], "list[CareModel]"]
+    """Opens the pairs; called again at every reload. The first one is the default."""
+    open_qdrant: "Callable[[], AbstractContextManager[QdrantClient]] | None" = None
+    """Opens the Qdrant that holds the collections; None for a service that only encodes."""
+    collections: tuple[str, ...] = ()
+    """Names or aliases that may be searched."""
+    documents: bool = False
+    """Whether the document encoders are loaded, too."""
+    keys_file: Path | None = None
+    """API keys, one a line; None serves everybody who can connect."""
+    host: str = "127.0.0.1"
+    port: int = 8080
+    workers: int = 1
+    drain_seconds: float = 3.0
+    """How long a worker that ends waits for its clients to move their connections."""
+    page: bool = True
+    """Whether the search page is served."""
+    limits: Limits = field(default_factory=Limits)

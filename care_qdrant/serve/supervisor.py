@@ -1,0 +1,281 @@
+"""The process that loads the pairs, holds the port, and forks the workers.
+
+A fork shares memory pages: any number of workers hold the weights of the query encoders once. A reload opens the pairs
+again, forks a new generation of workers, and ends the old one when the new one is ready. The listening socket stays the
+same, so at every moment there is somebody who accepts; what cannot be loaded leaves the old generation in force.
+
+SIGTERM and SIGINT end the service (the second one at once), SIGHUP reloads, and a worker that dies is replaced.
+"""
+
+import gc
+import logging
+import os
+import select
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NoReturn
+
+from care_qdrant.errors import CareError, InputError
+from care_qdrant.serve.settings import DIRECTORY_VARIABLE, READY, ServeSettings
+
+if TYPE_CHECKING:
+    from care_qdrant.model import CareModel
+
+logger = logging.getLogger(__name__)
+
+BACKLOG = 2_048
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+_ENDING = (signal.SIGTERM, signal.SIGINT)
+_SHORT_LIFE_SECONDS = 5.0
+"""A worker that dies sooner is replaced only after a pause of `_PAUSE_SECONDS`."""
+_PAUSE_SECONDS = 1.0
+
+
+def serve(settings: ServeSettings, announce: Callable[[str], None]) -> None:
+    """Run a service until it is told to end.
+
+    Args:
+        settings: Of the service.
+        announce: Called with one line when the service is ready.
+
+    Raises:
+        InputError: The address cannot be used.
+        CareError: A pair cannot be loaded.
+    """
+    with tempfile.TemporaryDirectory(prefix="care-serve-") as folder, _bind(settings) as port, _signals() as inbox:
+        os.environ[DIRECTORY_VARIABLE] = folder
+        try:
+            _Supervisor(settings, port, inbox).run(announce)
+        finally:
+            del os.environ[DIRECTORY_VARIABLE]
+
+
+@dataclass
+class _Worker:
+    pid: int
+    verdict: int
+    """File descriptor: reads as `READY`, or as the reason why the worker ended."""
+    started: float = field(default_factory=time.monotonic)
+
+
+class _Told(Exception):
+    """The service was told to end while it started."""
+
+
+class _Supervisor:
+    def __init__(self, settings: ServeSettings, port: socket.socket, inbox: int) -> None:
+        self._settings, self._port, self._inbox = settings, port, inbox
+        self._models: Sequence[CareModel] = ()
+        self._workers: dict[int, _Worker] = {}
+        """The generation that serves now."""
+        self._running: set[int] = set()
+        """All child processes, those of earlier generations that still answer included."""
+        self._postponed: list[int] = []
+        self._life = os.pipe()
+        """Nothing is written to it. Its writing end closes with this process, and the workers notice."""
+
+    def run(self, announce: Callable[[str], None]) -> None:
+        try:
+            models = self._load()
+            self._port.listen(BACKLOG)
+            self._replace_generation(models)
+            announce(_address(self._port))
+            while not set(received := self._receive()) & set(_ENDING):
+                self._reap()
+                if signal.SIGHUP in received:
+                    self._reload()
+        except _Told:
+            pass
+        finally:
+            self._port.close()
+            self._end(self._running)
+
+    def _load(self) -> "Sequence[CareModel]":
+        models = self._settings.load_models()
+        for model in models:
+            # A torch encoder starts threads, which a fork would lose: each worker loads its own.
+            if model.card is not None and model.card.onnx is not None:
+                model.encode_query(["高血压"])
+        return models
+
+    def _reload(self) -> None:
+        try:
+            models = self._load()
+            before = set(self._running)
+            self._replace_generation(models)
+        except (CareError, OSError) as error:
+            logger.error("not reloaded, what was served before is still served: %s", error)
+            return
+        for pid in before:
+            _send(pid, signal.SIGTERM)
+        logger.info("reloaded: %s", ", ".join(f"{model.name}@{model.fingerprint[:12]}" for model in models))
+
+    def _replace_generation(self, models: "Sequence[CareModel]") -> None:
+        """Fork a generation of workers, and let it be the one that serves when each is ready.
+
+        Raises:
+            CareError: A worker cannot start; then those of this generation are ended.
+        """
+        gc.freeze()
+        workers: dict[int, _Worker] = {}
+        try:
+            for _ in range(self._settings.workers):
+                worker = self._fork(models)
+                workers[worker.pid] = worker
+            for worker in workers.values():
+                self._await(worker)
+        except CareError:
+            self._end(set(workers))
+            raise
+        self._workers, self._models = workers, models
+
+    def _fork(self, models: "Sequence[CareModel]") -> _Worker:
+        verdict, report = os.pipe()
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                os.close(self._life[1])
+                _become_worker(self._settings, models, self._port, self._life[0], report)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        os.close(report)
+        self._running.add(pid)
+        return _Worker(pid, verdict)
+
+    def _await(self, worker: _Worker) -> None:
+        """Wait until a worker is ready.
+
+        Raises:
+            CareError: It ended instead.
+            _Told: The service is to end.
+        """
+        while worker.verdict not in select.select([worker.verdict, self._inbox], [], [])[0]:
+            received = self._receive()
+            if set(received) & set(_ENDING):
+                raise _Told
+            self._postponed += received
+        said = b"".join(iter(lambda: os.read(worker.verdict, 4096), b"")).decode()
+        os.close(worker.verdict)
+        if said != READY:
+            raise CareError(said or f"worker {worker.pid} died while it started")
+
+    def _receive(self) -> Sequence[int]:
+        """Return the next signals, in order; wait for one where there is none."""
+        if not self._postponed:
+            select.select([self._inbox], [], [])
+            return tuple(os.read(self._inbox, 64))
+        postponed, self._postponed = self._postponed, []
+        return postponed
+
+    def _reap(self) -> None:
+        """Take note of processes that ended, and replace those that were to serve on."""
+        # Here, because prometheus-client chooses at its import whether it counts for several processes.
+        from prometheus_client.multiprocess import mark_process_dead
+
+        for pid in _ended():
+            self._running.discard(pid)
+            mark_process_dead(pid)  # type: ignore[no-untyped-call]
+            worker = self._workers.pop(pid, None)
+            if worker is None:
+                continue
+            logger.error("worker %d died; another one takes its place", pid)
+            if time.monotonic() - worker.started < _SHORT_LIFE_SECONDS:
+                time.sleep(_PAUSE_SECONDS)
+            successor = self._fork(self._models)
+            self._workers[successor.pid] = successor
+
+    def _end(self, pids: Iterable[int]) -> None:
+        """Tell processes to end and wait for them; a second signal ends them at once."""
+        waiting = set(pids) & self._running
+        for pid in waiting:
+            _send(pid, signal.SIGTERM)
+        while waiting:
+            received = self._receive()
+            if set(received) & set(_ENDING):
+                for pid in waiting:
+                    _send(pid, signal.SIGKILL)
+            ended = set(_ended())
+            self._running -= ended
+            waiting -= ended
+
+
+def _become_worker(
+    settings: ServeSettings, models: "Sequence[CareModel]", port: socket.socket, parent: int, report: int
+) -> NoReturn:
+    """Be a worker in a process that was just forked, and never come back."""
+    code = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        from care_qdrant.serve.worker import work
+
+        code = work(settings, models, port, parent=parent, report=report)
+    except BaseException:
+        logger.exception("a worker failed")
+    finally:
+        logging.shutdown()
+        os._exit(code)
+
+
+def _ended() -> Iterator[int]:
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        yield pid
+
+
+def _send(pid: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _bind(settings: ServeSettings) -> socket.socket:
+    """Reserve the address; nobody can connect before the pairs are loaded."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        port = socket.socket(family, kind, protocol)
+        port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        port.bind(address)
+    except OSError as error:
+        raise InputError(
+            f"{settings.host}:{settings.port}: cannot listen there ({error.strerror or error}); "
+            "give another --host or --port"
+        ) from error
+    return port
+
+
+def _address(port: socket.socket) -> str:
+    host, number = port.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{number}"
+
+
+@contextmanager
+def _signals() -> Iterator[int]:
+    """Collect the signals of a service; the file descriptor reads as their numbers, one byte each."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    previous_fd = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    previous = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
+    try:
+        yield reading
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(previous_fd)
+        os.close(reading)
+        os.close(writing)

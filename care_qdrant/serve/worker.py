@@ -1,0 +1,113 @@
+"""One worker process: an event loop that answers on the shared port until it is told to end."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import uvicorn
+from typing_extensions import override
+
+from care_qdrant.errors import CareError
+from care_qdrant.serve.app import Service
+from care_qdrant.serve.settings import READY, ServeSettings
+
+if TYPE_CHECKING:
+    from care_qdrant.model import CareModel
+
+logger = logging.getLogger(__name__)
+
+KEEP_ALIVE_SECONDS = 120
+"""Longer than clients keep an idle connection (Qdrant: 90), so that it is they who close it, not we under a request."""
+GRACE_SECONDS = 60
+"""Longest time that a worker which ends gives to the requests that it accepted."""
+_STEP_SECONDS = 0.02
+
+
+class _Server(uvicorn.Server):
+    """A server that lets its clients move before it closes their connections."""
+
+    def __init__(self, config: uvicorn.Config, service: Service, drain_seconds: float) -> None:
+        super().__init__(config)
+        self._service, self._drain_seconds = service, drain_seconds
+
+    @override
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop accepting, answer what comes on open connections and close each with its answer, then end."""
+        for server in self.servers:
+            server.close()
+        self._service.app.draining = True
+        until = time.monotonic() + self._drain_seconds
+        while self.server_state.connections and time.monotonic() < until and not self.force_exit:
+            await asyncio.sleep(_STEP_SECONDS)
+        await super().shutdown(sockets)
+
+
+def work(
+    settings: ServeSettings,
+    models: "Sequence[CareModel]",
+    port: socket.socket,
+    *,
+    parent: int,
+    report: int,
+) -> int:
+    """Serve until SIGTERM, or until the parent process is gone; return the exit code.
+
+    Args:
+        settings: Of the service.
+        models: The pairs; their query encoders were loaded before the fork.
+        port: The listening socket.
+        parent: File descriptor that reads as ended when the parent process has.
+        report: File descriptor that takes `READY` when the worker is ready, else the reason why it ends.
+    """
+    # The server raises the signal that ended it once more; without a handler that would kill the process.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    try:
+        service = Service(settings, models)
+    except CareError as error:
+        _say(report, str(error))
+        return 1
+    config = uvicorn.Config(
+        service.app,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+    )
+    server = _Server(config, service, settings.drain_seconds)
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        failed = runner.run(_serve(server, service, port, parent, report))
+    service.close()
+    return int(failed)
+
+
+async def _serve(server: _Server, service: Service, port: socket.socket, parent: int, report: int) -> bool:
+    def end() -> None:
+        server.should_exit = True
+
+    asyncio.get_running_loop().add_reader(parent, end)
+    serving = asyncio.create_task(server.serve([port]))
+    failed = False
+    try:
+        await service.load()
+        _say(report, READY)
+    except Exception as error:
+        logger.error("a worker cannot start: %s", error, exc_info=None if isinstance(error, CareError) else error)
+        _say(report, str(error))
+        failed = True
+        end()
+    await serving
+    return failed
+
+
+def _say(report: int, verdict: str) -> None:
+    os.write(report, verdict.encode())
+    os.close(report)

@@ -1,0 +1,70 @@
+"""A service in this process, over encoders that need no model, and requests to it."""
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from care_qdrant.encoders import Encoder
+from care_qdrant.model import CareModel
+from care_qdrant.serve.app import Service
+from care_qdrant.serve.settings import Limits, ServeSettings
+from tests.tiny import HashEncoder
+
+MakeService = Callable[..., Service]
+Ask = Callable[..., Any]
+
+
+def pair(
+    name: str = "pair", salt: str = "", query: Encoder | None = None, document: Encoder | None = None
+) -> CareModel:
+    """Return a pair whose two sides give different vectors for one text."""
+    fingerprint = (name + salt).encode().hex().ljust(64, "0")[:64]
+    return CareModel(
+        name=name,
+        dim=32,
+        fingerprint=fingerprint,
+        temperature=0.02,
+        load_query_encoder=lambda: query or HashEncoder(salt=f"{name}{salt}-query"),
+        load_document_encoder=lambda: document or HashEncoder(salt=f"{name}{salt}-document"),
+    )
+
+
+@pytest.fixture
+def make_service() -> Iterator[MakeService]:
+    """Build services; they are closed at the end."""
+    services: list[Service] = []
+
+    def make(*models: CareModel, limits: dict[str, Any] | None = None, **settings: Any) -> Service:
+        pairs = models or (pair(),)
+        given = ServeSettings(load_models=lambda: list(pairs), limits=replace(Limits(), **limits or {}), **settings)
+        service = Service(given, pairs)
+        services.append(service)
+        return service
+
+    yield make
+    for service in services:
+        service.close()
+
+
+@pytest.fixture
+async def connect() -> AsyncIterator[Callable[[Service], httpx.AsyncClient]]:
+    """Open HTTP clients of services in this process."""
+    clients: list[httpx.AsyncClient] = []
+
+    def open_client(service: Service) -> httpx.AsyncClient:
+        transport = httpx.ASGITransport(app=service.app, raise_app_exceptions=True)
+        clients.append(httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=30))
+        return clients[-1]
+
+    yield open_client
+    for client in clients:
+        await client.aclose()
+
+
+def asked(*texts: str, model: str = "pair", side: str = "search", **fields: Any) -> dict[str, Any]:
+    """Return the body that a Qdrant server posts for texts."""
+    inputs = [{"data": text, "data_type": "text", "model": model, "options": None} | fields for text in texts]
+    return {"inputs": inputs, "inference": side, "token": None}

@@ -1,0 +1,83 @@
+"""The requests of others: OpenAI's and those of text-embeddings-inference."""
+
+import base64
+
+import numpy as np
+import pytest
+
+from tests.serve.conftest import pair
+from tests.tiny import TEXTS
+
+
+async def test_openai_gets_numbers_or_base64_of_the_side_that_it_names(make_service, connect) -> None:
+    model = pair()
+    service = make_service(model, documents=True)
+    await service.load()
+    http = connect(service)
+    request = {"model": "pair", "input": TEXTS}
+    plain = (await http.post("/v1/embeddings", json=request)).json()
+    assert [row["index"] for row in plain["data"]] == list(range(len(TEXTS)))
+    assert np.array_equal(np.float32([row["embedding"] for row in plain["data"]]), model.encode_query(TEXTS))
+    assert plain["usage"]["prompt_tokens"] == sum(model.query_encoder.count_tokens(TEXTS))
+    packed = request | {"encoding_format": "base64", "input_type": "document", "user": "someone", "dimensions": 32}
+    rows = (await http.post("/v1/embeddings", json=packed)).json()["data"]
+    decoded = [np.frombuffer(base64.b64decode(row["embedding"]), dtype="<f4") for row in rows]
+    assert np.array_equal(np.stack(decoded), model.encode_document(TEXTS))
+
+
+async def test_one_text_may_stand_alone(make_service, connect) -> None:
+    model = pair()
+    answer = await connect(make_service(model)).post("/v1/embeddings", json={"model": "pair", "input": "发烧"})
+    assert np.array_equal(np.float32(answer.json()["data"][0]["embedding"]), model.encode_query(["发烧"])[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "code", "param"),
+    [
+        ({"input": [1, 2]}, 400, "tokens_refused", "input"),
+        ({"input": [[1, 2], [3]]}, 400, "tokens_refused", "input"),
+        ({"dimensions": 16}, 400, "invalid_dimensions", "dimensions"),
+        ({"model": "text-embedding-3-small"}, 404, "unknown_model", None),
+        ({"encoding_format": "hex"}, 400, "invalid_request", "encoding_format"),
+        ({"input_type": "document"}, 400, "no_document_encoder", None),
+        ({"input": []}, 400, "invalid_request", "input"),
+        ({"input": ""}, 400, "blank_text", None),
+    ],
+)
+async def test_openai_refusals_have_the_shape_that_its_clients_read(
+    make_service, connect, change, status, code, param
+) -> None:
+    answer = await connect(make_service()).post("/v1/embeddings", json={"model": "pair", "input": "发烧"} | change)
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert (error["code"], error["param"], error["type"]) == (code, param, "invalid_request_error")
+    assert error["message"]
+
+
+async def test_models_are_listed_under_names_that_can_be_asked_for(make_service, connect) -> None:
+    http = connect(make_service(pair("one"), pair("two")))
+    names = [model["id"] for model in (await http.get("/v1/models")).json()["data"]]
+    assert [name.partition("@")[0] for name in names] == ["one", "two"]
+    for name in names:
+        assert (await http.post("/v1/embeddings", json={"model": name, "input": "发烧"})).status_code == 200
+
+
+async def test_tei_is_answered_by_the_default_pair(make_service, connect) -> None:
+    model = pair()
+    service = make_service(model, pair("other"), documents=True)
+    await service.load()
+    http = connect(service)
+    query = (await http.post("/embed", json={"inputs": "发烧"})).json()
+    assert np.array_equal(np.float32(query), model.encode_query(["发烧"]))
+    body = {"inputs": TEXTS, "prompt_name": "document", "normalize": True}
+    documents = (await http.post("/embed", json=body)).json()
+    assert np.array_equal(np.float32(documents), model.encode_document(TEXTS))
+
+
+async def test_tei_refuses_what_would_be_cut_unless_told_to(make_service, connect) -> None:
+    http = connect(make_service())
+    long = {"inputs": ["短", "长" * 80]}  # the encoder reads 64 tokens
+    refused = await http.post("/embed", json=long)
+    assert (refused.status_code, refused.json()["code"]) == (413, "too_many_tokens")
+    assert (await http.post("/embed", json=long | {"truncate": True})).status_code == 200
+    assert (await http.post("/embed", json={"inputs": "短", "normalize": False})).status_code == 400

@@ -1,0 +1,103 @@
+"""POST /inference: the two sides of a pair for a Qdrant server, and what it refuses."""
+
+import numpy as np
+import pytest
+
+from care_qdrant.encoders import bm25
+from tests.serve.conftest import asked, pair
+from tests.tiny import TEXTS
+
+
+async def test_search_takes_the_query_side_and_update_the_document_side(make_service, connect) -> None:
+    model = pair()
+    service = make_service(model, documents=True)
+    await service.load()
+    http = connect(service)
+    for side, encode in (("search", model.encode_query), ("update", model.encode_document)):
+        answer = await http.post("/inference", json=asked(*TEXTS, side=side))
+        assert answer.status_code == 200
+        assert answer.json()["usage"] is None
+        assert np.array_equal(np.float32(answer.json()["embeddings"]), encode(TEXTS))
+
+
+async def test_a_service_without_documents_refuses_them(make_service, connect) -> None:
+    answer = await connect(make_service()).post("/inference", json=asked("高血压", side="update"))
+    assert answer.status_code == 400
+    assert answer.json()["code"] == "no_document_encoder"
+    assert "care ingest" in answer.json()["error"]
+
+
+async def test_documents_that_are_still_loading_are_refused_and_queries_are_not(make_service, connect) -> None:
+    http = connect(make_service(documents=True))
+    assert (await http.post("/inference", json=asked("高血压", side="update"))).status_code == 503
+    assert (await http.post("/inference", json=asked("高血压"))).status_code == 200
+    assert (await http.get("/ready")).status_code == 503
+    assert (await http.get("/health")).json()["status"] == "loading"
+
+
+async def test_several_pairs_and_bm25_in_one_request_keep_their_order(make_service, connect) -> None:
+    one, two = pair("one"), pair("two")
+    http = connect(make_service(one, two))
+    body = asked("发烧", "咳嗽", "发烧", model="one")
+    body["inputs"][1]["model"] = "two"
+    body["inputs"].append({"data": "糖尿病", "data_type": "text", "model": "one/bm25", "options": None})
+    embeddings = (await http.post("/inference", json=body)).json()["embeddings"]
+    expected = [one.encode_query(["发烧"])[0], two.encode_query(["咳嗽"])[0], one.encode_query(["发烧"])[0]]
+    assert np.array_equal(np.float32(embeddings[:3]), np.stack(expected))
+    terms = bm25.query_vector("糖尿病")
+    assert embeddings[3] == {"indices": terms.indices, "values": terms.values}
+
+
+async def test_documents_of_bm25_need_the_constants_of_the_collection(make_service, connect) -> None:
+    http = connect(make_service())
+    missing = await http.post("/inference", json=asked("糖尿病", model="pair/bm25", side="update"))
+    assert missing.status_code == 400
+    assert "average_length" in missing.json()["error"]
+    options = {"average_length": 20, "b": 0.5}
+    body = asked("糖尿病 糖尿病", model="pair/bm25", side="update", options=options)
+    [found] = (await http.post("/inference", json=body)).json()["embeddings"]
+    expected = bm25.document_vector("糖尿病 糖尿病", average_length=20.0, b=0.5)
+    assert (found["indices"], found["values"]) == (expected.indices, expected.values)
+
+
+async def test_a_name_with_a_fingerprint_is_that_pair_or_none(make_service, connect) -> None:
+    first, second = pair("pair"), pair("pair", salt="trained again")
+    http = connect(make_service(first, second))
+
+    async def vector(name: str) -> tuple[int, object]:
+        answer = await http.post("/inference", json=asked("发烧", model=name))
+        return answer.status_code, answer.json().get("code") or np.float32(answer.json()["embeddings"][0]).tolist()
+
+    exact = [await vector(f"pair@{model.fingerprint}") for model in (first, second)]
+    assert exact == [(200, model.encode_query(["发烧"])[0].tolist()) for model in (first, second)]
+    assert await vector("pair") == (400, "ambiguous_model")
+    assert await vector("pair@ffff") == (400, "fingerprint_mismatch")
+    assert await vector("pair@xyz") == (400, "invalid_model")
+    assert await vector("other") == (404, "unknown_model")
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (asked(" \n"), "blank_text"),
+        (asked("长" * 101), "text_too_long"),
+        (asked(*"一二三四五六七八九"), "batch_too_large"),
+        (asked("发烧", data_type="image"), "not_a_text"),
+        (asked("发烧") | {"inputs": [{"data": {"url": "x"}, "data_type": "object", "model": "pair"}]}, "not_a_text"),
+        (asked("发烧", options={"prompt": "x"}), "unknown_option"),
+        (asked("发烧", model="pair/bm25", side="update", options={"average_length": True}), "invalid_option"),
+        (asked("发烧", side="recommend"), "invalid_request"),
+        (asked("发烧") | {"inference": None}, "invalid_request"),
+        ({"inputs": 3}, "invalid_request"),
+    ],
+)
+async def test_what_cannot_be_encoded_is_refused_with_the_reason(make_service, connect, body, code) -> None:
+    service = make_service(limits={"query_characters": 100, "batch_texts": 8})
+    answer = await connect(service).post("/inference", json=body)
+    assert (answer.status_code // 100, answer.json()["code"]) == (4, code)
+    assert isinstance(answer.json()["error"], str), "Qdrant passes a string on"
+
+
+async def test_an_empty_request_has_an_empty_answer(make_service, connect) -> None:
+    answer = await connect(make_service()).post("/inference", json=asked())
+    assert answer.json() == {"embeddings": [], "usage": None}

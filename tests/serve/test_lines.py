@@ -1,0 +1,176 @@
+"""The bounded lines in front of the encoders: batches across clients, refusals, cancelled requests, slow documents."""
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+
+from care_qdrant.serve.refusal import Refusal
+from tests.serve.conftest import asked, pair
+from tests.tiny import HashEncoder, medical_texts
+
+
+class GatedEncoder(HashEncoder):
+    """Encodes when it is let; notes the texts of each run."""
+
+    def __init__(self, salt: str = "") -> None:
+        super().__init__(salt=salt)
+        self.gate, self.entered = threading.Event(), threading.Event()
+        self.runs: list[list[str]] = []
+
+    def encode(self, texts, *, prompt=None):
+        self.runs.append(list(texts))
+        self.entered.set()
+        assert self.gate.wait(20)
+        return super().encode(texts, prompt=prompt)
+
+
+async def entered(encoder: GatedEncoder) -> None:
+    assert await asyncio.to_thread(encoder.entered.wait, 10)
+
+
+async def test_requests_of_many_clients_share_runs_and_none_is_crossed(make_service) -> None:
+    gated = GatedEncoder()
+    [served] = make_service(pair(query=gated)).pairs
+    first = asyncio.create_task(served.encode(["第一"], "query"))
+    await entered(gated)
+    texts = medical_texts(20)
+    others = [asyncio.create_task(served.encode([text], "query")) for text in texts]
+    await asyncio.sleep(0)
+    gated.gate.set()
+    rows = [(await task)[0] for task in (first, *others)]
+    assert np.array_equal(np.stack(rows), HashEncoder().encode(["第一", *texts]))
+    assert len(gated.runs) <= 3
+
+
+async def test_what_passes_the_limit_is_refused_and_what_was_accepted_is_answered(make_service, connect) -> None:
+    gated = GatedEncoder()
+    service = make_service(pair(query=gated), limits={"batch_texts": 4, "waiting_texts": 4})
+    http = connect(service)
+    accepted = asyncio.create_task(http.post("/inference", json=asked("一", "二", "三")))
+    await entered(gated)
+    refused = await http.post("/inference", json=asked("四", "五"))
+    assert (refused.status_code, refused.json()["code"]) == (429, "queue_full")
+    assert int(refused.headers["retry-after"]) >= 1
+    gated.gate.set()
+    assert (await accepted).status_code == 200
+    assert (await http.post("/inference", json=asked("四", "五"))).status_code == 200
+
+
+async def test_a_large_request_lets_a_small_one_in_between(make_service) -> None:
+    gated = GatedEncoder()
+    [served] = make_service(pair(query=gated)).pairs
+    large = asyncio.create_task(served.encode(medical_texts(320), "query"))
+    await entered(gated)
+    small = asyncio.create_task(served.encode(["小"], "query"))
+    await asyncio.sleep(0)
+    gated.gate.set()
+    await small
+    assert not large.done()
+    assert len(await large) == 320
+
+
+async def test_a_cancelled_request_gives_its_room_back_and_costs_no_run(make_service) -> None:
+    gated = GatedEncoder()
+    [served] = make_service(pair(query=gated), limits={"batch_texts": 8, "waiting_texts": 8}).pairs
+    running = asyncio.create_task(served.encode(["一"], "query"))
+    await entered(gated)
+    waiting = asyncio.create_task(served.encode(["二", "三"], "query"))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    more = asyncio.create_task(served.encode(list("四五六七八九十"), "query"))
+    await asyncio.sleep(0)
+    gated.gate.set()
+    await running
+    assert len(await more) == 7
+    assert not {"二", "三"} & {text for run in gated.runs for text in run}
+
+
+async def test_a_text_that_is_refused_fails_its_request_alone(make_service, connect) -> None:
+    class Picky(HashEncoder):
+        def encode(self, texts, *, prompt=None):
+            vectors = super().encode(texts, prompt=prompt)
+            vectors[[text == "坏" for text in texts]] = np.nan
+            return vectors
+
+    http = connect(make_service(pair(query=Picky())))
+    good, bad = await asyncio.gather(
+        http.post("/inference", json=asked("好", "也好")), http.post("/inference", json=asked("好", "坏"))
+    )
+    assert good.status_code == 200
+    assert (bad.status_code, bad.json()["code"]) == (400, "not_encodable")
+
+
+async def test_a_slow_document_encoder_does_not_hold_up_queries(make_service, connect) -> None:
+    gated = GatedEncoder("document")
+    service = make_service(pair(document=gated), documents=True)
+    http = connect(service)
+    gated.gate.set()
+    await service.load()
+    gated.gate.clear()
+    gated.entered.clear()
+    documents = asyncio.create_task(http.post("/inference", json=asked(*medical_texts(100), side="update")))
+    await entered(gated)
+    for text in medical_texts(50):
+        assert (await http.post("/inference", json=asked(text))).status_code == 200
+    assert not documents.done()
+    gated.gate.set()
+    assert len((await documents).json()["embeddings"]) == 100
+
+
+async def test_documents_are_stripped_as_the_ingestion_does_it(make_service) -> None:
+    model = pair()
+    service = make_service(model, documents=True)
+    await service.load()
+    [served] = service.pairs
+    assert np.array_equal(await served.encode([" 发烧\n"], "document"), model.encode_document(["发烧"]))
+
+
+async def test_closing_answers_what_was_accepted(make_service) -> None:
+    gated = GatedEncoder()
+    service = make_service(pair(query=gated))
+    [served] = service.pairs
+    accepted = asyncio.create_task(served.encode(medical_texts(10), "query"))
+    await entered(gated)
+    gated.gate.set()
+    await asyncio.to_thread(service.close)
+    assert len(await accepted) == 10
+
+
+async def test_a_limit_that_no_request_could_meet_is_refused_at_the_start(make_service) -> None:
+    with pytest.raises(Exception, match="never be accepted"):
+        make_service(limits={"batch_texts": 10, "waiting_texts": 9})
+
+
+async def test_the_same_pair_twice_is_refused(make_service) -> None:
+    with pytest.raises(Exception, match="given twice"):
+        make_service(pair(), pair())
+
+
+async def test_a_client_that_leaves_cancels_its_work(make_service) -> None:
+    gated = GatedEncoder()
+    service = make_service(pair(query=gated))
+    body = b'{"inputs": ["\xe5\x8f\x91\xe7\x83\xa7"]}'
+    messages = [{"type": "http.request", "body": body, "more_body": False}, {"type": "http.disconnect"}]
+    headers = [(b"content-type", b"application/json"), (b"host", b"localhost")]
+    sent: list[object] = []
+
+    async def receive():
+        return messages.pop(0)
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/embed", "headers": headers, "query_string": b""}
+    await service.app(scope, receive, send)
+    assert not sent
+    gated.gate.set()
+
+
+def test_a_refusal_of_each_status_names_what_to_do() -> None:
+    assert Refusal(429, "queue_full", "full").headers() == {"retry-after": "1"}
+    assert "www-authenticate" in Refusal(401, "unauthorized", "no").headers()
+    assert Refusal(400, "invalid_request", "no").headers() == {}

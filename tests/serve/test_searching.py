@@ -1,0 +1,148 @@
+"""POST /search and GET /collections: the same hits as `Retriever`, with its checks."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import pytest
+from qdrant_client import QdrantClient
+
+from care_qdrant.errors import Unreachable
+from care_qdrant.ingestion.run import ingest
+from care_qdrant.ingestion.settings import IngestSettings
+from care_qdrant.search.retriever import Retriever
+from care_qdrant.serve.marks import mark
+from care_qdrant.serve.searching import Searching
+from care_qdrant.types import Document
+from tests.serve.conftest import pair
+from tests.tiny import TEXTS, HashEncoder
+
+
+def aligned(name: str = "pair"):  # type: ignore[no-untyped-def]
+    """Return a pair whose query vector of a text is its document vector."""
+    return pair(name, query=HashEncoder(salt=name), document=HashEncoder(salt=name))
+
+
+@pytest.fixture
+def filled(client: QdrantClient) -> Iterator[QdrantClient]:
+    documents = [
+        Document(
+            f"d{number}", text, title=f"第{number}篇", metadata={"n": number, "dept": "内科" if number % 2 else "外科"}
+        )
+        for number, text in enumerate(TEXTS)
+    ]
+    ingest(documents, aligned(), client, "corpus", settings=IngestSettings(sparse=True))
+    yield client
+
+
+@pytest.mark.parametrize("mode", ["dense", "sparse", "hybrid"])
+async def test_hits_are_those_of_the_retriever(make_service, connect, filled: QdrantClient, mode: str) -> None:
+    model = aligned()
+    service = make_service(model, collections=("corpus",), open_qdrant=lambda: nullcontext(filled))
+    query = f"第3篇 {TEXTS[3]}"
+    answer = await connect(service).post("/search", json={"query": query, "mode": mode, "top_k": 5})
+    assert answer.status_code == 200
+    found = answer.json()
+    [expected] = Retriever(filled, "corpus", None if mode == "sparse" else model, mode=mode).search([query], 5)
+    assert [hit["document_id"] for hit in found["hits"]] == [hit.document_id for hit in expected]
+    assert [hit["score"] for hit in found["hits"]] == pytest.approx([hit.score for hit in expected], abs=1e-6)
+    assert (found["hits"][0]["text"], found["hits"][0]["title"]) == (TEXTS[3], "第3篇")
+    assert found["fingerprint"] == (None if mode == "sparse" else model.fingerprint)
+    times = found["timing_ms"]
+    assert times["total"] == pytest.approx(times["wait"] + times["encode"] + times["search"], abs=0.01)
+
+
+async def test_conditions_and_a_filter_of_qdrant_narrow_together(make_service, connect, filled: QdrantClient) -> None:
+    http = connect(make_service(aligned(), collections=("corpus",), open_qdrant=lambda: nullcontext(filled)))
+
+    async def numbers(**fields: object) -> list[int]:
+        answer = await http.post("/search", json={"query": TEXTS[0], **fields})
+        return sorted(hit["metadata"]["n"] for hit in answer.json()["hits"])
+
+    assert await numbers(conditions=["dept=内科", "n>=3"]) == [3, 5, 7]
+    fewer = {"must_not": [{"key": "n", "match": {"value": 5}}]}
+    assert await numbers(conditions=["dept=内科", "n>=3"], filter=fewer) == [3, 7]
+
+
+async def test_a_pair_that_did_not_make_the_vectors_is_refused(make_service, connect, filled: QdrantClient) -> None:
+    service = make_service(
+        aligned(), aligned("other"), collections=("corpus",), open_qdrant=lambda: nullcontext(filled)
+    )
+    http = connect(service)
+    refused = await http.post("/search", json={"query": "发烧", "model": "other"})
+    assert (refused.status_code, refused.json()["code"]) in ((409, "contract_mismatch"), (400, "invalid_request"))
+    assert "corpus" in refused.json()["error"]
+    [state] = (await http.get("/collections")).json()["collections"]
+    assert state["models"] == [f"pair@{aligned().fingerprint[:12]}"]
+    assert state["sparse"] is True
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"query": " "}, 400),
+        ({"query": "发烧", "top_k": 0}, 400),
+        ({"query": "发烧", "top_k": 1001}, 400),
+        ({"query": "发烧", "topk": 3}, 400),
+        ({"query": "发烧", "alpha": 2}, 400),
+        ({"query": "发烧", "conditions": ["nonsense"]}, 400),
+        ({"query": "发烧", "filter": {"must": [{"nonsense": 1}]}}, 400),
+        ({"query": "发烧", "collection": "another"}, 404),
+        ({"query": "发烧", "model": "another"}, 404),
+    ],
+)
+async def test_what_cannot_be_searched_is_refused(
+    make_service, connect, filled: QdrantClient, body: dict[str, object], status: int
+) -> None:
+    service = make_service(aligned(), collections=("corpus",), open_qdrant=lambda: nullcontext(filled))
+    answer = await connect(service).post("/search", json=body)
+    assert answer.status_code == status
+    assert answer.json()["error"]
+
+
+async def test_a_qdrant_that_comes_later_is_found(make_service, connect, filled: QdrantClient) -> None:
+    up = False
+
+    def open_qdrant():
+        if not up:
+            raise Unreachable("http://qdrant:6333: no Qdrant server answers there")
+        return nullcontext(filled)
+
+    http = connect(make_service(aligned(), collections=("corpus",), open_qdrant=open_qdrant))
+    refused = await http.post("/search", json={"query": "发烧"})
+    assert (refused.status_code, refused.json()["code"]) == (503, "qdrant_unreachable")
+    assert (await http.get("/ready")).status_code == 200, "Qdrant itself may wait for this service"
+    assert "no Qdrant" in (await http.get("/collections")).json()["collections"][0]["problem"]
+    up = True
+    assert (await http.post("/search", json={"query": "发烧"})).status_code == 200
+
+
+async def test_searches_beyond_the_limit_are_refused(make_service, connect, filled: QdrantClient) -> None:
+    service = make_service(
+        aligned(), collections=("corpus",), open_qdrant=lambda: nullcontext(filled), limits={"searches": 1}
+    )
+    http = connect(service)
+    searching: Searching = service._searching
+    assert searching._room.acquire(blocking=False)
+    refused = await http.post("/search", json={"query": "发烧"})
+    assert (refused.status_code, refused.json()["code"]) == (429, "queue_full")
+    searching._room.release()
+    for _ in range(3):
+        assert (await http.post("/search", json={"query": "发烧"})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("query", "text", "marked"),
+    [
+        ("糖尿病人", "二型糖尿病是病", ["糖尿病"]),
+        ("病", "二型糖尿病", ["病"]),
+        ("IL6 升高", "血清 IL-6 与 IL-60、il6", ["IL-6", "il6"]),
+        ("5mg", "每次 5 mg，不是 15 mg", ["5 mg"]),
+        ("ＨｂＡ１ｃ", "糖化 HbA1c 6.5%", ["HbA1c"]),
+        ("头皮痒", "𠀀𠀀头皮𠀀", ["头皮"]),
+        ("...", "没有词", []),
+        ("(a", "a (a) [a", ["a", "a", "a"]),
+    ],
+)
+def test_terms_are_found_in_the_spelling_of_the_text(query: str, text: str, marked: list[str]) -> None:
+    [spans] = mark(query, [text])
+    assert [text[start:end] for start, end in spans] == marked

@@ -1,0 +1,220 @@
+"""The processes of a service: started, reloaded, killed and stopped while clients ask."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from care_qdrant.model import CareModel
+from tests.serve.conftest import asked
+from tests.tiny import TEXTS, care_folder, medical_texts
+
+COMMAND = [sys.executable, "-c", "from care_qdrant.cli import main; main()", "serve", "--port", "0"]
+WAIT_SECONDS = 60
+
+
+class Running:
+    """A service in processes of its own."""
+
+    def __init__(self, *options: str, log: Path) -> None:
+        self._log = log
+        with log.open("wb") as errors:
+            self.process = subprocess.Popen([*COMMAND, *options], stdout=subprocess.DEVNULL, stderr=errors)
+        self.url = self.wait_for(r"serving on (http://\S+)")
+
+    def wait_for(self, pattern: str) -> str:
+        until = time.monotonic() + WAIT_SECONDS
+        while time.monotonic() < until:
+            if found := re.search(pattern, self._log.read_text()):
+                return found[1] if found.groups() else found[0]
+            assert self.process.poll() is None, self._log.read_text()
+            time.sleep(0.05)
+        raise AssertionError(f"{pattern!r} did not come:\n{self._log.read_text()}")
+
+    def workers(self) -> set[int]:
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return {int(pid) for pid in children.read_text().split()}
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(WAIT_SECONDS)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    services: list[Running] = []
+
+    def run(*options: str) -> Running:
+        services.append(Running("--drain-seconds", "0.5", *options, log=tmp_path / f"log-{len(services)}"))
+        return services[-1]
+
+    yield run
+    for service in services:
+        if service.process.poll() is None:
+            service.process.send_signal(signal.SIGTERM)
+            service.process.wait(WAIT_SECONDS)
+
+
+class Clients:
+    """Threads that ask all the time, each on a connection that it keeps; every answer is checked."""
+
+    def __init__(self, url: str, expected: dict[str, list[np.ndarray]], threads: int = 4) -> None:
+        self.answers, self.failures = 0, []  # type: ignore[var-annotated]
+        self._url, self._expected, self._end = url, expected, threading.Event()
+        self._pool = ThreadPoolExecutor(threads)
+        self._running = [self._pool.submit(self._ask, number) for number in range(threads)]
+
+    def _ask(self, number: int) -> None:
+        texts = list(self._expected)
+        with httpx.Client(base_url=self._url, timeout=30) as http:
+            while not self._end.is_set():
+                text = texts[number % len(texts)]
+                number += 1
+                try:
+                    answer = http.post("/inference", json=asked(text, model="tiny-pair"))
+                    [vector] = np.float32(answer.json()["embeddings"])
+                    assert any(np.allclose(vector, row, atol=1e-6) for row in self._expected[text]), "crossed"
+                    self.answers += 1
+                except Exception as error:
+                    self.failures.append(repr(error))
+
+    def __enter__(self) -> "Clients":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        for thread in self._running:
+            thread.result()
+        self._pool.shutdown()
+
+
+def test_workers_share_counters_and_one_that_dies_is_replaced(start, pair_folder: Path) -> None:
+    service = start("--model", str(pair_folder), "--workers", "2")
+    expected = {text: [CareModel.load(pair_folder).encode_query([text])[0]] for text in TEXTS}
+    before = service.workers()
+    assert len(before) == 2
+    with Clients(service.url, expected) as clients:
+        time.sleep(0.5)
+    assert not clients.failures
+    asked_total = clients.answers
+    said = httpx.get(f"{service.url}/metrics").text
+    assert f'care_requests_total{{route="/inference",status="200"}} {float(asked_total)}' in said.splitlines()
+    victim = min(before)
+    os.kill(victim, signal.SIGKILL)
+    service.wait_for(f"worker {victim} died")
+    until = time.monotonic() + WAIT_SECONDS
+    while len(service.workers() - {victim}) < 2 and time.monotonic() < until:
+        time.sleep(0.05)
+    assert len(service.workers() - {victim}) == 2
+    assert service.stop() == 0
+
+
+def test_a_reload_serves_the_new_pair_and_loses_nothing(start, pair_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "pair"
+    shutil.copytree(pair_folder, folder)
+    old = CareModel.load(pair_folder)
+    other = care_folder(tmp_path / "other" / "tiny-pair", seed=7, onnx=True)
+    new = CareModel.load(other)
+    service = start("--model", str(folder))
+    expected = {text: [model.encode_query([text])[0] for model in (old, new)] for text in TEXTS}
+    first = service.workers()
+    with Clients(service.url, expected) as clients:
+        time.sleep(0.3)
+        shutil.rmtree(folder)
+        service.process.send_signal(signal.SIGHUP)
+        service.wait_for("not reloaded")
+        assert service.workers() == first, "what cannot be loaded changes nothing"
+        shutil.copytree(other, folder)
+        service.process.send_signal(signal.SIGHUP)
+        service.wait_for("reloaded: ")
+        time.sleep(0.3)
+    assert not clients.failures
+    assert clients.answers > 20
+    [model] = httpx.get(f"{service.url}/health").json()["models"]
+    assert model["fingerprint"] == new.fingerprint
+    assert not service.workers() & first
+
+
+def test_a_service_that_is_stopped_answers_what_it_accepted(start, pair_folder: Path) -> None:
+    service = start("--model", str(pair_folder))
+    texts = medical_texts(1000)
+    with ThreadPoolExecutor(8) as pool:
+        answers = [
+            pool.submit(httpx.post, f"{service.url}/inference", json=asked(*texts, model="tiny-pair"), timeout=60)
+            for _ in range(8)
+        ]
+        until = time.monotonic() + WAIT_SECONDS
+        while _waiting(service) < 3000 and time.monotonic() < until:
+            time.sleep(0.01)
+        code = service.stop()
+        found = [answer.result() for answer in answers]
+    assert code == 0
+    accepted = [answer for answer in found if answer.status_code == 200]
+    assert len(accepted) + sum(answer.status_code == 429 for answer in found) == 8
+    assert len(accepted) >= 4
+    assert all(len(answer.json()["embeddings"]) == 1000 for answer in accepted)
+
+
+def test_what_cannot_be_served_is_one_line_and_an_exit_code(pair_folder: Path, tmp_path: Path) -> None:
+    def run(*options: str) -> tuple[int, str]:
+        done = subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=WAIT_SECONDS)
+        return done.returncode, done.stderr.strip().splitlines()[-1]
+
+    assert run("--model", str(tmp_path))[0] == 3
+    (tmp_path / "keys").write_text("short\n")
+    assert run("--model", str(pair_folder), "--keys", str(tmp_path / "keys"))[0] == 1
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        code, said = run("--model", str(pair_folder), "--port", str(taken.getsockname()[1]))
+    assert (code, "cannot listen" in said) == (2, True)
+
+
+def test_the_query_side_needs_no_torch(start, pair_folder: Path) -> None:
+    service = start("--model", str(pair_folder))
+    [worker] = service.workers()
+    assert httpx.post(f"{service.url}/inference", json=asked("发烧", model="tiny-pair")).status_code == 200
+    assert "libtorch" not in Path(f"/proc/{worker}/maps").read_text()
+
+
+def test_workers_end_with_the_process_that_started_them(start, pair_folder: Path) -> None:
+    service = start("--model", str(pair_folder))
+    [worker] = service.workers()
+    service.process.kill()
+    service.process.wait()
+    until = time.monotonic() + WAIT_SECONDS
+    while Path(f"/proc/{worker}").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{worker}").exists()
+
+
+def test_the_access_log_is_json_on_stdout(pair_folder: Path, tmp_path: Path) -> None:
+    with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as errors:
+        process = subprocess.Popen([*COMMAND, "--model", str(pair_folder)], stdout=out, stderr=errors)
+    until = time.monotonic() + WAIT_SECONDS
+    while not (found := re.search(r"serving on (\S+)", (tmp_path / "err").read_text())):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    httpx.get(f"{found[1]}/health", headers={"x-request-id": "mine"})
+    process.terminate()
+    assert process.wait(WAIT_SECONDS) == 0
+    [line] = (tmp_path / "out").read_text().splitlines()
+    assert json.loads(line)["request_id"] == "mine"
+
+
+def _waiting(service: Running) -> float:
+    said = httpx.get(f"{service.url}/metrics", timeout=30).text
+    return sum(float(value) for value in re.findall(r"care_waiting_texts\{.*\} (\S+)", said))
