@@ -39,6 +39,7 @@ format: $(VENV)/.dev
 docs: $(VENV)/.dev
 	$(BIN)/python docs/generate_cli_reference.py
 	$(BIN)/python docs/generate_measured.py
+	$(BIN)/python docs/generate_api_reference.py
 
 bench-tiny: $(VENV)/.dev
 	$(BIN)/care-bench run examples/sample --model built-in --output build/bench-tiny

@@ -42,12 +42,20 @@ def reference() -> str:
 def _entry(name: str, item: Any) -> Iterator[str]:
     yield f"### `{name}`\n"
     if inspect.isfunction(item):
-        yield f"```python\n{name}{inspect.signature(item)}\n```\n"
+        yield f"```python\n{name}{_signature(item)}\n```\n"
     yield f"```text\n{inspect.cleandoc(item.__doc__ or '')}\n```\n"
     if is_dataclass(item):
         yield from _fields(item)
     elif inspect.isclass(item) and not issubclass(item, Exception):
         yield from _methods(item)
+
+
+def _signature(function: Any) -> str:
+    """Return parameters and result as the source writes them."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    assert isinstance(definition, ast.FunctionDef)
+    result = "" if definition.returns is None else f" -> {ast.unparse(definition.returns)}"
+    return f"({ast.unparse(definition.args)}){result}"
 
 
 def _fields(item: type) -> Iterator[str]:
@@ -83,7 +91,7 @@ def _methods(item: type) -> Iterator[str]:
         if (name.startswith("_") and name != "__init__") or not inspect.isfunction(method):
             continue
         first = inspect.cleandoc(method.__doc__ or "").partition("\n")[0]
-        yield f"- `{item.__name__ if name == '__init__' else name}{inspect.signature(method)}`: {first}"
+        yield f"- `{item.__name__ if name == '__init__' else name}{_signature(method)}`: {first}"
     yield ""
 
 

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-@pytest.mark.parametrize("script", ["generate_cli_reference.py", "generate_measured.py"])
+@pytest.mark.parametrize("script", ["generate_api_reference.py", "generate_cli_reference.py", "generate_measured.py"])
 def test_what_is_generated_is_up_to_date(script: str) -> None:
     subprocess.run([sys.executable, str(ROOT / "docs" / script), "--check"], check=True, timeout=100)
 
