@@ -33,7 +33,8 @@ def wrap(text: str, *, indent: int = 0, max_lines: int = 3, width: int | None = 
         width: Of the terminal in columns; None asks it.
     """
     room = (width or shutil.get_terminal_size().columns) - indent
-    left, lines = " ".join(text.split()), []
+    left = " ".join(text.split())
+    lines: list[str] = []
     while left and len(lines) < max_lines - 1 and display_width(left) > room:
         kept = cut(left, room + 1).removesuffix("…")
         lines.append(kept.rstrip())
