@@ -21,8 +21,11 @@ $(VENV)/.dev: pyproject.toml constraints.txt
 
 demo: $(VENV)/.serve
 	$(BIN)/care-ingest examples/sample/corpus.jsonl --collection sample --sparse bm25
+	@printf '\nQuestion: does baking soda make the scalp itch?\n'
 	$(BIN)/care search "吃小苏打片头皮会痒吗" --collection sample --mode hybrid --top-k 3
+	@printf '\nQuestion: what should the family do in a heart attack?\n'
 	$(BIN)/care search "心梗发作的时候家里人该怎么办" --collection sample --mode hybrid --top-k 3
+	@printf '\nNext: %s/care-ingest YOUR-FILE-OR-FOLDER --sparse bm25 (what it reads: docs/everyday.md)\n' $(BIN)
 
 test: $(VENV)/.dev
 	$(BIN)/pytest
@@ -38,6 +41,7 @@ format: $(VENV)/.dev
 
 docs: $(VENV)/.dev
 	$(BIN)/python docs/generate_cli_reference.py
+	$(BIN)/python docs/generate_schemas.py
 	$(BIN)/python docs/generate_measured.py
 	$(BIN)/python docs/generate_api_reference.py
 

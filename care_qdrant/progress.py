@@ -1,6 +1,7 @@
 """What a long run shows on stderr: a bar on a terminal, one line a minute anywhere else."""
 
 import logging
+import os
 import sys
 import threading
 import time
@@ -58,7 +59,11 @@ def _painter(label: str) -> Iterator[_Paint]:
     """Return a function that takes points done, their total, seconds left and notes; painted on a timer."""
     state = _State()
     stopped = threading.Event()
-    with tqdm(desc=label, file=sys.stderr, dynamic_ncols=True, disable=None, bar_format=_FORMAT_WITHOUT_TOTAL) as bar:
+    # None: only on a terminal. tqdm reads its variable only where nothing is given.
+    disable = True if os.environ.get("TQDM_DISABLE", "0") not in ("", "0") else None
+    with tqdm(
+        desc=label, file=sys.stderr, dynamic_ncols=True, disable=disable, bar_format=_FORMAT_WITHOUT_TOTAL
+    ) as bar:
 
         def repaint() -> None:
             while not stopped.wait(LINE_SECONDS if bar.disable else REPAINT_SECONDS):

@@ -10,14 +10,15 @@ assert not present, f"this environment is not bare: it has {present}"
 
 from qdrant_client import QdrantClient  # noqa: E402
 
-import care_qdrant.store.contracts  # noqa: E402
 from care_qdrant import CareModel, Retriever  # noqa: E402
 from care_qdrant.errors import MissingExtra  # noqa: E402
+from care_qdrant.ingestion.run import ingest  # noqa: E402
+from care_qdrant.types import Document  # noqa: E402
 
 model = CareModel.load()
 vectors = model.encode_query(["糖尿病人能吃西瓜吗", "心梗怎么急救"])
 assert vectors.shape == (2, model.dim)
-[document] = model.encode_document(["心肌梗死的急救"])
+assert model.encode_document(["心肌梗死的急救"]).shape == (1, model.dim)
 assert "torch" not in sys.modules
 try:
     CareModel.load(device="cpu").encode_document(["二甲双胍"])
@@ -27,13 +28,7 @@ else:
     raise AssertionError("torch encoded a document, and is not installed")
 
 client = QdrantClient(":memory:")
-from qdrant_client import models  # noqa: E402
-
-params = models.VectorParams(size=model.dim, distance=models.Distance.COSINE)
-client.create_collection("docs", {model.name: params})
-care_qdrant.store.contracts.write_contract(client, "docs", model.name, model.contract())
-point = models.PointStruct(id=1, vector={model.name: document.tolist()}, payload={"text": "心肌梗死的急救"})
-client.upsert("docs", [point])
+ingest([Document("1", "心肌梗死的急救"), Document("2", "糖尿病的饮食")], model, client, "docs")
 [[hit]] = Retriever(client, "docs", model).search(["心梗怎么急救"], top_k=1)
 assert hit.text == "心肌梗死的急救"
 assert hit.score > 0.3, hit

@@ -7,11 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from care_qdrant import errors
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-@pytest.mark.parametrize("script", ["generate_api_reference.py", "generate_cli_reference.py", "generate_measured.py"])
+@pytest.mark.parametrize(
+    "script",
+    ["generate_api_reference.py", "generate_cli_reference.py", "generate_measured.py", "generate_schemas.py"],
+)
 def test_what_is_generated_is_up_to_date(script: str) -> None:
     subprocess.run([sys.executable, str(ROOT / "docs" / script), "--check"], check=True, timeout=100)
 
@@ -28,3 +33,11 @@ def test_the_two_commands_of_the_readme_are_targets_of_the_makefile() -> None:
     blocks = re.findall(r"```bash\n(make \w+)\n```", (ROOT / "README.md").read_text(encoding="utf-8"))
     assert blocks == ["make demo", "make test"]
     assert all(f"\n{block.removeprefix('make ')}:" in makefile for block in blocks)
+
+
+def test_the_table_of_exit_codes_has_all_of_them() -> None:
+    rows = re.findall(r"^\| (\d+) \| `?(\w*)", (ROOT / "docs" / "troubleshooting.md").read_text("utf-8"), re.MULTILINE)
+    documented = {int(code): name for code, name in rows}
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and errors.CareError in kind.__bases__]
+    assert {kind.exit_code: kind.__name__ for kind in kinds}.items() <= documented.items()
+    assert {errors.REJECTED_ROWS_EXIT_CODE, errors.INTERRUPTED_EXIT_CODE} <= documented.keys()

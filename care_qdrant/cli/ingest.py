@@ -97,6 +97,11 @@ _run_options = add_options(
         help="Padded tokens of one batch of the encoder.",
     ),
     click.option("--sparse", type=click.Choice(["bm25"]), help="Also write a sparse vector, for hybrid search."),
+    click.option(
+        "--replace-others",
+        is_flag=True,
+        help="Delete points that another writer made of the same documents, which would be found twice.",
+    ),
     click.option("--sync", is_flag=True, help="Delete points of documents that are no longer in the corpus."),
     click.option(
         "--max-delete-fraction",
@@ -137,7 +142,7 @@ _storage_options = add_options(
         "Corpus": ["id_field", "text_field", "title_field", "encoding", "rejects", "overflow", "shard"],
         "Model": ["vector_name", "device", "precision", "batch_tokens"],
         "Server": ["api_key", "grpc"],
-        "Deletion": ["max_delete_fraction", "sync_despite_rejects"],
+        "Deletion": ["replace_others", "max_delete_fraction", "sync_despite_rejects"],
         "Storage of a new collection": ["quantization", "on_disk", "datatype", "shards", "replicas"],
         "Estimate and log": ["price_per_hour", "verbose", "quiet", "log_format"],
     },
@@ -218,6 +223,12 @@ def command(
             on_stopped=tell,
         )
     tell(report)
+    if report.other_points and not options["replace_others"]:
+        click.echo(
+            f"{report.other_points:,} points of these documents were made by another writer, so they are found twice: "
+            "--replace-others deletes those",
+            err=True,
+        )
     if report.rejected:
         listed = f", listed in {report.rejects_file}" if report.rejects_file else ""
         click.echo(f"rejected rows: {report.rejected:,}{listed}; {'; '.join(report.first_rejects)}", err=True)
@@ -291,6 +302,7 @@ def _settings(options: dict[str, Any]) -> "IngestSettings":
         sync=options["sync"],
         max_delete_fraction=options["max_delete_fraction"],
         sync_despite_rejects=options["sync_despite_rejects"],
+        replace_others=options["replace_others"],
         dry_run=options["dry_run"],
         price_per_hour=options["price_per_hour"],
         batch_tokens=options["batch_tokens"],

@@ -1,6 +1,7 @@
 """``care search``: ask a collection."""
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -125,7 +126,8 @@ def command(
         found = {"query": query, "collection": collection, "mode": mode, "hits": [asdict(hit) for hit in hits]}
         click.echo(json.dumps(found, ensure_ascii=False, indent=2))
     else:
-        click.echo(_table(hits) if hits else "nothing found")
+        show = _listing if sys.stdout.isatty() else _table
+        click.echo(show(hits) if hits else "nothing found")
 
 
 def _refuse_without_effect(mode: "Mode", fusion: "Fusion") -> None:
@@ -139,7 +141,8 @@ def _refuse_without_effect(mode: "Mode", fusion: "Fusion") -> None:
         ("hnsw_ef", mode != "sparse", "--mode dense or hybrid"),
         ("oversampling", mode != "sparse", "--mode dense or hybrid"),
     ):
-        given = click.get_current_context().get_parameter_source(option) is not click.core.ParameterSource.DEFAULT
+        # One in care.toml is for the searches that can use it.
+        given = click.get_current_context().get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE
         if given and not has_effect:
             raise click.UsageError(f"--{option.replace('_', '-')} has no effect here; it needs {needs}")
 
@@ -163,6 +166,18 @@ def _require_known_keys(collection: "Collection", conditions: "models.Filter") -
             sampled = {key for record in collection.sample(100) for key in record.payload or {}}
             there = ", ".join(sorted(sampled - RESERVED_KEYS)) or "none"
             raise InputError(f"--filter: no point of {collection.name!r} has {condition.key!r} (some keys: {there})")
+
+
+def _listing(hits: "list[Hit]") -> str:
+    """Return the hits with as much of their texts as lets a person judge them."""
+    from care_qdrant.cli.table import wrap
+
+    width = len(str(len(hits))) + 2
+    lines = []
+    for rank, hit in enumerate(hits, 1):
+        lines.append(f"{rank:<{width}}{hit.score:.4f}  {hit.document_id}  {hit.title}".rstrip())
+        lines += [" " * width + line for line in wrap(hit.text, indent=width)]
+    return "\n".join(lines)
 
 
 def _table(hits: "list[Hit]") -> str:

@@ -23,6 +23,25 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int | 
     return "\n".join(_line(cells, widths) for cells in lines)
 
 
+def wrap(text: str, *, indent: int = 0, max_lines: int = 3, width: int | None = None) -> list[str]:
+    """Return the beginning of a text in lines of a terminal, with an ellipsis where something is left out.
+
+    Args:
+        text: Line breaks in it become spaces.
+        indent: Columns to leave free on each line.
+        max_lines: Most lines.
+        width: Of the terminal in columns; None asks it.
+    """
+    room = (width or shutil.get_terminal_size().columns) - indent
+    left = " ".join(text.split())
+    lines: list[str] = []
+    while left and len(lines) < max_lines - 1 and display_width(left) > room:
+        kept = cut(left, room + 1).removesuffix("…")
+        lines.append(kept.rstrip())
+        left = left[len(kept) :].lstrip()
+    return [*lines, cut(left, room)] if left else lines
+
+
 def display_width(text: str) -> int:
     """Return the columns that a text takes: two for a Chinese character, none for a combining mark."""
     return sum(map(_columns, text))

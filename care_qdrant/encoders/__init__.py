@@ -5,6 +5,10 @@ from typing import Protocol
 
 from care_qdrant.types import Vectors
 
+MAX_CHARACTERS_PER_TOKEN = 64
+"""Of a text that is longer than this times the limit in tokens, an online encoder reads no more characters: its
+tokenizer holds the interpreter's lock for 4 s a million of them."""
+
 
 class TokenCounter(Protocol):
     """Knows how long a text is for an encoder; needs its tokenizer and not its weights."""

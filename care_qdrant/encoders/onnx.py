@@ -16,6 +16,7 @@ import onnxruntime  # type: ignore[import-untyped]
 from tokenizers import Encoding, Tokenizer
 
 from care_qdrant.checkpoint.card import Side
+from care_qdrant.encoders import MAX_CHARACTERS_PER_TOKEN
 from care_qdrant.encoders.saturation import int8_saturates
 from care_qdrant.encoders.tokens import uncut_length
 from care_qdrant.encoders.usable import require_unit_rows
@@ -28,9 +29,8 @@ core's cache. A BERT of width 768 needs a tenth more time a query for 32 of 36 t
 _LENGTH_STEP = 4
 """A text is always padded to the next multiple, alone or not, and shares a run only with texts of that length. Padding
 to a neighbour's length would move float sums by their last bit, and int8 can turn a last bit into a level."""
-_CHARACTERS_PER_TOKEN = (8, 64)
-"""How much of a long text is tokenised: the tokenizer holds the interpreter's lock, for 4 s a million characters. The
-first is enough for ordinary text; the second bounds what is read of any other."""
+_CHARACTERS_PER_TOKEN = (8, MAX_CHARACTERS_PER_TOKEN)
+"""How much of a long text is tokenised: the first is enough for ordinary text, the second bounds that of any other."""
 
 
 class OnnxEncoder:

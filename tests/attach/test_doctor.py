@@ -9,6 +9,7 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.attach.attach import attach_vector
 from care_qdrant.attach.doctor import diagnose
 from care_qdrant.errors import InputError
+from care_qdrant.store.connection import open_client
 from tests.attach.collections import NAME, contents, fill, point
 from tests.standin import StandIn
 from tests.tiny import HashModel, medical_texts
@@ -119,3 +120,17 @@ def test_the_four_commands_in_their_order(tmp_path: Path, pair_folder: Path) -> 
     client = QdrantClient(path=str(tmp_path))
     assert contents(client) == before
     client.close()
+
+
+def test_what_attach_would_refuse_ends_with_its_exit_code(pair_folder: Path, tmp_path: Path) -> None:
+    from care_qdrant.cli import doctor
+
+    with open_client(path=tmp_path / "db") as client:
+        client.create_collection(NAME, {"tiny-pair": models.VectorParams(size=3, distance=models.Distance.COSINE)})
+        client.upsert(NAME, [models.PointStruct(id=1, vector={"tiny-pair": [1.0, 0, 0]}, payload={"text": "一"})])
+    arguments = [NAME, "--path", str(tmp_path / "db"), "--model", str(pair_folder)]
+    refused = CliRunner().invoke(doctor.command, arguments)
+    assert "would refuse" in refused.stdout
+    assert refused.exit_code == InputError.exit_code
+    fits = CliRunner().invoke(doctor.command, [*arguments, "--vector-name", "care"])
+    assert fits.exit_code == 0

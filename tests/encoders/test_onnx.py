@@ -3,6 +3,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -200,3 +201,25 @@ def test_a_text_without_any_token_is_refused(exported: Exported, tmp_path: Path)
 
     with pytest.raises(EncodingError, match="text 1 has no tokens"):
         open_encoder(folder).encode(["头痛", ""], prompt="")
+
+
+@pytest.mark.parametrize(
+    "text", ["血糖 6.1 mmol/L 正常吗？" * 100_000, "a" * 2_000_000, " " * 2_000_000 + "痛", "痛\n" * 900_000]
+)
+def test_of_an_endless_text_only_what_can_count_is_tokenised(exported: Exported, text: str) -> None:
+    """The tokenizer holds the interpreter's lock, and with it an event loop: 9 s for two million characters."""
+    encoder = open_encoder(exported("cls")[0])
+    encoder.encode(["痛"])
+    start = time.process_time()
+    vectors = encoder.encode([text])
+    assert time.process_time() - start < 0.5
+    assert vectors.shape == (1, 32)
+
+
+@pytest.mark.parametrize("length", [300, 400, 2_000, 4_000])
+def test_a_long_text_has_the_vector_that_the_whole_text_gives(exported: Exported, length: int) -> None:
+    folder, _ = exported("mean")
+    stock = SentenceTransformer(str(folder), device="cpu")
+    for words in ("血糖 6.1 mmol/L 正常吗？", "pneumonoultramicroscopic HbA1c ", "痛"):
+        text = (words * length)[:length]
+        np.testing.assert_allclose(open_encoder(folder).encode([text]), stock.encode_query([text]), atol=1e-5, rtol=0)

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.cli import collections, search
-from care_qdrant.cli.table import cut, display_width, table
+from care_qdrant.cli.table import cut, display_width, table, wrap
 from care_qdrant.errors import CareError, InputError
 from care_qdrant.model import CareModel
 from care_qdrant.search import conditions
@@ -160,3 +160,13 @@ def test_last_column_is_cut_to_the_width() -> None:
     lines = table(["#", "text"], [["1", "糖" * 100]], width=30).splitlines()
     assert display_width(lines[1]) <= 30
     assert lines[1].endswith("…")
+
+
+def test_a_listing_shows_enough_of_a_text_to_judge_it() -> None:
+    text = "高血压患者应当限制食盐的摄入，每天不超过五克。" * 4
+    lines = wrap(text, indent=3, width=43)
+    assert len(lines) == 3
+    assert all(display_width(line) <= 40 for line in lines)
+    assert "".join(lines).removesuffix("…") == text[: len("".join(lines)) - 1]
+    assert lines[-1].endswith("…")
+    assert wrap("短\n文", width=40) == ["短 文"]

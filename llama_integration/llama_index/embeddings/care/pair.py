@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from care_qdrant.checkpoint.card import CARD_FILE
-from care_qdrant.encoders import Encoder
+from care_qdrant.encoders import MAX_CHARACTERS_PER_TOKEN, Encoder
 from care_qdrant.encoders.microbatch import MicroBatcher, Vector
 from care_qdrant.errors import FingerprintMismatch, IncompleteModel, InputError, MissingExtra
 from care_qdrant.model import CareModel, Precision
@@ -183,20 +183,24 @@ def _check_lengths(
     doubtful = [text for text in texts if not _is_short((prompt or encoder.prompt) + text, encoder.max_tokens)]
     if on_truncation == "ignore" or not doubtful:
         return
+    # Counting the tokens of a text that is far too long would stop an event loop for seconds.
+    endless = [text for text in doubtful if len(text) > MAX_CHARACTERS_PER_TOKEN * encoder.max_tokens]
+    for text in endless:
+        _complain(f"{role} of {len(text):,} characters", encoder, on_truncation)
     other_prompt = 0
     if prompt is not None:
         with_prompt, with_own_prompt = encoder.count_tokens([prompt, encoder.prompt])
         other_prompt = with_prompt - with_own_prompt
-    for count in encoder.count_tokens(doubtful):
-        if count + other_prompt <= encoder.max_tokens:
-            continue
-        message = (
-            f"{role} of {count + other_prompt} tokens is cut at {encoder.max_tokens} "
-            "(on_truncation='ignore' accepts that silently)"
-        )
-        if on_truncation == "error":
-            raise InputError(message)
-        logger.warning(message)
+    for count in encoder.count_tokens([text for text in doubtful if text not in endless]):
+        if count + other_prompt > encoder.max_tokens:
+            _complain(f"{role} of {count + other_prompt} tokens", encoder, on_truncation)
+
+
+def _complain(what: str, encoder: Encoder, on_truncation: OnTruncation) -> None:
+    message = f"{what} is cut at {encoder.max_tokens} tokens (on_truncation='ignore' accepts that silently)"
+    if on_truncation == "error":
+        raise InputError(message)
+    logger.warning(message)
 
 
 def _is_short(text: str, max_tokens: int) -> bool:

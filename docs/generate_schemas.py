@@ -1,0 +1,37 @@
+"""Write docs/schemas/*.json, the JSON schemas of the reports, from their dataclasses. `--check` fails when outdated."""
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+TARGET = Path(__file__).parent / "schemas"
+REPORTS = {
+    "attach": ("care_qdrant.attach.attach", "AttachReport"),
+    "collections": ("care_qdrant.store.inventory", "CollectionSummary"),
+    "detach": ("care_qdrant.attach.detach", "DetachReport"),
+    "doctor": ("care_qdrant.attach.doctor", "Diagnosis"),
+    "ingest": ("care_qdrant.ingestion.report", "IngestReport"),
+    "promote": ("care_qdrant.publishing.promote", "PromotionReport"),
+    "publish": ("care_qdrant.publishing.publish", "PublicationReport"),
+    "verify": ("care_qdrant.attach.verify", "VerifyReport"),
+}
+"""By command. ``care collections --json`` prints an array of its objects."""
+
+
+def schema(module: str, name: str) -> str:
+    """Return the schema of what a command prints."""
+    content = TypeAdapter(getattr(import_module(module), name)).json_schema(mode="serialization")
+    return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **content}, indent=2) + "\n"
+
+
+if __name__ == "__main__":
+    texts = {TARGET / f"{command}.json": schema(*place) for command, place in REPORTS.items()}
+    if "--check" in sys.argv:
+        stale = [path.name for path, text in texts.items() if not path.is_file() or path.read_text() != text]
+        sys.exit(f"docs/schemas is out of date ({', '.join(stale)}): make docs" if stale else 0)
+    TARGET.mkdir(exist_ok=True)
+    for path, text in texts.items():
+        path.write_text(text, encoding="utf-8")
