@@ -64,7 +64,7 @@ def find_groups(vectors: Vectors, tokens: TokenLists, vocabulary: int) -> Groups
     """Split vectors into two groups by k-means, and measure how separate they are and what the texts know of them."""
     group = _two_means(vectors)
     share = float(min(group.mean(), 1 - group.mean()))
-    if not 0 < share:
+    if not share > 0:
         return Groups(0.0, 0.0, 1.0)
     return Groups(
         round(share, 4), round(_silhouette(vectors, group), 4), round(_explained(tokens, group, vocabulary), 4)

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -16,7 +15,7 @@ from qdrant_client import QdrantClient
 from tokenizers import Tokenizer
 
 from care_qdrant.checkpoint.card import Card
-from care_qdrant.errors import InputError, needs_extra
+from care_qdrant.errors import needs_extra
 from care_qdrant.learn import held_out, quality
 from care_qdrant.learn.checks import require_learnable
 from care_qdrant.learn.compose import Composer
@@ -26,6 +25,7 @@ from care_qdrant.learn.settings import LearnSettings
 from care_qdrant.learn.tokens import tokenize, train_tokenizer
 from care_qdrant.store.collection import Collection
 from care_qdrant.store.learned import PROBES, LearnedContract, signs
+from care_qdrant.store.retry import RetryPolicy
 from care_qdrant.types import Vectors, embedded_text
 
 if TYPE_CHECKING:
@@ -118,6 +118,7 @@ def learn(
     questions: Callable[[int], Questions] | None = None,
     start: Path | None = None,
     force: bool = False,
+    policy: RetryPolicy | None = None,
     on_progress: Progress = lambda _part, _done, _total: None,
 ) -> LearnReport:
     """Learn a query encoder from one vector of a collection, write it to a CARE folder and register it.
@@ -136,6 +137,7 @@ def learn(
         questions: Returns a query log with the old model's vectors of so many dimensions; half of it is trained on.
         start: CARE folder that an earlier call wrote for this collection, to continue from.
         force: Register the encoder whatever its quality.
+        policy: How often to try a call to Qdrant again.
         on_progress: See `Progress`.
 
     Raises:
@@ -151,7 +153,7 @@ def learn(
 
     settings = settings or LearnSettings()
     torch.manual_seed(settings.seed)
-    collection = Collection(client, collection_name).resolve()
+    collection = Collection(client, collection_name, policy).resolve()
     vector_name, params = dense_vector(collection.schema, vector_name)
     log = None if questions is None else questions(params.size)
     earlier = None if start is None else _load(start)

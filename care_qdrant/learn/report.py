@@ -34,15 +34,15 @@ def paragraphs(report: LearnReport) -> list[str]:
     if report.agreement is not None:
         old = report.agreement
         lines.append(
-            f"**Against the old model**, on {old.questions:,} questions that were not trained on: {old.overlap_at_10:.0%} "
-            f"of its ten best documents are among the ten best here, nDCG@10 against its ranking {old.ndcg_at_10:.3f}, "
-            f"mean cosine of the query vectors {old.mean_cosine:.3f}."
+            f"**Against the old model**, on {old.questions:,} questions that were not trained on: "
+            f"{old.overlap_at_10:.0%} of its ten best documents are among the ten best here, nDCG@10 against its "
+            f"ranking {old.ndcg_at_10:.3f}, mean cosine of the query vectors {old.mean_cosine:.3f}."
         )
     if report.new_documents is not None:
         new = report.new_documents
         lines.append(
-            f"**New documents.** Before this update, {new.recall_at_10:.0%} of {new.queries:,} documents that the earlier "
-            f"encoder had not seen were among the first ten for their own sentence or title."
+            f"**New documents.** Before this update, {new.recall_at_10:.0%} of {new.queries:,} documents that the "
+            f"earlier encoder had not seen were among the first ten for their own sentence or title."
         )
     lines.append(
         f"**Cost.** A query takes {report.query_microseconds:,.0f} µs on one core in batches of 32; the model is "
