@@ -24,7 +24,7 @@ from care_qdrant.learn.reading import Pairs, dense_vector, read_pairs, restored
 from care_qdrant.learn.settings import LearnSettings
 from care_qdrant.learn.tokens import tokenize, train_tokenizer
 from care_qdrant.store.collection import Collection
-from care_qdrant.store.learned import PROBES, LearnedContract, signs
+from care_qdrant.store.learned import PROBES, LearnedContract, probe_vectors, signs
 from care_qdrant.store.retry import RetryPolicy
 from care_qdrant.types import Vectors, embedded_text
 
@@ -379,18 +379,15 @@ def _query_microseconds(folder: Path, questions: list[str]) -> float:
 def _contract(
     collection: Collection, vector_name: str, pairs: Pairs, card: Card, alpha: float | None
 ) -> LearnedContract:
-    from care_qdrant.store.learned import stored_vector
-
     params = collection.schema.dense[vector_name]
     records = collection.retrieve(pairs.ids[:PROBES], payload=False, vectors=[vector_name])
-    stored = {str(key): stored_vector(record.vector, vector_name) for key, record in records.items()}
     documents = collection.schema.contracts.get(vector_name)
     return LearnedContract(
         fingerprint=card.fingerprint,
         model=card.name,
         dim=card.dim,
         distance=params.distance.value,
-        probes={key: signs(vector) for key, vector in stored.items() if vector is not None},
+        probes={key: signs(vector) for key, vector in probe_vectors(records.values(), vector_name).items()},
         documents=None if documents is None else documents.fingerprint,
         alpha=alpha,
     )

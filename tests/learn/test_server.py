@@ -41,6 +41,7 @@ def test_a_server_that_stumbles_is_asked_again_and_one_that_is_gone_is_named(tmp
         client.close()
 
 
+@pytest.mark.timeout(400)
 def test_the_command_writes_registers_and_reports(tmp_path: Path) -> None:
     database, folder = tmp_path / "qdrant", tmp_path / "learned"
     teacher, questions = WordModel(), [text[:11] for text in TEXTS[:100]]
