@@ -121,10 +121,13 @@ def duration(seconds: float) -> str:
 @contextmanager
 def parts_bar() -> Iterator[Callable[[str, int, int], None]]:
     """Return a function that shows how much of each part of some work is done, one bar after the other."""
+    shown = ""
     with tqdm(file=sys.stderr, dynamic_ncols=True) as bar:
 
         def show(part: str, done: int, total: int) -> None:
-            if part != bar.desc.removesuffix(": "):
+            nonlocal shown
+            if part != shown:
+                shown = part
                 bar.reset(total)
                 bar.set_description(part, refresh=False)
             bar.update(done - bar.n)

@@ -18,8 +18,8 @@ _log_options = add_options(
     click.option(
         "--queries",
         type=click.Path(path_type=Path, exists=True, dir_okay=False),
-        help="JSON lines with the 'text' of real questions and the 'vector' that the old model gives each; half "
-        "of them are trained on, the other half measures the agreement with that model.",
+        help="JSON lines with the 'text' of real questions and the 'vector' that the old model gives each; half of "
+        "them are trained on, the other half measures the agreement with that model.",
     ),
     click.option("--query-model", help="Model that encodes --queries, where they have no vectors: folder or hub name."),
     click.option("--query-endpoint", help="URL of the OpenAI-compatible embeddings route that encodes --queries."),

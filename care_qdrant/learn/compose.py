@@ -56,7 +56,7 @@ class Composer:
     @property
     def _is_whole(self) -> npt.NDArray[np.bool_]:
         """Whether a token has no parts but itself, (tokens,)."""
-        return self._parts.lengths == 1
+        return np.asarray(self._parts.lengths == 1)
 
     def _sums(self, table: Vectors) -> Vectors:
         return np.asarray(np.add.reduceat(table[self._parts.flat], self._parts.starts[:-1], axis=0), dtype=np.float32)

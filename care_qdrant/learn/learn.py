@@ -24,7 +24,8 @@ from care_qdrant.learn.reading import Pairs, dense_vector, read_pairs, restored
 from care_qdrant.learn.settings import LearnSettings
 from care_qdrant.learn.tokens import tokenize, train_tokenizer
 from care_qdrant.store.collection import Collection
-from care_qdrant.store.learned import PROBES, LearnedContract, signs
+from care_qdrant.store.learned import PROBES, LearnedContract, probe_vectors, signs
+from care_qdrant.store.retry import RetryPolicy
 from care_qdrant.types import Vectors, embedded_text
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ def learn(
     questions: Callable[[int], Questions] | None = None,
     start: Path | None = None,
     force: bool = False,
+    policy: RetryPolicy | None = None,
     on_progress: Progress = lambda _part, _done, _total: None,
 ) -> LearnReport:
     """Learn a query encoder from one vector of a collection, write it to a CARE folder and register it.
@@ -135,6 +137,7 @@ def learn(
         questions: Returns a query log with the old model's vectors of so many dimensions; half of it is trained on.
         start: CARE folder that an earlier call wrote for this collection, to continue from.
         force: Register the encoder whatever its quality.
+        policy: How often to try a call to Qdrant again.
         on_progress: See `Progress`.
 
     Raises:
@@ -150,7 +153,7 @@ def learn(
 
     settings = settings or LearnSettings()
     torch.manual_seed(settings.seed)
-    collection = Collection(client, collection_name).resolve()
+    collection = Collection(client, collection_name, policy).resolve()
     vector_name, params = dense_vector(collection.schema, vector_name)
     log = None if questions is None else questions(params.size)
     earlier = None if start is None else _load(start)
@@ -376,18 +379,15 @@ def _query_microseconds(folder: Path, questions: list[str]) -> float:
 def _contract(
     collection: Collection, vector_name: str, pairs: Pairs, card: Card, alpha: float | None
 ) -> LearnedContract:
-    from care_qdrant.store.learned import stored_vector
-
     params = collection.schema.dense[vector_name]
     records = collection.retrieve(pairs.ids[:PROBES], payload=False, vectors=[vector_name])
-    stored = {str(key): stored_vector(record.vector, vector_name) for key, record in records.items()}
     documents = collection.schema.contracts.get(vector_name)
     return LearnedContract(
         fingerprint=card.fingerprint,
         model=card.name,
         dim=card.dim,
         distance=params.distance.value,
-        probes={key: signs(vector) for key, vector in stored.items() if vector is not None},
+        probes={key: signs(vector) for key, vector in probe_vectors(records.values(), vector_name).items()},
         documents=None if documents is None else documents.fingerprint,
         alpha=alpha,
     )

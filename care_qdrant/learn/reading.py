@@ -105,7 +105,7 @@ def read_pairs(
         vector_name: Of the dense vector; empty for the unnamed one.
         settings: Size and seed of the sample, width of the learned space.
         text_field: Path of the text in the payload; None guesses it.
-        basis: Basis of an earlier run, whose space is kept; None chooses one if the vectors are wider than ``width``.
+        basis: Of an earlier run, whose space is to be kept; None chooses one for vectors wider than ``width``.
         on_progress: Told the points read and the points to read.
 
     Raises:

@@ -34,9 +34,9 @@ def paragraphs(report: LearnReport) -> list[str]:
     if report.agreement is not None:
         old = report.agreement
         lines.append(
-            f"**Against the old model**, on {old.questions:,} questions that were held out: {old.overlap_at_10:.0%} "
-            f"of its ten best documents are among the ten best here, nDCG@10 against its ranking {old.ndcg_at_10:.3f}, "
-            f"mean cosine of the query vectors {old.mean_cosine:.3f}."
+            f"**Against the old model**, on {old.questions:,} questions that were not trained on: "
+            f"{old.overlap_at_10:.0%} of its ten best documents are among the ten best here, nDCG@10 against its "
+            f"ranking {old.ndcg_at_10:.3f}, mean cosine of the query vectors {old.mean_cosine:.3f}."
         )
     if report.new_documents is not None:
         new = report.new_documents

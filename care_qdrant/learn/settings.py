@@ -28,6 +28,8 @@ class LearnSettings:
     """Of SparseAdam at the first step; it falls linearly to zero."""
     batch: int = 512
     """Texts of one step."""
+    negatives: int = 2_048
+    """Stored vectors of other texts, drawn at random, that each text is told apart from besides those of its batch."""
     epochs: int = 28
     """Passes over the texts at most; early stopping on held-out documents may end sooner."""
     max_steps: int = 4_000

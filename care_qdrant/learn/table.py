@@ -1,7 +1,7 @@
 """Trains a table of token vectors so that the sum of a text's tokens points to the vector stored for the text.
 
-The loss is InfoNCE over the vectors of the batch (each text has to find its own) plus the squared distance to it
-(equations 1 and 2 of the paper, Stage I, with a query encoder without layers). Two rows of a batch with the same vector
+The loss is InfoNCE over the vectors of the batch and a random sample of the others (each text has to find its own) plus
+the squared distance to it (equations 1 and 2 of the paper, Stage I, with a query encoder without layers). Equal vectors
 are no negatives of each other.
 """
 
@@ -164,14 +164,16 @@ def _step(
     settings: LearnSettings,
     step: int,
 ) -> float:
-    batch = tokens.take(rows).drop(settings.token_dropout, np.random.default_rng([settings.seed, 2, step]))
+    generator = np.random.default_rng([settings.seed, 2, step])
+    batch = tokens.take(rows).drop(settings.token_dropout, generator)
     # Rows of the batch alone, each once: their gradient is small and needs no sorting, which halves the time of a step.
     used, places = np.unique(batch.flat, return_inverse=True)
     used_rows = torch.from_numpy(used)
     table = weights.detach()[used_rows].requires_grad_()
     sums = nn.functional.embedding_bag(torch.from_numpy(places), table, torch.from_numpy(batch.starts[:-1]), mode="sum")
     targets = torch.from_numpy(vectors[rows].astype(np.float32))
-    loss = alignment_loss(nn.functional.normalize(sums, dim=1), targets, settings.temperature)
+    others = torch.from_numpy(vectors[generator.integers(len(vectors), size=settings.negatives)].astype(np.float32))
+    loss = alignment_loss(nn.functional.normalize(sums, dim=1), targets, others, settings.temperature)
     loss.backward()  # type: ignore[no-untyped-call]
     assert table.grad is not None
     weights.grad = torch.sparse_coo_tensor(
@@ -181,17 +183,18 @@ def _step(
     return float(loss.detach())
 
 
-def alignment_loss(queries: Tensor, documents: Tensor, temperature: float) -> Tensor:
+def alignment_loss(queries: Tensor, documents: Tensor, others: Tensor, temperature: float) -> Tensor:
     """Return InfoNCE plus the squared distance, a scalar.
 
     Args:
         queries: Unit rows, (batch, width).
         documents: The stored vector of each row, (batch, width).
+        others: Further stored vectors, (negatives, width); they may repeat those of the batch.
         temperature: Of InfoNCE.
     """
-    logits = queries @ documents.T / temperature
-    norms = documents.norm(dim=1)
-    same = documents @ documents.T > SAME * norms[:, None] * norms[None, :]
+    candidates = torch.cat([documents, others])
+    same = documents @ candidates.T > SAME * documents.norm(dim=1)[:, None] * candidates.norm(dim=1)
     same.fill_diagonal_(False)
-    contrastive = nn.functional.cross_entropy(logits.masked_fill(same, -torch.inf), torch.arange(len(queries)))
+    logits = (queries @ candidates.T / temperature).masked_fill(same, -torch.inf)
+    contrastive = nn.functional.cross_entropy(logits, torch.arange(len(queries)))
     return contrastive + (queries - documents).square().sum(dim=1).mean()

@@ -14,6 +14,7 @@ _SEPARATORS = Regex(r"[^\p{L}\p{N}\p{M}]+")
 _UNITS = Regex(r"\d|[a-z]+")
 """A digit and a Latin word stand alone; what is left between them are runs of letters of other scripts."""
 _MAX_PIECE_CHARACTERS = 8
+_MIN_OCCURRENCES = 2
 _PIECE_TEXTS = 4_096
 
 
@@ -33,7 +34,7 @@ def train_tokenizer(texts: Sequence[str], vocabulary: int, max_tokens: int) -> T
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
         special_tokens=[PADDING, UNKNOWN],
-        min_frequency=2,
+        min_frequency=_MIN_OCCURRENCES,
         max_token_length=_MAX_PIECE_CHARACTERS,
         limit_alphabet=vocabulary // 2,
         show_progress=False,

@@ -10,7 +10,7 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.errors import InputError, Rejected, Unreachable
 from care_qdrant.store.connection import client_lock, is_embedded, require_server
 from care_qdrant.store.contracts import Contract, contract_metadata, contract_removal
-from care_qdrant.store.learned import LearnedContract, check_probes, learned_metadata, stored_vector
+from care_qdrant.store.learned import LearnedContract, check_probes, learned_metadata, probe_ids, probe_vectors
 from care_qdrant.store.retry import NotCompleted, RequestTooLarge, RetryPolicy, describe_error, least_delay
 from care_qdrant.store.schema import CollectionSchema, Limits
 
@@ -209,11 +209,9 @@ class Collection:
         learned = self.schema.learned.get(vector_name)
         if learned is None:
             return
-        ids = {str(point_id): point_id for point_id in map(_point_id, learned.probes)}
-        records = self.retrieve(list(ids.values()), "reading sampled vectors", payload=False, vectors=[vector_name])
-        stored = {str(key): stored_vector(record.vector, vector_name) for key, record in records.items()}
-        present = {key: vector for key, vector in stored.items() if vector is not None}
-        check_probes(self.schema, vector_name, learned, present)
+        what = "reading sampled vectors"
+        records = self.retrieve(probe_ids(learned), what, payload=False, vectors=[vector_name])
+        check_probes(self.schema, vector_name, learned, probe_vectors(records.values(), vector_name))
 
     def add_vector(self, vector_name: str, config: models.DenseVectorNameConfig) -> None:
         """Add a dense vector to the schema; existing points do not have it yet."""
@@ -408,11 +406,6 @@ class Collection:
 def having_ids(ids: Sequence[PointId]) -> models.Filter:
     """Return the filter that passes points of these ids."""
     return models.Filter(must=[models.HasIdCondition(has_id=list(ids))])
-
-
-def _point_id(key: str) -> PointId:
-    """Return the id that a JSON key stands for: Qdrant knows integers and UUIDs."""
-    return int(key) if key.isdecimal() else key
 
 
 def in_pages(ids: Sequence[PointId], size: int) -> Iterator[Sequence[PointId]]:

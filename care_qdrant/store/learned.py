@@ -5,11 +5,13 @@ replaces them. The contract therefore keeps the signs of a few stored vectors' c
 gives the same signs again, an edited text moves some of them, and another model agrees on half of them by chance.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import numpy as np
+from qdrant_client import models
 
 from care_qdrant import __version__
 from care_qdrant.errors import FingerprintMismatch, SchemaMismatch
@@ -81,6 +83,17 @@ def stored_vector(vectors: Any, vector_name: str) -> Vectors | None:
     vector = np.array(found, dtype=np.float32)
     norm = float(np.linalg.norm(vector)) if vector.ndim == 1 else 0.0
     return vector if np.isfinite(norm) and norm > 1e-9 else None
+
+
+def probe_ids(learned: LearnedContract) -> list[int | str | UUID]:
+    """Return the ids of the sampled points; a JSON key of digits stands for an integer, any other for a UUID."""
+    return [int(key) if key.isdecimal() else key for key in learned.probes]
+
+
+def probe_vectors(records: Iterable[models.Record], vector_name: str) -> dict[str, Vectors]:
+    """Return the vectors of sampled points by id, without those that have none."""
+    stored = {str(record.id): stored_vector(record.vector, vector_name) for record in records}
+    return {key: vector for key, vector in stored.items() if vector is not None}
 
 
 def check_learned(schema: "CollectionSchema", vector_name: str, learned: LearnedContract) -> None:

@@ -34,14 +34,15 @@ def as_lists(tokens: TokenLists) -> list[list[int]]:
 
 def test_the_loss_is_info_nce_plus_the_squared_distance() -> None:
     generator = np.random.default_rng(0)
-    queries, documents = (generator.normal(size=(4, 6)) for _ in range(2))
+    queries, documents, others = (generator.normal(size=(4, 6)) for _ in range(3))
     queries /= np.linalg.norm(queries, axis=1, keepdims=True)
     documents[2] = documents[0]  # no negative of row 0, and the other way round
-    logits = queries @ documents.T / 0.5
-    logits[0, 2] = logits[2, 0] = -np.inf
+    others[3] = documents[1]  # no negative of row 1
+    logits = queries @ np.concatenate([documents, others]).T / 0.5
+    logits[0, 2] = logits[2, 0] = logits[1, 7] = -np.inf
     expected = np.mean(np.log(np.exp(logits).sum(axis=1)) - np.diag(logits))
     expected += ((queries - documents) ** 2).sum(axis=1).mean()
-    found = table.alignment_loss(torch.from_numpy(queries), torch.from_numpy(documents), 0.5)
+    found = table.alignment_loss(*map(torch.from_numpy, (queries, documents, others)), 0.5)
     np.testing.assert_allclose(found.item(), expected)
 
 

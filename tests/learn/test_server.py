@@ -1,0 +1,118 @@
+"""Learning from a server that goes away, and the command line from end to end."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from qdrant_client import QdrantClient, models
+
+from care_qdrant.cli import care
+from care_qdrant.errors import InputError, MissingExtra, Unreachable
+from care_qdrant.learn.learn import learn
+from care_qdrant.learn.settings import LearnSettings
+from care_qdrant.model import CareModel
+from care_qdrant.store.collection import Collection
+from care_qdrant.store.connection import open_client
+from care_qdrant.store.retry import RetryPolicy
+from tests.learn.collections import WordModel, word_texts, write_langchain
+from tests.standin import StandIn
+
+TEXTS = word_texts(600)
+SETTINGS = LearnSettings(vocabulary=200, batch=64, epochs=20, learning_rate=2e-2)
+POLICY = RetryPolicy(attempts=3, base_seconds=0.01, cap_seconds=0.02)
+
+
+def test_a_server_that_stumbles_is_asked_again_and_one_that_is_gone_is_named(tmp_path: Path) -> None:
+    with StandIn() as server:
+        client = QdrantClient(url=server.url, check_compatibility=False)
+        write_langchain(client, TEXTS, WordModel().encode(TEXTS))
+        server.faults.add("500", times=2, method="POST", path="/points$")
+
+        def leave(part: str, _done: int, _total: int) -> None:
+            assert part == "reading"
+            server.go_away()
+
+        with pytest.raises(Unreachable, match="in collection 'articles': gave up after 3 attempts"):
+            learn(client, "articles", tmp_path / "queries", settings=SETTINGS, policy=POLICY, on_progress=leave)
+        server.come_back()
+        report = learn(client, "articles", tmp_path / "queries", settings=SETTINGS, policy=POLICY)
+        assert report.registered and report.texts == len(TEXTS)
+        client.close()
+
+
+@pytest.mark.timeout(400)
+def test_the_command_writes_registers_and_reports(tmp_path: Path) -> None:
+    database, folder = tmp_path / "qdrant", tmp_path / "learned"
+    teacher, questions = WordModel(), [text[:11] for text in TEXTS[:100]]
+    with open_client(path=database) as client:
+        write_langchain(client, TEXTS, teacher.encode(TEXTS), vector_name="openai")
+    log = tmp_path / "log.jsonl"
+    rows = zip(questions, teacher.encode(questions), strict=True)
+    log.write_text("".join(json.dumps({"text": q, "vector": v.tolist()}) + "\n" for q, v in rows), encoding="utf-8")
+    arguments = [
+        "learn",
+        "articles",
+        "--path",
+        str(database),
+        "--output",
+        str(folder),
+        "--queries",
+        str(log),
+        "--force",
+    ]
+    done = CliRunner().invoke(care, arguments, catch_exceptions=False)
+    report = json.loads(done.stdout)
+    assert report["registered"] and report["vector_name"] == "openai"
+    assert report["agreement"]["questions"] == 50
+    assert json.loads((folder / "learn" / "report.json").read_text("utf-8"))["fingerprint"] == report["fingerprint"]
+    assert "50% is chance" in done.stderr or "**Quality.** 50 documents were held out" in done.stderr
+    assert (folder / "learn" / "report.png").stat().st_size > 1_000
+    with open_client(path=database) as client:
+        learned = Collection(client, "articles").schema.learned["openai"]
+    assert learned.fingerprint == CareModel.load(folder).fingerprint
+    shown = CliRunner().invoke(care, ["model", "info", str(folder)])
+    assert "stored pooling" in shown.output
+
+
+def test_below_the_limit_it_exits_with_the_reason(tmp_path: Path) -> None:
+    database = tmp_path / "qdrant"
+    with open_client(path=database) as client:
+        write_langchain(client, TEXTS, WordModel().encode(TEXTS[::-1]))
+    arguments = ["learn", "articles", "--path", str(database), "--output", str(tmp_path / "learned")]
+    with pytest.raises(InputError, match=r"was written but not registered: .*shuffled.*--force"):
+        CliRunner().invoke(care, arguments, catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--query-model", "x"], "give --queries"),
+        (["--queries", __file__, "--query-endpoint", "http://localhost"], "needs --endpoint-model"),
+        (["--queries", __file__, "--query-endpoint", "http://localhost", "--query-model", "x"], "give one"),
+    ],
+)
+def test_options_that_contradict(options: list[str], message: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(care, ["learn", "articles", "--path", str(tmp_path), *options])
+    assert done.exit_code == 2 and message in done.output
+
+
+def test_an_update_of_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is not there"):
+        CliRunner().invoke(care, ["learn", "a", "--update", "--output", str(tmp_path / "none")], catch_exceptions=False)
+
+
+def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "onnxscript", None)
+    with pytest.raises(MissingExtra, match=r"care-qdrant\[learn\]"):
+        learn(QdrantClient(":memory:"), "articles", tmp_path / "queries")
+
+
+def test_several_vectors_need_a_choice(tmp_path: Path) -> None:
+    client = QdrantClient(":memory:")
+    params = models.VectorParams(size=4, distance=models.Distance.COSINE)
+    client.create_collection("articles", {"a": params, "b": params})
+    with pytest.raises(InputError, match=r"has 2 dense vectors \(a, b\); choose: --vector"):
+        learn(client, "articles", tmp_path / "queries")
+    with pytest.raises(InputError, match=r"no dense vector 'c' \(it has: a, b\)"):
+        learn(client, "articles", tmp_path / "queries", vector_name="c")
