@@ -97,11 +97,9 @@ def command(
       care serve
       care serve --collection articles --url http://localhost:6333 --workers 2 --keys keys.txt --host 0.0.0.0
     """
-    from care_qdrant.errors import InputError, needs_extra
+    from care_qdrant.errors import InputError
     from care_qdrant.serve.settings import LOOPBACK, ServeSettings
-
-    with needs_extra("serve", "care serve"):
-        from care_qdrant.serve.supervisor import serve
+    from care_qdrant.serve.supervisor import serve
 
     if collections and target.path is not None and workers > 1:
         raise InputError(

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
-from care_qdrant.errors import CareError, InputError
+from care_qdrant.errors import CareError, InputError, needs_extra
 from care_qdrant.serve.settings import DIRECTORY_VARIABLE, READY, ServeSettings
 
 if TYPE_CHECKING:
@@ -46,10 +46,14 @@ def serve(settings: ServeSettings, announce: Callable[[str], None]) -> None:
     Raises:
         InputError: The address cannot be used.
         CareError: A pair cannot be loaded.
+        MissingExtra: The packages of the service are not installed.
     """
     with tempfile.TemporaryDirectory(prefix="care-serve-") as folder, _bind(settings) as port, _signals() as inbox:
         os.environ[DIRECTORY_VARIABLE] = folder
         try:
+            # Not before: prometheus-client chooses at its import how it counts. Once here, and not in every worker.
+            with needs_extra("serve", "care serve"):
+                import care_qdrant.serve.worker  # noqa: F401
             _Supervisor(settings, port, inbox).run(announce)
         finally:
             del os.environ[DIRECTORY_VARIABLE]
@@ -175,7 +179,6 @@ class _Supervisor:
 
     def _reap(self) -> None:
         """Take note of processes that ended, and replace those that were to serve on."""
-        # Here, because prometheus-client chooses at its import whether it counts for several processes.
         from prometheus_client.multiprocess import mark_process_dead
 
         for pid in _ended():

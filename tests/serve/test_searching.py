@@ -64,13 +64,18 @@ async def test_conditions_and_a_filter_of_qdrant_narrow_together(make_service, c
 
 
 async def test_a_pair_that_did_not_make_the_vectors_is_refused(make_service, connect, filled: QdrantClient) -> None:
+    again = pair("pair", salt="trained again")
     service = make_service(
-        aligned(), aligned("other"), collections=("corpus",), open_qdrant=lambda: nullcontext(filled)
+        aligned(), aligned("other"), again, collections=("corpus",), open_qdrant=lambda: nullcontext(filled)
     )
     http = connect(service)
-    refused = await http.post("/search", json={"query": "发烧", "model": "other"})
-    assert (refused.status_code, refused.json()["code"]) in ((409, "contract_mismatch"), (400, "invalid_request"))
-    assert "corpus" in refused.json()["error"]
+    for name, status, code, reason in (
+        ("other", 400, "invalid_request", "no vector 'other'"),
+        (f"pair@{again.fingerprint}", 409, "contract_mismatch", "was made by pair"),
+    ):
+        refused = await http.post("/search", json={"query": "发烧", "model": name})
+        assert (refused.status_code, refused.json()["code"]) == (status, code)
+        assert reason in refused.json()["error"]
     [state] = (await http.get("/collections")).json()["collections"]
     assert state["models"] == [f"pair@{aligned().fingerprint[:12]}"]
     assert state["sparse"] is True

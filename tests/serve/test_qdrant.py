@@ -1,0 +1,124 @@
+"""A real Qdrant server that asks care serve: texts instead of vectors, over HTTP and gRPC."""
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from qdrant_client import QdrantClient, models
+
+from care_qdrant.ingestion.run import ingest
+from care_qdrant.ingestion.settings import IngestSettings
+from care_qdrant.model import CareModel
+from care_qdrant.search.retriever import Retriever
+from care_qdrant.types import Document
+from tests.serve.test_workers import WAIT_SECONDS, Running
+from tests.tiny import TEXTS
+
+BINARY = os.environ.get("QDRANT_BINARY")
+KEY = "a-key-of-some-length-1"
+pytestmark = pytest.mark.skipif(not BINARY, reason="QDRANT_BINARY names no qdrant server program")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="module")
+def ports(pair_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int]]:
+    """Start a service with both sides and a key, and a Qdrant that asks it."""
+    folder = tmp_path_factory.mktemp("qdrant")
+    (folder / "keys").write_text(KEY)
+    options = ("--model", str(pair_folder), "--documents", "--keys", str(folder / "keys"))
+    service = Running("--drain-seconds", "0.2", *options, log=folder / "serve.log")
+    http, grpc = free_port(), free_port()
+    settings = {
+        "QDRANT__SERVICE__HOST": "127.0.0.1",
+        "QDRANT__SERVICE__HTTP_PORT": str(http),
+        "QDRANT__SERVICE__GRPC_PORT": str(grpc),
+        "QDRANT__STORAGE__STORAGE_PATH": str(folder / "storage"),
+        "QDRANT__STORAGE__SNAPSHOTS_PATH": str(folder / "snapshots"),
+        "QDRANT__TELEMETRY_DISABLED": "true",
+        "QDRANT__INFERENCE__ADDRESS": f"{service.url}/inference",
+        "QDRANT__INFERENCE__TOKEN": KEY,
+    }
+    with (folder / "qdrant.log").open("wb") as log:
+        server = subprocess.Popen([str(BINARY)], env=os.environ | settings, cwd=folder, stdout=log, stderr=log)
+    until = time.monotonic() + WAIT_SECONDS
+    while True:
+        try:
+            httpx.get(f"http://127.0.0.1:{http}/readyz").raise_for_status()
+            break
+        except httpx.HTTPError:
+            assert server.poll() is None and time.monotonic() < until, (folder / "qdrant.log").read_text()
+            time.sleep(0.1)
+    yield http, grpc
+    server.terminate()
+    server.wait(WAIT_SECONDS)
+    service.stop()
+
+
+@pytest.fixture(params=["http", "grpc"])
+def asking(ports: tuple[int, int], request: pytest.FixtureRequest) -> Iterator[QdrantClient]:
+    """Open a client that sends texts to the server."""
+    client = QdrantClient(
+        url=f"http://127.0.0.1:{ports[0]}",
+        grpc_port=ports[1],
+        prefer_grpc=request.param == "grpc",
+        cloud_inference=True,
+        check_compatibility=False,
+        timeout=30,
+    )
+    yield client
+    client.delete_collection("corpus")
+    client.close()
+
+
+def test_texts_find_what_the_retriever_finds(asking: QdrantClient, pair_folder: Path) -> None:
+    model = CareModel.load(pair_folder)
+    documents = [Document(f"d{number}", text) for number, text in enumerate(TEXTS)]
+    ingest(documents, model, asking, "corpus", settings=IngestSettings(sparse=True))
+    for mode, using, name in (("dense", model.name, model.name), ("sparse", "bm25", f"{model.name}/bm25")):
+        [expected] = Retriever(asking, "corpus", None if mode == "sparse" else model, mode=mode).search([TEXTS[2]], 5)
+        query = models.Document(text=TEXTS[2], model=name)
+        found = asking.query_points("corpus", query, using=using, limit=5).points
+        fetched = models.Prefetch(query=query, using=using, limit=5)
+        nested = asking.query_points(
+            "corpus", models.FusionQuery(fusion=models.Fusion.RRF), prefetch=[fetched], limit=5
+        ).points
+        assert [hit.point_id for hit in expected] == [str(point.id) for point in found]
+        assert {str(point.id) for point in nested} == {str(point.id) for point in found}
+        assert [point.score for point in found] == pytest.approx([hit.score for hit in expected], abs=1e-6)
+
+
+def test_written_texts_are_read_by_the_document_side(asking: QdrantClient, pair_folder: Path) -> None:
+    model = CareModel.load(pair_folder)
+    params = models.VectorParams(size=model.dim, distance=models.Distance.COSINE)
+    asking.create_collection("corpus", {"v": params})
+    points = [
+        models.PointStruct(id=number, vector={"v": models.Document(text=text, model=model.name)}, payload={})
+        for number, text in enumerate([*TEXTS, TEXTS[0]])
+    ]
+    asking.upsert("corpus", points, wait=True)
+    stored = asking.retrieve("corpus", list(range(len(points))), with_vectors=True)
+    vectors = np.array([point.vector["v"] for point in sorted(stored, key=lambda point: int(point.id))])
+    assert np.abs(vectors - model.encode_document([*TEXTS, TEXTS[0]])).max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "reason"),
+    [("发烧", "tiny-pair@ffff", "another space"), ("发烧", "other", "not served"), (" ", "tiny-pair", "is blank")],
+)
+def test_a_refusal_reaches_the_client_with_its_reason(asking: QdrantClient, text: str, name: str, reason: str) -> None:
+    params = models.VectorParams(size=32, distance=models.Distance.COSINE)
+    asking.create_collection("corpus", {"v": params})
+    with pytest.raises(Exception, match=reason):
+        asking.query_points("corpus", models.Document(text=text, model=name), using="v", limit=5)
