@@ -270,7 +270,7 @@ def _problems(report: VerifyReport, settings: VerifySettings) -> list[str]:
     if report.lowest_cosine is not None and report.lowest_cosine < settings.least_cosine:
         problems.append(
             f"a stored vector has cosine {report.lowest_cosine:.4f} to the one made anew (at least "
-            f"{settings.least_cosine} expected): it was altered, or made by another build of the model, or by another model"
+            f"{settings.least_cosine} expected): it was altered, or made by another model or another build of it"
         )
     if report.known_items is not None and report.known_items < settings.least_known:
         problems.append(
