@@ -1,7 +1,8 @@
 """Asymmetric retrieval in practice: a small query encoder, a large document encoder, one space, in Qdrant.
 
-The names below are the public API. They are imported when they are first used, so that ``import care_qdrant`` costs
-nothing and the query side never loads torch.
+The names below are the public API; what is not among them is internal and may change. They are imported when they are
+first used, so that ``import care_qdrant`` costs nothing and the query side never loads torch. BM25 as a sparse vector
+is public as a module, `care_qdrant.encoders.bm25`.
 """
 
 from importlib import import_module
@@ -10,38 +11,202 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from care_qdrant.errors import CareError
-    from care_qdrant.ingestion.report import IngestReport
+    from care_qdrant.attach.attach import AttachReport, AttachSettings, attach_vector
+    from care_qdrant.attach.by_copy import CopyReport, attach_by_copy
+    from care_qdrant.attach.detach import DetachReport, detach_vector
+    from care_qdrant.attach.doctor import Diagnosis, diagnose
+    from care_qdrant.attach.verify import VerifyReport, VerifySettings, verify_collection
+    from care_qdrant.checkpoint.card import CARD_FILE, Card, OnnxFiles
+    from care_qdrant.checkpoint.folder import verify_checkpoint, write_checkpoint
+    from care_qdrant.checkpoint.hub import BUILT_IN, fetch_document_side, find_folder
+    from care_qdrant.corpus.files import Corpus
+    from care_qdrant.corpus.rows import Fields, Reject, Row
+    from care_qdrant.encoders import Encoder, TokenCounter
+    from care_qdrant.encoders.batching import token_batches
+    from care_qdrant.encoders.microbatch import MicroBatcher
+    from care_qdrant.encoders.torch import load_sentence_transformer
+    from care_qdrant.errors import (
+        AlteredModel,
+        CareError,
+        ContractError,
+        EncodingError,
+        FingerprintMismatch,
+        FolderLocked,
+        IncompleteModel,
+        InputError,
+        MissingExtra,
+        ModelError,
+        NewerFormat,
+        NotVerified,
+        QdrantError,
+        Rejected,
+        SchemaMismatch,
+        ServerTooOld,
+        TrainingError,
+        Unreachable,
+        needs_extra,
+    )
+    from care_qdrant.export.onnx import export_query_encoder
+    from care_qdrant.ingestion.report import IngestReport, Progress
     from care_qdrant.ingestion.run import ingest
     from care_qdrant.ingestion.settings import IngestSettings
-    from care_qdrant.model import CareModel
-    from care_qdrant.search.retriever import Retriever
-    from care_qdrant.store.connection import open_client
-    from care_qdrant.types import Document, Hit
+    from care_qdrant.join import join_encoders
+    from care_qdrant.model import CareModel, Precision
+    from care_qdrant.progress import progress_bar
+    from care_qdrant.publishing.promote import PromotionReport, promote_collection
+    from care_qdrant.publishing.publish import PublicationReport, PublishSettings, publish_collection, roll_back
+    from care_qdrant.search.fusion import CANDIDATES, DEFAULT_ALPHA, Fusion, bm25_weight
+    from care_qdrant.search.retriever import Mode, Retriever
+    from care_qdrant.store.collection import Collection
+    from care_qdrant.store.connection import is_embedded, open_client
+    from care_qdrant.store.contracts import SparseContract, VectorContract
+    from care_qdrant.store.create import SPARSE_VECTOR_NAME, Storage
+    from care_qdrant.store.retry import RetryPolicy
+    from care_qdrant.types import Chunk, Document, Hit, Vectors, embedded_text, point_id
 
-_HOME = {
-    "CareError": "errors",
-    "CareModel": "model",
-    "Document": "types",
-    "Hit": "types",
-    "IngestReport": "ingestion.report",
-    "IngestSettings": "ingestion.settings",
-    "Retriever": "search.retriever",
-    "ingest": "ingestion.run",
-    "open_client": "store.connection",
+_NAMES = {
+    "attach.attach": ("AttachReport", "AttachSettings", "attach_vector"),
+    "attach.by_copy": ("CopyReport", "attach_by_copy"),
+    "attach.detach": ("DetachReport", "detach_vector"),
+    "attach.doctor": ("Diagnosis", "diagnose"),
+    "attach.verify": ("VerifyReport", "VerifySettings", "verify_collection"),
+    "checkpoint.card": ("CARD_FILE", "Card", "OnnxFiles"),
+    "checkpoint.folder": ("verify_checkpoint", "write_checkpoint"),
+    "checkpoint.hub": ("BUILT_IN", "fetch_document_side", "find_folder"),
+    "corpus.files": ("Corpus",),
+    "corpus.rows": ("Fields", "Reject", "Row"),
+    "encoders": ("Encoder", "TokenCounter"),
+    "encoders.batching": ("token_batches",),
+    "encoders.microbatch": ("MicroBatcher",),
+    "encoders.torch": ("load_sentence_transformer",),
+    "errors": (
+        "AlteredModel",
+        "CareError",
+        "ContractError",
+        "EncodingError",
+        "FingerprintMismatch",
+        "FolderLocked",
+        "IncompleteModel",
+        "InputError",
+        "MissingExtra",
+        "ModelError",
+        "NewerFormat",
+        "NotVerified",
+        "QdrantError",
+        "Rejected",
+        "SchemaMismatch",
+        "ServerTooOld",
+        "TrainingError",
+        "Unreachable",
+        "needs_extra",
+    ),
+    "export.onnx": ("export_query_encoder",),
+    "ingestion.report": ("IngestReport", "Progress"),
+    "ingestion.run": ("ingest",),
+    "ingestion.settings": ("IngestSettings",),
+    "join": ("join_encoders",),
+    "model": ("CareModel", "Precision"),
+    "progress": ("progress_bar",),
+    "publishing.promote": ("PromotionReport", "promote_collection"),
+    "publishing.publish": ("PublicationReport", "PublishSettings", "publish_collection", "roll_back"),
+    "search.fusion": ("CANDIDATES", "DEFAULT_ALPHA", "Fusion", "bm25_weight"),
+    "search.retriever": ("Mode", "Retriever"),
+    "store.collection": ("Collection",),
+    "store.connection": ("is_embedded", "open_client"),
+    "store.contracts": ("SparseContract", "VectorContract"),
+    "store.create": ("SPARSE_VECTOR_NAME", "Storage"),
+    "store.retry": ("RetryPolicy",),
+    "types": ("Chunk", "Document", "Hit", "Vectors", "embedded_text", "point_id"),
 }
+"""Module to the public names that it defines."""
+
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
+    "BUILT_IN",
+    "CANDIDATES",
+    "CARD_FILE",
+    "DEFAULT_ALPHA",
+    "SPARSE_VECTOR_NAME",
+    "AlteredModel",
+    "AttachReport",
+    "AttachSettings",
+    "Card",
     "CareError",
     "CareModel",
+    "Chunk",
+    "Collection",
+    "ContractError",
+    "CopyReport",
+    "Corpus",
+    "DetachReport",
+    "Diagnosis",
     "Document",
+    "Encoder",
+    "EncodingError",
+    "Fields",
+    "FingerprintMismatch",
+    "FolderLocked",
+    "Fusion",
     "Hit",
+    "IncompleteModel",
     "IngestReport",
     "IngestSettings",
+    "InputError",
+    "MicroBatcher",
+    "MissingExtra",
+    "Mode",
+    "ModelError",
+    "NewerFormat",
+    "NotVerified",
+    "OnnxFiles",
+    "Precision",
+    "Progress",
+    "PromotionReport",
+    "PublicationReport",
+    "PublishSettings",
+    "QdrantError",
+    "Reject",
+    "Rejected",
     "Retriever",
+    "RetryPolicy",
+    "Row",
+    "SchemaMismatch",
+    "ServerTooOld",
+    "SparseContract",
+    "Storage",
+    "TokenCounter",
+    "TrainingError",
+    "Unreachable",
+    "VectorContract",
+    "Vectors",
+    "VerifyReport",
+    "VerifySettings",
     "__version__",
+    "attach_by_copy",
+    "attach_vector",
+    "bm25_weight",
+    "detach_vector",
+    "diagnose",
+    "embedded_text",
+    "export_query_encoder",
+    "fetch_document_side",
+    "find_folder",
     "ingest",
+    "is_embedded",
+    "join_encoders",
+    "load_sentence_transformer",
+    "needs_extra",
     "open_client",
+    "point_id",
+    "progress_bar",
+    "promote_collection",
+    "publish_collection",
+    "roll_back",
+    "token_batches",
+    "verify_checkpoint",
+    "verify_collection",
+    "write_checkpoint",
 ]
 
 

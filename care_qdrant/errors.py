@@ -21,7 +21,7 @@
     ├── MissingExtra              7   an optional dependency is not installed
     └── TrainingError             9   a training run cannot go on
 
-Exit code 8 is not an error: the run finished, but rows of the corpus were rejected.
+Exit code 8 is not an error: the run finished, but rows of the corpus were rejected. 130 is an interruption by Ctrl-C.
 Every message says where, what was found, what was expected, and what to do.
 """
 
@@ -112,6 +112,7 @@ class MissingExtra(CareError):
 
 
 REJECTED_ROWS_EXIT_CODE = 8
+INTERRUPTED_EXIT_CODE = 130
 
 
 class TrainingError(CareError):
@@ -127,5 +128,6 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise MissingExtra(
-            f"{what} needs {error.name or 'a package'}, which is not installed: pip install 'care-qdrant[{extra}]'"
+            f"{what} needs {error.name or 'a package'}, which is not installed: pip install 'care-qdrant[{extra}]', or "
+            f"in a clone pip install '.[{extra}]'"
         ) from error

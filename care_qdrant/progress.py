@@ -1,24 +1,38 @@
-"""The progress bars of this package, on stderr."""
+"""What a long run shows on stderr: a bar on a terminal, one line a minute anywhere else."""
 
+import logging
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from tqdm import tqdm
 
 from care_qdrant.ingestion.report import Progress
 
+REPAINT_SECONDS = 0.5
+LINE_SECONDS = 60.0
+_FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} stored [{elapsed}{postfix}]"
+_FORMAT_WITHOUT_TOTAL = "{desc}: {n_fmt} stored [{elapsed}{postfix}]"
+
+logger = logging.getLogger(__name__)
+
 
 @contextmanager
 def progress_bar(label: str) -> Iterator[Callable[[Progress], None]]:
-    """Return a function that shows how far an ingestion is: documents, tokens a second, time to go."""
-    with tqdm(desc=label, unit="doc", file=sys.stderr, dynamic_ncols=True, smoothing=0.05) as bar:
+    """Return a function that shows how far an ingestion is: points stored, of how many, tokens a second, time to go.
+
+    The time to go follows from the encoder's rate and is counted down between two calls.
+    """
+    with _painter(label) as paint:
 
         def show(progress: Progress) -> None:
-            bar.total = round(progress.documents / progress.share_read) if progress.share_read else None
-            speed = f"{progress.tokens_per_second:,.0f} tokens/s"
-            bar.set_postfix_str(f"{progress.encoded:,} encoded, {speed}", refresh=False)
-            bar.update(progress.documents - bar.n)
+            notes = [f"{progress.tokens_per_second:,.0f} tokens/s"] if progress.tokens_per_second else []
+            if progress.rejected:
+                notes.append(f"{progress.rejected:,} rejected")
+            paint(progress.stored, progress.total, progress.seconds_left, notes)
 
         yield show
 
@@ -26,10 +40,88 @@ def progress_bar(label: str) -> Iterator[Callable[[Progress], None]]:
 @contextmanager
 def points_bar(label: str) -> Iterator[Callable[[int, int], None]]:
     """Return a function that shows how many points, and of how many, are dealt with."""
-    with tqdm(desc=label, unit="point", file=sys.stderr, dynamic_ncols=True) as bar:
+    with _painter(label) as paint:
+        start = time.monotonic()
 
         def show(done: int, total: int) -> None:
-            bar.total = total
+            left = (time.monotonic() - start) * (total - done) / done if done else None
+            paint(done, total, left, [])
+
+        yield show
+
+
+_Paint = Callable[[int, int | None, float | None, list[str]], None]
+
+
+@contextmanager
+def _painter(label: str) -> Iterator[_Paint]:
+    """Return a function that takes points done, their total, seconds left and notes; painted on a timer."""
+    state = _State()
+    stopped = threading.Event()
+    with tqdm(desc=label, file=sys.stderr, dynamic_ncols=True, disable=None, bar_format=_FORMAT_WITHOUT_TOTAL) as bar:
+
+        def repaint() -> None:
+            while not stopped.wait(LINE_SECONDS if bar.disable else REPAINT_SECONDS):
+                state.show(label, bar)
+
+        ticker = threading.Thread(target=repaint, name="progress", daemon=True)
+        ticker.start()
+        try:
+            yield state.set
+        finally:
+            stopped.set()
+            ticker.join()
+            if not bar.disable:
+                state.show(label, bar)
+
+
+class _State:
+    """What was reported last, and when."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.set(0, None, None, [])
+
+    def set(self, done: int, total: int | None, seconds_left: float | None, notes: list[str]) -> None:
+        with self._lock:
+            self._done, self._total, self._left, self._notes = done, total, seconds_left, notes
+            self._since = time.monotonic()
+
+    def show(self, label: str, bar: "tqdm[Any]") -> None:
+        with self._lock:
+            done, total, notes = self._done, self._total, list(self._notes)
+            left = None if self._left is None else max(0.0, self._left - (time.monotonic() - self._since))
+        if left is not None and (total is None or done < total):
+            notes.append(f"{duration(left)} left")
+        if bar.disable:
+            share = f" of {total:,} ({done / total:.0%})" if total else ""
+            logger.info("%s: %s%s stored%s", label, f"{done:,}", share, "".join(f", {note}" for note in notes))
+            return
+        bar.total, bar.n = total, done
+        bar.bar_format = _FORMAT if total else _FORMAT_WITHOUT_TOTAL
+        bar.set_postfix_str(", ".join(notes), refresh=True)
+
+
+def duration(seconds: float) -> str:
+    """Return a time in the two largest units that say something: ``45 s``, ``12 min``, ``7 h 30 min``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 90:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours / 24:.1f} days"
+
+
+@contextmanager
+def parts_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """Return a function that shows how much of each part of some work is done, one bar after the other."""
+    with tqdm(file=sys.stderr, dynamic_ncols=True) as bar:
+
+        def show(part: str, done: int, total: int) -> None:
+            if part != bar.desc.removesuffix(": "):
+                bar.reset(total)
+                bar.set_description(part, refresh=False)
             bar.update(done - bar.n)
 
         yield show

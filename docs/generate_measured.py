@@ -66,34 +66,35 @@ def _promises() -> Iterator[str]:
     yield "| promise | measured | how |"
     yield "|---|---|---|"
     yield (
-        f"| killed with `kill -9` at a random moment, then run once more | {kills['good']} of {len(kills['trials'])} "
-        "whole: nothing lost, doubled or encoded again | `care-bench ingestion kill` |"
+        f"| killed with `kill -9` at a random moment, then run once more | {kills['good']} of {kills['trials']} "
+        "whole: nothing lost, doubled or encoded again | `python -m tests.reliability kill-ingest` |"
     )
     yield (
         f"| the same for attach and detach, promote and publish | {attach['good']} of {attach['trials']}, "
-        f"{publish['good']} of {publish['trials']} | `care-bench deployment kill-attach`, `kill-promote` |"
+        f"{publish['good']} of {publish['trials']} | `python -m tests.reliability kill-attach`, `kill-publish` |"
     )
     yield (
         f"| embedded ingestion against stock `upload_points`, 768-d | {throughput['ratio']:.0f}× | "
-        "`care-bench ingestion throughput` |"
+        "`python -m benchmarks.perf.ingestion throughput` |"
     )
     yield (
         f"| memory at {max(rows):,} rows against {min(rows):,} | {max(rows.values()):.0f} against "
-        f"{min(rows.values()):.0f} MiB | `care-bench ingestion memory` |"
+        f"{min(rows.values()):.0f} MiB | `python -m benchmarks.perf.ingestion memory` |"
     )
     yield (
         f"| memory of attach at {max(attached):,} points against {min(attached):,} | {attached[max(attached)]:.0f} "
-        f"against {attached[min(attached)]:.0f} MiB | `care-bench deployment memory` |"
+        f"against {attached[min(attached)]:.0f} MiB | `python -m benchmarks.perf.attach memory` |"
     )
     for precision in ("fp32", "int8"):
         yield (
             f"| one query through `CareEmbedding`, BERT-base shape, {precision}, against `HuggingFaceEmbedding` | "
-            f"{singles[f'care-{precision}']['times_faster']:.1f}× less CPU | `care-bench llama speed` |"
+            f"{singles[f'care-{precision}']['times_faster']:.1f}× less CPU | "
+            "`python -m benchmarks.perf.embedding speed` |"
         )
     most = max(clients for _, clients in loads)
     gain = loads[("huggingface", 1)] / loads[("care-int8", most)]
     what = f"{most} concurrent queries, int8, against single queries of the stock class"
-    yield f"| {what} | {gain:.1f}× less CPU a query | `care-bench llama speed` |"
+    yield f"| {what} | {gain:.1f}× less CPU a query | `python -m benchmarks.perf.embedding speed` |"
     for system in _read("dev-speed/result.json")["systems"]:
         one = next(load for load in system["speed"]["whole"] if load["concurrency"] == 1)
         rate, p50, p99 = one["queries_per_second"], one["latency"]["p50_ms"], one["latency"]["p99_ms"]
@@ -103,7 +104,7 @@ def _promises() -> Iterator[str]:
     for command, entry in start.items():
         torch = "with" if entry["reads_torch"] else "without"
         spent = f"{entry['cpu_seconds']:.2f} CPU s, {torch} torch"
-        yield f"| `{command}` from a cold start | {spent} | `care-bench start` |"
+        yield f"| `{command}` from a cold start | {spent} | `python -m benchmarks.perf.command_start` |"
 
 
 def _machine() -> Iterator[str]:

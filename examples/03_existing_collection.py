@@ -21,9 +21,7 @@ from llama_index.vector_stores.care import CareVectorStore
 from llama_index.vector_stores.qdrant import QdrantVectorStore
 from qdrant_client import QdrantClient, models
 
-from care_qdrant import CareModel, open_client
-from care_qdrant.attach.attach import attach_vector
-from care_qdrant.attach.doctor import diagnose
+from care_qdrant import CareModel, attach_vector, diagnose, open_client
 
 SAMPLE = Path(__file__).parent / "sample" / "corpus.jsonl"
 QUESTION = "吃二甲双胍老是恶心拉肚子怎么办"

@@ -1,9 +1,18 @@
-"""The names that users import, each as they mean it."""
+"""The names that users import: there, meant as they are, and enough for all that is built on the core."""
 
+import ast
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 
 import care_qdrant
+
+ROOT = Path(__file__).parent.parent
+ON_TOP_OF_THE_CORE = ("trainer/care_trainer", "benchmarks/care_benchmarks", "examples")
 
 
 def test_every_public_name_is_there_and_no_module_hides_it() -> None:
@@ -17,16 +26,30 @@ def test_every_public_name_is_there_and_no_module_hides_it() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
 
 
-def test_the_public_api_is_this() -> None:
-    assert set(care_qdrant.__all__) == {
-        "CareError",
-        "CareModel",
-        "Document",
-        "Hit",
-        "IngestReport",
-        "IngestSettings",
-        "Retriever",
-        "__version__",
-        "ingest",
-        "open_client",
-    }
+def test_importing_the_package_and_a_name_of_the_query_side_loads_no_torch() -> None:
+    code = "import sys; from care_qdrant import CareModel, Retriever, open_client; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+
+
+def _imported_names() -> Iterator[tuple[str, str]]:
+    """Names that other packages and the examples import from modules of the core, with the file."""
+    for folder in ON_TOP_OF_THE_CORE:
+        for file in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                is_core = isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "care_qdrant"
+                if is_core and not node.module.startswith(("care_qdrant.cli", "care_qdrant.encoders.bm25")):
+                    yield from ((alias.name, str(file.relative_to(ROOT))) for alias in node.names)
+
+
+def test_all_that_is_built_on_the_core_uses_public_names() -> None:
+    internal = {(name, file) for name, file in _imported_names() if name not in {*care_qdrant.__all__, "bm25"}}
+    assert not internal
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name
+)
+def test_code_in_the_documentation_imports_public_names(page: Path) -> None:
+    named = re.findall(r"^from (care_qdrant[\w.]*) import ([\w, ]+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert all(module == "care_qdrant" for module, _ in named)
+    assert {name.strip() for _, names in named for name in names.split(",")} <= set(care_qdrant.__all__)

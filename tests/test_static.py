@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from care_benchmarks.cli import care_bench
 from click.testing import CliRunner
 from sentence_transformers import SentenceTransformer
 
+from benchmarks.perf.query_encoder import main as query_encoder
 from care_qdrant.checkpoint.card import UNLIMITED
-from care_qdrant.checkpoint.folder import describe_side, verify
+from care_qdrant.checkpoint.folder import describe_side, verify_checkpoint
 from care_qdrant.cli import care
 from care_qdrant.errors import EncodingError, InputError, ModelError
 from care_qdrant.join import join_encoders
@@ -31,7 +31,7 @@ def static_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_card_says_what_a_static_encoder_reads(static_pair: Path) -> None:
-    side = verify(static_pair).query
+    side = verify_checkpoint(static_pair).query
     assert (side.pooling, side.max_tokens, side.special_tokens) == ("static", 12, False)
     shown = CliRunner().invoke(care, ["model", "info", str(static_pair)]).output
     assert "static pooling, 12 tokens" in shown
@@ -104,7 +104,7 @@ def test_weights_without_a_table_are_refused(tmp_path: Path) -> None:
 def test_it_is_not_timed_against_a_class_that_cannot_load_it(static_pair: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is static, which the stock class cannot load"):
         CliRunner().invoke(
-            care_bench,
-            ["encoder", "--model", str(static_pair), "--output", str(tmp_path / "speed.json")],
+            query_encoder,
+            ["--model", str(static_pair), "--output", str(tmp_path / "speed.json")],
             catch_exceptions=False,
         )

@@ -1,1 +1,1 @@
-"""The measuring side of care-qdrant: accuracy, latency and statistics on the path that production uses."""
+"""CMedTEB-shaped evaluation of retrieval systems through Qdrant and LlamaIndex (``care-bench``)."""

@@ -1,7 +1,7 @@
-"""Candidates for relabelling: what a system ranks high and nobody judged (the paper's section E).
+"""Candidates for relabelling: documents that a system ranks high and nobody judged (the paper's section E).
 
 There, an LLM judged the top 50 of gte-multilingual-base on two public sets, and found 8.6 and 19.0 relevant documents
-per query that the labels miss (table 13). Here the candidates are only gathered: a person, or an LLM, has to judge.
+per query that the labels miss (table 13). Here the candidates are only collected: a person, or an LLM, has to judge.
 """
 
 import json
@@ -9,24 +9,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from care_benchmarks.measures import Run
-from care_benchmarks.taskfiles import Qrels
+from care_benchmarks.measures import Qrels, Run, ranked
 
 DEPTH = 50
-"""As deep as the paper looked."""
+"""Number of ranks that the paper looked at."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditSummary:
-    """How much of the top of the rankings nobody has judged."""
+    """Amount of unjudged documents at the top of the rankings."""
 
     queries: int
     depth: int
     unjudged_share: float
-    """Of the retrieved documents within the depth."""
+    """Fraction of the retrieved documents within the depth, from 0 to 1."""
     unjudged_per_query: float
     above_first_positive_per_query: float
-    """Unjudged documents that stand above the first known positive: the ones that cost score if they are relevant."""
+    """Unjudged documents ranked above the first known positive: they cost score if they are relevant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +37,15 @@ class AuditCandidate:
     rank: int
     above_first_positive: bool
     found_by: list[str]
-    """Systems that have it within the depth; more of them make it more likely."""
+    """Systems that rank it within the depth."""
     query: str
     document: str
     label: None = None
-    """For the annotator: the paper's scale is S, A, B, C, D (table 21); S and A count as relevant."""
+    """Filled in by the annotator: the paper's scale is S, A, B, C, D (table 21); S and A count as relevant."""
 
 
 def audit(qrels: Qrels, run: Run, depth: int = DEPTH) -> AuditSummary:
-    """Give the shares of unjudged documents in one run."""
+    """Count the unjudged documents of one run."""
     unjudged, seen, above = 0, 0, 0
     for query, grades in qrels.items():
         ranking = ranked(run.get(query, {}))[:depth]
@@ -65,14 +64,14 @@ def candidates(
     documents: Mapping[str, str],
     depth: int = DEPTH,
 ) -> Iterator[AuditCandidate]:
-    """Give the unjudged documents of each query, those that most systems found first, then by rank.
+    """Yield the unjudged documents of each query, sorted by the number of systems that found them, then by rank.
 
     Args:
-        qrels: What is judged.
-        runs: By system; ranks are those of the first one that has the document.
-        queries: Texts by id.
-        documents: Texts by id.
-        depth: How far down a ranking counts.
+        qrels: The judgements.
+        runs: Rankings by system; the rank is that of the first system that has the document.
+        queries: Query texts by id.
+        documents: Document texts by id.
+        depth: Number of ranks to look at.
     """
     for query, grades in qrels.items():
         rankings = {system: ranked(run.get(query, {}))[:depth] for system, run in runs.items()}
@@ -95,18 +94,13 @@ def candidates(
             )
 
 
-def ranked(answers: Mapping[str, float]) -> list[str]:
-    """Give the documents of one query, best first, ties as TREC breaks them."""
-    return sorted(answers, key=lambda document: (answers[document], document), reverse=True)
-
-
 def write_candidates(rows: Iterator[AuditCandidate], path: Path) -> int:
-    """Write candidates as JSON lines, and give their number."""
+    """Write candidates as JSON lines, and return their number."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         return sum(bool(file.write(json.dumps(asdict(row), ensure_ascii=False) + "\n")) for row in rows)
 
 
 def _first_positive(ranking: Sequence[str], grades: Mapping[str, int]) -> int:
-    """Give the place, from 0, of the first relevant document; the length where there is none."""
+    """Return the position, from 0, of the first relevant document, or the length if there is none."""
     return next((place for place, name in enumerate(ranking) if grades.get(name, 0) > 0), len(ranking))

@@ -1,4 +1,4 @@
-"""The two pictures of a report, as SVG that can stand inside an HTML page."""
+"""The two charts of a report, as SVG for an HTML page."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -15,9 +15,9 @@ P = ParamSpec("P")
 
 _COLOURS = ("#0b6e99", "#c2571a", "#5b7f2b", "#7d4fa3", "#a8324a", "#3d7c78", "#8a6d1f", "#4a4f5a")
 _STYLE: Any = {
-    # Text stays text: it can be selected, and the browser picks a font that has Chinese.
+    # Text stays selectable, and the browser chooses a font with Chinese characters.
     "svg.fonttype": "none",
-    # Else element ids are random, and the same result gives another file.
+    # Without it element ids are random, and the same result yields another file.
     "svg.hashsalt": "care",
     "font.family": "sans-serif",
     "font.size": 9.5,
@@ -53,7 +53,7 @@ class Bar:
 
 
 def _styled(draw: Callable[P, str]) -> Callable[P, str]:
-    """Let a drawing function work with `_STYLE`; matplotlib reads it when axes are made, and again when it saves."""
+    """Run a drawing function with `_STYLE`, which matplotlib reads when axes are made and again when it saves."""
 
     @wraps(draw)
     def drawn(*args: P.args, **options: P.kwargs) -> str:
@@ -69,7 +69,7 @@ def _styled(draw: Callable[P, str]) -> Callable[P, str]:
 def scatter(points: Sequence[Point], measure: str, systems: Sequence[str]) -> str:
     """Draw accuracy against queries per second, with a log x-axis as in the paper's Figure 1.
 
-    The number beside a point is that of the clients.
+    The number beside a point is the number of clients.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator
 
@@ -97,7 +97,7 @@ def scatter(points: Sequence[Point], measure: str, systems: Sequence[str]) -> st
 
 @_styled
 def bars(task: str, measure: str, entries: Sequence[Bar], systems: Sequence[str]) -> str:
-    """Draw one task: a bar and its 95 % interval per system."""
+    """Draw one task: one bar with its 95 % interval per system."""
     figure = _figure(7.6, 0.8 + 0.36 * len(entries))
     axes = figure.subplots()
     places = range(len(entries))
@@ -122,7 +122,7 @@ def bars(task: str, measure: str, entries: Sequence[Bar], systems: Sequence[str]
 
 
 def _colour(system: str, systems: Sequence[str]) -> str:
-    """Give a system the same colour in every picture of a report; ``systems`` are all of its systems."""
+    """Return the colour of a system, the same in all charts of a report with these ``systems``."""
     return _COLOURS[systems.index(system) % len(_COLOURS)]
 
 
@@ -133,7 +133,7 @@ def _figure(width: float, height: float) -> "Figure":
 
 
 def _arms(entries: Sequence[Point | Bar]) -> list[list[float]]:
-    """Give the lengths of the error bars to both sides; an interval may lie beside its value by rounding."""
+    """Return the lengths of the error bars to both sides, at least 0: rounding may move an interval past its value."""
     low = [max(0.0, 100 * (entry.value - entry.interval.low)) for entry in entries]
     return [low, [max(0.0, 100 * (entry.interval.high - entry.value)) for entry in entries]]
 

@@ -1,59 +1,27 @@
-"""``care-bench``: the frame. Each command lies in a module of its own, which is imported when it is called."""
+"""``care-bench``: evaluation on CMedTEB-shaped tasks. Commands import what they run, so that `--help` opens at once."""
 
-from importlib import import_module
-from typing import NamedTuple
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from care_benchmarks.run_command import run
 from care_qdrant import __version__
-from care_qdrant.cli import run as run_command
+from care_qdrant.cli import run as run_program
+
+if TYPE_CHECKING:
+    from care_benchmarks.measures import Run
+
+_RESULT = click.Path(path_type=Path, file_okay=False, exists=True)
 
 
-class _Entry(NamedTuple):
-    target: str
-    """``module:attribute`` under `care_benchmarks`."""
-    help: str
-    """For the list of commands, so that it opens without importing them."""
-
-
-_COMMANDS = {
-    "run": _Entry("commands.run:command", "Score models on tasks through Qdrant, with speed and statistics."),
-    "compare": _Entry("commands.compare:command", "Put saved results side by side, paired query by query."),
-    "report": _Entry("commands.report:command", "Draw the report of a saved result again."),
-    "audit": _Entry("commands.audit:command", "Export unjudged documents that rank high, for annotation."),
-    "golden": _Entry("commands.golden:command", "Make the vectors that an embeddings server is checked with."),
-    "fetch": _Entry("commands.fetch:command", "Download public task sets."),
-    "hybrid": _Entry("hybrid:hybrid", "Measure fusions of dense search and BM25."),
-    "llama": _Entry("llama.cli:command", "Compare the LlamaIndex integration with the stock classes."),
-    "encoder": _Entry("speed_query:command", "Time the query encoder against the stock class."),
-    "start": _Entry("commands.start:command", "Time care --help and care search from a cold start."),
-    "kill": _Entry("commands.kill:command", "Kill runs at random moments, and finish them."),
-    "scale": _Entry("commands.scale:command", "Measure the memory that a large task takes."),
-    "ingestion": _Entry("ingestion.cli:command", "Measure ingestion: kill -9, throughput, memory, waiting."),
-    "deployment": _Entry("deployment.cli:command", "Attack attach, promote and publish, and measure them."),
-}
-
-
-class _LazyGroup(click.Group):
-    def list_commands(self, _ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
-
-    def get_command(self, _ctx: click.Context, name: str) -> click.Command | None:
-        if name not in _COMMANDS:
-            return None
-        module, _, attribute = _COMMANDS[name].target.partition(":")
-        command: click.Command = getattr(import_module(f"care_benchmarks.{module}"), attribute)
-        return command
-
-    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, entry.help) for name, entry in _COMMANDS.items()])
-
-
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="care-bench")
 def care_bench() -> None:
-    """Accuracy, speed and statistics of retrieval, on the path that production uses.
+    """Evaluate retrieval systems through Qdrant and LlamaIndex: accuracy, statistics and speed.
 
     \b
     Example:
@@ -61,9 +29,175 @@ def care_bench() -> None:
     """
 
 
+care_bench.add_command(run)
+
+
+@care_bench.command()
+@click.argument("results", nargs=-1, required=True, type=click.Path(path_type=Path, file_okay=False))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def compare(results: tuple[Path, ...], as_json: bool) -> None:
+    """Compare every system of saved RESULTS with the first system of the first result, on their common tasks.
+
+    Scores are paired query by query; a task whose data differ between results is refused.
+
+    \b
+    Example:
+      care-bench compare results/before results/after
+    """
+    from care_benchmarks.comparison import compare_results
+    from care_qdrant.cli.table import table
+
+    found = compare_results(results)
+    if as_json:
+        click.echo(json.dumps([asdict(task) for task in found], ensure_ascii=False, indent=2))
+        return
+    header = ["task", "measure", "system", "score", "difference", "95 % interval", "p", "adjusted p"]
+    rows = []
+    for task in found:
+        compared = {comparison.other: comparison for comparison in task.comparisons}
+        for system, score in task.scores.items():
+            row = [task.task, task.measure, system, f"{100 * score:.2f}"]
+            if comparison := compared.get(system):
+                low, high = comparison.interval.low, comparison.interval.high
+                row += [f"{100 * comparison.difference:+.2f}", f"{100 * low:+.2f} … {100 * high:+.2f}"]
+                row += [f"{comparison.p_value:.4f}", f"{comparison.adjusted_p_value:.4f}"]
+            rows.append([*row, *[""] * (len(header) - len(row))])
+    click.echo(table(header, rows, width=1_000))
+
+
+@care_bench.command()
+@click.argument("result", type=_RESULT)
+def report(result: Path) -> None:
+    """Write report.md and report.html of a saved RESULT again, in the layout of this version.
+
+    \b
+    Example:
+      care-bench report benchmarks/results/dev
+    """
+    from care_benchmarks.report import HTML_FILE, write_report
+    from care_benchmarks.results import load_result
+
+    write_report(load_result(result), result)
+    click.echo(result / HTML_FILE)
+
+
+@care_bench.command()
+@click.argument("task_directory", type=_RESULT)
+@click.argument("result", type=_RESULT)
+@click.option(
+    "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="JSON Lines file to annotate."
+)
+@click.option("--depth", type=click.IntRange(1), default=50, show_default=True, help="Number of ranks to look at.")
+def audit(task_directory: Path, result: Path, output: Path, depth: int) -> None:
+    """Export the unjudged documents that a saved RESULT ranks high on the retrieval task of TASK_DIRECTORY.
+
+    Labels of this field miss relevant documents (paper, section E and table 13). The fraction of unjudged documents is
+    printed for each system; the file has one line per query and document, most frequently found first.
+
+    \b
+    Example:
+      care-bench audit examples/sample results/sample --output build/to-judge.jsonl
+    """
+    from care_benchmarks.audit import audit, candidates, write_candidates
+    from care_benchmarks.results import load_result
+    from care_benchmarks.tasks import directory_tasks, load_task
+    from care_qdrant.cli.table import table
+    from care_qdrant.errors import InputError
+
+    saved = load_result(result)
+    names = {task.revision: task.name for task in saved.tasks if task.kind == "retrieval"}
+    found = next((task for task in directory_tasks(task_directory) if task.metadata.type == "Retrieval"), None)
+    if found is None or found.metadata.dataset["revision"] not in names:
+        raise InputError(f"{result}: was not measured on the retrieval task that {task_directory} holds now")
+    task = load_task(found)
+    runs = _read_runs(result, names[task.revision], [system.name for system in saved.systems])
+    rows = []
+    for system, ranking in runs.items():
+        summary = audit(task.qrels, ranking, depth)
+        shares = f"{summary.unjudged_share:.3f}", f"{summary.unjudged_per_query:.1f}"
+        rows.append([system, *shares, f"{summary.above_first_positive_per_query:.1f}"])
+    header = ["system", "unjudged share", "unjudged per query", "above the first positive"]
+    click.echo(table(header, rows, width=1_000))
+    count = write_candidates(candidates(task.qrels, runs, task.queries, task.documents, depth), output)
+    click.echo(f"{output}: {count:,} candidates", err=True)
+
+
+def _read_runs(result: Path, task: str, systems: list[str]) -> "dict[str, Run]":
+    from care_benchmarks.search import file_name
+
+    runs = {}
+    for system in systems:
+        path = result / "runs" / file_name(system) / f"{task}_predictions.json"
+        if path.is_file():
+            runs[system] = json.loads(path.read_text(encoding="utf-8"))["default"]["test"]
+    return runs
+
+
+@care_bench.command()
+@click.argument("names", nargs=-1)
+@click.option(
+    "--cmedteb",
+    envvar="CARE_CMEDTEB",
+    show_envvar=True,
+    metavar="REPOSITORY",
+    help="Hub data set that holds CMedTEB, as organisation/name; it is written to --directory.",
+)
+@click.option("--revision", help="Branch, tag or commit of that data set.  [default: its main branch]")
+@click.option(
+    "--directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("CMedTEB"),
+    show_default=True,
+    help="Directory that receives CMedTEB.",
+)
+def fetch(names: tuple[str, ...], cmedteb: str | None, revision: str | None, directory: Path) -> None:
+    """Download the mteb sets NAMES (all four if none is named) into the cache that runs read.
+
+    Where CMedTEB is published could not be confirmed when this was written, so its repository is an option. The
+    exit code is 1 if a set cannot be had.
+
+    \b
+    Example:
+      care-bench fetch CMedQAv1-reranking CMedQAv2-reranking
+      care-bench fetch --cmedteb organisation/CMedTEB --directory CMedTEB
+    """
+    from care_benchmarks.fetch import CMEDTEB, fetch_directory, fetch_task
+    from care_benchmarks.tasks import HUB_TASKS
+
+    wanted = names or (() if cmedteb else HUB_TASKS)
+    fetched = [fetch_task(name) for name in wanted]
+    if cmedteb:
+        fetched.append(fetch_directory(CMEDTEB, cmedteb, directory, revision))
+    for each in fetched:
+        click.echo(f"{each.name}: {'usable' if each.usable else 'cannot be had'}: {each.detail}")
+    if not all(each.usable for each in fetched):
+        sys.exit(1)
+
+
+@care_bench.command("reference-vectors")
+@click.argument("model")
+@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="JSON file to write.")
+@click.option("--device", help="Device of the document encoder: cpu, cuda, …  [default: the best available]")
+def reference_vectors(model: str, output: Path, device: str | None) -> None:
+    """Encode a few known texts with the document encoder of MODEL, to check an embeddings server with them.
+
+    \b
+    Example:
+      care-bench reference-vectors built-in --output reference.json
+      care-bench run examples/sample --document-server http://localhost:8000/v1 \\
+        --reference-vectors reference.json --output results/x
+    """
+    from care_benchmarks.remote import make_reference
+    from care_qdrant.model import CareModel
+
+    reference = make_reference(CareModel.load(model, device=device))
+    reference.save(output)
+    click.echo(f"{output}: {len(reference.texts)} vectors of {reference.fingerprint[:12]}")
+
+
 def main() -> None:
     """Run `care-bench`."""
-    run_command(care_bench)
+    run_program(care_bench)
 
 
 if __name__ == "__main__":

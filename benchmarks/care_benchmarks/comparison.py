@@ -1,4 +1,4 @@
-"""Saved results side by side: the same tasks, paired query by query, whoever ran them and when."""
+"""Comparison of saved results, paired query by query."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,21 +11,21 @@ from care_qdrant.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class TaskComparison:
-    """One task that all results have."""
+    """Comparison on one task that all results have."""
 
     task: str
     measure: str
     scores: dict[str, float]
-    """Mean by system, as ``result/system``."""
+    """Mean scores, keyed as ``result/system``."""
     comparisons: list[Comparison]
-    """Each against the first system of the first result."""
+    """Comparisons with the first system of the first result."""
 
 
 def compare_results(folders: Sequence[Path]) -> list[TaskComparison]:
     """Compare every system of every result with the first system of the first one.
 
     Raises:
-        InputError: a result cannot be read, the results share no task, or a shared task has other data.
+        InputError: A result cannot be read, the results share no task, or a shared task has other data.
     """
     saved = {_label(folder, folders): (load_result(folder), load_per_query(folder)) for folder in folders}
     first = next(iter(saved.values()))[0]
@@ -57,6 +57,6 @@ def _find(result: Result, task: str) -> TaskInfo | None:
 
 
 def _label(folder: Path, folders: Sequence[Path]) -> str:
-    """Give the folder's name; the whole path where two have the same."""
+    """Return the name of the folder, or its whole path if two folders have the same name."""
     names = [other.resolve().name for other in folders]
     return str(folder) if names.count(folder.resolve().name) > 1 else folder.resolve().name

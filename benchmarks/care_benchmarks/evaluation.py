@@ -1,4 +1,4 @@
-"""Lets mteb run a contestant over loaded tasks, and scores each query of each ranking."""
+"""Evaluation of one system by mteb over loaded tasks, with scores and intervals per query."""
 
 import json
 from collections.abc import Sequence
@@ -8,48 +8,47 @@ from typing import Any
 
 import mteb
 import numpy as np
-from mteb.abstasks import AbsTask
 
 from care_benchmarks.measures import Run, pearson_shares, per_query, spearman
 from care_benchmarks.results import PerQuery, Score
 from care_benchmarks.search import QdrantSearch, file_name
 from care_benchmarks.statistics import Comparison, compare_with_base, mean_interval, pearson_interval
-from care_benchmarks.tasks import MAIN_MEASURE, kind_of, labels_of, qrels_of
+from care_benchmarks.tasks import LoadedTask
 
 BATCH_TEXTS = 64
-"""Sentences of one STS batch; documents are batched by their tokens, in ingestion."""
+"""Sentences per STS batch; documents are batched by tokens during ingestion."""
 _DIGITS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One contestant after all of its tasks."""
+    """Scores and rankings of one system on its tasks."""
 
     search: QdrantSearch
     scores: list[Score]
     per_query: list[PerQuery]
     runs: dict[str, Run]
-    """By task: the rankings; none for STS."""
+    """Rankings by task; STS has none."""
 
 
-def evaluate(search: QdrantSearch, tasks: Sequence[AbsTask], output: Path) -> Outcome:
-    """Let mteb run one contestant over loaded tasks; BM25 and hybrids have no vectors to compare in STS.
+def evaluate(search: QdrantSearch, tasks: Sequence[LoadedTask], output: Path) -> Outcome:
+    """Let mteb evaluate one system; BM25 and hybrids have no vectors for STS and skip it.
 
     Args:
-        search: The contestant.
+        search: The system.
         tasks: All tasks of the run.
-        output: The result folder; mteb's cache goes to ``mteb/``, the rankings to ``runs/``.
+        output: Result folder; mteb's cache is written to ``mteb/``, the rankings to ``runs/``.
     """
-    own = [task for task in tasks if search.contestant.mode == "dense" or kind_of(task) != "sts"]
-    folder = output / "runs" / file_name(search.contestant.name)
+    own = [task for task in tasks if search.system.mode == "dense" or task.kind != "sts"]
+    folder = output / "runs" / file_name(search.system.name)
     for task in own:
         # mteb adds to the file of an earlier run.
-        (folder / f"{task.metadata.name}_predictions.json").unlink(missing_ok=True)
+        (folder / f"{task.name}_predictions.json").unlink(missing_ok=True)
     mteb.evaluate(
         search,
-        own,
+        [task.task for task in own],
         cache=mteb.ResultCache(output / "mteb"),
-        # What is in the cache may come from other code; only what this run measured may be in its result.
+        # The cache may come from other code; a result may hold only what this run measured.
         overwrite_strategy="always",
         prediction_folder=folder,
         co2_tracker=False,
@@ -58,59 +57,54 @@ def evaluate(search: QdrantSearch, tasks: Sequence[AbsTask], output: Path) -> Ou
     )
     outcome = Outcome(search, [], [], {})
     for task in own:
-        _add(outcome, task, _predictions(task, folder))
+        predictions = _predictions(task, folder)
+        score_task = _score_sts if task.kind == "sts" else _score_ranking
+        score, entry = score_task(search.system.name, task, predictions)
+        outcome.scores.append(score)
+        outcome.per_query.append(entry)
+        if task.kind != "sts":
+            outcome.runs[task.name] = predictions
     return outcome
 
 
-def compare(outcomes: Sequence[Outcome], tasks: Sequence[AbsTask]) -> dict[str, list[Comparison]]:
-    """Compare all contestants with the first one, task by task."""
+def compare(outcomes: Sequence[Outcome], tasks: Sequence[LoadedTask]) -> dict[str, list[Comparison]]:
+    """Compare all systems with the first one, task by task."""
     found = {}
     for task in tasks:
         scores = {
-            outcome.search.contestant.name: entry.scores[MAIN_MEASURE[kind_of(task)]]
+            outcome.search.system.name: entry.scores[task.measure]
             for outcome in outcomes
             for entry in outcome.per_query
-            if entry.task == task.metadata.name
+            if entry.task == task.name
         }
-        base = outcomes[0].search.contestant.name
+        base = outcomes[0].search.system.name
         if base in scores and len(scores) > 1:
-            found[task.metadata.name] = compare_with_base(base, scores)
+            found[task.name] = compare_with_base(base, scores)
     return found
 
 
-def _add(outcome: Outcome, task: AbsTask, predictions: Any) -> None:
-    if kind_of(task) == "sts":
-        score, entry = _score_sts(outcome.search.contestant.name, task, predictions["cosine_scores"])
-    else:
-        score, entry = _score_ranking(outcome.search.contestant.name, task, predictions)
-        outcome.runs[task.metadata.name] = predictions
-    outcome.scores.append(score)
-    outcome.per_query.append(entry)
-
-
-def _score_ranking(system: str, task: AbsTask, run: Run) -> tuple[Score, PerQuery]:
-    name, main = task.metadata.name, MAIN_MEASURE[kind_of(task)]
-    by_measure = per_query(qrels_of(task), run)
+def _score_ranking(system: str, task: LoadedTask, run: Run) -> tuple[Score, PerQuery]:
+    by_measure = per_query(task.qrels, run)
     values = {measure: list(scores.values()) for measure, scores in by_measure.items()}
     means = {measure: float(np.mean(scores)) for measure, scores in values.items()}
     rounded = {measure: _rounded(scores) for measure, scores in values.items()}
-    score = Score(name, means[main], mean_interval(values[main]), means)
-    return score, PerQuery(system, name, list(by_measure[main]), rounded)
+    score = Score(task.name, means[task.measure], mean_interval(values[task.measure]), means)
+    return score, PerQuery(system, task.name, list(by_measure[task.measure]), rounded)
 
 
-def _score_sts(system: str, task: AbsTask, similarities: Sequence[float]) -> tuple[Score, PerQuery]:
-    name, labels = task.metadata.name, labels_of(task)
+def _score_sts(system: str, task: LoadedTask, predictions: Any) -> tuple[Score, PerQuery]:
+    labels, similarities = task.labels, predictions["cosine_scores"]
     shares = pearson_shares(labels, similarities)
     means = {"Pearson": float(shares.mean()), "Spearman": spearman(labels, similarities)}
     rounded = {"Pearson": _rounded(shares.tolist()), "similarity": _rounded(similarities)}
-    score = Score(name, means["Pearson"], pearson_interval(labels, similarities), means)
-    return score, PerQuery(system, name, [str(number) for number in range(len(labels))], rounded)
+    score = Score(task.name, means["Pearson"], pearson_interval(labels, similarities), means)
+    return score, PerQuery(system, task.name, [str(number) for number in range(len(labels))], rounded)
 
 
 def _rounded(values: Sequence[float]) -> list[float]:
     return [round(float(value), _DIGITS) for value in values]
 
 
-def _predictions(task: AbsTask, folder: Path) -> Any:
-    saved = json.loads((folder / f"{task.metadata.name}_predictions.json").read_text(encoding="utf-8"))
-    return saved[task.hf_subsets[0]][task.eval_splits[0]]
+def _predictions(task: LoadedTask, folder: Path) -> Any:
+    saved = json.loads((folder / f"{task.name}_predictions.json").read_text(encoding="utf-8"))
+    return saved[task.task.hf_subsets[0]][task.task.eval_splits[0]]

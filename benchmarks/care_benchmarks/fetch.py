@@ -1,10 +1,10 @@
-"""Downloads public sets by their real loaders, and says plainly what cannot be had."""
+"""Download of public sets by their own loaders, with the reason for each set that cannot be had."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from care_benchmarks.taskfiles import find_tasks
-from care_benchmarks.tasks import hub_task, qrels_of, texts_of
+from care_benchmarks.tasks import first_line, hub_task, load_task
 from care_qdrant.errors import InputError
 
 CMEDTEB = "CMedTEB"
@@ -12,33 +12,36 @@ CMEDTEB = "CMedTEB"
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What became of one set."""
+    """Outcome of one download."""
 
     name: str
     usable: bool
     detail: str
-    """Its size, or why it cannot be had."""
+    """Size of the set, or the reason of the failure."""
 
 
 def fetch_task(name: str) -> Fetched:
-    """Load one of mteb's sets into the local cache, from which runs take it."""
+    """Load one of mteb's sets into the local cache that runs read.
+
+    Raises:
+        InputError: mteb has no set of that name among ours.
+    """
+    task = hub_task(name)
     try:
-        task = hub_task(name)
-        task.load_data()
-    except InputError:
-        raise
-    except Exception as error:  # The hub, the cache and the loaders fail in many ways; each is an answer here.
-        return Fetched(name, False, f"{type(error).__name__}: {first_line(error)}")
-    return Fetched(name, True, f"{len(qrels_of(task)):,} queries, {len(texts_of(task)[1]):,} documents")
+        loaded = load_task(task)
+    except InputError as error:
+        cause = error.__cause__ or error
+        return Fetched(name, False, f"{type(cause).__name__}: {first_line(cause)}")
+    return Fetched(name, True, f"{len(loaded.qrels):,} queries, {len(loaded.documents):,} documents")
 
 
 def fetch_directory(name: str, repository: str, target: Path, revision: str | None = None) -> Fetched:
     """Download a data set repository into a directory, and check that the harness can read it.
 
     Args:
-        name: For the report.
-        repository: On the hub, as ``organisation/name``. Where CMedTEB is published could not be confirmed when this
-            was written, so its repository is the caller's to give.
+        name: Name of the set, for messages.
+        repository: Hub repository, as ``organisation/name``. Where CMedTEB is published could not be confirmed when
+            this was written, so the caller names it.
         target: Directory to fill.
         revision: Branch, tag or commit.
     """
@@ -46,7 +49,7 @@ def fetch_directory(name: str, repository: str, target: Path, revision: str | No
 
     try:
         snapshot_download(repository, repo_type="dataset", revision=revision, local_dir=target)
-    except Exception as error:  # As in `fetch_task`.
+    except Exception as error:  # The hub raises many types; each is an outcome here.
         return Fetched(name, False, f"{repository}: {type(error).__name__}: {first_line(error)}")
     try:
         found = find_tasks(target)
@@ -54,8 +57,3 @@ def fetch_directory(name: str, repository: str, target: Path, revision: str | No
         return Fetched(name, False, f"{repository} was downloaded, but {error}")
     kinds = [kind for kind in ("retrieval", "rerank", "sts", "sts_synonym") if getattr(found, kind)]
     return Fetched(name, True, f"{target}: {', '.join(kinds)}")
-
-
-def first_line(error: Exception) -> str:
-    """Give what an error says, in one line."""
-    return next(iter(str(error).strip().splitlines()), "no reason given")

@@ -1,4 +1,4 @@
-"""What a number was measured on: without this it cannot be compared with another one."""
+"""Description of the machine and the software that a number was measured with."""
 
 import os
 import platform
@@ -26,30 +26,30 @@ _PACKAGES = (
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where and with what a result was measured."""
+    """Hardware, versions and commit of a measurement."""
 
     cpu: str
     cpu_flags: list[str]
-    """Only those that decide the speed of an encoder."""
+    """The flags that decide the speed of an encoder."""
     cpus_usable: int
     memory_gib: float
     threads: str
-    """``OMP_NUM_THREADS``, or "unset"."""
+    """Value of ``OMP_NUM_THREADS``, or "unset"."""
     gpu: str
     system: str
     python: str
     packages: dict[str, str]
     commit: str
-    """Of the source tree; ends in "+changes" where it has uncommitted changes, "unknown" outside a checkout."""
+    """Git commit of the source tree, followed by "+changes" if it has uncommitted changes; "unknown" outside git."""
     measured_at: str
-    """UTC, ISO 8601."""
+    """UTC time in ISO 8601."""
     load_average: float | None = None
-    """Processes that wanted a CPU in the last minute, this one included; far above 1, times are those of a busy
-    machine. None where the system does not say."""
+    """Processes that wanted a CPU in the last minute, this one included; far above 1 the machine was busy. None if the
+    system does not report it."""
 
 
 def describe_machine() -> Machine:
-    """Give the machine, the versions and the commit of this process."""
+    """Return the machine, the versions and the commit of this process."""
     facts = _cpu_facts()
     return Machine(
         cpu=facts.get("model name", platform.processor() or platform.machine()),
@@ -68,7 +68,7 @@ def describe_machine() -> Machine:
 
 
 def commit_of(folder: Path) -> str:
-    """Give the git commit of a folder, marked when tracked files differ from it."""
+    """Return the git commit of a folder, marked if tracked files differ from it."""
     head = _git(folder, "rev-parse", "--short=12", "HEAD")
     if not head:
         return "unknown"

@@ -1,26 +1,37 @@
-"""Scores per query, from ir_measures: a query without an answer scores 0, and every judged query counts.
+"""Scores per query, computed by ir_measures: a query without an answer scores 0, and every judged query counts.
 
-mteb averages over the queries that a run answers; a system that stays silent on hard queries would gain by it.
+mteb averages over the queries that a run answers, so a system that returns nothing for hard queries would gain by it.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import ir_measures
 import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from care_benchmarks.taskfiles import Qrels
+Kind = Literal["retrieval", "rerank", "sts"]
+
+MAIN_MEASURE: dict[Kind, str] = {"retrieval": "nDCG@10", "rerank": "AP@10", "sts": "Pearson"}
+"""The measure that the paper reports for each kind of task (its versions say MAP or MAP@10: both are computed)."""
+
+Qrels = dict[str, dict[str, int]]
+"""Query id → document id → grade; 0 means judged and not relevant."""
 
 Run = Mapping[str, Mapping[str, float]]
-"""Query id → document id → score; the order of equal scores is TREC's (by document id, descending)."""
+"""Query id → document id → score; equal scores are ordered as TREC does (by document id, descending)."""
 
 RANKING_MEASURES = ("nDCG@10", "AP@10", "AP", "RR@10", "R@100")
 """``AP@10`` divides by all relevant documents, as trec_eval's map_cut_10 and mteb's map_at_10 do."""
 
 
 def per_query(qrels: Qrels, run: Run) -> dict[str, dict[str, float]]:
-    """Give measure → query id → score, for each query of the qrels, in their order."""
+    """Score every query of the qrels with every ranking measure.
+
+    Returns:
+        Measure → query id → score from 0 to 1, with the queries in the order of ``qrels``.
+    """
     measures = [ir_measures.parse_measure(name) for name in RANKING_MEASURES]
     scores: dict[str, dict[str, float]] = {name: dict.fromkeys(qrels, 0.0) for name in RANKING_MEASURES}
     judged = {query: dict(documents) for query, documents in run.items() if query in qrels and documents}
@@ -29,17 +40,22 @@ def per_query(qrels: Qrels, run: Run) -> dict[str, dict[str, float]]:
     return scores
 
 
-def pearson_shares(labels: Sequence[float], similarities: Sequence[float]) -> npt.NDArray[np.float64]:
-    """Give each pair's share of Pearson's correlation: shape (n,), and its mean is the correlation itself.
+def ranked(answers: Mapping[str, float]) -> list[str]:
+    """Return the document ids of one query, best first, with ties broken as TREC breaks them."""
+    return sorted(answers, key=lambda document: (answers[document], document), reverse=True)
 
-    The shares make STS comparable pair by pair, as queries are in retrieval. A constant side correlates with
-    nothing: all shares are 0.
+
+def pearson_shares(labels: Sequence[float], similarities: Sequence[float]) -> npt.NDArray[np.float64]:
+    """Return the contribution of each pair to Pearson's correlation: shape (n,), with the correlation as its mean.
+
+    The contributions make STS comparable pair by pair, as queries are in retrieval. If one side is constant, all
+    contributions are 0.
     """
     return _standardised(labels) * _standardised(similarities)
 
 
 def spearman(labels: Sequence[float], similarities: Sequence[float]) -> float:
-    """Give Spearman's rank correlation."""
+    """Return Spearman's rank correlation, from -1 to 1."""
     return float(stats.spearmanr(labels, similarities).statistic)
 
 

@@ -1,19 +1,19 @@
-"""What a reader must know before drawing a conclusion from a report."""
+"""Cautions that a report prints for its reader."""
 
 from collections.abc import Iterator, Sequence
 
-from care_benchmarks.contestants import Contestant
 from care_benchmarks.paper import CMEDQA_1, CMEDQA_2, RERANK, RETRIEVAL, STS
 from care_benchmarks.results import TaskInfo
 from care_benchmarks.search import QdrantSearch
+from care_benchmarks.systems import EvaluatedSystem
 
 _PAPER_TASKS = {CMEDQA_1, CMEDQA_2, RETRIEVAL, RERANK, STS}
 
 
 def notes_for(searches: Sequence[QdrantSearch], tasks: Sequence[TaskInfo]) -> list[str]:
-    """Give the cautions that hold for this run."""
-    contestants = [search.contestant for search in searches]
-    return [*_on_tasks(tasks), *_on_training(contestants), *_on_sides(contestants, tasks), *_on_path(searches)]
+    """Return the cautions that apply to this run."""
+    systems = [search.system for search in searches]
+    return [*_on_tasks(tasks), *_on_training(systems), *_on_sides(systems, tasks), *_on_path(searches)]
 
 
 def _on_tasks(tasks: Sequence[TaskInfo]) -> Iterator[str]:
@@ -31,21 +31,21 @@ def _on_tasks(tasks: Sequence[TaskInfo]) -> Iterator[str]:
         )
 
 
-def _on_training(contestants: Sequence[Contestant]) -> Iterator[str]:
-    for contestant in contestants:
-        card = contestant.model.card
-        if card is None or contestant.mode != "dense":
+def _on_training(systems: Sequence[EvaluatedSystem]) -> Iterator[str]:
+    for system in systems:
+        card = system.model.card
+        if card is None or system.mode != "dense":
             continue
         stages = [str(stage.get("stage", stage.get("name", "?"))) for stage in card.stages]
         yield (
-            f"{contestant.name} was trained in {len(stages)} stages ({', '.join(stages) or 'none recorded'}). Its "
+            f"{system.name} was trained in {len(stages)} stages ({', '.join(stages) or 'none recorded'}). Its "
             "symmetric controls are its own two encoders, without a further step: they are controls of the "
             "architecture, not of equal training compute, which neither this run nor the paper offers."
         )
 
 
-def _on_sides(contestants: Sequence[Contestant], tasks: Sequence[TaskInfo]) -> Iterator[str]:
-    if any(task.kind == "sts" for task in tasks) and any(contestant.model.card for contestant in contestants):
+def _on_sides(systems: Sequence[EvaluatedSystem], tasks: Sequence[TaskInfo]) -> Iterator[str]:
+    if any(task.kind == "sts" for task in tasks) and any(system.model.card for system in systems):
         yield (
             "STS is shown for each choice of encoders (qd: first sentence by the query encoder, second by the document "
             "encoder; qq; dd), since the paper does not say which it took. For a symmetric system all three are equal "
@@ -54,10 +54,10 @@ def _on_sides(contestants: Sequence[Contestant], tasks: Sequence[TaskInfo]) -> I
 
 
 def _on_path(searches: Sequence[QdrantSearch]) -> Iterator[str]:
-    names = [search.contestant.name for search in searches if search.multiplied]
+    names = [search.system.name for search in searches if search.multiplied]
     if names:
         yield (
             f"{', '.join(names)}: answered by one matrix product over the vectors that are stored in Qdrant, after the "
-            "first queries of each task were found equal to Qdrant's own answers: the embedded database compares "
+            "first queries of each task were checked against Qdrant's own answers: the embedded database compares "
             "sparse vectors in pure Python, a second per query. Their speed is that of the embedded database."
         )

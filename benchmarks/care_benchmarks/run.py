@@ -1,4 +1,4 @@
-"""One run from loaded models to a saved result: accuracy, then speed, then the cheaper indexes, then the report."""
+"""One run from loaded systems to a saved result: accuracy, speed, reference scores, report."""
 
 import logging
 from collections.abc import Sequence
@@ -8,46 +8,39 @@ from pathlib import Path
 from mteb.abstasks import AbsTask
 from qdrant_client import QdrantClient
 
-from care_benchmarks.answerers import Through
-from care_benchmarks.contestants import Contestant
 from care_benchmarks.evaluation import Outcome, compare, evaluate
-from care_benchmarks.fetch import first_line
-from care_benchmarks.instructions import Instructions
 from care_benchmarks.machine import describe_machine
+from care_benchmarks.mteb_reference import measure_reference
 from care_benchmarks.notes import notes_for
-from care_benchmarks.peers import measure_peers
+from care_benchmarks.query_paths import Through
 from care_benchmarks.report import write_report
-from care_benchmarks.results import Delta, PerQuery, Result, System, TaskInfo, WorstQuery, save_result
+from care_benchmarks.results import Result, System, TaskInfo, WorstQuery, save_result
 from care_benchmarks.search import ProgressBar, QdrantSearch, quiet
-from care_benchmarks.serving import SpeedSettings, measure_speed
-from care_benchmarks.tasks import MAIN_MEASURE, kind_of, labels_of, qrels_of, texts_of
-from care_benchmarks.variants import measure_variants, read_vectors
+from care_benchmarks.speed import SpeedSettings, measure_speed
+from care_benchmarks.systems import EvaluatedSystem
+from care_benchmarks.tasks import LoadedTask, load_task
 from care_benchmarks.worst import worst_queries
-from care_qdrant.errors import CareError, InputError
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """What a run does; all of it is saved with the result."""
+    """Settings of a run; all of them are saved with the result."""
 
     through: Through = "llama-index"
-    """How dense queries are answered."""
-    instructions: Instructions = field(default_factory=Instructions)
+    """Path of dense queries."""
     speed: SpeedSettings | None = field(default_factory=SpeedSettings)
     """None measures no speed."""
-    variants: bool = False
-    """Measure the cheaper indexes of the first contestant."""
-    peers: bool = False
-    """Run dense contestants by mteb's own runner as well."""
+    mteb_reference: bool = False
+    """Evaluate dense systems with mteb's own runner as well."""
     texts: bool = True
     """Show the worst queries with their texts."""
 
 
 def run(
     name: str,
-    contestants: Sequence[Contestant],
+    systems: Sequence[EvaluatedSystem],
     tasks: Sequence[AbsTask],
     client: QdrantClient,
     output: Path,
@@ -57,118 +50,77 @@ def run(
     store: Path | None = None,
     progress: ProgressBar = quiet,
 ) -> Result:
-    """Run everything, and write it into ``output``.
+    """Evaluate all systems on all tasks, and write the result into ``output``.
 
     Args:
-        name: Of the run, for its report.
-        contestants: The first one is the base of all comparisons.
-        tasks: As `care_benchmarks.tasks` gives them; all are read and checked before anything is encoded.
-        client: An open Qdrant. It may be full of other collections, and keeps ours for the next run.
+        name: Name of the run in its report.
+        systems: The first one is the base of all comparisons.
+        tasks: Tasks of `care_benchmarks.tasks`; all are read and checked before anything is encoded.
+        client: An open Qdrant. It may hold other collections, and keeps the collections of this run.
         output: Folder of the result.
         settings: What to measure.
         command: The command line, for the report.
-        store: Folder of the embedded database, to measure its size.
+        store: Folder of the embedded database, to measure its size; None for a server.
         progress: Opened for each corpus that is ingested.
 
     Raises:
-        CareError: a task, a model or Qdrant is not as it must be.
+        CareError: A task or a model is invalid, or Qdrant fails.
     """
-    for task in tasks:
-        _load(task)
+    loaded = [load_task(task) for task in tasks]
     outcomes = []
-    for contestant in contestants:
-        logger.info("%s: %d tasks", contestant.name, len(tasks))
-        search = QdrantSearch(
-            contestant, client, instructions=settings.instructions, through=settings.through, progress=progress
-        )
-        outcomes.append(evaluate(search, tasks, output))
-    infos = [_describe(task) for task in tasks]
+    for system in systems:
+        logger.info("%s: %d tasks", system.name, len(loaded))
+        search = QdrantSearch(system, client, through=settings.through, progress=progress)
+        outcomes.append(evaluate(search, loaded, output))
+    infos = [_describe(task) for task in loaded]
     result = Result(
         name=name,
         command=command,
         machine=describe_machine(),
         settings=asdict(settings),
         tasks=infos,
-        systems=[
-            _system(outcome, tasks, settings, store, is_first=not number) for number, outcome in enumerate(outcomes)
-        ],
-        comparisons=compare(outcomes, tasks),
+        systems=[_system(outcome, loaded, settings, store) for outcome in outcomes],
+        comparisons=compare(outcomes, loaded),
         notes=notes_for([outcome.search for outcome in outcomes], infos),
-        peers=measure_peers(outcomes, tasks) if settings.peers else [],
-        worst=_worst(outcomes[0], tasks) if settings.texts else [],
+        mteb_reference=measure_reference(outcomes, loaded) if settings.mteb_reference else [],
+        worst=_worst(outcomes[0], loaded) if settings.texts else [],
     )
     save_result(result, [entry for outcome in outcomes for entry in outcome.per_query], output)
     write_report(result, output)
     return result
 
 
-def _load(task: AbsTask) -> None:
-    try:
-        task.load_data()
-    except CareError:
-        raise
-    except Exception as error:  # A hub, its cache and its loaders fail in many ways, all of them outside of here.
-        name = task.metadata.name
-        raise InputError(
-            f"{name}: its data cannot be loaded ({type(error).__name__}: {first_line(error)}); "
-            f"care-bench fetch {name} says whether they can be had"
-        ) from error
+def _describe(task: LoadedTask) -> TaskInfo:
+    queries = len(task.labels) if task.kind == "sts" else len(task.qrels)
+    return TaskInfo(task.name, task.kind, task.measure, task.revision, queries, len(task.documents))
 
 
-def _describe(task: AbsTask) -> TaskInfo:
-    kind, revision = kind_of(task), str(task.metadata.dataset["revision"])
-    if kind == "sts":
-        return TaskInfo(task.metadata.name, kind, MAIN_MEASURE[kind], revision, len(labels_of(task)), 0)
-    documents = len(texts_of(task)[1])
-    return TaskInfo(task.metadata.name, kind, MAIN_MEASURE[kind], revision, len(qrels_of(task)), documents)
-
-
-def _system(
-    outcome: Outcome, tasks: Sequence[AbsTask], settings: RunSettings, store: Path | None, *, is_first: bool
-) -> System:
-    contestant = outcome.search.contestant
-    speed = None
-    ranking = next((task for task in tasks if kind_of(task) != "sts"), None)
+def _system(outcome: Outcome, tasks: Sequence[LoadedTask], settings: RunSettings, store: Path | None) -> System:
+    system, speed = outcome.search.system, None
+    ranking = next((task for task in tasks if task.kind != "sts"), None)
     if settings.speed and ranking:
-        logger.info("%s: measuring speed", contestant.name)
+        logger.info("%s: measuring speed", system.name)
         speed = measure_speed(outcome.search, ranking, settings.speed, store)
     return System(
-        name=contestant.name,
-        description=contestant.description,
-        fingerprint=contestant.fingerprint,
-        dim=contestant.dim,
-        query_parameters=contestant.query_parameters,
-        document_parameters=contestant.document_parameters,
+        name=system.name,
+        description=system.description,
+        fingerprint=system.fingerprint,
+        dim=system.dim,
+        query_parameters=system.query_parameters,
+        document_parameters=system.document_parameters,
         scores=outcome.scores,
         indexing=list(outcome.search.indexed.values()),
         speed=speed,
-        deltas=_deltas(outcome, tasks) if settings.variants and is_first else [],
     )
 
 
-def _deltas(outcome: Outcome, tasks: Sequence[AbsTask]) -> list[Delta]:
-    search, found = outcome.search, list[Delta]()
-    for task in tasks:
-        if kind_of(task) != "retrieval":
-            continue
-        logger.info("%s: cheaper indexes of %s", search.contestant.name, task.metadata.name)
-        queries = texts_of(task)[0]
-        model = search.model_for(task.metadata)
-        vectors = dict(zip(queries, model.encode_query(list(queries.values())), strict=True))
-        documents, stored = read_vectors(search.client, search.collection(task.metadata), model.name)
-        found += measure_variants(
-            task.metadata.name, MAIN_MEASURE["retrieval"], documents, stored, vectors, qrels_of(task)
+def _worst(outcome: Outcome, tasks: Sequence[LoadedTask]) -> list[WorstQuery]:
+    entries = {entry.task: entry for entry in outcome.per_query}
+    return [
+        query
+        for task in tasks
+        if task.name in outcome.runs
+        for query in worst_queries(
+            entries[task.name], task.measure, outcome.runs[task.name], task.qrels, task.queries, task.documents
         )
-    return found
-
-
-def _worst(outcome: Outcome, tasks: Sequence[AbsTask]) -> list[WorstQuery]:
-    found: list[WorstQuery] = []
-    for task in tasks:
-        name = task.metadata.name
-        if name in outcome.runs:
-            queries, documents = texts_of(task)
-            entry: PerQuery = next(entry for entry in outcome.per_query if entry.task == name)
-            measure = MAIN_MEASURE[kind_of(task)]
-            found += worst_queries(entry, measure, outcome.runs[name], qrels_of(task), queries, documents)
-    return found
+    ]

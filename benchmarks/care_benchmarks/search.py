@@ -1,7 +1,7 @@
-"""mteb's search protocol over the path of production: ingestion into Qdrant, then a retriever.
+"""mteb's search protocol over the production path: ingestion into Qdrant, then a retriever.
 
-Retrieval is a search, reranking a search among the candidates' ids, and STS encodes each sentence by the side that the
-task states. With exact search the scores equal those of mteb's own encode-and-multiply path (tested to 1e-6).
+Retrieval is a search, reranking a search among the candidates' ids, and STS encodes each sentence with the encoder that
+the task states. With exact search the scores equal those of mteb's own encode-and-multiply path (tested to 1e-6).
 """
 
 import hashlib
@@ -20,19 +20,15 @@ from mteb.models.model_meta import ModelMeta, ScoringFunction
 from mteb.types import PromptType
 from qdrant_client import QdrantClient, models
 
-from care_benchmarks.answerers import Answerer, CoreAnswerer, LlamaIndexAnswerer, Through
-from care_benchmarks.contestants import Contestant
-from care_benchmarks.instructed import with_instructions
-from care_benchmarks.instructions import Instructions
-from care_benchmarks.lexical import SMALLEST, MatrixSearch, check_against
+from care_benchmarks.lexical import MIN_DOCUMENTS, MatrixPath, check_against
+from care_benchmarks.query_paths import CorePath, LlamaIndexPath, QueryPath, Through
 from care_benchmarks.results import Indexing
-from care_benchmarks.tasks import KINDS
+from care_benchmarks.systems import EvaluatedSystem
 from care_qdrant.encoders.bm25 import ANALYSER
 from care_qdrant.errors import InputError
 from care_qdrant.ingestion.report import Progress
 from care_qdrant.ingestion.run import ingest
 from care_qdrant.ingestion.settings import IngestSettings
-from care_qdrant.model import CareModel
 from care_qdrant.search.fusion import CANDIDATES
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.store.connection import is_embedded
@@ -41,79 +37,75 @@ from care_qdrant.types import Document, Vectors
 logger = logging.getLogger(__name__)
 
 ProgressBar = Callable[[str], AbstractContextManager[Callable[[Progress], None]]]
-"""As `care_qdrant.progress.progress_bar`."""
+"""A context manager factory like `care_qdrant.progress.progress_bar`."""
 
 EMBEDDED_LIMIT = 100_000
-"""Documents beyond which the embedded database is slow and large: it holds all vectors in memory and scans them."""
+"""Number of documents above which the embedded database, which holds and scans all vectors, is slow and large."""
 
 
 @contextmanager
 def quiet(_label: str) -> Iterator[Callable[[Progress], None]]:
-    """Show nothing."""
+    """Show no progress."""
     yield lambda _progress: None
 
 
 class QdrantSearch(AbsEncoder):
-    """One contestant, as mteb sees a model."""
+    """One system behind mteb's model protocol."""
 
     mteb_model_meta: ModelMeta
 
     def __init__(
         self,
-        contestant: Contestant,
+        system: EvaluatedSystem,
         client: QdrantClient,
         *,
-        instructions: Instructions | None = None,
         params: models.SearchParams | None = None,
         through: Through = "llama-index",
         progress: ProgressBar = quiet,
     ) -> None:
-        """Set up; nothing is encoded before mteb asks.
+        """Store the settings; nothing is encoded before mteb asks.
 
         Args:
-            contestant: The system.
-            client: An open Qdrant; what earlier runs have put there is used again.
-            instructions: Which sides get the paper's instruction.
-            params: Of Qdrant's search; exact where None.
-            through: How a dense query is answered; BM25, hybrids and borrowed indexes go through the core.
-            progress: Opened for each corpus that is ingested, with a label.
+            system: The evaluated system.
+            client: An open Qdrant; collections of earlier runs are reused.
+            params: Qdrant's search parameters; None searches exactly.
+            through: Path of dense queries; BM25, hybrids and borrowed indexes always take the core's path.
+            progress: Opened with a label for each corpus that is ingested.
         """
-        self.contestant, self.client = contestant, client
-        self.instructions = instructions or Instructions()
-        # The embedded database always searches exactly, and warns where it is asked to.
+        self.system, self.client = system, client
+        # The embedded database always searches exactly, and warns if it is asked to.
         self.params = None if is_embedded(client) else params or models.SearchParams(exact=True)
         self.through, self.progress = through, progress
         self.indexed: dict[str, Indexing] = {}
-        """By task: what building its index took."""
+        """Indexing cost by task."""
         self.multiplied: set[str] = set()
-        """Tasks whose answers were computed by `care_benchmarks.lexical`."""
-        self.mteb_model_meta = _model_meta(contestant, self.instructions)
+        """Tasks whose rankings were computed by `care_benchmarks.lexical`."""
+        self.mteb_model_meta = _model_meta(system)
 
     def index(self, corpus: Dataset, *, task_metadata: TaskMetadata, **_: Any) -> None:
-        """Ingest a corpus; documents that are in Qdrant already are neither encoded nor written again."""
+        """Ingest a corpus; documents that are stored already are neither encoded nor written again."""
+        name = task_metadata.name
         if is_embedded(self.client) and len(corpus) > EMBEDDED_LIMIT:
             logger.warning(
                 "%s has %d documents; the embedded database is meant for up to %d: run a server and pass --url",
-                task_metadata.name,
+                name,
                 len(corpus),
                 EMBEDDED_LIMIT,
             )
         began = time.perf_counter()
-        model = self.model_for(task_metadata)
-        collection = self.collection(task_metadata)
-        with self.progress(f"{self.contestant.name}: {task_metadata.name}") as on_progress:
+        with self.progress(f"{self.system.name}: {name}") as on_progress:
             report = ingest(
                 _documents(corpus),
-                model,
+                self.system.model,
                 self.client,
-                collection,
+                self.collection(name, str(task_metadata.dataset["revision"])),
                 settings=IngestSettings(overflow="truncate", sparse=True),
                 on_progress=on_progress,
             )
         if report.rejected:
-            logger.warning("%s: %d documents are empty or malformed", task_metadata.name, report.rejected)
+            logger.warning("%s: %d documents are empty or malformed", name, report.rejected)
         seconds = time.perf_counter() - began
-        self.indexed[task_metadata.name] = Indexing(task_metadata.name, report.documents, report.encoded, seconds)
+        self.indexed[name] = Indexing(name, report.documents, report.encoded, seconds)
 
     def search(
         self,
@@ -124,8 +116,9 @@ class QdrantSearch(AbsEncoder):
         top_ranked: Mapping[str, list[str]] | None = None,
         **_: Any,
     ) -> dict[str, dict[str, float]]:
-        """Answer every query; one without an answer is there with none."""
-        answer = self._answerer_of_many(task_metadata, list(queries["text"]))
+        """Answer every query; a query without hits has an empty entry."""
+        revision = str(task_metadata.dataset["revision"])
+        answer = self._path_of_many(task_metadata.name, revision, list(queries["text"]))
         found = {}
         for query, text in zip(queries["id"], queries["text"], strict=True):
             among = None if top_ranked is None else top_ranked[query]
@@ -140,52 +133,46 @@ class QdrantSearch(AbsEncoder):
         prompt_type: PromptType | None = None,
         **_: Any,
     ) -> Vectors:
-        """Encode by the side that the task states: (n, dim). mteb sends None where it has no side; queries, then."""
-        if self.contestant.mode != "dense":
-            raise InputError(f"{self.contestant.name}: has no vectors, so it cannot take {task_metadata.name}")
-        model = self.model_for(task_metadata)
+        """Encode with the encoder that the task states; mteb's None counts as query.
+
+        Returns:
+            Unit vectors of shape (n, dim).
+        """
+        if self.system.mode != "dense":
+            raise InputError(f"{self.system.name}: has no vectors, so it cannot take {task_metadata.name}")
+        model = self.system.model
         encode = model.encode_document if prompt_type is PromptType.document else model.encode_query
         return np.concatenate([encode(batch["text"]) for batch in inputs])
 
-    def answerer(self, task: TaskMetadata) -> Answerer:
-        """Give the path of production on an indexed task."""
-        if self.through == "core" or self.contestant.mode != "dense" or self.contestant.borrows_index:
-            return CoreAnswerer(self._retriever(task))
-        return LlamaIndexAnswerer(
-            self.client,
-            self.collection(task),
-            self.contestant,
-            query_prompt=self.instructions.prompt(KINDS[str(task.type)], "query"),
-            params=self.params,
-        )
+    def query_path(self, task: str, revision: str) -> QueryPath:
+        """Return the production path of queries on an indexed task."""
+        collection = self.collection(task, revision)
+        if self.through == "core" or self.system.mode != "dense" or self.system.borrows_index:
+            return CorePath(self._retriever(collection))
+        return LlamaIndexPath(self.client, collection, self.system, self.params)
 
-    def _retriever(self, task: TaskMetadata) -> Retriever:
-        model, mode = self.model_for(task), self.contestant.mode
-        return Retriever(self.client, self.collection(task), model, mode=mode, params=self.params)
+    def collection(self, task: str, revision: str) -> str:
+        """Return the collection name of a task, which differs for each corpus and each model."""
+        content = "\x1f".join([revision, self.system.model.fingerprint])
+        return f"bench-{task}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
 
-    def _answerer_of_many(self, task: TaskMetadata, queries: Sequence[str]) -> Answerer:
-        """Give the path of production, or its equal where that would take hours (see `care_benchmarks.lexical`)."""
-        slow = self.contestant.mode != "dense" and is_embedded(self.client)
-        if not slow or self.indexed[task.name].documents < SMALLEST:
-            return self.answerer(task)
-        matrix = MatrixSearch(self.client, self.collection(task), self.model_for(task), self.contestant.mode)
-        check_against(self._retriever(task), matrix, queries, CANDIDATES)
-        self.multiplied.add(task.name)
+    def _retriever(self, collection: str) -> Retriever:
+        return Retriever(self.client, collection, self.system.model, mode=self.system.mode, params=self.params)
+
+    def _path_of_many(self, task: str, revision: str, queries: Sequence[str]) -> QueryPath:
+        """Return the production path, or its equal where that would take hours (see `care_benchmarks.lexical`)."""
+        slow = self.system.mode != "dense" and is_embedded(self.client)
+        if not slow or self.indexed[task].documents < MIN_DOCUMENTS:
+            return self.query_path(task, revision)
+        collection = self.collection(task, revision)
+        matrix = MatrixPath(self.client, collection, self.system.model, self.system.mode)
+        check_against(self._retriever(collection), matrix, queries, CANDIDATES)
+        self.multiplied.add(task)
         return matrix
-
-    def model_for(self, task: TaskMetadata) -> CareModel:
-        """Give the model with the instructions of a task."""
-        return with_instructions(self.contestant.model, self.instructions, KINDS[str(task.type)])
-
-    def collection(self, task: TaskMetadata) -> str:
-        """Name the collection of a task: another corpus, model or document instruction has another one."""
-        prompt = self.instructions.prompt(KINDS[str(task.type)], "document") or ""
-        content = "\x1f".join([str(task.dataset["revision"]), self.contestant.model.fingerprint, prompt])
-        return f"bench-{task.name}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
 
 
 def file_name(name: str) -> str:
-    """Give a name that can be that of a file everywhere."""
+    """Return a name that is valid as a file name on every system."""
     return re.sub(r"[^\w.+-]+", "-", name).strip("-")
 
 
@@ -194,23 +181,18 @@ def _documents(corpus: Dataset) -> Iterator[Document]:
         yield Document(id=str(row["id"]), text=row["text"], title=row.get("title") or "")
 
 
-def _model_meta(contestant: Contestant, instructions: Instructions) -> ModelMeta:
-    """Describe the contestant to mteb, whose cache goes by name and revision and looks no further."""
+def _model_meta(system: EvaluatedSystem) -> ModelMeta:
+    """Describe the system to mteb, whose result cache is keyed by name and revision."""
+    revision = system.model.fingerprint
+    if system.mode != "dense":
+        revision = hashlib.sha256("\x1f".join([revision, ANALYSER, system.mode]).encode()).hexdigest()
     return ModelMeta.create_empty(
         overwrites={
-            "name": f"care-qdrant/{file_name(contestant.name)}",
-            "revision": _revision(contestant, instructions),
+            "name": f"care-qdrant/{file_name(system.name)}",
+            "revision": revision,
             "languages": ["zho-Hans"],
-            "embed_dim": contestant.dim or None,
-            "n_parameters": contestant.query_parameters + contestant.document_parameters or None,
+            "embed_dim": system.dim or None,
+            "n_parameters": system.query_parameters + system.document_parameters or None,
             "similarity_fn_name": ScoringFunction.COSINE,
         }
     )
-
-
-def _revision(contestant: Contestant, instructions: Instructions) -> str:
-    """Give the fingerprint of the weights; with instructions or BM25 a hash of it and of these."""
-    if contestant.mode == "dense" and instructions == Instructions():
-        return contestant.fingerprint
-    parts = [contestant.model.fingerprint, ANALYSER, contestant.mode, repr(instructions)]
-    return hashlib.sha256("\x1f".join(parts).encode()).hexdigest()

@@ -1,7 +1,7 @@
-"""Queries per second and latency percentiles against concurrency: what the paper's Figure 1 has on its x-axis.
+"""Queries per second and latency percentiles by number of clients: the x-axis of the paper's Figure 1.
 
-A closed loop: each of ``concurrency`` clients sends its next query when it has the answer to the last one. So at a
-concurrency of 1 the figure is the latency of an idle system, and further on that of a loaded one.
+The load is a closed loop: each client sends its next query when it has the answer to the last one. With one client the
+figure is the latency of an idle system, with more clients that of a loaded system.
 """
 
 import itertools
@@ -13,58 +13,71 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from pydantic import TypeAdapter
 
-from care_benchmarks.cold_start import ColdStart
+from care_benchmarks.results import ColdStart, Latency, LoadPoint, Speed
+from care_benchmarks.search import QdrantSearch
+from care_benchmarks.tasks import LoadedTask
 from care_qdrant.errors import CareError
+from care_qdrant.store.connection import is_embedded
 
 WARM_UP_QUERIES = 20
 WARM_UP_SECONDS = 5.0
-"""The warm-up of a slow system ends here."""
+"""Time limit of the warm-up, for slow systems."""
 BUDGET_SECONDS = 15.0
+TOP_K = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Latency:
-    """How long single calls took."""
+class SpeedSettings:
+    """Settings of the speed measurement."""
 
-    samples: int
-    mean_ms: float
-    p50_ms: float
-    p95_ms: float
-    p99_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class LoadPoint:
-    """The system under one load."""
-
-    concurrency: int
-    queries_per_second: float
-    latency: Latency
+    clients: tuple[int, ...] = (1, 4, 16)
+    samples: int = 200
+    """Queries per load, after the warm-up."""
+    cold_start: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """All that was measured of one system's speed."""
+def measure_speed(search: QdrantSearch, task: LoadedTask, settings: SpeedSettings, store: Path | None) -> Speed:
+    """Measure a system on the index that its accuracy was measured on.
 
-    path: str
-    """What was timed, in words."""
-    warm_up_queries: int
-    whole: list[LoadPoint]
-    """Text in, hits out."""
-    encode: Latency | None
-    """Text to vector alone, one at a time; None for BM25."""
-    search: Latency | None
-    """Vector to hits alone, one at a time; None where it cannot be told apart."""
-    cold_start: ColdStart | None
-    """A fresh process to its first query vector."""
-    documents_per_second: float | None
-    """Reading, encoding and writing; None where the index was there already."""
-    index_bytes_per_document: float | None
-    """On the disk, text and payload included; None on a server."""
+    Args:
+        search: The system with its index.
+        task: A retrieval or reranking task; its queries are sent in order.
+        settings: Loads and samples.
+        store: Folder of the embedded database; None for a server.
+    """
+    queries, system, model = list(task.queries.values()), search.system, search.system.model
+    answer, indexed = search.query_path(task.name, task.revision), search.indexed[task.name]
+    collection = search.collection(task.name, task.revision)
+    encode = find = cold_start = None
+    if system.mode == "dense":
+        vectors = model.encode_query(queries[: settings.samples]).tolist()
+        encode = measure_calls(lambda n: model.encode_query([queries[n % len(queries)]]), settings.samples)
+        find = measure_calls(
+            lambda n: search.client.query_points(
+                collection, query=vectors[n % len(vectors)], using=model.name, limit=TOP_K, search_params=search.params
+            ),
+            settings.samples,
+        )
+        if settings.cold_start:
+            cold_start = measure_cold_start(system.source, system.precision, queries[0])
+    where = "embedded Qdrant, exact scan" if is_embedded(search.client) else "Qdrant server"
+    return Speed(
+        path=f"{answer.description}, {where}, top {TOP_K}",
+        warm_up_queries=WARM_UP_QUERIES,
+        whole=[measure_load(lambda q: answer(q, TOP_K), queries, n, settings.samples) for n in settings.clients],
+        encode=encode,
+        search=find,
+        cold_start=cold_start,
+        documents_per_second=indexed.encoded / indexed.seconds if indexed.encoded == indexed.documents else None,
+        index_bytes_per_document=None
+        if store is None
+        else _bytes(store / "collection" / collection) / indexed.documents,
+    )
 
 
 def measure_load(
@@ -74,16 +87,16 @@ def measure_load(
     samples: int,
     budget_seconds: float = BUDGET_SECONDS,
 ) -> LoadPoint:
-    """Send queries from ``concurrency`` clients in a closed loop, after a warm-up that is not counted.
+    """Send queries from concurrent clients in a closed loop, after a warm-up that is not counted.
 
     Args:
-        answer: Called with one query; from several threads.
+        answer: Called with one query, from several threads.
         queries: Sent in turn.
-        concurrency: Clients.
-        samples: Queries to send.
-        budget_seconds: No client starts another query after this; a slow system gets fewer samples.
+        concurrency: Number of clients.
+        samples: Number of queries.
+        budget_seconds: No client starts another query after this time, so a slow system gets fewer samples.
     """
-    warm_up(lambda number: answer(queries[number % len(queries)]))
+    _warm_up(lambda number: answer(queries[number % len(queries)]))
     tickets, lock, seconds = itertools.count(), threading.Lock(), list[float]()
     began = time.perf_counter()
 
@@ -103,7 +116,7 @@ def measure_load(
 
 def measure_calls(call: Callable[[int], object], samples: int, budget_seconds: float = BUDGET_SECONDS) -> Latency:
     """Time ``call(0)``, ``call(1)``, … one after another, after a warm-up that is not counted."""
-    warm_up(call)
+    _warm_up(call)
     seconds: list[float] = []
     end = time.perf_counter() + budget_seconds
     for number in range(samples):
@@ -115,7 +128,27 @@ def measure_calls(call: Callable[[int], object], samples: int, budget_seconds: f
     return summarise(seconds)
 
 
-def warm_up(call: Callable[[int], object]) -> None:
+def summarise(seconds: Sequence[float]) -> Latency:
+    """Return mean and percentiles in milliseconds."""
+    milliseconds = np.asarray(seconds) * 1e3
+    p50, p95, p99 = np.percentile(milliseconds, [50, 95, 99])
+    return Latency(len(seconds), float(milliseconds.mean()), float(p50), float(p95), float(p99))
+
+
+def measure_cold_start(model: str, precision: str, query: str) -> ColdStart:
+    """Encode one query in a fresh process.
+
+    Raises:
+        CareError: The process fails.
+    """
+    command = [sys.executable, "-m", "care_benchmarks.cold_start", model, precision, query, str(time.time())]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
+    if done.returncode:
+        raise CareError(f"cold start of {model}: {done.stderr.strip().splitlines()[-1:] or done.returncode}")
+    return TypeAdapter(ColdStart).validate_json(done.stdout)
+
+
+def _warm_up(call: Callable[[int], object]) -> None:
     """Call until caches, threads and allocators are in their steady state."""
     began = time.perf_counter()
     for number in range(WARM_UP_QUERIES):
@@ -124,21 +157,5 @@ def warm_up(call: Callable[[int], object]) -> None:
             return
 
 
-def summarise(seconds: Sequence[float]) -> Latency:
-    """Give mean and percentiles in milliseconds."""
-    milliseconds = np.asarray(seconds) * 1e3
-    p50, p95, p99 = np.percentile(milliseconds, [50, 95, 99])
-    return Latency(len(seconds), float(milliseconds.mean()), float(p50), float(p95), float(p99))
-
-
-def measure_cold_start(model: str, precision: str, query: str) -> ColdStart:
-    """Start a fresh process, and let it encode its first query.
-
-    Raises:
-        CareError: the process fails.
-    """
-    command = [sys.executable, "-m", "care_benchmarks.cold_start", model, precision, query, str(time.time())]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
-    if done.returncode:
-        raise CareError(f"cold start of {model}: {done.stderr.strip().splitlines()[-1:] or done.returncode}")
-    return TypeAdapter(ColdStart).validate_json(done.stdout)
+def _bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

@@ -1,4 +1,4 @@
-"""Task directories, read strictly: a benchmark with one bad line gives a number that looks like any other.
+"""Strict reader of task directories: a benchmark with one bad line yields a number that looks like any other.
 
 Accepted, plain or gzip (``.gz``), in the directory itself or in ``retrieval/``::
 
@@ -18,6 +18,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 
+from care_benchmarks.measures import Qrels
 from care_benchmarks.places import Places
 from care_benchmarks.rows import read_jsonl, read_tsv
 from care_qdrant.corpus.files import Corpus
@@ -26,16 +27,13 @@ from care_qdrant.corpus.rows import Row as DocumentRow
 from care_qdrant.errors import InputError
 from care_qdrant.types import Document
 
-Qrels = dict[str, dict[str, int]]
-"""Query id → document id → grade; 0 is judged and not relevant."""
-
 _QUERY_KEYS = ("query_id", "query-id", "qid")
 _DOCUMENT_KEYS = ("document_id", "corpus-id", "pid")
 
 
 @dataclass(frozen=True, slots=True)
 class RetrievalFiles:
-    """Where the three parts of a retrieval task lie."""
+    """Paths of the three files of a retrieval task."""
 
     corpus: Path
     queries: Path
@@ -44,7 +42,7 @@ class RetrievalFiles:
 
 @dataclass(frozen=True, slots=True)
 class TaskDirectory:
-    """What one directory offers; None where it has no such task."""
+    """The task files of one directory; None for a task that is absent."""
 
     path: Path
     retrieval: RetrievalFiles | None
@@ -55,7 +53,7 @@ class TaskDirectory:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """One reranking question: its right answers and the wrong ones they stand among."""
+    """One reranking query with its relevant and irrelevant candidates."""
 
     query: str
     positive: list[str]
@@ -64,7 +62,7 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class ScoredPair:
-    """Two sentences and how alike they are."""
+    """Two sentences and their similarity label."""
 
     sentence1: str
     sentence2: str
@@ -72,10 +70,10 @@ class ScoredPair:
 
 
 def find_tasks(directory: Path) -> TaskDirectory:
-    """Give the tasks of a directory.
+    """Find the task files of a directory.
 
     Raises:
-        InputError: it is no directory, has none of the known files, or only a part of a retrieval task.
+        InputError: The path is no directory, holds none of the known files, or only a part of a retrieval task.
     """
     if not directory.is_dir():
         raise InputError(f"{directory}: is not a directory; expected one with corpus.jsonl, rerank.jsonl or sts.jsonl")
@@ -96,20 +94,23 @@ def find_tasks(directory: Path) -> TaskDirectory:
 
 
 def read_corpus(path: Path) -> Iterator[Document]:
-    """Give the documents one by one.
+    """Yield the documents in order.
 
     Raises:
-        InputError: a line is not a document, an id comes twice, or there is none at all.
+        InputError: A line is not a document, an id occurs twice, or the file is empty.
     """
     for row in _unique_rows(path, Places()):
         yield row.document
 
 
 def read_questions(files: RetrievalFiles) -> tuple[dict[str, str], Qrels]:
-    """Give the queries by id, and their judgements, after checking all three files against each other.
+    """Read queries and judgements, and check all three files against each other.
+
+    Returns:
+        Query texts by id, and the judgements of each query.
 
     Raises:
-        InputError: a line is malformed, an id comes twice or is unknown, or a query has no positive.
+        InputError: A line is malformed, an id occurs twice or is unknown, or a query has no positive.
     """
     documents, lines = Places(), Places()
     deque(_unique_rows(files.corpus, documents), maxlen=0)
@@ -127,10 +128,10 @@ def read_questions(files: RetrievalFiles) -> tuple[dict[str, str], Qrels]:
 
 
 def read_rerank(path: Path) -> list[Candidates]:
-    """Give the reranking questions; a text that a list repeats counts once.
+    """Read the reranking queries; a text that a list repeats counts once.
 
     Raises:
-        InputError: a line is malformed, lacks positives or negatives, or calls one text both.
+        InputError: A line is malformed, lacks positives or negatives, or lists one text as both.
     """
     questions = []
     for row in read_jsonl(path):
@@ -144,10 +145,10 @@ def read_rerank(path: Path) -> list[Candidates]:
 
 
 def read_sts(path: Path) -> list[ScoredPair]:
-    """Give the sentence pairs.
+    """Read the sentence pairs.
 
     Raises:
-        InputError: a line is malformed, a score is not a finite number, or all scores are equal.
+        InputError: A line is malformed, a score is not a finite number, or all scores are equal.
     """
     pairs = [ScoredPair(row.text("sentence1"), row.text("sentence2"), row.number("score")) for row in read_jsonl(path)]
     _refuse_empty(pairs, path)
@@ -157,7 +158,7 @@ def read_sts(path: Path) -> list[ScoredPair]:
 
 
 def content_digest(paths: Sequence[Path]) -> str:
-    """Give the SHA-256 over the names and bytes of files: the revision of a task that lies on a disk."""
+    """Return the SHA-256 over names and bytes of files: the revision of a local task."""
     digest = hashlib.sha256()
     for path in paths:
         digest.update(path.name.encode())
@@ -188,7 +189,7 @@ def _existing(folder: Path, name: str) -> Path | None:
 
 
 def _unique_rows(path: Path, lines: Places) -> Iterator[DocumentRow]:
-    """Read a corpus, or queries, which have the same shape; ``lines`` gets the line of each id."""
+    """Read a corpus or queries, which have the same shape, and store the line of each id in ``lines``."""
     first = next(read_jsonl(path), None)
     fields = Fields(id="_id") if first and "_id" in first.fields else Fields()
     with Corpus(path, fields) as rows:

@@ -1,14 +1,15 @@
-"""mteb tasks: from a directory in the shape of `care_benchmarks.taskfiles`, or by the name that mteb knows them under.
+"""mteb tasks, read from a directory (`care_benchmarks.taskfiles`) or loaded by mteb under their own names.
 
-Retrieval and reranking are one mteb class (reranking adds the candidates); an STS set gives three tasks, one for each
-choice of the encoders, because mteb's own STS would send both sentences of an asymmetric model to one side, and the
-paper does not say which.
+Retrieval and reranking are one mteb class; reranking adds the candidates. An STS file becomes three tasks, one for each
+choice of the encoders: mteb's own STS would send both sentences of an asymmetric model to one side, and the paper does
+not say which side it used.
 """
 
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -23,11 +24,10 @@ from mteb.abstasks.sts import AbsTaskSTS
 from mteb.abstasks.task_metadata import TaskMetadata
 from mteb.types import PromptType
 
-from care_benchmarks.instructions import Kind
+from care_benchmarks.measures import MAIN_MEASURE, Kind, Qrels
 from care_benchmarks.places import Places
 from care_benchmarks.taskfiles import (
     Candidates,
-    Qrels,
     RetrievalFiles,
     content_digest,
     find_tasks,
@@ -36,14 +36,11 @@ from care_benchmarks.taskfiles import (
     read_rerank,
     read_sts,
 )
-from care_qdrant.errors import InputError
+from care_qdrant.errors import CareError, InputError
 from care_qdrant.types import Document
 
 HUB_TASKS = ("CMedQAv1-reranking", "CMedQAv2-reranking", "CmedqaRetrieval", "MedicalRetrieval")
 """Chinese medical sets that mteb loads by itself; CMedTEB is not among them."""
-
-MAIN_MEASURE: dict[Kind, str] = {"retrieval": "nDCG@10", "rerank": "AP@10", "sts": "Pearson"}
-"""What the paper reports for each kind (its first version says MAP, the second MAP@10: both are always computed)."""
 
 StsSides = Literal["qd", "qq", "dd"]
 STS_SIDES: dict[StsSides, tuple[PromptType, PromptType]] = {
@@ -51,7 +48,7 @@ STS_SIDES: dict[StsSides, tuple[PromptType, PromptType]] = {
     "qq": (PromptType.query, PromptType.query),
     "dd": (PromptType.document, PromptType.document),
 }
-"""Which encoder reads the first and the second sentence; ``qd`` is the one that an asymmetric model is made for."""
+"""Encoders of the first and the second sentence; ``qd`` is the choice that an asymmetric model is made for."""
 
 _MtebType = Literal["Retrieval", "Reranking", "STS"]
 KINDS: dict[str, Kind] = {"Retrieval": "retrieval", "Reranking": "rerank", "STS": "sts"}
@@ -64,133 +61,64 @@ _DEPTHS = (1, 3, 5, 10, 20, 100)
 _CORPUS_FEATURES = Features({"id": Value("string"), "title": Value("string"), "text": Value("string")})
 
 
-class DirectoryRetrieval(AbsTaskRetrieval):
-    """A retrieval task whose three files lie in a directory. The corpus stays on the disk, memory-mapped."""
+@dataclass(frozen=True, slots=True)
+class LoadedTask:
+    """One task whose data were read and checked, as plain values."""
 
-    k_values = _DEPTHS
+    task: AbsTask
+    """The task object that mteb evaluates."""
+    name: str
+    kind: Kind
+    revision: str
+    """SHA-256 over the files, or the revision on the hub."""
+    queries: Mapping[str, str]
+    """Query texts by id; empty for STS."""
+    documents: Mapping[str, str]
+    """Document texts by id, title included, read from disk on access; empty for STS."""
+    qrels: Qrels
+    """Judgements of all queries; empty for STS."""
+    labels: Sequence[float]
+    """Similarity labels in the order of the pairs; empty except for STS."""
 
-    def __init__(self, name: str, files: RetrievalFiles) -> None:
-        self.metadata = _metadata(name, "Retrieval", (files.corpus, files.queries, files.qrels))
-        self._files = files
-        super().__init__()
-
-    def load_data(self, num_proc: int | None = None, **_: Any) -> None:
-        """Read and check the files; mteb calls this once before it evaluates."""
-        del num_proc
-        if self.data_loaded:
-            return
-        queries, qrels = read_questions(self._files)
-        folder = tempfile.mkdtemp(prefix="care-bench-")
-        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        corpus = _on_disk(read_corpus(self._files.corpus), Path(folder))
-        self.dataset = {"default": {"test": _split(corpus, queries, qrels, None)}}
-        self.data_loaded = True
-
-
-class DirectoryRerank(AbsTaskRetrieval):
-    """A reranking task of one file: each question brings its own candidates."""
-
-    k_values = _DEPTHS
-
-    def __init__(self, name: str, file: Path) -> None:
-        self.metadata = _metadata(name, "Reranking", (file,))
-        self._file = file
-        super().__init__()
-
-    def load_data(self, num_proc: int | None = None, **_: Any) -> None:
-        """Read and check the file; mteb calls this once before it evaluates."""
-        del num_proc
-        if self.data_loaded:
-            return
-        self.dataset = {"default": {"test": _rerank_split(read_rerank(self._file))}}
-        self.data_loaded = True
+    @property
+    def measure(self) -> str:
+        """Return the name of the measure that the paper reports for this kind of task."""
+        return MAIN_MEASURE[self.kind]
 
 
-class DirectorySts(AbsTaskSTS):
-    """An STS task of one file, with each sentence sent to a stated side of the model."""
-
-    min_score, max_score = 0, 1
-
-    def __init__(self, name: str, file: Path, sides: StsSides) -> None:
-        self.metadata = _metadata(f"{name}-{sides}", "STS", (file,))
-        self.input1_prompt_type, self.input2_prompt_type = STS_SIDES[sides]
-        self._file = file
-        super().__init__()
-
-    def load_data(self, num_proc: int | None = None, **_: Any) -> None:
-        """Read and check the file; mteb calls this once before it evaluates."""
-        del num_proc
-        if self.data_loaded:
-            return
-        rows = [
-            {"sentence1": pair.sentence1, "sentence2": pair.sentence2, "score": pair.score}
-            for pair in read_sts(self._file)
-        ]
-        self.dataset = {"default": {"test": Dataset.from_list(rows)}}
-        self.data_loaded = True
-
-
-def directory_tasks(directory: Path, name: str | None = None) -> list[AbsTask]:
-    """Give the tasks of a directory, named after it.
-
-    Args:
-        directory: In the shape of `care_benchmarks.taskfiles`.
-        name: Prefix of the task names; the directory's own name where None.
+def load_task(task: AbsTask) -> LoadedTask:
+    """Read and check the data of a task.
 
     Raises:
-        InputError: see `care_benchmarks.taskfiles.find_tasks`.
+        InputError: The data of a local task are invalid, or those of a hub task cannot be loaded.
     """
-    found, prefix = find_tasks(directory), name or directory.resolve().name
-    tasks: list[AbsTask] = []
-    if found.retrieval:
-        tasks.append(DirectoryRetrieval(f"{prefix}-Retrieval", found.retrieval))
-    if found.rerank:
-        tasks.append(DirectoryRerank(f"{prefix}-Rerank", found.rerank))
-    for label, file in (("STS", found.sts), ("SynonymSTS", found.sts_synonym)):
-        if file:
-            tasks.extend(DirectorySts(f"{prefix}-{label}", file, sides) for sides in STS_SIDES)
-    return tasks
-
-
-def hub_task(name: str) -> AbsTask:
-    """Give one of mteb's own Chinese medical tasks; its data are downloaded when it is evaluated.
-
-    Raises:
-        InputError: mteb has no such task among `HUB_TASKS`.
-    """
-    if name not in HUB_TASKS:
+    name = task.metadata.name
+    try:
+        task.load_data()
+    except CareError:
+        raise
+    except Exception as error:  # The hub, its cache and its loaders raise many types, none of them defined here.
         raise InputError(
-            f"task {name!r} is unknown; mteb has {', '.join(HUB_TASKS)}. CMedTEB is not in mteb: "
-            "fetch it into a directory with care-bench fetch, and pass the directory"
-        )
-    return get_task(name)
-
-
-def kind_of(task: AbsTask) -> Kind:
-    """Say whether a task is retrieval, reranking or STS."""
-    return KINDS[str(task.metadata.type)]
-
-
-def qrels_of(task: AbsTask) -> Qrels:
-    """Give the judgements of a loaded retrieval or reranking task, of all queries, answered or not."""
-    judgements: Mapping[str, Mapping[str, int]] = _only_split(task)["relevant_docs"]
-    return {query: dict(grades) for query, grades in judgements.items()}
-
-
-def labels_of(task: AbsTask) -> list[float]:
-    """Give the scores of a loaded STS task, in the order of its pairs."""
-    return [float(score) for score in _only_split(task)["score"]]
-
-
-def texts_of(task: AbsTask) -> tuple[dict[str, str], Mapping[str, str]]:
-    """Give the texts of the queries and of the documents of a loaded task, by id."""
-    split = _only_split(task)
+            f"{name}: its data cannot be loaded ({type(error).__name__}: {first_line(error)}); "
+            f"care-bench fetch {name} says whether they can be had"
+        ) from error
+    dataset: Any = task.dataset
+    split: Any = dataset.get("default", dataset)[task.eval_splits[0]]
+    kind, revision = KINDS[str(task.metadata.type)], str(task.metadata.dataset["revision"])
+    if kind == "sts":
+        return LoadedTask(task, name, kind, revision, {}, {}, {}, [float(score) for score in split["score"]])
     queries = dict(zip(split["queries"]["id"], split["queries"]["text"], strict=True))
-    return queries, CorpusTexts(split["corpus"])
+    qrels = {query: dict(grades) for query, grades in split["relevant_docs"].items()}
+    return LoadedTask(task, name, kind, revision, queries, CorpusTexts(split["corpus"]), qrels, [])
+
+
+def first_line(error: BaseException) -> str:
+    """Return the message of an error in one line."""
+    return next(iter(str(error).strip().splitlines()), "no reason given")
 
 
 class CorpusTexts(Mapping[str, str]):
-    """Document texts by id, read from the memory-mapped corpus only when asked for."""
+    """Document texts by id, read from the memory-mapped corpus on access."""
 
     def __init__(self, corpus: Dataset) -> None:
         self._corpus = corpus
@@ -213,13 +141,111 @@ class CorpusTexts(Mapping[str, str]):
         return len(self._corpus)
 
 
-def _only_split(task: AbsTask) -> Any:
-    dataset: Any = task.dataset
-    return dataset["default"][task.eval_splits[0]] if "default" in dataset else dataset[task.eval_splits[0]]
+class DirectoryRetrieval(AbsTaskRetrieval):
+    """A retrieval task of three local files. The corpus stays on disk, memory-mapped."""
+
+    k_values = _DEPTHS
+
+    def __init__(self, name: str, files: RetrievalFiles) -> None:
+        self.metadata = _metadata(name, "Retrieval", (files.corpus, files.queries, files.qrels))
+        self._files = files
+        super().__init__()
+
+    def load_data(self, num_proc: int | None = None, **_: Any) -> None:
+        """Read and check the files once."""
+        del num_proc
+        _load_once(self, self._read)
+
+    def _read(self) -> RetrievalSplitData:
+        queries, qrels = read_questions(self._files)
+        folder = tempfile.mkdtemp(prefix="care-bench-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        corpus = _on_disk(read_corpus(self._files.corpus), Path(folder))
+        return _split(corpus, queries, qrels, None)
+
+
+class DirectoryRerank(AbsTaskRetrieval):
+    """A reranking task of one local file: each query has candidates of its own."""
+
+    k_values = _DEPTHS
+
+    def __init__(self, name: str, file: Path) -> None:
+        self.metadata = _metadata(name, "Reranking", (file,))
+        self._file = file
+        super().__init__()
+
+    def load_data(self, num_proc: int | None = None, **_: Any) -> None:
+        """Read and check the file once."""
+        del num_proc
+        _load_once(self, lambda: _rerank_split(read_rerank(self._file)))
+
+
+class DirectorySts(AbsTaskSTS):
+    """An STS task of one local file, with a stated encoder for each of the two sentences."""
+
+    min_score, max_score = 0, 1
+
+    def __init__(self, name: str, file: Path, sides: StsSides) -> None:
+        self.metadata = _metadata(f"{name}-{sides}", "STS", (file,))
+        self.input1_prompt_type, self.input2_prompt_type = STS_SIDES[sides]
+        self._file = file
+        super().__init__()
+
+    def load_data(self, num_proc: int | None = None, **_: Any) -> None:
+        """Read and check the file once."""
+        del num_proc
+        _load_once(self, self._read)
+
+    def _read(self) -> Dataset:
+        pairs = read_sts(self._file)
+        rows = [{"sentence1": pair.sentence1, "sentence2": pair.sentence2, "score": pair.score} for pair in pairs]
+        return Dataset.from_list(rows)
+
+
+def directory_tasks(directory: Path, name: str | None = None) -> list[AbsTask]:
+    """Create the tasks of a directory; their data are not read yet.
+
+    Args:
+        directory: In the shape of `care_benchmarks.taskfiles`.
+        name: Prefix of the task names; None takes the name of the directory.
+
+    Raises:
+        InputError: The directory has no complete task.
+    """
+    found, prefix = find_tasks(directory), name or directory.resolve().name
+    tasks: list[AbsTask] = []
+    if found.retrieval:
+        tasks.append(DirectoryRetrieval(f"{prefix}-Retrieval", found.retrieval))
+    if found.rerank:
+        tasks.append(DirectoryRerank(f"{prefix}-Rerank", found.rerank))
+    for label, file in (("STS", found.sts), ("SynonymSTS", found.sts_synonym)):
+        if file:
+            tasks.extend(DirectorySts(f"{prefix}-{label}", file, sides) for sides in STS_SIDES)
+    return tasks
+
+
+def hub_task(name: str) -> AbsTask:
+    """Return one of mteb's own Chinese medical tasks; its data are downloaded when it is loaded.
+
+    Raises:
+        InputError: The name is not in `HUB_TASKS`.
+    """
+    if name not in HUB_TASKS:
+        raise InputError(
+            f"task {name!r} is unknown; mteb has {', '.join(HUB_TASKS)}. CMedTEB is not in mteb: "
+            "fetch it into a directory with care-bench fetch, and pass the directory"
+        )
+    return get_task(name)
+
+
+def _load_once(task: AbsTask, read: Callable[[], Any]) -> None:
+    if not task.data_loaded:
+        task.dataset = {"default": {"test": read()}}
+        task.data_loaded = True
 
 
 def _rerank_split(questions: list[Candidates]) -> RetrievalSplitData:
-    """Number the distinct texts as documents, so that a candidate of two questions is encoded once."""
+    """Number the distinct texts as documents, so that a candidate of two queries is encoded once."""
     identities: dict[str, str] = {}
     for question in questions:
         for text in (*question.positive, *question.negative):

@@ -1,22 +1,20 @@
-"""The queries that a system answers worst, with what it gave and what was wanted."""
+"""The worst answered queries of a system, with its answers and the relevant documents."""
 
 from collections.abc import Mapping
 
-from care_benchmarks.audit import ranked
-from care_benchmarks.measures import Run
+from care_benchmarks.measures import Qrels, Run, ranked
 from care_benchmarks.results import Answer, PerQuery, WorstQuery
-from care_benchmarks.taskfiles import Qrels
 
 QUERIES_PER_TASK = 10
 ANSWERS = 5
 LONGEST_TEXT = 240
-"""Characters of a text that are shown."""
+"""Maximal number of characters that are shown of a text."""
 
 
 def worst_queries(
     entry: PerQuery, measure: str, run: Run, qrels: Qrels, queries: Mapping[str, str], documents: Mapping[str, str]
 ) -> list[WorstQuery]:
-    """Give the worst queries of one system on one task, worst first; equal ones in their order."""
+    """Return the worst queries of one system on one task, worst first; ties keep their order."""
     scores = dict(zip(entry.queries, entry.scores[measure], strict=True))
     found = []
     for query in sorted(scores, key=lambda name: scores[name])[:QUERIES_PER_TASK]:

@@ -1,6 +1,7 @@
 """``care doctor``: show what a collection is, and what attaching to it would do."""
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from care_qdrant.cli.options import Target, json_option, model_options, target_options
+from care_qdrant.errors import InputError
 
 if TYPE_CHECKING:
     from care_qdrant.attach.doctor import Diagnosis
@@ -33,6 +35,8 @@ def command(
 ) -> None:
     """Show what COLLECTION holds, who wrote it, and what care attach would do, cost and refuse. Write nothing.
 
+    The exit code is 2 where care attach would refuse.
+
     \b
     Example:
       care doctor articles --url http://localhost:6333
@@ -47,6 +51,8 @@ def command(
         click.echo(json.dumps(asdict(found), ensure_ascii=False, indent=2))
     else:
         click.echo("\n".join(_lines(found)))
+    if found.refusals:
+        sys.exit(InputError.exit_code)
 
 
 def _lines(found: "Diagnosis") -> Iterator[str]:

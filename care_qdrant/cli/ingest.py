@@ -5,18 +5,22 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from care_qdrant import __version__
 from care_qdrant.cli import run
 from care_qdrant.cli.groups import CONTEXT, GroupedCommand
-from care_qdrant.cli.options import Target, add_options, model_options, target_options
+from care_qdrant.cli.logs import log_options
+from care_qdrant.cli.options import Target, add_options, json_option, model_options, target_options
 from care_qdrant.errors import REJECTED_ROWS_EXIT_CODE
 
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient
 
+    from care_qdrant.ingestion.report import IngestReport
     from care_qdrant.ingestion.settings import IngestSettings
     from care_qdrant.model import CareModel
 
@@ -40,13 +44,24 @@ _collection_options = add_options(
     click.option("--vector-name", help="Named vector to write.  [default: name of the model]"),
 )
 _row_options = add_options(
-    click.option("--id-field", default="id", show_default=True, help="Field of a row that holds its id."),
+    click.option(
+        "--id-field",
+        default="id",
+        show_default=True,
+        help="Field of a row that holds its id; :hash makes an id of title and text.",
+    ),
     click.option("--text-field", default="text", show_default=True, help="Field of a row that holds its text."),
     click.option(
         "--title-field",
         default="title",
         show_default=True,
         help="Field of a row that holds its title, which is encoded in front of the text.",
+    ),
+    click.option("--encoding", default="utf-8", show_default=True, help="Encoding of text files, as gb18030."),
+    click.option(
+        "--rejects",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="File of rejected rows, made for the first one.  [default: CORPUS.rejects.jsonl]",
     ),
     click.option(
         "--overflow",
@@ -59,6 +74,12 @@ _row_options = add_options(
 _run_options = add_options(
     click.option(
         "--dry-run", is_flag=True, help="Write nothing; report what would be written and how long it would take."
+    ),
+    click.option(
+        "--price",
+        "price_per_hour",
+        type=click.FloatRange(0),
+        help="Price of an hour of this machine: with --dry-run, what encoding would cost.",
     ),
     click.option("--limit", type=click.IntRange(min=1), help="Number of rows to read.  [default: all]"),
     click.option(
@@ -112,73 +133,141 @@ _storage_options = add_options(
     cls=GroupedCommand,
     context_settings=CONTEXT,
     groups={
-        "Options": ["collection", "model", "path", "url", "sparse", "sync", "dry_run", "limit"],
-        "Corpus": ["id_field", "text_field", "title_field", "overflow", "shard"],
+        "Options": ["collection", "model", "path", "url", "sparse", "sync", "dry_run", "limit", "as_json"],
+        "Corpus": ["id_field", "text_field", "title_field", "encoding", "rejects", "overflow", "shard"],
         "Model": ["vector_name", "device", "precision", "batch_tokens"],
         "Server": ["api_key", "grpc"],
         "Deletion": ["max_delete_fraction", "sync_despite_rejects"],
         "Storage of a new collection": ["quantization", "on_disk", "datatype", "shards", "replicas"],
+        "Estimate and log": ["price_per_hour", "verbose", "quiet", "log_format"],
     },
 )
-@click.argument("corpus")
+@click.argument("corpus", nargs=-1, required=True)
 @_collection_options
 @target_options
 @model_options
 @_row_options
 @_run_options
 @_storage_options
+@json_option
+@log_options
+@click.version_option(__version__, prog_name="care-ingest")
 def command(
-    corpus: str,
+    corpus: tuple[str, ...],
     collection: str | None,
     vector_name: str | None,
     target: Target,
     load_model: "Callable[[], CareModel]",
+    as_json: bool,
     **options: Any,
 ) -> None:
     """Put CORPUS into a named vector of a Qdrant collection.
 
-    CORPUS is a file of JSON lines (.jsonl, .jsonl.gz, .jsonl.zst), a Parquet file, or - for JSON lines on standard
-    input. A row has an id, a text and optionally a title and metadata; its other fields join the metadata.
+    CORPUS is one or more files, or folders of files: JSON lines, a JSON array, CSV or TSV with a header, Parquet, text
+    and Markdown (one document a file), each also as .gz or .zst; a folder that Hugging Face datasets saved; or - for
+    standard input. The format is told by the content. A row has an id, a text and optionally a title and metadata; its
+    other fields join the metadata.
 
     Documents that are stored already are neither encoded nor written again, so an interrupted run is finished by the
     same command. Rows that cannot be ingested go to CORPUS.rejects.jsonl with line number and reason; then the exit
-    code is 8. The report is one line of JSON on stdout.
+    code is 8. The report on stdout is a summary on a terminal, and one line of JSON in a pipe or with --json; a run
+    that is stopped reports, too.
 
     \b
     Example:
       care-ingest corpus.jsonl
       care-ingest corpus.jsonl.gz --url http://localhost:6333 --sparse bm25
-      care-ingest rows.parquet --text-field body --collection guidelines --dry-run
+      care-ingest docs/ notes.csv --text-field body --collection guidelines --dry-run --price 2.5
     """
-    from care_qdrant.corpus.files import STDIN, check_corpus, corpus_name
+    from care_qdrant.corpus.files import check_corpus
     from care_qdrant.corpus.rows import Fields
+    from care_qdrant.corpus.streams import STDIN
     from care_qdrant.ingestion.run import ingest
+    from care_qdrant.ingestion.source import Reading
     from care_qdrant.progress import progress_bar
     from care_qdrant.store.create import Storage
 
-    if corpus == STDIN and collection is None:
+    if corpus == (STDIN,) and collection is None:
         raise click.UsageError("standard input has no name: give --collection")
     check_corpus(corpus)
+    collection = collection or _collection_name(corpus)
     model = load_model()
+
+    def tell(report: "IngestReport") -> None:
+        summary = not as_json and sys.stdout.isatty()
+        click.echo(_summary(report, target) if summary else json.dumps(asdict(report), ensure_ascii=False))
+
     quantization = None if options["quantization"] == "none" else options["quantization"]
-    with _database(target, options["dry_run"]) as client, progress_bar(corpus) as show:
+    with _database(target, options["dry_run"]) as client, progress_bar(collection) as show:
         report = ingest(
             corpus,
             model,
             client,
-            collection or corpus_name(corpus),
+            collection,
             vector_name=vector_name,
             settings=_settings(options),
             storage=Storage(
                 quantization, options["on_disk"], options["datatype"], options["shards"], options["replicas"]
             ),
-            fields=Fields(options["id_field"], options["text_field"], options["title_field"]),
+            reading=Reading(
+                Fields(options["id_field"], options["text_field"], options["title_field"]),
+                options["encoding"],
+                options["rejects"],
+            ),
             on_progress=show,
+            on_stopped=tell,
         )
-    click.echo(json.dumps(asdict(report), ensure_ascii=False))
+    tell(report)
     if report.rejected:
-        click.echo(f"rejected rows: {report.rejected:,}, listed in {report.rejects_file}", err=True)
+        listed = f", listed in {report.rejects_file}" if report.rejects_file else ""
+        click.echo(f"rejected rows: {report.rejected:,}{listed}; {'; '.join(report.first_rejects)}", err=True)
         sys.exit(REJECTED_ROWS_EXIT_CODE)
+
+
+def _collection_name(corpus: tuple[str, ...]) -> str:
+    from care_qdrant.corpus.files import corpus_name
+    from care_qdrant.errors import InputError
+
+    try:
+        return corpus_name(corpus)
+    except InputError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _summary(report: "IngestReport", target: Target) -> str:
+    """Return what a person wants to know of a run."""
+    from care_qdrant.progress import duration
+
+    counts = {
+        "encoded": report.encoded,
+        "updated": report.updated,
+        "unchanged": report.unchanged,
+        "deleted": report.deleted,
+        "rejected": report.rejected,
+    }
+    lines = []
+    if report.estimate is not None:
+        would = report.estimate
+        size = f"{would.bytes / 1e6:,.1f} MB"
+        lines.append(f"dry run: {would.points:,} points to write, {would.tokens:,} tokens to encode, {size}")
+        if would.seconds is not None:
+            cost = f", {would.cost:,g} at this price" if would.cost is not None else ""
+            lines.append(f"about {duration(would.seconds)} ({would.hours:g} h) on this machine{cost}")
+        return "\n".join(lines)
+    said = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+    verb = "stopped" if report.stopped else "done"
+    speed = f", {report.tokens_per_second:,.0f} tokens/s" if report.tokens else ""
+    lines.append(f"{verb}: {report.documents:,} documents as {report.chunks:,} points ({said or 'nothing new'})")
+    lines.append(
+        f"{report.collection}: {report.points:,} points with vector {report.vector_name}; "
+        f"{duration(report.seconds)}{speed}"
+    )
+    if not report.stopped:
+        where = (
+            f"--url {target.url}" if target.url else "" if target.path == Path("qdrant") else f"--path {target.path}"
+        )
+        lines.append(f'next: care search "…" --collection {report.collection} {where}'.rstrip())
+    return "\n".join(lines)
 
 
 def _database(target: Target, dry_run: bool) -> "AbstractContextManager[QdrantClient]":
@@ -187,7 +276,7 @@ def _database(target: Target, dry_run: bool) -> "AbstractContextManager[QdrantCl
         from qdrant_client import QdrantClient
 
         return closing(QdrantClient(":memory:"))
-    return target.open()
+    return target.open(create=not dry_run)
 
 
 def _settings(options: dict[str, Any]) -> "IngestSettings":
@@ -203,6 +292,7 @@ def _settings(options: dict[str, Any]) -> "IngestSettings":
         max_delete_fraction=options["max_delete_fraction"],
         sync_despite_rejects=options["sync_despite_rejects"],
         dry_run=options["dry_run"],
+        price_per_hour=options["price_per_hour"],
         batch_tokens=options["batch_tokens"],
     )
 

@@ -1,10 +1,16 @@
 """``care model``: look at a CARE folder, check it, make one of two encoders."""
 
 import json
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from care_qdrant.checkpoint.card import Card, OnnxFiles, Side
 
 
 @click.group(name="model")
@@ -22,45 +28,114 @@ def info(model: str, as_json: bool) -> None:
     Example:
       care model info built-in
     """
-    from care_qdrant.checkpoint.card import UNLIMITED, read_card
+    from care_qdrant.checkpoint.card import read_card
     from care_qdrant.checkpoint.hub import find_folder
 
     card = read_card(find_folder(model))
     if as_json:
         click.echo(json.dumps(asdict(card), ensure_ascii=False, indent=2))
         return
-    click.echo(f"{card.name}  {card.fingerprint[:12]}  {card.dim} dimensions, temperature {card.temperature}")
-    for side, settings in (("query", card.query), ("document", card.document)):
-        size = sum(entry.bytes for path, entry in card.files.items() if path.startswith(f"{side}/")) / 1e6
-        end = f", ends with {settings.eos}" if settings.eos else ""
-        prompt = f", prompt {settings.prompt!r}" if settings.prompt else ""
-        limit = "any number of" if settings.max_tokens == UNLIMITED else settings.max_tokens
-        click.echo(f"  {side:9} {size:8.1f} MB, {settings.pooling} pooling, {limit} tokens{end}{prompt}")
-    if card.onnx is not None:
-        click.echo(f"  onnx      {card.onnx.default} by default; gate: {json.dumps(dict(card.onnx.gate))}")
-    for base in card.bases:
-        click.echo(f"  base      {' '.join(str(value) for value in base.values())}")
-    for stage in card.stages:
-        click.echo(f"  stage     {stage.get('name', stage)}")
+    click.echo("\n".join(_lines(card)))
+
+
+def _lines(card: "Card") -> Iterator[str]:
+    """Return the card as a person reads it."""
+    from care_qdrant.progress import duration
+
+    license = f", license {card.license}" if card.license else ""
+    yield f"{card.name}: a pair of encoders into one space of {card.dim} dimensions{license}"
+    yield f"  fingerprint  {card.fingerprint}"
+    for side, settings, onnx in (
+        ("query", card.query, card.onnx),
+        ("document", card.document, card.document_onnx),
+    ):
+        yield f"  {side:11}  {_side_line(card, side, settings)}"
+        yield f"  {'':11}  {_runtime_line(onnx)}"
+    bases = {
+        f"{base.get('side', '')}: {base.get('name', '?')} {base.get('revision', '')}".strip() for base in card.bases
+    }
+    if bases:
+        yield f"  made from    {'; '.join(sorted(bases))}"
+    for number, stage in enumerate(card.stages):
+        score = stage.get("evaluation", {}).get("ndcg@10")
+        said = [str(stage.get("stage") or stage.get("name") or stage.get("kind") or "?")]
+        said += [duration(stage["seconds"])] if "seconds" in stage else []
+        said += [f"nDCG@10 {score:.4f}"] if score is not None else []
+        yield f"  {'trained' if not number else '':11}  {', '.join(said)}"
+    rows: Counter[str] = Counter()
     for source in card.data:
-        click.echo(f"  data      {source.get('source', '?')}: {source.get('rows', '?')} rows, {source.get('license')}")
+        rows[f"{source.get('source', '?')} ({source.get('license') or 'license not stated'})"] += (
+            source.get("rows") or 0
+        )
+    for number, (name, count) in enumerate(rows.most_common()):
+        yield f"  {'data' if not number else '':11}  {count:,} rows of {name}"
+
+
+def _side_line(card: "Card", side: str, settings: "Side") -> str:
+    from care_qdrant.checkpoint.card import UNLIMITED
+
+    size = sum(entry.bytes for path, entry in card.files.items() if path.startswith(f"{side}/")) / 1e6
+    end = f", ends with {settings.eos}" if settings.eos else ""
+    prompt = f", prompt {settings.prompt!r}" if settings.prompt else ""
+    limit = "any number of" if settings.max_tokens == UNLIMITED else settings.max_tokens
+    return f"{size:.1f} MB, {settings.pooling} pooling, {limit} tokens{end}{prompt}"
+
+
+def _runtime_line(onnx: "OnnxFiles | None") -> str:
+    if onnx is None:
+        return "runs on torch: pip install '.[ingest]' in a clone"
+    gate = onnx.gate
+    cosine = f"; int8 to float32: cosine {gate['min_cosine']} at least" if "min_cosine" in gate else ""
+    return f"runs on onnxruntime, {onnx.default}{cosine}"
 
 
 @command.command()
 @click.argument("model", default="built-in")
 def verify(model: str) -> None:
-    """Read every file of MODEL and check it against its card.
+    """Read every file of MODEL, check it against its card, and its ONNX encoders against the card's vectors.
 
     \b
     Example:
       care model verify ./care-0.3b-4b
     """
-    from care_qdrant.checkpoint.folder import verify as verify_folder
+    from care_qdrant.checkpoint.folder import verify_checkpoint as verify_folder
     from care_qdrant.checkpoint.hub import fetch_document_side
+    from care_qdrant.model import CareModel
 
-    card = verify_folder(fetch_document_side(model))
+    folder = fetch_document_side(model)
+    card = verify_folder(folder)
+    for precision in ("fp32", "int8"):
+        if card.onnx is not None and getattr(card.onnx, precision) is not None:
+            CareModel.load(folder, precision=precision).encode_query([])  # loading an encoder checks its vectors
+    if card.document_onnx is not None:
+        CareModel.load(folder).encode_document([])
+    if (card.onnx or card.document_onnx) and not card.references_sha256:
+        click.echo(
+            "not checked: that the ONNX files are of these weights, since the card has no reference vectors; add them "
+            f"with: care model export-onnx {model}",
+            err=True,
+        )
     size = sum(entry.bytes for entry in card.files.values()) / 1e6
     click.echo(f"{card.name}: {len(card.files)} files, {size:.1f} MB, whole and unaltered ({card.fingerprint[:12]})")
+
+
+@command.command("export-onnx")
+@click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
+def export_onnx(folder: Path) -> None:
+    """Let documents of the pair FOLDER be encoded without torch, and bind its ONNX files to its fingerprint.
+
+    The document encoder is exported to document/model.onnx, which reads the weights beside it. The fingerprint stays,
+    so existing collections stay valid. Needs torch, once: pip install 'care-qdrant[onnx]'.
+
+    \b
+    Example:
+      care model export-onnx ./care-0.3b-4b
+    """
+    from care_qdrant.export.existing import add_onnx
+
+    card = add_onnx(folder)
+    size = card.files["document/model.onnx"].bytes / 1e6
+    click.echo(f"{folder}: {card.name} encodes documents on onnxruntime ({size:.1f} MB added, {card.fingerprint[:12]})")
 
 
 @command.command()

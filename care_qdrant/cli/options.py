@@ -26,10 +26,23 @@ class Target:
     api_key: str | None
     grpc: bool
 
-    def open(self) -> "AbstractContextManager[QdrantClient]":
-        """Return a context manager that opens it and closes it."""
+    def open(self, *, create: bool = False) -> "AbstractContextManager[QdrantClient]":
+        """Return a context manager that opens it and closes it.
+
+        Args:
+            create: Make the folder of an embedded database that is not there; a command that reads must not.
+
+        Raises:
+            InputError: There is no such folder.
+        """
+        from care_qdrant.errors import InputError
         from care_qdrant.store.connection import open_client
 
+        if self.path is not None and not create and not self.path.is_dir():
+            raise InputError(
+                f"{self.path}: there is no such folder, so no embedded database; make one with care ingest, or name "
+                "another with --path, or a server with --url"
+            )
         return open_client(path=self.path, url=self.url, api_key=self.api_key, grpc=self.grpc)
 
     def __str__(self) -> str:
@@ -54,8 +67,8 @@ def target_options(command: Command) -> Command:
     def with_target(
         *args: Any, path: Path | None, url: str | None, api_key: str | None, grpc: bool, **options: Any
     ) -> Any:
-        if path is not None and url is not None and not _from_environment("url"):
-            raise click.UsageError("--path and --url name two different databases; give one")
+        if path is not None and url is not None:
+            path, url = _choose(path, url)
         server = url if path is None else None
         folder = None if server else (path or Path("qdrant"))
         return command(*args, target=Target(folder, server, api_key, grpc), **options)
@@ -111,6 +124,18 @@ def model_options(command: Command) -> Command:
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
 
-def _from_environment(name: str) -> bool:
-    source = click.get_current_context().get_parameter_source(name)
-    return source is click.core.ParameterSource.ENVIRONMENT
+def _choose(path: Path, url: str) -> tuple[Path | None, str | None]:
+    """Keep one of two databases: the command line comes before the environment, and that before a file.
+
+    Raises:
+        click.UsageError: Both stand at the same place.
+    """
+    order = [click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT]
+    context = click.get_current_context()
+    ranks = {}
+    for name in ("path", "url"):
+        source = context.get_parameter_source(name)
+        ranks[name] = order.index(source) if source in order else len(order)
+    if ranks["path"] == ranks["url"]:
+        raise click.UsageError("--path and --url name two different databases; give one")
+    return (path, None) if ranks["path"] < ranks["url"] else (None, url)

@@ -34,10 +34,13 @@ class Span(NamedTuple):
 
 
 def cut_rows(rows: Sequence[Row], counter: TokenCounter, overflow: Overflow) -> Iterator[list[Sized] | Reject]:
-    """Return the chunks of each document, in order; or why it cannot be cut."""
+    """Return the chunks of each document, in order; or why it cannot be cut or encoded."""
+    nothing = counter.count_tokens([""])[0]
     lengths = counter.count_tokens([embedded_text(row.document.title, row.document.text) for row in rows])
     for row, tokens in zip(rows, lengths, strict=True):
-        if tokens <= counter.max_tokens or overflow == "truncate":
+        if tokens <= nothing:
+            yield Reject(row.line, "document has no token that the encoder reads", row.document.id)
+        elif tokens <= counter.max_tokens or overflow == "truncate":
             yield [Sized(Chunk(row.document, row.document.text), min(tokens, counter.max_tokens))]
         elif overflow == "reject":
             reason = f"document has {tokens} tokens; the encoder reads {counter.max_tokens}"

@@ -1,193 +1,247 @@
-"""Reads corpora: JSON lines (plain, gzip, Zstandard, standard input) and Parquet, row by row in constant memory."""
+"""A corpus: one file, several, or folders, row by row in constant memory, in whatever format each file has."""
 
-import datetime
-import gzip
+import glob
 import io
-import json
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any, Self, cast
+from typing import Self
 
-from care_qdrant.corpus.rows import Fields, Reject, Row, parse_line, parse_values
+from care_qdrant.corpus.formats import (
+    TABLES,
+    TEXTS,
+    Format,
+    arrow_files,
+    describe_table,
+    is_arrow_folder,
+    read_array,
+    read_columns,
+    read_lines,
+    read_table,
+    read_text,
+    tell_format,
+)
+from care_qdrant.corpus.rows import Fields, Reject, Row
+from care_qdrant.corpus.streams import HEAD_BYTES, STDIN, UTF_8, decompressed, guess_encoding, open_binary, recoded
 from care_qdrant.errors import InputError, needs_extra
 
-MAX_LINE_BYTES = 5_000_000
-STDIN = "-"
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_PARQUET_ROWS = 1_024
+CorpusPath = str | Path | Sequence[str | Path]
+COMPRESSIONS = (".gz", ".zst")
+_KNOWN = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow", *TABLES, *TEXTS)
+_EXPECTED = (
+    "expected JSON lines, a JSON array, CSV or TSV, Parquet, text (.txt, .md), a folder of such files, a folder that "
+    "Hugging Face datasets saved, or -"
+)
 _DEFAULT_FIELDS = Fields()
 
 
-class Corpus:
-    """A corpus file; use it in a ``with`` block, and iterate once.
+@dataclass(frozen=True, slots=True)
+class CorpusFile:
+    """One file of a corpus."""
 
-    A byte order mark at the start of the file, Windows line ends and blank lines are no errors. Rows that cannot be
-    read come out as `Reject`, in their place.
+    path: str
+    name: str
+    """Relative to the folder that was given; the id of a text file."""
+
+    @property
+    def plain_name(self) -> str:
+        """The name in lower case, without the ending of a compression."""
+        name = self.name.lower()
+        return name.rsplit(".", 1)[0] if name.endswith(COMPRESSIONS) else name
+
+
+class Corpus:
+    """A corpus of one or more files; use it in a ``with`` block, and iterate once.
+
+    The format of a file is told by its content. A byte order mark at its start, Windows line ends and blank lines are
+    no errors. Rows that cannot be read come out as `Reject`, in their place.
     """
 
-    def __init__(self, path: str | Path, fields: Fields = _DEFAULT_FIELDS) -> None:
-        """Take a file, or standard input for ``-``; it is opened by the ``with`` block.
+    def __init__(self, path: CorpusPath, fields: Fields = _DEFAULT_FIELDS, encoding: str = UTF_8) -> None:
+        """Take files and folders, or standard input for ``-``; they are opened while they are iterated.
+
+        Args:
+            path: One path or several. A name with ``*`` that is no file stands for the files that it matches.
+            fields: Names of the parts of a row.
+            encoding: Of text files.
 
         Raises:
             InputError: There is no such file.
-            MissingExtra: Its form needs a package that is not installed.
+            MissingExtra: The form of a file needs a package that is not installed.
         """
-        check_corpus(path)
-        self.path, self.fields = str(path), fields
+        self.files = check_corpus(path)
+        self.fields, self.encoding = fields, encoding
+        self.found: list[str] = []
+        """What each file was read as, for people; grows while the corpus is read."""
         self._stack = ExitStack()
-        self._file: IO[bytes] = io.BytesIO()
-        self._size = 0
+        self._file: io.BufferedReader | None = None
+        self._sizes = [_size(file.path) for file in self.files]
+        self._done = 0
 
     def __enter__(self) -> Self:
-        if self.path == STDIN:
-            self._file = sys.stdin.buffer
-        else:
-            self._file = self._stack.enter_context(Path(self.path).open("rb"))
-            self._size = Path(self.path).stat().st_size
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and not issubclass(kind, Exception):
+            # An interrupted program may leave a thread behind that reads a pipe: closing would wait for it.
+            self._stack.pop_all()
         self._stack.close()
 
     def __iter__(self) -> Iterator[Row | Reject]:
         """Return the rows in order.
 
         Raises:
-            InputError: The file is damaged; the rows before the damage were given.
+            InputError: A file is damaged; the rows before the damage were given.
         """
-        line = 0
-        try:
-            for row in self._rows():
-                line = row.line
-                yield row
-        except _damage() as error:
-            raise InputError(
-                f"{self.path}: is damaged after row {line:,} ({error}); rows before it were read"
-            ) from error
+        for file, size in zip(self.files, self._sizes, strict=True):
+            line = 0
+            try:
+                for row in self._rows(file):
+                    line = row.line
+                    yield replace(row, file=file.name) if isinstance(row, Reject) and len(self.files) > 1 else row
+            except _damage() as error:
+                raise InputError(
+                    f"{file.path}: is damaged after row {line:,} ({error}); rows before it were read"
+                ) from error
+            self._stack.close()
+            self._file = None
+            self._done += size or 0
 
-    def _rows(self) -> Iterator[Row | Reject]:
-        if self.path.endswith(".parquet"):
-            yield from _read_parquet(self._file, self.fields)
+    def _rows(self, file: CorpusFile) -> Iterator[Row | Reject]:
+        self._file = open_binary(file.path, self._stack)
+        content = decompressed(self._file, file.path, self._stack)
+        head = content.peek(HEAD_BYTES)
+        form = tell_format(file.plain_name, head, self.fields)
+        if form in ("Parquet", "Arrow"):
+            self.found.append(form)
+            _require_package(file.path, ".parquet")
+            if not self._file.seekable():
+                raise InputError(f"{file.path}: a {form} file cannot be read from a pipe; save it first")
+            yield from read_columns(content, form, self.fields)
             return
-        for number, raw in _numbered_lines(self._decompressed()):
-            if isinstance(raw, Reject):
-                yield raw
-            elif raw.strip():
-                yield parse_line(raw, number, self.fields)
+        self._require_encoding(file.path, head)
+        content = recoded(content, self.encoding)
+        head = content.peek(HEAD_BYTES)
+        form = tell_format(file.plain_name, head, self.fields)
+        table = describe_table(head, file.plain_name, self.fields) if form == "CSV" else form
+        self.found.append(table)
+        yield from _read(form, content, file, self.fields)
+
+    def _require_encoding(self, path: str, head: bytes) -> None:
+        """Refuse a file of which most lines are not in the given encoding, naming the one that it seems to have."""
+        if self.encoding.lower() not in (UTF_8, "utf8"):
+            return
+        guess = guess_encoding(head)
+        wrong = [guess_encoding(line) is not None for line in head.splitlines() if line.strip()]
+        # A file in which some lines are damaged is read, without those.
+        if guess == "utf-16" or (guess is not None and wrong[0] and sum(wrong) * 2 > len(wrong)):
+            name = f"{guess} (GBK)" if guess == "gb18030" else guess
+            raise InputError(f"{path}: is not UTF-8; it reads as {name}: give --encoding {guess}")
 
     @property
     def share_read(self) -> float | None:
-        """Fraction of the file that was read, in [0, 1]; None where its length is not known."""
-        return min(1.0, self._file.tell() / self._size) if self._size else None
-
-    def _decompressed(self) -> IO[bytes]:
-        if self.path.endswith(".gz"):
-            return cast(IO[bytes], self._stack.enter_context(gzip.open(self._file)))
-        if self.path.endswith(".zst"):
-            import zstandard
-
-            reader = zstandard.ZstdDecompressor().stream_reader(self._file, read_across_frames=True)
-            return cast(IO[bytes], self._stack.enter_context(io.BufferedReader(cast(io.RawIOBase, reader))))
-        return self._file
+        """Fraction of the corpus that was read, in [0, 1]; None where its length is not known."""
+        total = sum(size or 0 for size in self._sizes)
+        if not total or None in self._sizes:
+            return None
+        return min(1.0, (self._done + (self._file.tell() if self._file else 0)) / total)
 
 
-class RejectsFile:
-    """Writes rejected rows beside the corpus; there is no file where no row was rejected."""
-
-    def __init__(self, path: Path) -> None:
-        """Forget the rejects of an earlier run."""
-        self.path = path
-        self.path.unlink(missing_ok=True)
-        self._file: IO[str] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()
-
-    def write(self, reject: Reject) -> None:
-        """Append one row as JSON: ``line``, ``id`` where there is one, ``reason``."""
-        if self._file is None:
-            self._file = self.path.open("w", encoding="utf-8")
-        named = {"id": reject.id} if reject.id else {}
-        row = {"line": reject.line, **named, "reason": reject.reason}
-        # ASCII, since a rejected id may hold what UTF-8 cannot.
-        self._file.write(json.dumps(row) + "\n")
-        self._file.flush()
-
-
-def check_corpus(path: str | Path) -> None:
-    """Refuse a corpus that cannot be read, before anything else is touched.
+def check_corpus(path: CorpusPath) -> list[CorpusFile]:
+    """Return the files of a corpus, and refuse one that cannot be read before anything else is touched.
 
     Raises:
-        InputError: There is no such file.
-        MissingExtra: Its form needs a package that is not installed.
+        InputError: There is no such file, or a folder has none that is known.
+        MissingExtra: The form of a file needs a package that is not installed.
     """
-    if str(path) != STDIN and not Path(path).is_file():
-        found = "is a folder" if Path(path).is_dir() else "does not exist"
-        raise InputError(f"{path}: {found}; expected JSON lines (.jsonl, .jsonl.gz, .jsonl.zst), Parquet, or -")
-    for ending, extra, module in ((".zst", "zstd", "zstandard"), (".parquet", "parquet", "pyarrow.parquet")):
-        if str(path).endswith(ending):
-            with needs_extra(extra, f"{path}: a {ending} file"):
-                import_module(module)
+    paths = [path] if isinstance(path, str | Path) else list(path)
+    files = [file for each in paths for file in _files_of(str(each), is_alone=len(paths) == 1)]
+    for file in files:
+        for ending in (".zst", ".parquet", ".arrow"):
+            if file.path.endswith(ending):
+                _require_package(file.path, ending)
+    return files
 
 
-def corpus_name(path: str | Path) -> str:
-    """Return the file's name without its extensions: ``data/corpus.jsonl.gz`` is ``corpus``."""
-    return Path(path).name.split(".")[0]
+def corpus_name(path: CorpusPath) -> str:
+    """Return the name of one file or folder without its extensions: ``data/corpus.jsonl.gz`` is ``corpus``.
+
+    Raises:
+        InputError: There are several, or it is a pipe.
+    """
+    paths = [path] if isinstance(path, str | Path) else list(path)
+    if len(paths) != 1 or str(paths[0]) == STDIN or Path(paths[0]).is_fifo() or glob.has_magic(str(paths[0])):
+        raise InputError(f"{', '.join(map(str, paths))}: has no name of its own: give --collection")
+    return Path(paths[0]).absolute().name.split(".")[0]
 
 
-def rejects_path(path: str | Path) -> Path:
-    """Return where the rejected rows of a corpus go: ``corpus.jsonl.rejects.jsonl`` beside it."""
-    return Path("stdin.rejects.jsonl") if str(path) == STDIN else Path(f"{path}.rejects.jsonl")
+def _files_of(path: str, *, is_alone: bool) -> list[CorpusFile]:
+    place = Path(path)
+    if path == STDIN or (place.exists() and not place.is_dir()):
+        return [CorpusFile(path, place.name if is_alone else place.as_posix())]
+    if not place.exists() and (matches := _matches(path)):
+        return [file for match in matches for file in _files_of(match, is_alone=False)]
+    if not place.is_dir():
+        raise InputError(f"{path}: does not exist; {_EXPECTED}")
+    entries = {entry.name for entry in place.iterdir()}
+    if is_arrow_folder(entries):
+        state = (place / "state.json").read_text(encoding="utf-8")
+        return [CorpusFile(str(place / name), name) for name in arrow_files(state)]
+    if "dataset_dict.json" in entries:
+        splits = sorted(entry.name for entry in place.iterdir() if entry.is_dir())
+        raise InputError(f"{path}: is a folder of splits; give one of them: {', '.join(f'{path}/{s}' for s in splits)}")
+    files = sorted(file for file in place.rglob("*") if file.is_file())
+    found = [CorpusFile(str(file), file.relative_to(place).as_posix()) for file in files]
+    found = [file for file in found if _is_known(file)]
+    if not found:
+        raise InputError(f"{path}: is a folder without files that can be read; {_EXPECTED}")
+    return found
+
+
+def _matches(pattern: str) -> list[str]:
+    if not glob.has_magic(pattern):
+        return []
+    anchor = Path(pattern).anchor
+    return sorted(str(path) for path in Path(anchor).glob(str(Path(pattern).relative_to(anchor))))
+
+
+def _is_known(file: CorpusFile) -> bool:
+    is_hidden = any(part.startswith(".") for part in Path(file.name).parts)
+    return file.plain_name.endswith(_KNOWN) and not is_hidden and ".rejects" not in file.name
+
+
+def _read(form: Format, content: io.BufferedReader, file: CorpusFile, fields: Fields) -> Iterator[Row | Reject]:
+    if form == "JSON array":
+        return read_array(content, fields)
+    if form == "CSV":
+        return read_table(content, file.plain_name, fields)
+    if form == "text":
+        return read_text(content, file.name, fields)
+    return read_lines(content, fields)
+
+
+def _size(path: str) -> int | None:
+    """Return the length of a file in bytes; None for a pipe."""
+    return Path(path).stat().st_size if path != STDIN and Path(path).is_file() else None
+
+
+def _require_package(path: str, ending: str) -> None:
+    extra, module = ("zstd", "zstandard") if ending == ".zst" else ("parquet", "pyarrow.parquet")
+    with needs_extra(extra, f"{path}: a {ending} file"):
+        import_module(module)
 
 
 def _damage() -> tuple[type[Exception], ...]:
     """Return what the readers raise for a file that is cut off or not what its name says."""
-    kinds: list[type[Exception]] = [EOFError, OSError, zlib.error]
+    import csv
+
+    kinds: list[type[Exception]] = [EOFError, OSError, zlib.error, UnicodeDecodeError, csv.Error]
     if "zstandard" in sys.modules:
         kinds.append(sys.modules["zstandard"].ZstdError)
     if "pyarrow" in sys.modules:
         kinds.append(sys.modules["pyarrow"].ArrowException)
     return tuple(kinds)
-
-
-def _numbered_lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | Reject]]:
-    """Return the lines with their numbers; never more than `MAX_LINE_BYTES` are in memory."""
-    number = 0
-    while raw := file.readline(MAX_LINE_BYTES + 1):
-        number += 1
-        if number == 1:
-            raw = raw.removeprefix(BYTE_ORDER_MARK)
-        if len(raw) > MAX_LINE_BYTES:
-            _skip_line(file, raw)
-            yield number, Reject(number, f"is longer than {MAX_LINE_BYTES:,} bytes")
-        else:
-            yield number, raw
-
-
-def _skip_line(file: IO[bytes], raw: bytes) -> None:
-    while raw and not raw.endswith(b"\n"):
-        raw = file.readline(MAX_LINE_BYTES)
-
-
-def _read_parquet(file: IO[bytes], fields: Fields) -> Iterator[Row | Reject]:
-    import pyarrow.parquet  # type: ignore[import-untyped]
-
-    number = 0
-    for batch in pyarrow.parquet.ParquetFile(file).iter_batches(batch_size=_PARQUET_ROWS):
-        for values in batch.to_pylist():
-            number += 1
-            present = {key: _json_value(value) for key, value in values.items() if value is not None}
-            yield parse_values(present, number, fields)
-
-
-def _json_value(value: Any) -> Any:
-    """Write dates as ISO 8601, the one common type of Parquet that JSON lacks and that Qdrant can filter."""
-    return value.isoformat() if isinstance(value, datetime.date | datetime.time) else value

@@ -1,14 +1,17 @@
 """One row of a corpus: what makes it a `Document`, and every reason why it is none."""
 
+import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from care_qdrant.store.payload import RESERVED_KEYS
-from care_qdrant.types import Document
+from care_qdrant.types import Document, embedded_text
 
+HASH_ID = ":hash"
+"""As the name of the id field: the id is a hash of title and text."""
 MAX_DEPTH = 32
 """Levels of nested metadata. Qdrant's own JSON reader stops at 128 and would refuse the whole request."""
 
@@ -18,6 +21,7 @@ class Fields:
     """The names under which a row holds its parts."""
 
     id: str = "id"
+    """Also ``_id`` where a row has no ``id``; `HASH_ID` makes the id of what the row says."""
     text: str = "text"
     title: str = "title"
     metadata: str = "metadata"
@@ -40,18 +44,46 @@ class Reject:
     reason: str
     id: str = ""
     """Id of the document, where the row has one."""
+    file: str = ""
+    """Set where a corpus has several files."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedKey:
+    """What a JSON object is read as that has a key twice: which value counts is anybody's guess."""
+
+    key: str
+
+
+def _read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | RepeatedKey:
+    values = dict(pairs)
+    if len(values) == len(pairs):
+        return values
+    keys = [key for key, _ in pairs]
+    return RepeatedKey(next(key for key in keys if keys.count(key) > 1))
+
+
+JSON = json.JSONDecoder(object_pairs_hook=_read_object)
+"""Reads an object with a repeated key as `RepeatedKey`, at any depth."""
 
 
 def parse_line(raw: bytes, line: int, fields: Fields) -> Row | Reject:
     """Read one line of JSON."""
     try:
-        values = json.loads(raw.decode("utf-8"))
+        values = JSON.decode(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
         return Reject(line, f"is not UTF-8: byte 0x{raw[error.start]:02x} at position {error.start}")
     except RecursionError:
         return Reject(line, "is nested too deeply")
     except ValueError as error:
         return Reject(line, f"is not JSON: {error}")
+    return parse_json(values, line, fields)
+
+
+def parse_json(values: Any, line: int, fields: Fields) -> Row | Reject:
+    """Read one row that `JSON` decoded."""
+    if isinstance(values, RepeatedKey):
+        return Reject(line, f"has the key {values.key!r} twice")
     if not isinstance(values, dict):
         return Reject(line, f"is a JSON {_kind(values)}; expected an object with {fields.id!r} and {fields.text!r}")
     return parse_values(values, line, fields)
@@ -59,11 +91,17 @@ def parse_line(raw: bytes, line: int, fields: Fields) -> Row | Reject:
 
 def parse_values(values: Mapping[str, Any], line: int, fields: Fields) -> Row | Reject:
     """Read one row that is decoded already. Fields that have no role join the metadata."""
+    if fields.id == HASH_ID:
+        if problem := _field_problem({**values, HASH_ID: HASH_ID}, fields, values):
+            return Reject(line, problem)
+        values = {**values, HASH_ID: hash_id(values.get(fields.title) or "", values[fields.text])}
+    elif fields.id == "id" and "id" not in values and "_id" in values:
+        fields = replace(fields, id="_id")
     document_id = values.get(fields.id)
     if isinstance(document_id, int) and not isinstance(document_id, bool):
         document_id = str(document_id)
     named = document_id if isinstance(document_id, str) else ""
-    if problem := _field_problem(values, fields) or _metadata_problem(values, fields):
+    if problem := _field_problem(values, fields, values) or _metadata_problem(values, fields):
         return Reject(line, problem, named)
     roles = {fields.id, fields.text, fields.title, fields.metadata}
     extra = {key: value for key, value in values.items() if key not in roles}
@@ -74,6 +112,11 @@ def parse_values(values: Mapping[str, Any], line: int, fields: Fields) -> Row | 
         metadata={**extra, **(values.get(fields.metadata) or {})},
     )
     return check_document(document, line)
+
+
+def hash_id(title: str, text: str) -> str:
+    """Return the id of a document that has none: 128 bits of the SHA-256 of what an encoder reads of it."""
+    return hashlib.sha256(embedded_text(title, text).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def check_document(document: Document, line: int) -> Row | Reject:
@@ -90,10 +133,11 @@ def check_document(document: Document, line: int) -> Row | Reject:
     return Reject(line, problem, document.id) if problem else Row(line, document)
 
 
-def _field_problem(values: Mapping[str, Any], fields: Fields) -> str:
+def _field_problem(values: Mapping[str, Any], fields: Fields, shown: Mapping[str, Any]) -> str:
+    """Return which part of a row is missing or wrong; ``shown`` is the row as the user wrote it."""
     for name in (fields.id, fields.text):
         if values.get(name) is None:
-            return f"document has no {name!r} (keys: {', '.join(map(str, values)) or 'none'})"
+            return f"document has no {name!r} (keys: {', '.join(map(str, shown)) or 'none'})"
     if not isinstance(values[fields.id], str | int) or isinstance(values[fields.id], bool):
         return f"{fields.id!r} is a JSON {_kind(values[fields.id])}; expected a string"
     for name in (fields.text, fields.title):
@@ -104,6 +148,8 @@ def _field_problem(values: Mapping[str, Any], fields: Fields) -> str:
 
 def _metadata_problem(values: Mapping[str, Any], fields: Fields) -> str:
     metadata = values.get(fields.metadata)
+    if isinstance(metadata, RepeatedKey):
+        return f"{fields.metadata!r} has the key {metadata.key!r} twice"
     if not isinstance(metadata, dict | None):
         return f"{fields.metadata!r} is a JSON {_kind(metadata)}; expected an object"
     roles = {fields.id, fields.text, fields.title, fields.metadata}
@@ -152,6 +198,8 @@ def _scalar_problem(value: Any, name: str) -> str:
             return f"{name!r} is an integer of more than 64 bits"
         case None | bool() | int() | float():
             return ""
+        case RepeatedKey():
+            return f"{name!r} has the key {value.key!r} twice"
     return f"{name!r} is a {type(value).__name__}, which JSON cannot hold"
 
 

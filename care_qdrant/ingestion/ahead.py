@@ -1,11 +1,22 @@
 """Lets a producer run ahead of its consumer in a thread of its own."""
 
-from collections import deque
+import threading
 from collections.abc import Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+LEAVE_SECONDS = 2.0
+"""Waited for the producer when its consumer stops. One that reads an idle pipe never ends, and is left behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    error: BaseException
+
+
+_END: Any = object()
 
 
 def read_ahead(items: Iterator[T], depth: int) -> Generator[T, None, None]:
@@ -15,12 +26,32 @@ def read_ahead(items: Iterator[T], depth: int) -> Generator[T, None, None]:
         items: Used by that thread only. What it raises is raised here, in its place.
         depth: Items that may be finished before they are asked for.
     """
-    end: Any = object()
-    executor = ThreadPoolExecutor(1, "reader")
+    ready: SimpleQueue[Any] = SimpleQueue()
+    room = threading.Semaphore(depth)
+    stopped = threading.Event()
+
+    def produce() -> None:
+        try:
+            for item in items:
+                ready.put(item)
+                room.acquire()
+                if stopped.is_set():
+                    return
+        except BaseException as error:
+            ready.put(_Failure(error))
+        else:
+            ready.put(_END)
+
+    # A daemon, since it may wait for a pipe for ever, and an executor's threads are joined at exit, against Ctrl-C.
+    reader = threading.Thread(target=produce, name="reader", daemon=True)
+    reader.start()
     try:
-        pending = deque(executor.submit(next, items, end) for _ in range(depth))
-        while (item := pending.popleft().result()) is not end:
-            pending.append(executor.submit(next, items, end))
+        while (item := ready.get()) is not _END:
+            if isinstance(item, _Failure):
+                raise item.error
+            room.release()
             yield item
     finally:
-        executor.shutdown(wait=True, cancel_futures=True)
+        stopped.set()
+        room.release()
+        reader.join(LEAVE_SECONDS)

@@ -15,7 +15,13 @@ SAMPLE_CHUNKS = 32
 BYTES_PER_NUMBER = 4
 
 
-def estimate(plans: Iterable[Plan], tally: Tally, vectors: PointVectors, encoder: Callable[[], Encoder]) -> Estimate:
+def estimate(
+    plans: Iterable[Plan],
+    tally: Tally,
+    vectors: PointVectors,
+    encoder: Callable[[], Encoder],
+    price_per_hour: float | None = None,
+) -> Estimate:
     """Count what would be written, and time the encoding of a few chunks.
 
     Args:
@@ -23,6 +29,7 @@ def estimate(plans: Iterable[Plan], tally: Tally, vectors: PointVectors, encoder
         tally: Gets the counts, as a real run would have them.
         vectors: What the points would carry.
         encoder: Loads the document encoder; called only if something would be encoded.
+        price_per_hour: Of this machine; None leaves the cost out.
     """
     tokens, size = 0, 0
     sample: list[Task] = []
@@ -35,7 +42,20 @@ def estimate(plans: Iterable[Plan], tally: Tally, vectors: PointVectors, encoder
         sample += plan.encode[: SAMPLE_CHUNKS - len(sample)]
     size += tally.encoded * vectors.dense.dim * BYTES_PER_NUMBER
     seconds = tokens * _seconds_per_token(sample, vectors, encoder()) if sample else None
-    return Estimate(points=tally.encoded + tally.updated, tokens=tokens, bytes=size, seconds=seconds)
+    hours = None if seconds is None else seconds / 3_600
+    return Estimate(
+        points=tally.encoded + tally.updated,
+        tokens=tokens,
+        bytes=size,
+        seconds=_rounded(seconds),
+        hours=_rounded(hours),
+        cost=None if price_per_hour is None else _rounded((hours or 0) * price_per_hour),
+    )
+
+
+def _rounded(value: float | None) -> float | None:
+    """Round to three digits: a first batch says no more about a night."""
+    return None if value is None else float(f"{value:.3g}")
 
 
 def _payload_bytes(task: Task) -> int:

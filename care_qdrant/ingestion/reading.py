@@ -19,6 +19,9 @@ WINDOW_DOCUMENTS = 4_096
 WINDOW_CHARACTERS = 4_000_000
 """A window of long documents is shorter, so that memory does not depend on their length."""
 
+FIRST_REJECTS = 3
+"""Rejected rows that the report shows."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shard:
@@ -101,4 +104,6 @@ class Reader:
 
     def _reject(self, reject: Reject) -> None:
         self.tally.rejected += 1
+        if len(self.tally.first_rejects) < FIRST_REJECTS:
+            self.tally.first_rejects.append(f"{reject.file or 'line'} {reject.line}: {reject.reason}")
         self.on_reject(reject)

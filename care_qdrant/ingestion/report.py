@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,10 @@ class Estimate:
     bytes: int
     """Size of vectors and payloads to write, without indexes."""
     seconds: float | None
-    """Time of encoding at the speed of a first batch; None where nothing is to be encoded."""
+    """Time of encoding on this machine, at the speed of a first batch; None where nothing is to be encoded."""
+    hours: float | None = None
+    cost: float | None = None
+    """Hours times the price of an hour, in its currency; None without a price."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,7 @@ class IngestReport:
     """Read and accepted, each id once."""
     chunks: int
     encoded: int
+    """Chunks that the encoder read; those of a run that was stopped may not all be stored."""
     updated: int
     """Chunks written without encoding: only their metadata or their sparse vector differed."""
     unchanged: int
@@ -38,7 +42,7 @@ class IngestReport:
     other_points: int
     """Points of the same documents that another writer made under other ids."""
     points: int
-    """Points of the collection with this vector, counted exactly."""
+    """Points of the collection with this vector, counted exactly; of a stopped run those that it stored or found."""
     tokens: int
     """Encoded."""
     seconds: float
@@ -53,6 +57,10 @@ class IngestReport:
     rejects_file: str | None = None
     estimate: Estimate | None = None
     """Result of a dry run, which wrote nothing."""
+    first_rejects: tuple[str, ...] = ()
+    """Line and reason of the first rejected rows."""
+    stopped: str | None = None
+    """Why the run did not finish: what was refused, or the interruption. None for a run that did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +68,16 @@ class Progress:
     """State of a run in progress."""
 
     documents: int
+    """Read and compared."""
+    stored: int
+    """Chunks that Qdrant acknowledged, or had already."""
     encoded: int
+    rejected: int
     tokens_per_second: float
+    total: int | None
+    """Chunks of the whole run, extrapolated from what was read; None where the length of the corpus is not known."""
+    seconds_left: float | None
+    """Time to encode the rest at the encoder's rate so far."""
     share_read: float | None
     """Fraction of the corpus that was read, in [0, 1]; None where its length is not known."""
 
@@ -108,6 +124,33 @@ class Tally:
     deleted: int = 0
     other_points: int = 0
     tokens: int = 0
+    planned: int = 0
+    """Chunks that were read and compared."""
+    planned_tokens: int = 0
+    """Of those that are to be encoded."""
+    first_rejects: list[str] = field(default_factory=list)
+
+    def progress(
+        self, stored: int, tokens_per_second: float, share_read: float | None, limit: float | None
+    ) -> Progress:
+        """Return the state of the run.
+
+        Args:
+            stored: Points that were acknowledged in this run.
+            tokens_per_second: Rate of the encoder.
+            share_read: Fraction of the corpus that was read, in [0, 1].
+            limit: Most documents that the run reads.
+        """
+        stored += self.unchanged
+        expected = self.documents / share_read if share_read else None
+        expected = min(filter(None, (expected, limit)), default=None)
+        total = left = None
+        if expected and self.planned:
+            total = max(self.planned, round(self.planned * expected / self.documents))
+            if tokens_per_second:
+                tokens = self.planned_tokens * total / self.planned - self.tokens
+                left = max(0.0, tokens / tokens_per_second)
+        return Progress(self.documents, stored, self.encoded, self.rejected, tokens_per_second, total, left, share_read)
 
     @property
     def chunks(self) -> int:

@@ -10,15 +10,15 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
-from pathlib import Path
 
 from qdrant_client import QdrantClient
 
-from care_qdrant.corpus.files import RejectsFile
-from care_qdrant.corpus.rows import Fields, Reject, Row
+from care_qdrant.corpus.files import CorpusPath
+from care_qdrant.corpus.rejects import RejectsFile
+from care_qdrant.corpus.rows import Reject, Row
 from care_qdrant.corpus.seen import Seen
 from care_qdrant.encoders.batching import token_batches
-from care_qdrant.errors import InputError, QdrantError
+from care_qdrant.errors import CareError, InputError, QdrantError
 from care_qdrant.ingestion.ahead import read_ahead
 from care_qdrant.ingestion.dry_run import estimate
 from care_qdrant.ingestion.guard import RunGuard
@@ -26,7 +26,7 @@ from care_qdrant.ingestion.plan import Plan, Task, check_vectors, has_other_writ
 from care_qdrant.ingestion.reading import Reader
 from care_qdrant.ingestion.report import Estimate, IngestReport, Progress, Stopwatch, Tally
 from care_qdrant.ingestion.settings import DocumentModel, IngestSettings
-from care_qdrant.ingestion.source import Source, open_source, require_document, sparse_contract
+from care_qdrant.ingestion.source import Reading, Source, open_source, require_document, sparse_contract
 from care_qdrant.ingestion.sync import delete_missing, delete_surplus_chunks
 from care_qdrant.ingestion.vector_hashes import remove_orphaned_hashes
 from care_qdrant.store.collection import Collection
@@ -42,7 +42,7 @@ WINDOWS_AHEAD = 2
 
 
 def ingest(
-    corpus: str | Path | Iterable[Document],
+    corpus: CorpusPath | Iterable[Document],
     model: DocumentModel,
     client: QdrantClient,
     collection: str,
@@ -50,23 +50,25 @@ def ingest(
     vector_name: str | None = None,
     settings: IngestSettings | None = None,
     storage: Storage | None = None,
-    fields: Fields | None = None,
+    reading: Reading | None = None,
     retries: RetryPolicy | None = None,
     on_progress: Callable[[Progress], None] = lambda _: None,
+    on_stopped: Callable[[IngestReport], None] = lambda _: None,
 ) -> IngestReport:
     """Put a corpus into a named vector of a collection, which is created where it is not there.
 
     Args:
-        corpus: A file (see `Corpus`), whose rejected rows go to a file beside it; or documents.
+        corpus: Files (see `Corpus`), whose rejected rows go to a file beside them; or documents.
         model: The pair; its document encoder is loaded only if something has to be encoded.
         client: An open Qdrant.
         collection: Its name.
         vector_name: None takes the model's name.
         settings: What to do with the corpus.
         storage: How a new collection holds its vectors.
-        fields: Names of the parts of a row in a file.
+        reading: How files are read.
         retries: How patient to be with a server.
         on_progress: Called after each batch and each window.
+        on_stopped: Called with what was done, before an error or an interruption that ends the run is raised.
 
     Raises:
         InputError: The corpus or a setting is wrong, or a sync would delete too much.
@@ -77,7 +79,8 @@ def ingest(
     settings = settings or IngestSettings()
     target = Collection(client, collection, retries)
     target = target.sibling(target.aliases().get(collection, collection))
-    with open_source(corpus, fields or Fields()) as source, Seen() as seen:
+    shard = (settings.shard.number, settings.shard.of)
+    with open_source(corpus, reading or Reading(), shard, dry_run=settings.dry_run) as source, Seen() as seen:
         rows: Iterator[Row | Reject] = islice(source.rows, settings.limit)
         vectors = join_collection(target, vector_name or model.name, model.contract(), sparse=settings.sparse)
         is_new = vectors is None
@@ -92,7 +95,7 @@ def ingest(
             vectors, is_new = joined or vectors, joined is None
         guard = RunGuard(target, vectors, settings)
         run = _Run(target, model, vectors, settings, is_new, seen, guard, on_progress)
-        return run.go(replace(source, rows=rows))
+        return run.go(replace(source, rows=rows), on_stopped)
 
 
 def _refuse_version(collection: Collection) -> None:
@@ -119,20 +122,32 @@ class _Run:
     on_progress: Callable[[Progress], None]
     tally: Tally = field(default_factory=Tally)
     watch: Stopwatch = field(default_factory=Stopwatch)
+    sender: Sender | None = None
 
-    def go(self, source: Source) -> IngestReport:
+    def go(self, source: Source, on_stopped: Callable[[IngestReport], None]) -> IngestReport:
         """Read, encode and write, then delete, count and report."""
-        start, expected = time.perf_counter(), None
+        start = time.perf_counter()
+        try:
+            expected, points = self._do(source)
+        except (CareError, KeyboardInterrupt) as error:
+            stored = self._stored() + self.tally.unchanged
+            report = self._report(source.rejects, stored, time.perf_counter() - start, None)
+            on_stopped(replace(report, stopped=str(error) or "interrupted"))
+            raise
+        return self._report(source.rejects, points, time.perf_counter() - start, expected)
+
+    def _do(self, source: Source) -> tuple[Estimate | None, int]:
+        expected = None
         before = self._prepare()
         with closing(read_ahead(self._reader(source).plans(source.rows, source.share_read), WINDOWS_AHEAD)) as plans:
             noted = map(self._note, plans)
             if self.settings.dry_run:
-                expected = estimate(noted, self.tally, self.vectors, lambda: self.model.document_encoder)
+                price = self.settings.price_per_hour
+                expected = estimate(noted, self.tally, self.vectors, lambda: self.model.document_encoder, price)
             else:
                 self._write(noted)
         self._sync()
-        points = self._finish(before)
-        return self._report(source.rejects, points, time.perf_counter() - start, expected)
+        return expected, self._finish(before)
 
     def _prepare(self) -> int:
         """Repair the hashes of a collection that is there; return the number of its points."""
@@ -159,17 +174,25 @@ class _Run:
     def _note(self, plan: Plan) -> Plan:
         self.tally.documents += plan.documents
         self.tally.unchanged += plan.unchanged
+        self.tally.planned += plan.unchanged + len(plan.encode) + len(plan.update)
+        self.tally.planned_tokens += sum(task.tokens for task in plan.encode)
         self._show(plan)
         return plan
 
     def _show(self, plan: Plan) -> None:
         speed = self.tally.tokens / self.watch.total_seconds if self.tally.tokens else 0.0
-        self.on_progress(Progress(self.tally.documents, self.tally.encoded, speed, plan.share_read))
+        limit = self.settings.limit and self.settings.limit / self.settings.shard.of
+        self.on_progress(self.tally.progress(self._stored(), speed, plan.share_read, limit))
+
+    def _stored(self) -> int:
+        return self.sender.stored if self.sender is not None else 0
 
     def _write(self, plans: Iterable[Plan]) -> None:
         tune_embedded(self.collection.client, self.collection.name)
         limits = self.collection.limits
+        plan = None
         with Sender(self.collection) as sender:
+            self.sender = sender
             for plan in plans:
                 self.guard.check()
                 if plan.is_work:
@@ -183,6 +206,8 @@ class _Run:
                     self.tally.updated += len(plan.update)
                 if plan.encode:
                     self._encode(plan, sender, limits)
+        if plan is not None:
+            self._show(plan)
 
     def _settle_others(self, plan: Plan) -> None:
         """Count the points that another writer made of documents of this plan, or delete them if that was asked for."""
@@ -275,7 +300,7 @@ class _Run:
             points=points,
             tokens=tally.tokens,
             seconds=round(seconds, 3),
-            documents_per_second=round(tally.documents / seconds, 1),
+            documents_per_second=round(tally.documents / seconds, 1) if seconds else 0.0,
             tokens_per_second=round(tally.tokens / watch.total_seconds, 1) if tally.tokens else 0.0,
             encoder_idle_fraction=round(watch.idle_fraction, 4),
             collection=self.collection.name,
@@ -283,4 +308,5 @@ class _Run:
             fingerprint=self.vectors.dense.fingerprint,
             rejects_file=str(rejects.path) if rejects is not None and tally.rejected else None,
             estimate=expected,
+            first_rejects=tuple(tally.first_rejects),
         )

@@ -49,12 +49,16 @@ class IngestSettings:
     """Delete points of the corpus's documents that another writer made under other ids."""
     dry_run: bool = False
     """Write nothing; say what would be written."""
+    price_per_hour: float | None = None
+    """Of this machine, in any currency: a dry run then says what encoding costs."""
     batch_tokens: int = 16_384
     """Padded tokens that the encoder gets at once."""
 
     def __post_init__(self) -> None:
         if self.sync and self.limit is not None:
             raise InputError("--sync needs the whole corpus, and --limit reads a part of it; leave one out")
+        if self.price_per_hour is not None and not self.dry_run:
+            raise InputError("--price is for an estimate: give --dry-run, too")
         if not 0 <= self.max_delete_fraction <= 1:
             raise InputError(f"--max-delete-fraction is {self.max_delete_fraction}; expected a fraction from 0 to 1")
         if self.batch_tokens < 1 or (self.limit is not None and self.limit < 1):

@@ -1,19 +1,25 @@
-"""Where the rows of an ingestion come from: a file with a rejects file beside it, or documents; checked early."""
+"""Where the rows of an ingestion come from: files, with a file for the rejected rows, or documents; checked early."""
 
+import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
+from typing import TypeGuard
 
-from care_qdrant.corpus.files import Corpus, RejectsFile, rejects_path
+from care_qdrant.corpus.files import Corpus, CorpusPath
+from care_qdrant.corpus.rejects import RejectsFile, rejects_path
 from care_qdrant.corpus.rows import Fields, Reject, Row, check_document
+from care_qdrant.corpus.streams import UTF_8
 from care_qdrant.encoders import bm25
 from care_qdrant.errors import InputError
 from care_qdrant.ingestion.reading import WINDOW_DOCUMENTS
 from care_qdrant.store.contracts import SparseContract
 from care_qdrant.types import Document, embedded_text
+
+logger = logging.getLogger(__name__)
 
 FIRST_ROWS = 100
 """Rows of a file that are checked before a collection is created."""
@@ -28,19 +34,48 @@ class Source:
     rejects: RejectsFile | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How the files of a corpus are read."""
+
+    fields: Fields = field(default_factory=Fields)
+    encoding: str = UTF_8
+    rejects: Path | None = None
+    """File of the rejected rows; None for one beside the corpus, and for none in a dry run."""
+
+
 @contextmanager
-def open_source(corpus: str | Path | Iterable[Document], fields: Fields) -> Iterator[Source]:
+def open_source(
+    corpus: CorpusPath | Iterable[Document], reading: Reading, shard: tuple[int, int] = (1, 1), *, dry_run: bool = False
+) -> Iterator[Source]:
     """Open a corpus for one reading; the rows are read lazily.
 
     Args:
-        corpus: A file, whose rejected rows go to a file beside it; or documents.
-        fields: Names of the parts of a row in a file.
+        corpus: Files; or documents.
+        reading: How files are read.
+        shard: Number and count, for the name of the rejects file.
+        dry_run: Leave the rejects file of an earlier run alone.
     """
-    if isinstance(corpus, str | Path):
-        with Corpus(corpus, fields) as file, RejectsFile(rejects_path(corpus)) as rejects:
-            yield Source(_readable(iter(file)), lambda: file.share_read, rejects)
-    else:
-        yield Source(check_document(document, number) for number, document in enumerate(corpus, 1))
+    if not _is_path(corpus):
+        documents: Iterable[Document] = corpus  # type: ignore[assignment]  # no path
+        yield Source(check_document(document, number) for number, document in enumerate(documents, 1))
+        return
+    path = None if dry_run and reading.rejects is None else reading.rejects or rejects_path(corpus, shard)
+    with (
+        Corpus(corpus, reading.fields, reading.encoding) as file,
+        nullcontext() if path is None else RejectsFile(path) as rejects,
+    ):
+        rows = _readable(iter(file))
+        if file.found:
+            others = f", the first of {len(file.files):,} files" if len(file.files) > 1 else ""
+            logger.info("%s: %s%s", file.files[0].path, file.found[0], others)
+        yield Source(rows, lambda: file.share_read, rejects)
+
+
+def _is_path(corpus: CorpusPath | Iterable[Document]) -> TypeGuard[CorpusPath]:
+    if isinstance(corpus, Sequence) and not isinstance(corpus, str):
+        return bool(corpus) and isinstance(corpus[0], str | Path)
+    return isinstance(corpus, str | Path)
 
 
 def _readable(rows: Iterator[Row | Reject]) -> Iterator[Row | Reject]:

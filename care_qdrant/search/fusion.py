@@ -13,7 +13,7 @@ no cosine of a language model is.
 ``dbsf``, ``rrf``: Qdrant's distribution-based and reciprocal-rank fusion, where both lists count the same. They are
 here because people know them and because servers before 1.14 have no formulas.
 
-Which is best was measured, not argued: ``care-bench hybrid`` does it on any judged task.
+Which is best was measured, not argued: ``python -m benchmarks.experiments.fusion`` does it on any judged task.
 """
 
 import math

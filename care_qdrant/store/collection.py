@@ -10,6 +10,7 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.errors import InputError, Rejected, Unreachable
 from care_qdrant.store.connection import client_lock, is_embedded, require_server
 from care_qdrant.store.contracts import Contract, contract_metadata, contract_removal
+from care_qdrant.store.learned import LearnedContract, check_probes, learned_metadata, stored_vector
 from care_qdrant.store.retry import NotCompleted, RequestTooLarge, RetryPolicy, describe_error, least_delay
 from care_qdrant.store.schema import CollectionSchema, Limits
 
@@ -194,6 +195,25 @@ class Collection:
     def remove_contract(self, vector_name: str) -> None:
         """Remove the record of a vector; the entries of other vectors are not touched."""
         self.update("removing its contract", metadata=contract_removal(vector_name))
+
+    def write_learned(self, vector_name: str, contract: LearnedContract | None) -> None:
+        """Record the query encoder that was learned from a vector, or remove the record when it is None."""
+        self.update("writing the contract of a query encoder", metadata=learned_metadata(vector_name, contract))
+
+    def require_learned_from(self, vector_name: str) -> None:
+        """Refuse a vector whose query encoder was learned from other vectors than those stored now: one request.
+
+        Raises:
+            FingerprintMismatch: They differ.
+        """
+        learned = self.schema.learned.get(vector_name)
+        if learned is None:
+            return
+        ids = {str(point_id): point_id for point_id in map(_point_id, learned.probes)}
+        records = self.retrieve(list(ids.values()), "reading sampled vectors", payload=False, vectors=[vector_name])
+        stored = {str(key): stored_vector(record.vector, vector_name) for key, record in records.items()}
+        present = {key: vector for key, vector in stored.items() if vector is not None}
+        check_probes(self.schema, vector_name, learned, present)
 
     def add_vector(self, vector_name: str, config: models.DenseVectorNameConfig) -> None:
         """Add a dense vector to the schema; existing points do not have it yet."""
@@ -388,6 +408,11 @@ class Collection:
 def having_ids(ids: Sequence[PointId]) -> models.Filter:
     """Return the filter that passes points of these ids."""
     return models.Filter(must=[models.HasIdCondition(has_id=list(ids))])
+
+
+def _point_id(key: str) -> PointId:
+    """Return the id that a JSON key stands for: Qdrant knows integers and UUIDs."""
+    return int(key) if key.isdecimal() else key
 
 
 def in_pages(ids: Sequence[PointId], size: int) -> Iterator[Sequence[PointId]]:

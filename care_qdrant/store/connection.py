@@ -85,11 +85,19 @@ def require_server(client: QdrantClient, version: tuple[int, int], feature: str)
 def _server(url: str | None, api_key: str | None, grpc: bool, timeout_seconds: int) -> QdrantClient:
     if not url:
         raise InputError("neither a folder nor a URL of Qdrant was given: pass --path or --url")
-    client = QdrantClient(
-        url=url, api_key=api_key, prefer_grpc=grpc, timeout=timeout_seconds, check_compatibility=False
-    )
+    try:
+        client = QdrantClient(
+            url=url, api_key=api_key, prefer_grpc=grpc, timeout=timeout_seconds, check_compatibility=False
+        )
+    except ValueError as error:
+        raise InputError(f"{url}: is no URL of a Qdrant server ({error}); expected one as http://host:6333") from error
     try:
         client.get_collections()
+    except ValueError as error:
+        client.close()
+        raise Unreachable(
+            f"{url}: what answers there is no Qdrant server, but perhaps a proxy or another program ({error})"
+        ) from error
     except UnexpectedResponse as error:
         if error.status_code in (401, 403):
             raise Rejected(f"{url}: the server does not accept this API key ({error.status_code})") from error

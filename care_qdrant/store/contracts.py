@@ -16,6 +16,7 @@ from qdrant_client import models
 
 from care_qdrant import __version__
 from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch
+from care_qdrant.store.learned import check_learned
 
 if TYPE_CHECKING:
     from care_qdrant.store.schema import CollectionSchema
@@ -105,8 +106,13 @@ def check_contract(schema: "CollectionSchema", vector_name: str, expected: Vecto
     if vector_name not in schema.dense:
         raise InputError(
             f"collection {collection!r} has no vector {vector_name!r} (it has: {_names(schema.dense)}); "
-            f"add it, with the same --model and --path/--url: care attach {collection} --vector-name {vector_name}"
+            f"{_makers(schema)}add it, with the same --model and --path/--url: "
+            f"care attach {collection} --vector-name {vector_name}"
         )
+    learned = schema.learned.get(vector_name)
+    if learned is not None and learned.fingerprint == expected.fingerprint:
+        check_learned(schema, vector_name, learned)
+        return
     params = schema.dense[vector_name]
     if params.size != expected.dim or params.distance != models.Distance.COSINE:
         raise SchemaMismatch(
@@ -126,7 +132,8 @@ def check_contract(schema: "CollectionSchema", vector_name: str, expected: Vecto
         raise FingerprintMismatch(
             f"vector {vector_name!r} of collection {collection!r} was made by {_maker(found)} "
             f"({found.fingerprint[:12]}), not by {expected.model} ({expected.fingerprint[:12]}). "
-            "Search it with that model, or add this one beside it, with the same --model and --path/--url: "
+            "Give the model that made it with --model, or add this one beside it, with the same --model and "
+            "--path/--url: "
             f"care attach {collection} --vector-name {expected.model}-{expected.fingerprint[:8]}"
         )
 
@@ -172,6 +179,16 @@ def _maker(contract: Contract) -> str:
     if isinstance(contract, VectorContract):
         return contract.model
     return "a sparse encoder" if isinstance(contract, SparseContract) else "something this version cannot read"
+
+
+def _makers(schema: "CollectionSchema") -> str:
+    """Return the advice to take the model that made a vector of the collection; empty where none says who did."""
+    made = {
+        f"{name!r} was made by {contract.model} ({contract.fingerprint[:12]})"
+        for name, contract in schema.contracts.items()
+        if isinstance(contract, VectorContract)
+    }
+    return f"{', '.join(sorted(made))}: give that model with --model, or " if made else ""
 
 
 def _names(vectors: Iterable[str]) -> str:

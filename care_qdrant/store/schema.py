@@ -9,6 +9,7 @@ from qdrant_client import models
 
 from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch
 from care_qdrant.store.contracts import Contract, VectorContract, parse_contracts
+from care_qdrant.store.learned import LearnedContract, parse_learned
 
 LOAD_KEY = "care_bulk_load"
 """Metadata key: what the bulk load of a new collection still has to restore."""
@@ -65,6 +66,11 @@ class CollectionSchema:
         """Contract of each vector that carries one."""
         return parse_contracts(self.metadata)
 
+    @cached_property
+    def learned(self) -> dict[str, LearnedContract]:
+        """Contract of the query encoder that was learned from a vector, for each vector that has one."""
+        return parse_learned(self.metadata)
+
     @property
     def portable_metadata(self) -> dict[str, Any]:
         """Metadata that a copy of the collection keeps: without what belongs to this very collection."""
@@ -100,8 +106,9 @@ class CollectionSchema:
         return sorted(name for name in self.contracts if self.text_field(name) is not None)
 
     def made_by(self, fingerprint: str) -> str | None:
-        """Return the name of the first dense vector that a model made, None where there is none."""
-        return next((name for name, found in self.contracts.items() if found.fingerprint == fingerprint), None)
+        """Return the name of the first dense vector that a model made or was learned from, None where there is none."""
+        found = [*self.contracts.items(), *self.learned.items()]
+        return next((name for name, contract in found if contract.fingerprint == fingerprint), None)
 
     def require_whole(self) -> None:
         """Refuse a collection whose ingestion was interrupted.

@@ -21,7 +21,7 @@ from care_qdrant.store.connection import open_client
 from care_qdrant.types import Vectors
 from tests.attach.collections import NAME, SCHEMAS, TOOLS, contents, fill, old_answers, point
 from tests.attach.mortal import Killed, MortalModel
-from tests.publishing.killing import kill_after
+from tests.reliability.killing import kill_after
 from tests.standin import StandIn
 from tests.tiny import HashEncoder, HashModel, medical_texts
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from care_benchmarks.lexical import MatrixSearch, check_against
+from care_benchmarks.lexical import MatrixPath, check_against
 from care_benchmarks.taskfiles import find_tasks, read_corpus, read_questions
 from qdrant_client import QdrantClient
 
@@ -40,7 +40,7 @@ def queries() -> list[str]:
 
 @pytest.mark.parametrize("mode", ["sparse", "hybrid"])
 def test_scores_and_documents_equal_those_of_qdrant(filled: QdrantClient, mode: Mode) -> None:
-    matrix = MatrixSearch(filled, "sample", MODEL, mode)  # type: ignore[arg-type]
+    matrix = MatrixPath(filled, "sample", MODEL, mode)  # type: ignore[arg-type]
     retriever = Retriever(filled, "sample", MODEL, mode=mode)  # type: ignore[arg-type]
     for query, hits in zip(queries(), retriever.search(queries(), 20), strict=True):
         found = matrix(query, 20)
@@ -50,15 +50,15 @@ def test_scores_and_documents_equal_those_of_qdrant(filled: QdrantClient, mode: 
 
 
 def test_only_among_the_candidates(filled: QdrantClient) -> None:
-    matrix = MatrixSearch(filled, "sample", MODEL, "hybrid")  # type: ignore[arg-type]
+    matrix = MatrixPath(filled, "sample", MODEL, "hybrid")  # type: ignore[arg-type]
     among = ["cardio-001", "cardio-002", "cardio-003"]
     assert set(matrix(queries()[0], 3, among)) == set(among)
 
 
 def test_a_changed_formula_stops_the_run(filled: QdrantClient) -> None:
-    matrix = MatrixSearch(filled, "sample", MODEL, "sparse")  # type: ignore[arg-type]
+    matrix = MatrixPath(filled, "sample", MODEL, "sparse")  # type: ignore[arg-type]
     retriever = Retriever(filled, "sample", mode="sparse")
     check_against(retriever, matrix, queries(), 10)
-    matrix._weights = matrix._weights * np.float64(1.01)
+    matrix._bm25._weights = matrix._bm25._weights * np.float64(1.01)
     with pytest.raises(CareError, match="the matrix search gives"):
         check_against(retriever, matrix, queries(), 10)

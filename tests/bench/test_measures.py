@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 import pytrec_eval
-from care_benchmarks.measures import pearson_shares, per_query, spearman
-from care_benchmarks.taskfiles import Qrels
+from care_benchmarks.measures import Qrels, pearson_shares, per_query, spearman
 from mteb._evaluators.retrieval_metrics import calculate_retrieval_scores
 from scipy import stats
 

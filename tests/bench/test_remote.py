@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from care_benchmarks.cli import care_bench
 from care_benchmarks.remote import (
-    Golden,
+    ReferenceVectors,
     RemoteEncoder,
     Sent,
-    check_golden,
-    load_golden,
-    make_golden,
+    check_reference,
+    load_reference,
+    make_reference,
     served_documents,
 )
 from care_benchmarks.results import load_result
@@ -103,14 +103,16 @@ def model(pair_folder: Path) -> CareModel:
 
 
 @pytest.fixture(scope="module")
-def golden(model: CareModel) -> Golden:
-    return make_golden(model)
+def reference(model: CareModel) -> ReferenceVectors:
+    return make_reference(model)
 
 
 @pytest.fixture
-def served(server: EmbeddingServer, model: CareModel, golden: Golden, pair_folder: Path) -> Iterator[CareModel]:
+def served(
+    server: EmbeddingServer, model: CareModel, reference: ReferenceVectors, pair_folder: Path
+) -> Iterator[CareModel]:
     tokenizer = pair_folder / "document/tokenizer.json"
-    with served_documents(model, tokenizer, server.url, "tower", golden, api_key="secret") as served:
+    with served_documents(model, tokenizer, server.url, "tower", reference, api_key="secret") as served:
         server.requests.clear()
         yield served
 
@@ -189,23 +191,25 @@ def test_useless_answers_are_named(
 
 
 def test_a_server_with_other_weights_is_refused(
-    server: EmbeddingServer, model: CareModel, golden: Golden, pair_folder: Path
+    server: EmbeddingServer, model: CareModel, reference: ReferenceVectors, pair_folder: Path
 ) -> None:
     server.change = lambda vectors: np.roll(vectors, 1)
-    opened = served_documents(model, pair_folder / "document/tokenizer.json", server.url, "tower", golden)
+    opened = served_documents(model, pair_folder / "document/tokenizer.json", server.url, "tower", reference)
     with pytest.raises(ModelError, match="serves other weights"), opened:
         pass
 
 
-def test_golden_vectors_of_another_pair_are_refused(served: CareModel, golden: Golden, tmp_path: Path) -> None:
-    golden.save(tmp_path / "golden.json")
-    assert load_golden(tmp_path / "golden.json") == golden
-    other = Golden("0" * 64, golden.texts, golden.vectors)
+def test_reference_vectors_of_another_pair_are_refused(
+    served: CareModel, reference: ReferenceVectors, tmp_path: Path
+) -> None:
+    reference.save(tmp_path / "reference.json")
+    assert load_reference(tmp_path / "reference.json") == reference
+    other = ReferenceVectors("0" * 64, reference.texts, reference.vectors)
     with pytest.raises(ModelError, match="make them again"):
-        check_golden(served.document_encoder, served, other)  # type: ignore[arg-type]
-    (tmp_path / "golden.json").write_text("{}")
-    with pytest.raises(InputError, match="holds no golden vectors"):
-        load_golden(tmp_path / "golden.json")
+        check_reference(served.document_encoder, served, other)  # type: ignore[arg-type]
+    (tmp_path / "reference.json").write_text("{}")
+    with pytest.raises(InputError, match="holds no reference vectors"):
+        load_reference(tmp_path / "reference.json")
 
 
 def test_a_server_that_is_gone_is_said_to_be_gone(
@@ -227,11 +231,18 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_over_a_server_scores_like_the_pair_alone(
     server: EmbeddingServer, pair_folder: Path, task_directory: Path, tmp_path: Path
 ) -> None:
-    golden = tmp_path / "golden.json"
-    arguments = ["golden", str(pair_folder), "--output", str(golden)]
+    reference = tmp_path / "reference.json"
+    arguments = ["reference-vectors", str(pair_folder), "--output", str(reference)]
     assert CliRunner().invoke(care_bench, arguments, catch_exceptions=False).exit_code == 0
     shared = ["run", str(task_directory), "--model", str(pair_folder), "--no-speed"]
-    remote = ["--document-server", server.url, "--golden", str(golden), "--output", str(tmp_path / "remote")]
+    remote = [
+        "--document-server",
+        server.url,
+        "--reference-vectors",
+        str(reference),
+        "--output",
+        str(tmp_path / "remote"),
+    ]
     remote += ["--document-server-batch-tokens", "60"]
     for options in (remote, ["--output", str(tmp_path / "local")]):
         assert CliRunner().invoke(care_bench, [*shared, *options], catch_exceptions=False).exit_code == 0

@@ -45,7 +45,7 @@ def clinic(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def saved(clinic: Path, pair_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A full run, and what it printed."""
     output = tmp_path_factory.mktemp("results") / "full"
-    options = ["--model", pair_folder, "--precision", "fp32", "--variants", "--peers", *CONTROLS, *QUICK]
+    options = ["--model", pair_folder, "--precision", "fp32", "--mteb-reference", *CONTROLS, *QUICK]
     return output, bench("run", clinic, "--output", output, *options).stdout
 
 
@@ -83,11 +83,11 @@ def test_scores_per_query_average_to_the_saved_scores(saved: tuple[Path, str]) -
         assert score and sum(values) / len(values) == pytest.approx(score.value, abs=1e-5)
 
 
-def test_peers_by_mteb_alone_give_the_same_scores(saved: tuple[Path, str]) -> None:
-    peers = load_result(saved[0]).peers
-    assert len(peers) == 15
-    for peer in peers:
-        assert peer.here == pytest.approx(peer.mteb, abs=1e-5), (peer.system, peer.task)
+def test_mtebs_own_runner_gives_the_same_scores(saved: tuple[Path, str]) -> None:
+    found = load_result(saved[0]).mteb_reference
+    assert len(found) == 15
+    for score in found:
+        assert score.here == pytest.approx(score.mteb, abs=1e-5), (score.system, score.task)
 
 
 def test_symmetric_controls_have_the_parameters_of_their_encoder(saved: tuple[Path, str]) -> None:

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from care_benchmarks.memory import watched_memory
-from care_benchmarks.numbered import NumberedEncoder, numbered_pair
-from care_benchmarks.scale import Where, measure_scale
+
+from benchmarks.perf.memory import watched_memory
+from benchmarks.perf.numbered import NumberedEncoder, numbered_pair
+from benchmarks.perf.scale import Where, measure_scale
 
 # Whole runs import torch, mteb and LlamaIndex: minutes where other work holds the cores.
 pytestmark = pytest.mark.timeout(600)

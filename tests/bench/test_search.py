@@ -7,11 +7,10 @@ from typing import Any
 import mteb
 import numpy as np
 import pytest
-from care_benchmarks.contestants import Contestant, load_contestants
 from care_benchmarks.evaluation import Outcome, compare, evaluate
-from care_benchmarks.instructions import Instructions
 from care_benchmarks.search import QdrantSearch
-from care_benchmarks.tasks import directory_tasks
+from care_benchmarks.systems import EvaluatedSystem, load_systems
+from care_benchmarks.tasks import LoadedTask, directory_tasks, load_task
 from mteb.models.abs_encoder import AbsEncoder
 from mteb.models.model_meta import ModelMeta, ScoringFunction
 from mteb.types import PromptType
@@ -59,9 +58,13 @@ def hash_pair(dim: int = 24) -> CareModel:
     )
 
 
-def contestant(model: CareModel, mode: str = "dense") -> Contestant:
+def evaluated(model: CareModel, mode: str = "dense") -> EvaluatedSystem:
     name = "BM25" if mode == "sparse" else model.name
-    return Contestant(name, "", model, "", "auto", None, mode, 0, 0)  # type: ignore[arg-type]
+    return EvaluatedSystem(name, "", model, "", "auto", None, mode, 0, 0)  # type: ignore[arg-type]
+
+
+def loaded(directory: Path) -> list[LoadedTask]:
+    return [load_task(task) for task in directory_tasks(directory)]
 
 
 def mteb_scores(outcome_or_encoder: Any, tasks: Any, output: Path) -> dict[str, dict[str, Any]]:
@@ -78,12 +81,12 @@ def mteb_scores(outcome_or_encoder: Any, tasks: Any, output: Path) -> dict[str, 
 
 
 def test_every_measure_equals_mtebs_own_path(client: QdrantClient, tmp_path: Path) -> None:
-    tasks = directory_tasks(SAMPLE)
-    for task in tasks:
-        task.load_data()
+    tasks = loaded(SAMPLE)
     model = hash_pair()
-    ours = mteb_scores(QdrantSearch(contestant(model), client, through="core"), tasks, tmp_path / "ours")
-    theirs = mteb_scores(PlainEncoder(model), tasks, tmp_path / "theirs")
+    ours = mteb_scores(
+        QdrantSearch(evaluated(model), client, through="core"), [t.task for t in tasks], tmp_path / "ours"
+    )
+    theirs = mteb_scores(PlainEncoder(model), [t.task for t in tasks], tmp_path / "theirs")
     compared = 0
     for task, scores in theirs.items():
         for measure, value in scores.items():
@@ -94,8 +97,8 @@ def test_every_measure_equals_mtebs_own_path(client: QdrantClient, tmp_path: Pat
 
 
 @pytest.fixture(scope="module")
-def pair(pair_folder: Path) -> Contestant:
-    return load_contestants([str(pair_folder)], [], precision="fp32")[0]
+def pair(pair_folder: Path) -> EvaluatedSystem:
+    return load_systems([str(pair_folder)], [], precision="fp32")[0]
 
 
 def rankings(outcome: Outcome) -> dict[str, dict[str, float]]:
@@ -103,11 +106,9 @@ def rankings(outcome: Outcome) -> dict[str, dict[str, float]]:
 
 
 def test_llama_index_and_the_core_give_the_same_scores(
-    pair: Contestant, client: QdrantClient, task_directory: Path, tmp_path: Path
+    pair: EvaluatedSystem, client: QdrantClient, task_directory: Path, tmp_path: Path
 ) -> None:
-    tasks = directory_tasks(task_directory)
-    for task in tasks:
-        task.load_data()
+    tasks = loaded(task_directory)
     by_llama = rankings(evaluate(QdrantSearch(pair, client), tasks, tmp_path / "llama"))
     by_core = rankings(evaluate(QdrantSearch(pair, client, through="core"), tasks, tmp_path / "core"))
     assert by_llama.keys() == by_core.keys()
@@ -117,10 +118,9 @@ def test_llama_index_and_the_core_give_the_same_scores(
 
 
 def test_reranking_answers_only_with_the_candidates(client: QdrantClient, task_directory: Path, tmp_path: Path) -> None:
-    task = directory_tasks(task_directory)[1]
-    task.load_data()
-    outcome = evaluate(QdrantSearch(contestant(hash_pair()), client, through="core"), [task], tmp_path)
-    split: Any = task.dataset
+    task = loaded(task_directory)[1]
+    outcome = evaluate(QdrantSearch(evaluated(hash_pair()), client, through="core"), [task], tmp_path)
+    split: Any = task.task.dataset
     candidates = split["default"]["test"]["top_ranked"]
     assert {query: set(answers) for query, answers in outcome.runs["clinic-Rerank"].items()} == {
         query: set(documents) for query, documents in candidates.items()
@@ -128,46 +128,29 @@ def test_reranking_answers_only_with_the_candidates(client: QdrantClient, task_d
 
 
 def test_a_second_run_encodes_no_document(client: QdrantClient, task_directory: Path, tmp_path: Path) -> None:
-    tasks = directory_tasks(task_directory)[:2]
-    for task in tasks:
-        task.load_data()
-    first, again = (QdrantSearch(contestant(hash_pair()), client, through="core") for _ in range(2))
+    tasks = loaded(task_directory)[:2]
+    first, again = (QdrantSearch(evaluated(hash_pair()), client, through="core") for _ in range(2))
     scores = [evaluate(search, tasks, tmp_path).scores for search in (first, again)]
     assert [indexing.encoded for indexing in first.indexed.values()] == [5, 5]
     assert [indexing.encoded for indexing in again.indexed.values()] == [0, 0]
     assert scores[0] == scores[1]
 
 
-def test_another_corpus_or_document_instruction_never_meets_old_points(
-    client: QdrantClient, task_directory: Path
-) -> None:
-    metadata = directory_tasks(task_directory)[0].metadata
-    plain = QdrantSearch(contestant(hash_pair()), client)
-    instructed = QdrantSearch(contestant(hash_pair()), client, instructions=Instructions(document=True))
-    names = {plain.collection(metadata), instructed.collection(metadata)}
+def test_another_corpus_never_meets_old_points(client: QdrantClient, task_directory: Path) -> None:
+    search = QdrantSearch(evaluated(hash_pair()), client)
+    before = load_task(directory_tasks(task_directory)[0])
     with (task_directory / "retrieval/corpus.jsonl").open("a") as corpus:
         corpus.write('{"id": "d6", "text": "新"}\n')
-    names.add(plain.collection(directory_tasks(task_directory)[0].metadata))
-    assert len(names) == 3
-
-
-def test_instructions_reach_the_side_that_they_are_for(client: QdrantClient, task_directory: Path) -> None:
-    model = hash_pair()
-    search = QdrantSearch(contestant(model), client, instructions=Instructions(query=True, template="[{instruction}]"))
-    instructed = search.model_for(directory_tasks(task_directory)[0].metadata)
-    prompt = "[Given a Chinese medical question, retrieve medical documents that answer the question.]"
-    assert np.array_equal(instructed.encode_query(["耳鸣"]), model.encode_query(["耳鸣"], prompt=prompt))
-    assert np.array_equal(instructed.encode_document(["耳鸣"]), model.encode_document(["耳鸣"]))
-    assert instructed.query_encoder.count_tokens(["耳鸣"]) == [len(prompt) + 2 + 2]
+    after = load_task(directory_tasks(task_directory)[0])
+    assert len({search.collection(task.name, task.revision) for task in (before, after)}) == 2
 
 
 def test_a_query_without_an_answer_counts_as_zero(client: QdrantClient, task_directory: Path, tmp_path: Path) -> None:
     """BM25 finds nothing for a query whose characters no document has; mteb would leave it out of the mean."""
     path = task_directory / "retrieval/queries.jsonl"
     path.write_text(path.read_text(encoding="utf-8").replace("血压高要注意什么", "zzz"), encoding="utf-8")
-    task = directory_tasks(task_directory)[0]
-    task.load_data()
-    outcome = evaluate(QdrantSearch(contestant(hash_pair(), "sparse"), client), [task], tmp_path)
+    task = loaded(task_directory)[0]
+    outcome = evaluate(QdrantSearch(evaluated(hash_pair(), "sparse"), client), [task], tmp_path)
     assert outcome.runs["clinic-Retrieval"]["q3"] == {}
     [entry] = outcome.per_query
     assert dict(zip(entry.queries, entry.scores["nDCG@10"], strict=True)) == {"q1": 1.0, "q2": 1.0, "q3": 0.0}
@@ -175,14 +158,12 @@ def test_a_query_without_an_answer_counts_as_zero(client: QdrantClient, task_dir
 
 
 def test_bm25_takes_no_sts(client: QdrantClient, task_directory: Path, tmp_path: Path) -> None:
-    tasks = directory_tasks(task_directory)
-    for task in tasks:
-        task.load_data()
-    searches = [QdrantSearch(contestant(hash_pair(), mode), client, through="core") for mode in ("dense", "sparse")]
+    tasks = loaded(task_directory)
+    searches = [QdrantSearch(evaluated(hash_pair(), mode), client, through="core") for mode in ("dense", "sparse")]
     outcomes = [evaluate(search, tasks, tmp_path) for search in searches]
     assert [score.task for score in outcomes[1].scores] == ["clinic-Retrieval", "clinic-Rerank"]
     with pytest.raises(InputError, match="has no vectors"):
-        searches[1].encode([{"text": ["x"]}], task_metadata=tasks[2].metadata)
+        searches[1].encode([{"text": ["x"]}], task_metadata=tasks[2].task.metadata)
     compared = compare(outcomes, tasks)
     assert {task: [row.other for row in rows] for task, rows in compared.items()} == {
         "clinic-Retrieval": ["BM25"],
@@ -193,11 +174,9 @@ def test_bm25_takes_no_sts(client: QdrantClient, task_directory: Path, tmp_path:
 def test_sts_by_side_equals_the_cosines_of_those_sides(
     client: QdrantClient, task_directory: Path, tmp_path: Path
 ) -> None:
-    tasks = directory_tasks(task_directory)[2:]
-    for task in tasks:
-        task.load_data()
+    tasks = loaded(task_directory)[2:]
     model = hash_pair()
-    outcome = evaluate(QdrantSearch(contestant(model), client, through="core"), tasks, tmp_path)
+    outcome = evaluate(QdrantSearch(evaluated(model), client, through="core"), tasks, tmp_path)
     first = ["碳酸氢钠片是否会引起头皮痒", "感冒发烧怎么办", "孩子发热", "耳鸣吃什么药"]
     second = ["服用小苏打片是否可能导致头皮发痒？", "肾结石怎么办", "小孩发烧", "贫血吃什么"]
     encode = {"q": model.encode_query, "d": model.encode_document}
@@ -210,14 +189,12 @@ def test_sts_by_side_equals_the_cosines_of_those_sides(
 def test_a_server_gives_what_the_embedded_database_gives(
     client: QdrantClient, task_directory: Path, tmp_path: Path, mode: str
 ) -> None:
-    tasks = directory_tasks(task_directory)[:2]
-    for task in tasks:
-        task.load_data()
-    embedded = QdrantSearch(contestant(hash_pair(), mode), client, through="core")
+    tasks = loaded(task_directory)[:2]
+    embedded = QdrantSearch(evaluated(hash_pair(), mode), client, through="core")
     expected = rankings(evaluate(embedded, tasks, tmp_path / "embedded"))
     with StandIn() as server:
         remote = QdrantClient(url=server.url, check_compatibility=False)
-        search = QdrantSearch(contestant(hash_pair(), mode), remote, through="core")
+        search = QdrantSearch(evaluated(hash_pair(), mode), remote, through="core")
         found = rankings(evaluate(search, tasks, tmp_path / "server"))
         remote.close()
     assert search.params and search.params.exact
@@ -229,11 +206,10 @@ def test_a_server_gives_what_the_embedded_database_gives(
 def test_the_embedded_database_warns_beyond_its_limit(
     client: QdrantClient, task_directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    task = directory_tasks(task_directory)[0]
-    task.load_data()
-    split: Any = task.dataset
-    search = QdrantSearch(contestant(hash_pair()), client, through="core")
+    task = loaded(task_directory)[0]
+    split: Any = task.task.dataset
+    search = QdrantSearch(evaluated(hash_pair()), client, through="core")
     for limit, warnings in ((len(CORPUS), 0), (len(CORPUS) - 1, 1)):
         monkeypatch.setattr("care_benchmarks.search.EMBEDDED_LIMIT", limit)
-        search.index(split["default"]["test"]["corpus"], task_metadata=task.metadata)
+        search.index(split["default"]["test"]["corpus"], task_metadata=task.task.metadata)
         assert sum(record.levelname == "WARNING" for record in caplog.records) == warnings

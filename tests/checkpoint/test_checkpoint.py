@@ -9,7 +9,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from care_qdrant.checkpoint.card import CARD_FILE, read_card
-from care_qdrant.checkpoint.folder import verify, write_checkpoint
+from care_qdrant.checkpoint.folder import verify_checkpoint, write_checkpoint
 from care_qdrant.errors import AlteredModel, IncompleteModel, InputError, ModelError, NewerFormat
 from tests import tiny
 
@@ -37,7 +37,7 @@ def test_the_root_refuses_to_guess_a_side(pair_folder: Path) -> None:
 
 
 def test_the_card_describes_both_sides(pair_folder: Path) -> None:
-    card = verify(pair_folder)
+    card = verify_checkpoint(pair_folder)
     assert (card.name, card.dim) == ("tiny-pair", 32)
     assert (card.query.pooling, card.document.pooling) == ("cls", "lasttoken")
     assert (card.query.max_tokens, card.document.max_tokens) == (48, 96)
@@ -50,20 +50,20 @@ def test_one_changed_byte_of_a_weight_is_found(copy: Path) -> None:
     content[-1] ^= 1
     weights.write_bytes(content)
     with pytest.raises(AlteredModel, match=r"document/model\.safetensors is not the file that was saved"):
-        verify(copy)
+        verify_checkpoint(copy)
 
 
 @pytest.mark.parametrize("missing", ["query/tokenizer.json", "document/model.safetensors", "router_config.json"])
 def test_a_missing_file_is_named(copy: Path, missing: str) -> None:
     (copy / missing).unlink()
     with pytest.raises(IncompleteModel, match=missing.replace(".", r"\.")):
-        verify(copy)
+        verify_checkpoint(copy)
 
 
 def test_an_added_file_is_found(copy: Path) -> None:
     (copy / "document" / "added_tokens.json").write_text("{}")
     with pytest.raises(AlteredModel, match=r"added_tokens\.json was added"):
-        verify(copy)
+        verify_checkpoint(copy)
 
 
 def test_a_newer_format_is_refused(copy: Path) -> None:

@@ -12,8 +12,9 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from care_qdrant.corpus import files as corpus_module
-from care_qdrant.corpus.files import MAX_LINE_BYTES, Corpus, RejectsFile, corpus_name, rejects_path
+from care_qdrant.corpus.files import Corpus, corpus_name
+from care_qdrant.corpus.formats import MAX_LINE_BYTES, numbered_lines
+from care_qdrant.corpus.rejects import RejectsFile, rejects_path
 from care_qdrant.corpus.rows import Fields, Reject, Row
 from care_qdrant.errors import InputError, MissingExtra
 
@@ -135,9 +136,13 @@ def test_rejects_are_written_and_forgotten_by_the_next_run(tmp_path: Path) -> No
     with RejectsFile(path) as rejects:
         rejects.write(Reject(3, "is empty", "\ud800"))
     assert json.loads(path.read_text()) == {"line": 3, "id": "\ud800", "reason": "is empty"}
+    with pytest.raises(InputError), RejectsFile(path):
+        raise InputError("refused")
+    assert path.exists()
     with RejectsFile(path):
         pass
     assert not path.exists()
+    assert rejects_path("a.jsonl", (2, 4)).name == "a.jsonl.rejects-2-of-4.jsonl"
 
 
 def test_the_collection_is_named_after_the_file() -> None:
@@ -147,6 +152,6 @@ def test_the_collection_is_named_after_the_file() -> None:
 @settings(max_examples=50)
 @given(st.binary(max_size=300))
 def test_any_bytes_are_rows_or_rejects(content: bytes) -> None:
-    lines = list(corpus_module._numbered_lines(io.BytesIO(content)))
+    lines = list(numbered_lines(io.BufferedReader(io.BytesIO(content))))
     assert b"".join(raw for _, raw in lines if isinstance(raw, bytes)) == content.removeprefix(b"\xef\xbb\xbf")
     assert [number for number, _ in lines] == list(range(1, len(lines) + 1))

@@ -59,14 +59,14 @@ def test_rejected_rows_give_exit_code_8(write_corpus: WriteCorpus) -> None:
 def test_a_file_whose_fields_have_other_names_is_refused_before_anything_is_written(
     write_corpus: WriteCorpus, tmp_path: Path
 ) -> None:
-    rows = [{"_id": row["id"], "body": row["text"]} for row in short_rows(120)]
+    rows = [{"key": row["id"], "body": row["text"]} for row in short_rows(120)]
     corpus = write_corpus(rows)
-    with pytest.raises(InputError, match=r"first 100 rows .* document has no 'id' \(keys: _id, body\).*--text-field"):
+    with pytest.raises(InputError, match=r"first 100 rows .* document has no 'id' \(keys: key, body\).*--text-field"):
         run(corpus)
     with open_client(path=tmp_path / "qdrant") as client:
         assert not client.get_collections().collections
-    assert run(corpus, "--id-field", "_id", "--text-field", "body").exit_code == 0
-    corpus.write_text(json.dumps(short_rows(3), indent=1), encoding="utf-8")  # one array, on many lines
+    assert run(corpus, "--id-field", "key", "--text-field", "body").exit_code == 0
+    corpus.write_text('"no object"\n' * 3, encoding="utf-8")
     with pytest.raises(InputError, match="not one of the first"):
         run(corpus)
 

@@ -1,10 +1,11 @@
-"""The closed loop of ``care-bench llama speed``."""
+"""The closed loop of ``benchmarks/perf/embedding.py``."""
 
 import asyncio
 
-from care_benchmarks.llama.load import TURNS, measure_loads
 from llama_index.core.base.embeddings.base import BaseEmbedding, Embedding
 from llama_index.core.bridge.pydantic import PrivateAttr
+
+from benchmarks.perf.load import TURNS, measure_loads
 
 
 class CountingEmbedding(BaseEmbedding):

@@ -14,7 +14,7 @@ from care_qdrant.store.collection import Collection
 from care_qdrant.store.connection import open_client
 from care_qdrant.store.retry import RetryPolicy
 from tests.publishing.conftest import CONTRACT, SCHEMAS, SPARSE_CONTRACT, assert_same, contents, fill, point
-from tests.publishing.killing import kill_after, run_promote
+from tests.reliability.killing import kill_after, run_promote
 from tests.standin import StandIn
 
 IMPATIENT = RetryPolicy(attempts=4, base_seconds=0.001, cap_seconds=0.002)

@@ -16,7 +16,7 @@ from care_qdrant.store.connection import open_client
 from care_qdrant.store.retry import RetryPolicy
 from care_qdrant.store.schema import LOAD_KEY
 from tests.publishing.conftest import CONTRACT, SCHEMAS, assert_same, contents, fill, point
-from tests.publishing.killing import kill_after, run_publish
+from tests.reliability.killing import kill_after, run_publish
 from tests.standin import StandIn
 
 IMPATIENT = RetryPolicy(attempts=4, base_seconds=0.001, cap_seconds=0.002)

@@ -6,11 +6,13 @@ from pathlib import Path
 import click
 import pytest
 from care_trainer.cli import care_train
-from care_trainer.presets import PRESETS
+from care_trainer.config.presets import PRESETS
 from click.testing import CliRunner
 
 from care_qdrant.errors import InputError
 from tests.trainer.tiny_run import pairs, stage, tiny_run, write_jsonl
+
+ROOT = Path(__file__).parents[2]
 
 
 def _invoke(*arguments: str) -> str:
@@ -44,6 +46,14 @@ def test_help_imports_neither_torch_nor_qdrant() -> None:
 def test_shipped_configurations_and_presets_are_listed() -> None:
     assert {line.split()[0] for line in _invoke("configs").splitlines()} >= {"tiny", "nano", "small", "care-0.3b-4b"}
     assert {line.split()[0] for line in _invoke("presets").splitlines()} == set(PRESETS)
+
+
+@pytest.mark.parametrize("name", ["nano", "kale"])
+def test_a_shipped_configuration_or_preset_is_printed(name: str) -> None:
+    (shipped,) = (ROOT / "trainer/care_trainer").glob(f"*/{name}.toml")
+    assert _invoke("configs", "show", name) == shipped.read_text(encoding="utf-8")
+    with pytest.raises(InputError, match="no shipped configuration or preset"):
+        _invoke("configs", "show", "none")
 
 
 def test_a_configuration_that_is_not_there_is_refused() -> None:

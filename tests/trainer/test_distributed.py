@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pytest
-from care_trainer import chain
+from care_trainer import pipeline
 from care_trainer.config import Run
 from safetensors.numpy import load_file
 
@@ -26,8 +26,8 @@ WITHOUT_DROPOUT = "query.scratch.dropout=0.0"
 SCRIPT = """
 import os, sys
 from pathlib import Path
-from care_trainer import chain
-from care_trainer.parse import load_run
+from care_trainer import pipeline
+from care_trainer.config import load_run
 
 kill_at = int(sys.argv[2])
 
@@ -35,7 +35,7 @@ def report(what, step, steps, loss):
     if what == "joint" and step == kill_at:
         os._exit(3)
 
-chain.run_stages(load_run(Path(sys.argv[1]), sys.argv[3:]), resume=True, report=report)
+pipeline.run_stages(load_run(Path(sys.argv[1]), sys.argv[3:]), resume=True, report=report)
 """
 
 
@@ -73,12 +73,12 @@ def double(tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks for it
 def test_two_processes_train_what_one_does(double: Run, tmp_path: Path) -> None:
     single = _run(tmp_path, 16, ADAPTER)
-    chain.run_stages(single)
+    pipeline.run_stages(single)
     ours, theirs = _weights(double, "query", "document"), _weights(single, "query", "document")
     assert ours.keys() == theirs.keys() and any("lora_B" in name for name in ours)
     for name, value in theirs.items():
         np.testing.assert_allclose(ours[name], value, atol=3e-4, err_msg=name)
-    temperatures = [chain.read_record(Path(run.output) / "unsupervised")["temperature"] for run in (single, double)]
+    temperatures = [pipeline.read_record(Path(run.output) / "unsupervised")["temperature"] for run in (single, double)]
     assert temperatures[0] == pytest.approx(temperatures[1], rel=1e-3)
 
 
@@ -102,14 +102,14 @@ def test_two_processes_train_a_static_query_encoder_as_one_does(tmp_path: Path) 
     static = "query={static=32,max_tokens=32}"
     runs = []
     for processes, batch_size in ((2, 8), (1, 16)):
-        bag = stage("bag", batch_size=batch_size, compose=False)
+        table = stage("static", batch_size=batch_size, compose=False)
         joint = stage("joint", batch_size=batch_size, hard_negatives=1, learning_rate=1e-2)
         root = tmp_path / str(processes)
-        runs.append(tiny_run(root, bag, joint, overrides=[static], document_pooling="mean"))
+        runs.append(tiny_run(root, table, joint, overrides=[static], document_pooling="mean"))
         if processes == 2:
             assert _two_processes(root, static) == 0
         else:
-            chain.run_stages(runs[-1])
+            pipeline.run_stages(runs[-1])
     ours, theirs = (_weights(run, "query", "document") for run in runs)
     assert ours.keys() == theirs.keys() and "joint/query/model.safetensors: embedding.weight" in ours
     for name, value in theirs.items():
@@ -128,7 +128,7 @@ def _shares(root: Path, processes: int, script: str, *arguments: Any) -> str:
 TEACHER = """
 import sys
 from pathlib import Path
-from care_trainer import teacher, towers
+from care_trainer.models import teacher, towers
 
 folder, out = Path(sys.argv[1]), Path(sys.argv[2])
 teacher.PIECE_ROWS = 4
@@ -155,7 +155,7 @@ print(f"encoded {encoded} of {len(vectors)}", flush=True)
 def test_the_teachers_vectors_are_shared_out_and_whole(
     document_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from care_trainer import teacher, towers
+    from care_trainer.models import teacher, towers
 
     printed = _shares(tmp_path, 2, TEACHER, document_folder, tmp_path / "vectors")
     # Not by lines: two processes write to one stream, and a line may hold what both say.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from care_trainer import chain
+from care_trainer import pipeline
 from care_trainer.config import Run
 
 from tests.trainer.tiny_run import stage, tiny_run
@@ -24,8 +24,8 @@ CHECKPOINTS = "checkpoint_minutes=0"
 KILLED_AGAIN_AND_AGAIN = """
 import os, signal, sys, threading
 from pathlib import Path
-from care_trainer import chain
-from care_trainer.parse import load_run
+from care_trainer import pipeline
+from care_trainer.config import load_run
 
 run = load_run(Path(sys.argv[1]), [sys.argv[2]])
 kills = 0
@@ -35,7 +35,7 @@ for delay in map(float, sys.argv[3:]):
         timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL))
         timer.daemon = True
         timer.start()
-        chain.run_stages(run, resume=True)
+        pipeline.run_stages(run, resume=True)
         os._exit(0)
     _, status = os.waitpid(child, 0)
     if status == 0:
@@ -64,7 +64,7 @@ def _weights(run: Run) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     run = tiny_run(tmp_path_factory.mktemp("whole"), *STAGES)
-    chain.run_stages(run)
+    pipeline.run_stages(run)
     return _weights(run)
 
 
@@ -106,8 +106,8 @@ def test_a_disk_that_is_full_is_one_line_and_the_run_goes_on_when_there_is_room(
     uninterrupted: dict[str, str], tmp_path: Path, checkpoints: str, problem: str
 ) -> None:
     run = tiny_run(tmp_path, *STAGES)
-    chain.run_stages(run, only="unsupervised")
-    chain.run_stages(run, only="align", resume=True)
+    pipeline.run_stages(run, only="unsupervised")
+    pipeline.run_stages(run, only="align", resume=True)
     before = _weights(run)
     command = ["run", str(tmp_path / "run.toml"), "--stage", "joint", "--resume", "--set", checkpoints]
     full = _python(WITH_A_SMALL_DISK, "20000", *command)

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from care_trainer.config import Run
-from care_trainer.parse import load_run
+from care_trainer.config import Run, load_run
 
 DISEASES = ["高血压", "糖尿病", "胃溃疡", "哮喘", "痛风", "甲亢", "贫血", "湿疹", "肺炎", "肾结石", "偏头痛", "鼻炎"]
 ASPECTS = {
@@ -54,7 +53,7 @@ probe_texts = 8
 
 
 def pairs() -> list[dict[str, Any]]:
-    """Give 48 pairs with one negative each, in a fixed random order."""
+    """Return 48 pairs with one negative each, in a fixed random order."""
     rows = []
     for disease in DISEASES:
         for aspect, (question, answer) in ASPECTS.items():
@@ -93,7 +92,7 @@ def write_world(root: Path) -> None:
 
 
 def stage(kind: str, **settings: Any) -> dict[str, Any]:
-    """Give a stage that takes three steps of eight rows."""
+    """Return a stage that takes three steps of eight rows."""
     data = "texts" if kind in ("retromae", "causal", "align") else "pairs"
     values = {"data": data, "batch_size": 8, "mini_batch_size": 4, "max_steps": 3, "learning_rate": 1e-3, "warmup": 0.0}
     return {"kind": kind, **values, "evaluate": False, **settings}

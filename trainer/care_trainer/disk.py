@@ -1,4 +1,4 @@
-"""A disk that is full, whoever notices it: Python, safetensors and torch each say so in their own way."""
+"""Failed writes as one error: Python, safetensors and torch each report a full disk in their own way."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +13,10 @@ def writing(what: str | Callable[[], str]) -> Iterator[None]:
     """Turn a failed write inside the block into a `TrainingError`.
 
     Args:
-        what: Could not be written, and what is still there; a function is asked when it happens.
+        what: What could not be written and what is still intact, or a function that returns it.
+
+    Raises:
+        TrainingError: a write failed.
     """
     try:
         yield

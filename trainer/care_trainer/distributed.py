@@ -1,4 +1,4 @@
-"""Several processes, one run: who writes, and who waits (torchrun, accelerate)."""
+"""One run on several processes (torchrun, accelerate): which process writes, and which ones wait."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,22 +9,22 @@ from accelerate import PartialState  # type: ignore[import-untyped]
 from torch import nn
 
 PATIENCE = timedelta(days=7)
-"""How long a process waits for the others. One that has died is no reason to hurry: torchrun then ends them all.
+"""How long a process waits for the others. A process that has died needs no timeout: torchrun then ends them all.
 PyTorch's own ten to thirty minutes would end a run while one process reads sixty million rows or saves to a slow disk.
 """
 
 
 def processes() -> PartialState:
-    """Give accelerate's view of the processes; a single one when nothing launched more.
+    """Return accelerate's view of the processes; a single one when nothing launched more.
 
-    Not to be kept: transformers resets accelerate's shared state whenever it makes training arguments.
+    Do not keep it: transformers resets accelerate's shared state whenever it makes training arguments.
     """
     return PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
 
 
 @contextmanager
 def main_process_first() -> Iterator[bool]:
-    """Let the main process go through the block before the others; gives whether this is the main one."""
+    """Run the block in the main process before the others; the value is whether this is the main one."""
     is_main = processes().is_main_process
     if not is_main:
         processes().wait_for_everyone()
@@ -34,7 +34,7 @@ def main_process_first() -> Iterator[bool]:
 
 
 def agree(decisions: list[bool]) -> list[bool]:
-    """Give the main process's decisions on all processes: clocks differ, and a step taken alone waits forever."""
+    """Return the main process's decisions on all processes: clocks differ, and a step taken alone waits forever."""
     state = processes()
     if state.num_processes == 1:
         return decisions
@@ -44,7 +44,7 @@ def agree(decisions: list[bool]) -> list[bool]:
 
 
 def average_gradients(parameters: list[nn.Parameter]) -> None:
-    """Average gradients over all processes: of the loss's own parameters, which are outside the wrapped model."""
+    """Average gradients over all processes, for parameters outside the wrapped model."""
     state = processes()
     if state.num_processes == 1:
         return

@@ -8,11 +8,15 @@ from sentence_transformers.sentence_transformer.evaluation import InformationRet
 from care_qdrant.errors import InputError
 from care_qdrant.types import embedded_text
 from care_trainer.config import Evaluation
-from care_trainer.data import read_rows
+from care_trainer.data.read import read_rows, retrieval_file
 
 
 def load_evaluator(evaluation: Evaluation, root: Path) -> InformationRetrievalEvaluator:
-    """Read a retrieval set: nDCG@10, MRR@10, recall@10 and @100.
+    """Read a retrieval set into an evaluator of nDCG@10, MRR@10, recall@10 and @100.
+
+    Args:
+        evaluation: Settings of the set.
+        root: Folder of all data files.
 
     Raises:
         InputError: a file is missing, or no query is left.
@@ -48,19 +52,7 @@ def load_evaluator(evaluation: Evaluation, root: Path) -> InformationRetrievalEv
 
 
 def score(evaluator: InformationRetrievalEvaluator, model: SentenceTransformer) -> dict[str, float]:
-    """Give the measures of a model, queries and documents each through their own route."""
+    """Return the measures of a model by name, with queries and documents each through their own route."""
     prefix = f"{evaluator.name}_cosine_"
     found = evaluator(model)
     return {key.removeprefix(prefix): float(value) for key, value in found.items() if key.startswith(prefix)}
-
-
-def retrieval_file(folder: Path, name: str) -> Path:
-    """Find ``corpus``, ``queries`` or ``qrels`` of a retrieval set, plain or gzipped.
-
-    Raises:
-        InputError: there is neither.
-    """
-    for path in (folder / f"{name}.jsonl", folder / f"{name}.jsonl.gz"):
-        if path.is_file():
-            return path
-    raise InputError(f"{folder}: holds neither {name}.jsonl nor {name}.jsonl.gz")

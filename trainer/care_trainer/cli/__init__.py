@@ -4,9 +4,10 @@ import click
 
 from care_qdrant.cli import run as run_program
 from care_trainer.cli.data import data
+from care_trainer.cli.listing import configs, presets
 from care_trainer.cli.mine import mine
 from care_trainer.cli.push import push
-from care_trainer.cli.run import configs, presets, run
+from care_trainer.cli.run import run
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

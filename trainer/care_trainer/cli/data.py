@@ -1,4 +1,4 @@
-"""``care-train data``: look at what a configuration would train on."""
+"""``care-train data``: inspect and prepare training data."""
 
 import json
 from pathlib import Path
@@ -6,14 +6,12 @@ from pathlib import Path
 import click
 
 from care_qdrant.errors import InputError
-from care_trainer.cli.run import find_config
-
-_set_option = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a value.")
+from care_trainer.cli.run import set_option
 
 
 @click.group()
 def data() -> None:
-    """Look at training data.
+    """Inspect and prepare training data.
 
     \b
     Example:
@@ -23,7 +21,7 @@ def data() -> None:
 
 @data.command()
 @click.argument("config")
-@_set_option
+@set_option
 def stats(config: str, overrides: tuple[str, ...]) -> None:
     """Print rows, sources, weights and lengths of each stage of CONFIG, as JSON.
 
@@ -31,24 +29,24 @@ def stats(config: str, overrides: tuple[str, ...]) -> None:
     Example:
       care-train data stats nano --set data_root=data
     """
-    from care_trainer.parse import load_run
-    from care_trainer.report import describe
+    from care_trainer.config import find_config, load_run
+    from care_trainer.data.report import describe
 
     click.echo(json.dumps(describe(load_run(find_config(config), overrides)), ensure_ascii=False, indent=2))
 
 
 @data.command()
 @click.argument("config")
-@_set_option
+@set_option
 def check(config: str, overrides: tuple[str, ...]) -> None:
-    """Read all data of CONFIG, and refuse it when a text of the evaluation set is in it.
+    """Read all data of CONFIG, and exit with an error when it holds a text of the evaluation set.
 
     \b
     Example:
       care-train data check nano --set data_root=data
     """
-    from care_trainer.parse import load_run
-    from care_trainer.report import describe, leaks
+    from care_trainer.config import find_config, load_run
+    from care_trainer.data.report import describe, leaks
 
     loaded = load_run(find_config(config), overrides)
     figures = describe(loaded)
@@ -61,7 +59,7 @@ def check(config: str, overrides: tuple[str, ...]) -> None:
 
 @data.command(name="self-pairs")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option("--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="JSONL to write.")
+@click.option("--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="JSONL file to write.")
 def self_pairs(files: tuple[Path, ...], output: Path) -> None:
     """Write every text of JSONL FILES once, paired with itself: alignment data for Stage I.
 
@@ -70,7 +68,7 @@ def self_pairs(files: tuple[Path, ...], output: Path) -> None:
       care-train data self-pairs pairs.jsonl queries.jsonl --output alignment.jsonl
     """
     from care_trainer.config import Data
-    from care_trainer.data import iter_texts
+    from care_trainer.data.read import iter_texts
 
     texts = iter_texts(Data(files=tuple(str(file.resolve()) for file in files)), Path("/"))
     count = 0

@@ -1,4 +1,4 @@
-"""``care-train mine``: hard negatives out of a Qdrant collection."""
+"""``care-train mine``: hard negatives from a Qdrant collection."""
 
 import json
 from collections.abc import Callable
@@ -15,13 +15,25 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("pairs", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option("--collection", required=True, help="What the negatives come from; see: care ingest")
-@click.option("--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="JSONL to write.")
-@click.option("--mode", type=click.Choice(["dense", "sparse"]), default="dense", show_default=True)
-@click.option("--negatives", default=5, show_default=True, help="Of each query, at most.")
-@click.option("--ranks", nargs=2, default=(10, 60), show_default=True, type=int, help="First and last rank that count.")
-@click.option("--margin", default=0.05, show_default=True, help="Dense: stay this share below the positive's score.")
-@click.option("--max-score", type=float, help="Never take a hit above this score.")
+@click.option("--collection", required=True, help="Collection that is searched; see: care ingest")
+@click.option("--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="JSONL file to write.")
+@click.option(
+    "--mode", type=click.Choice(["dense", "sparse"]), default="dense", show_default=True, help="Kind of the search."
+)
+@click.option(
+    "--negatives", default=5, show_default=True, type=click.IntRange(min=1), help="Most negatives of one query."
+)
+@click.option(
+    "--ranks", nargs=2, default=(10, 60), show_default=True, type=int, help="First and last rank of a negative, from 1."
+)
+@click.option(
+    "--margin",
+    default=0.05,
+    show_default=True,
+    type=click.FloatRange(min=0, max=1),
+    help="Dense only: a negative scores at most (1 - margin) times the positive's score.",
+)
+@click.option("--max-score", type=float, help="Highest score of a negative. Default: no limit.")
 @target_options
 @model_options
 def mine(
@@ -46,8 +58,8 @@ def mine(
 
     from care_qdrant.search.retriever import Retriever
     from care_trainer.config import Data
-    from care_trainer.data import iter_pairs
-    from care_trainer.mining import MiningRule, mine_pairs, similarity
+    from care_trainer.data.mining import MiningRule, mine_pairs, similarity
+    from care_trainer.data.read import iter_pairs
 
     rule = MiningRule(negatives, ranks[0], ranks[1], margin if mode == "dense" else None, max_score)
     read = list(iter_pairs(Data(files=(pairs.name,)), pairs.parent))

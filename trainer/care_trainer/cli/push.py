@@ -8,8 +8,10 @@ import click
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.argument("repository")
-@click.option("--public", is_flag=True, help="Everybody may read it; without, only its owner.")
-@click.option("--attempts", default=5, show_default=True, help="Of each request.")
+@click.option("--public", is_flag=True, help="Create a public repository, or upload to one. Without it, private only.")
+@click.option(
+    "--attempts", default=5, show_default=True, type=click.IntRange(min=1), help="Number of attempts of each request."
+)
 def push(folder: Path, repository: str, public: bool, attempts: int) -> None:
     """Upload the CARE folder FOLDER to REPOSITORY on the Hugging Face hub, and print the commit's address.
 
@@ -17,6 +19,6 @@ def push(folder: Path, repository: str, public: bool, attempts: int) -> None:
     Example:
       care-train push runs/nano/care-nano organisation/care-nano
     """
-    from care_trainer.publish import push as upload
+    from care_trainer.export.hub import push as upload
 
     click.echo(upload(folder, repository, private=not public, attempts=attempts))

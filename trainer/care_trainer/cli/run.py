@@ -1,4 +1,4 @@
-"""``care-train run`` and ``care-train configs``."""
+"""``care-train run``: train the stages of a configuration, and export the pair."""
 
 import logging
 import math
@@ -7,26 +7,38 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from care_qdrant.errors import InputError, needs_extra
+from care_qdrant.errors import needs_extra
 
 if TYPE_CHECKING:
     from care_trainer.stages.context import Report
 
 
+set_option = click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override a setting, as in stage.joint.epochs=2. Repeatable.",
+)
+
+
 @click.command()
 @click.argument("config")
-@click.option("--stage", help="Run only this stage; those before it must be finished.")
-@click.option("--resume", is_flag=True, help="Keep finished stages, continue an interrupted one where it stopped.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a value: stage.joint.epochs=2")
-@click.option("--preset", help="One of the paper's comparisons; see: care-train presets")
-@click.option("--push", metavar="REPOSITORY", help="Upload the pair to a private hub repository at the end.")
-@click.option("--minutes", type=float, help="Save and stop after so many minutes; go on with --resume.")
+@click.option("--stage", help="Name of the only stage to run; those before it must be finished. Default: all.")
+@click.option("--resume", is_flag=True, help="Keep finished stages, and continue an interrupted one where it stopped.")
+@set_option
+@click.option("--preset", help="Name of a comparison (see: care-train presets), or a TOML overlay. Default: none.")
+@click.option("--push", metavar="REPOSITORY", help="Private hub repository that receives the pair. Default: none.")
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0),
+    help="Minutes after which to save and stop; continue with --resume. Default: no limit.",
+)
 def run(
     config: str,
     stage: str | None,
@@ -45,8 +57,8 @@ def run(
       care-train run my.toml --preset without-align --set seed=1
       care-train run my.toml --push organisation/care-mine
     """
-    from care_trainer.parse import load_run
-    from care_trainer.presets import apply_preset
+    from care_trainer.config import find_config, load_run
+    from care_trainer.config.presets import apply_preset
 
     started = time.monotonic()
     path = find_config(config)
@@ -54,12 +66,12 @@ def run(
     if preset is not None:
         loaded = apply_preset(loaded, preset)
     with needs_extra("train", "training"):
-        from care_trainer.chain import run_stages
-        from care_trainer.curves import draw_curves
         from care_trainer.distributed import processes
-        from care_trainer.export import export
-        from care_trainer.publish import push as upload
-        from care_trainer.publish import require_token
+        from care_trainer.export.checkpoint import export
+        from care_trainer.export.curves import draw_curves
+        from care_trainer.export.hub import push as upload
+        from care_trainer.export.hub import require_token
+        from care_trainer.pipeline import run_stages
     if push is not None:
         require_token()  # not after a night of training
     quiet()
@@ -76,50 +88,9 @@ def run(
                 click.echo(upload(folder, push))
 
 
-@click.command()
-def configs() -> None:
-    """List the shipped configurations.
-
-    \b
-    Example:
-      care-train configs
-    """
-    for path in _shipped():
-        first = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
-        click.echo(f"{path.stem:<24}{first}")
-
-
-@click.command()
-def presets() -> None:
-    """List the paper's comparisons, with the table of each.
-
-    
-    Example:
-      care-train presets
-    """
-    from care_trainer.presets import PRESETS
-
-    for name, preset in PRESETS.items():
-        click.echo(f"{name:<24}{preset.table:<9}{preset.description}")
-
-
-def _shipped() -> list[Path]:
-    return sorted(Path(str(files("care_trainer") / "configs")).glob("*.toml"))
-
-
-def find_config(config: str) -> Path:
-    """Give the file of a configuration that is named by path or by its shipped name."""
-    if Path(config).suffix == ".toml":
-        return Path(config)
-    for path in _shipped():
-        if path.stem == config:
-            return path
-    raise InputError(f"{config}: neither a .toml file nor a shipped configuration (see: care-train configs)")
-
-
 @contextmanager
 def progress_bars(visible: bool) -> Iterator["Report"]:
-    """Draw one progress bar a stage on stderr, with the last loss."""
+    """Return, as a context, a report that draws one progress bar for each stage on stderr, with the last loss."""
     from tqdm import tqdm
 
     bars: dict[str, tqdm[NoReturn]] = {}
@@ -148,7 +119,7 @@ def progress_bars(visible: bool) -> Iterator["Report"]:
 
 
 def quiet() -> None:
-    """Leave stderr to the progress bar: transformers draws one for each file that it loads."""
+    """Silence the progress bars of transformers, one for each file that it loads."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]

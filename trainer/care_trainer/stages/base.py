@@ -6,21 +6,25 @@ from pathlib import Path
 from sentence_transformers import SentenceTransformer
 from transformers import set_seed
 
-from care_trainer import scratch, towers
-from care_trainer.bag import bag_module, random_bag
 from care_trainer.config import Run
-from care_trainer.rows import Rows, text_rows
+from care_trainer.data.table import Rows, text_rows
+from care_trainer.models import scratch, towers
+from care_trainer.models.static import random_static, static_module
 from care_trainer.stages.context import rows_folder
 
 
 def build(run: Run, folder: Path) -> tuple[SentenceTransformer, SentenceTransformer]:
-    """Give the query and the document encoder, pretrained or with random weights.
+    """Build the query and the document encoder, pretrained or with random weights.
+
+    Args:
+        run: The run.
+        folder: Where base models from scratch are written.
 
     Raises:
         InputError: a base cannot be loaded, or a dimension or a marker does not fit.
     """
     set_seed(run.seed)
-    query_base, document_base, bag = run.query.base, run.document.base, None
+    query_base, document_base, static = run.query.base, run.document.base, None
     if run.vocabulary is not None:
         rows = text_rows(run.data[run.vocabulary.data], Path(run.data_root), rows_folder(run))
         texts = _spread(rows, run.vocabulary.max_texts)
@@ -29,20 +33,20 @@ def build(run: Run, folder: Path) -> tuple[SentenceTransformer, SentenceTransfor
             query_base = str(folder / "query-base")
             scratch.write_query_base(run.query, tokenizer, Path(query_base))
         if run.query.static is not None:
-            bag = random_bag(tokenizer, run.query.static, texts, run.query.max_tokens)
+            static = random_static(tokenizer, run.query.static, texts, run.query.max_tokens)
         if run.document.scratch is not None:
             document_base = str(folder / "document-base")
             scratch.write_document_base(run.document, tokenizer, Path(document_base))
     assert document_base is not None
     document = towers.build_document(document_base, run.document, run.dim)
-    if bag is not None:
-        return towers.build_static(bag_module(bag), run.query, run.dim), document
+    if static is not None:
+        return towers.build_static(static_module(static), run.query, run.dim), document
     assert query_base is not None
     return towers.build_query(query_base, run.query, run.dim), document
 
 
 def _spread(rows: Rows, limit: int) -> Iterable[str]:
-    """Take every n-th text, so that all sources are there in proportion."""
+    """Return every n-th text, so that all sources are there in proportion."""
     step = -(-len(rows) // limit)
     texts: Iterable[str] = rows.columns.select(range(0, len(rows), step))["text"]
     return texts

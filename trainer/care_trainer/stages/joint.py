@@ -3,37 +3,41 @@
 from dataclasses import replace
 
 from care_qdrant.errors import InputError
-from care_trainer import towers
-from care_trainer.augment import PairCollator
-from care_trainer.compute import spend_instead
 from care_trainer.config import Joint
+from care_trainer.data.collators import PairCollator
 from care_trainer.distributed import processes
-from care_trainer.fitting import fit
-from care_trainer.frozen import FrozenDocuments
-from care_trainer.stages.align import stored_vectors
-from care_trainer.stages.context import Context, Trained
+from care_trainer.losses.embedding import embedding_loss
+from care_trainer.losses.objectives import FrozenDocuments
+from care_trainer.models import towers
+from care_trainer.stages.context import Context, Trained, train_student
 from care_trainer.stages.contrastive import info_nce_of
-from care_trainer.stages.embedding import embedding_loss
-from care_trainer.teacher import TeacherCollator
+from care_trainer.stages.match_compute import match_compute
+from care_trainer.training.loop import fit
 
 
 def train_joint(context: Context) -> Trained:
-    """Train both encoders with Asym-InfoNCE [4.4, equation (1)], one learning rate or one a side."""
+    """Train both encoders with Asym-InfoNCE [4.4, equation (1)], with one learning rate or one for each side.
+
+    Raises:
+        InputError: settings do not fit: ``instead_of`` with a frozen document encoder, or ``cached`` with a static
+            query encoder on several processes.
+    """
     stage, run = context.stage, context.run
     assert isinstance(stage, Joint)
     if stage.freeze_document and not stage.crop:
         if stage.instead_of is not None:
             raise InputError("stage joint: instead_of needs both sides to train; with frozen documents give it epochs")
         return _train_query(context, stage)
-    query, document = towers.load(context.query), towers.load(context.document)
+    query, query_parameters = context.load_trainable("query")
     if towers.is_static(query) and stage.cached and processes().num_processes > 1:
         raise InputError("stage joint: a static query encoder on several processes needs cached = false")
-    trainable = {"query": towers.make_trainable(query, side="query", lora=run.query.lora is not None)}
+    trainable = {"query": query_parameters}
     if stage.freeze_document:
-        towers.freeze(document)
+        document = towers.load(context.document)
+        document.requires_grad_(False)
     else:
-        trainable["document"] = towers.make_trainable(document, side="document", lora=run.document.lora is not None)
-    stage = spend_instead(context, query, document)
+        document, trainable["document"] = context.load_trainable("document")
+    stage = match_compute(context, query, document)
     model, info_nce = towers.pair(query, document), info_nce_of(stage)
     loss = embedding_loss(model, info_nce, stage)
     rows = context.pair_rows(stage.hard_negatives)
@@ -58,21 +62,12 @@ def train_joint(context: Context) -> Trained:
 
 
 def _train_query(context: Context, stage: Joint) -> Trained:
-    """Train the query encoder alone: the documents' vectors are computed once, as Stage I's."""
+    """Train the query encoder alone: the documents' vectors are computed once, as in Stage I."""
     rows = context.pair_rows(stage.hard_negatives)
     documents = [name for name in rows.text_columns().column_names if name != "query"]
-    vectors = [stored_vectors(context, rows.columns[name], name) for name in documents]
-    query = towers.load(context.query)
-    trainable = towers.make_trainable(query, side="query", lora=context.run.query.lora is not None)
+    vectors = [context.stored_vectors(rows.columns[name], name) for name in documents]
     info_nce = info_nce_of(stage)
-    loss = embedding_loss(query, FrozenDocuments(info_nce), stage)
-    collator = TeacherCollator(
-        *vectors,
-        preprocess_fn=query.preprocess,
-        prompts={"query": context.run.query.prompt},
-        max_length=stage.max_tokens,
-    )
-    job = context.job(weights=rows.weights, collator=collator)
-    metrics = fit(query, loss, rows.select("query", "label"), job)
+    columns = rows.select("query", "label")
+    query, trainable, metrics = train_student(context, FrozenDocuments(info_nce), rows, columns, vectors)
     joined = towers.pair(query, towers.load(context.document))
-    return Trained(query, None, {"query": trainable}, metrics, info_nce.temperature, joined)
+    return Trained(query, None, trainable, metrics, info_nce.temperature, joined)

@@ -4,14 +4,13 @@ from sentence_transformers import SentenceTransformer
 from torch.nn import ModuleList
 
 from care_qdrant.errors import InputError
-from care_trainer import towers
 from care_trainer.config import Prune
-from care_trainer.merge import merged
+from care_trainer.models import towers
 from care_trainer.stages.context import Context, Trained
 
 
 def prune_document(context: Context) -> Trained:
-    """Cut the newest document encoder down to its first layers, and make it the query encoder.
+    """Keep the first layers of the newest document encoder, and make it the query encoder.
 
     Raises:
         InputError: it has no list of layers (``layers`` of a decoder, ``encoder.layer`` of a BERT), or no more layers
@@ -19,7 +18,7 @@ def prune_document(context: Context) -> Trained:
     """
     stage = context.stage
     assert isinstance(stage, Prune)
-    document = merged(context.document)
+    document = towers.load_merged(context.document)
     model = towers.transformer_of(document).model
     parent, name = (model, "layers") if hasattr(model, "layers") else (getattr(model, "encoder", model), "layer")
     layers = getattr(parent, name, None)

@@ -1,1 +1,0 @@
-"""The commands of ``care-bench``, one module each."""

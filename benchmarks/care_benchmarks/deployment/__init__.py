@@ -1,1 +1,0 @@
-"""Living with collections that exist, attacked: what ``kill -9`` does to promoting and publishing."""

@@ -1,0 +1,86 @@
+"""Options that a project repeats, from ``care.toml`` or the table ``[tool.care]`` of ``pyproject.toml``.
+
+::
+
+    model = "./my-pair"          # every command that has --model
+    url = "http://localhost:6333"
+
+    [ingest]
+    sparse = "bm25"
+
+The command line and the environment come first.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from care_qdrant.errors import InputError
+
+FILE = "care.toml"
+
+
+def read_defaults(command: click.Command) -> dict[str, Any]:
+    """Return click's ``default_map`` for a program, from the files of the current folder.
+
+    Raises:
+        InputError: A file is no TOML, or a key is no option.
+    """
+    where, settings = _find()
+    if not settings or command.name is None:
+        return {}
+    # `model` is an option of most commands, and a command: a value is the one, a table the other.
+    general = {key: value for key, value in settings.items() if not isinstance(value, dict)}
+    tables = {key: value for key, value in settings.items() if isinstance(value, dict)}
+    if not isinstance(command, click.Group):
+        return _for_command(command, general, tables.get(command.name, {}), where)
+    context = click.Context(command)
+    commands = {name: command.get_command(context, name) for name in command.list_commands(context)}
+    found = {name: child for name, child in commands.items() if child is not None}
+    known = set().union(*(_options(child) for child in found.values()))
+    if unknown := sorted(general.keys() - known):
+        raise InputError(f"{where}: {unknown[0]!r} is an option of no command; known: {', '.join(sorted(known))}")
+    if unknown := sorted(tables.keys() - found.keys()):
+        raise InputError(f"{where}: [{unknown[0]}] is no command of {command.name}; known: {', '.join(found)}")
+    return {name: _for_command(child, general, tables.get(name, {}), where) for name, child in found.items()}
+
+
+def _find() -> tuple[str, Mapping[str, Any]]:
+    for path, table in ((Path(FILE), None), (Path("pyproject.toml"), "tool")):
+        if not path.is_file():
+            continue
+        try:
+            content = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            if table:  # another tool's file, and that tool will say so
+                continue
+            raise InputError(f"{path}: is no TOML ({error})") from error
+        settings = content.get("tool", {}).get("care", {}) if table else content
+        if settings:
+            return str(path), settings
+    return "", {}
+
+
+def _for_command(
+    command: click.Command, general: Mapping[str, Any], own: Mapping[str, Any], where: str
+) -> dict[str, Any]:
+    names = _options(command)
+    if unknown := sorted(own.keys() - names):
+        raise InputError(
+            f"{where}: [{command.name}] has {unknown[0]!r}, which is none of its options: {', '.join(sorted(names))}"
+        )
+    return {_parameter(command, key): value for key, value in {**general, **own}.items() if key in names}
+
+
+def _options(command: click.Command) -> set[str]:
+    """Return the long options of a command as a file may name them: without dashes in front."""
+    return {
+        option.removeprefix("--") for param in command.params for option in param.opts if option.startswith("--")
+    } - {"help", "version"}
+
+
+def _parameter(command: click.Command, key: str) -> str:
+    return next(param.name for param in command.params if f"--{key}" in param.opts and param.name)

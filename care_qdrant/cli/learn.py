@@ -1,0 +1,174 @@
+"""``care learn``: a query encoder learned from the vectors that a collection holds."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from care_qdrant.cli.groups import GroupedCommand
+from care_qdrant.cli.options import Target, add_options, target_options
+
+if TYPE_CHECKING:
+    from care_qdrant.learn.queries import Questions
+
+_log_options = add_options(
+    click.option(
+        "--queries",
+        type=click.Path(path_type=Path, exists=True, dir_okay=False),
+        help="JSON lines with the 'text' of real questions and the 'vector' that the old model gives each; half of them "
+        "are trained on, the other half measures the agreement with that model.",
+    ),
+    click.option("--query-model", help="Model that encodes --queries, where they have no vectors: folder or hub name."),
+    click.option("--query-endpoint", help="URL of the OpenAI-compatible embeddings route that encodes --queries."),
+    click.option("--endpoint-model", help="Name of the model at --query-endpoint."),
+    click.option("--usd-per-million-tokens", type=click.FloatRange(0), help="Price of --query-endpoint in US dollars."),
+    click.option(
+        "--max-usd",
+        type=click.FloatRange(0, min_open=True),
+        default=1.0,
+        show_default=True,
+        help="US dollars that --query-endpoint may cost at most; the next request is not sent if it could pass them.",
+    ),
+)
+
+
+@click.command(
+    name="learn",
+    cls=GroupedCommand,
+    groups={
+        "Options": ["vector_name", "output", "update", "force", "path", "url", "seed"],
+        "Reading": ["text_field", "sample"],
+        "Old model": [
+            "queries",
+            "query_model",
+            "query_endpoint",
+            "endpoint_model",
+            "usd_per_million_tokens",
+            "max_usd",
+            "document",
+        ],
+        "Server": ["api_key", "grpc"],
+    },
+)
+@click.argument("collection")
+@click.option(
+    "--vector", "vector_name", help="Dense vector to learn from; '' is the unnamed one.  [default: the only one]"
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Destination of the CARE folder.  [default: COLLECTION-queries]",
+)
+@click.option("--text-field", help="Payload field with the text, as body or document.body.  [default: guessed]")
+@click.option(
+    "--sample",
+    type=click.IntRange(min=1),
+    default=100_000,
+    show_default=True,
+    help="Points to read at most, drawn at random.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the sample, the split and the training.")
+@click.option("--update", is_flag=True, help="Continue from the folder that an earlier run wrote to --output.")
+@click.option("--force", is_flag=True, help="Register the query encoder even if its quality is below the limit.")
+@click.option(
+    "--document",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Folder of the sentence-transformers model that made the vectors, to become the document side.",
+)
+@_log_options
+@target_options
+def command(
+    collection: str,
+    vector_name: str | None,
+    output: Path | None,
+    text_field: str | None,
+    sample: int,
+    seed: int,
+    update: bool,
+    force: bool,
+    document: Path | None,
+    target: Target,
+    **log: Any,
+) -> None:
+    """Learn a query encoder from the vectors of COLLECTION, so that queries no longer need the model that made them.
+
+    It reads texts and vectors, whichever tool wrote them, and trains a table of token vectors on the CPU in minutes:
+    no labels, no queries, no access to the old model, and no stored vector is changed. The CARE folder that it writes
+    encodes queries only. Held-out documents measure its quality first; below the limit it is not registered, and
+    searching with it is refused. The report is JSON on stdout; a text and a picture lie in OUTPUT/learn. An interrupted
+    run is continued by the same command.
+
+    \b
+    Example:
+      care learn articles --url http://localhost:6333
+      care search "糖尿病人能吃西瓜吗" --collection articles --model articles-queries --url http://localhost:6333
+      care learn articles --url http://localhost:6333 --update
+    """
+    from dataclasses import replace
+
+    from care_qdrant.errors import InputError, MissingExtra
+    from care_qdrant.learn.learn import learn
+    from care_qdrant.learn.report import paragraphs, plot, write_report
+    from care_qdrant.learn.settings import FOLDER, UPDATE, LearnSettings
+    from care_qdrant.progress import parts_bar
+
+    folder = output or Path(f"{collection}-queries")
+    if update and not folder.is_dir():
+        raise InputError(f"{folder}: is not there; --update continues from the folder of an earlier run")
+    settings = replace(UPDATE if update else LearnSettings(), sample=sample, seed=seed)
+    with target.open() as client, parts_bar() as show:
+        report = learn(
+            client,
+            collection,
+            folder,
+            vector_name=vector_name,
+            settings=settings,
+            text_field=text_field,
+            document=document,
+            questions=_questions(**log),
+            start=folder if update else None,
+            force=force,
+            on_progress=show,
+        )
+    write_report(folder, report)
+    try:
+        plot(report, folder / FOLDER / "report.png")
+    except MissingExtra as missing:
+        click.echo(f"no plot: {missing}", err=True)
+    for paragraph in paragraphs(report):
+        click.echo(paragraph, err=True)
+    click.echo(json.dumps(asdict(report), ensure_ascii=False))
+    if not report.registered:
+        raise InputError(
+            f"{folder}: was written but not registered: {report.refused}. Register it nevertheless with: --force"
+        )
+
+
+def _questions(
+    queries: Path | None,
+    query_model: str | None,
+    query_endpoint: str | None,
+    endpoint_model: str | None,
+    usd_per_million_tokens: float | None,
+    max_usd: float,
+) -> "Callable[[int], Questions] | None":
+    """Return what reads the query log, None where there is none."""
+    if queries is None:
+        if query_model or query_endpoint:
+            raise click.UsageError("--query-model and --query-endpoint encode a query log: give --queries")
+        return None
+    if query_model and query_endpoint:
+        raise click.UsageError("--query-model and --query-endpoint both encode the queries; give one")
+    if query_endpoint and (endpoint_model is None or usd_per_million_tokens is None):
+        raise click.UsageError("--query-endpoint needs --endpoint-model and --usd-per-million-tokens (0 if it is free)")
+    from care_qdrant.learn.queries import Endpoint, embed_with_endpoint, embed_with_model, read_questions
+
+    embed = None
+    if query_model:
+        embed = embed_with_model(query_model)
+    elif query_endpoint and endpoint_model is not None and usd_per_million_tokens is not None:
+        embed = embed_with_endpoint(Endpoint(query_endpoint, endpoint_model, usd_per_million_tokens, max_usd))
+    return lambda dim: read_questions(queries, dim, embed)

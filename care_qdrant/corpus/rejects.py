@@ -1,0 +1,65 @@
+"""The file of rejected rows."""
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Self
+
+from care_qdrant.corpus.files import CorpusPath
+from care_qdrant.corpus.rows import Reject
+from care_qdrant.corpus.streams import STDIN
+from care_qdrant.errors import InputError
+
+
+class RejectsFile:
+    """Writes rejected rows; the file is made when the first one comes, and there is none where no row was rejected.
+
+    That of an earlier run is replaced by the first row, or removed at the end of a run that finished without any.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: IO[str] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+        elif kind is None:
+            with suppress(OSError):  # a folder that cannot be written holds none of ours
+                self.path.unlink(missing_ok=True)
+
+    def write(self, reject: Reject) -> None:
+        """Append one row as JSON: ``line``, ``file`` and ``id`` where there are any, ``reason``.
+
+        Raises:
+            InputError: The file cannot be written.
+        """
+        if self._file is None:
+            try:
+                self._file = self.path.open("w", encoding="utf-8")
+            except OSError as error:
+                raise InputError(
+                    f"{self.path}: cannot be written ({error.strerror}), and row {reject.line:,} is rejected "
+                    f"({reject.reason}); name another file with --rejects"
+                ) from error
+        named = {"file": reject.file} if reject.file else {}
+        named |= {"id": reject.id} if reject.id else {}
+        # ASCII, since a rejected id may hold what UTF-8 cannot.
+        self._file.write(json.dumps({"line": reject.line, **named, "reason": reject.reason}) + "\n")
+        self._file.flush()
+
+
+def rejects_path(path: CorpusPath, shard: tuple[int, int] = (1, 1)) -> Path:
+    """Return where the rejected rows of a corpus go: ``corpus.jsonl.rejects.jsonl`` beside it.
+
+    Each shard of a corpus has a file of its own.
+    """
+    first = path if isinstance(path, str | Path) else path[0]
+    number, of = shard
+    share = f"-{number}-of-{of}" if of > 1 else ""
+    if str(first) == STDIN or Path(first).is_fifo():
+        return Path(f"stdin.rejects{share}.jsonl")
+    return Path(f"{str(first).rstrip('/')}.rejects{share}.jsonl")

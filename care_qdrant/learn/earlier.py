@@ -1,0 +1,65 @@
+"""What an earlier run left in its CARE folder: the table to continue from, and which points it has seen."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+from tokenizers import Tokenizer
+
+from care_qdrant.checkpoint.folder import verify
+from care_qdrant.errors import InputError
+from care_qdrant.learn.settings import FOLDER
+from care_qdrant.types import Vectors
+
+_SEEN = "seen.npy"
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """A query encoder that an earlier run learned."""
+
+    tokenizer: Tokenizer
+    table: Vectors
+    basis: Vectors | None
+    seen: npt.NDArray[np.uint64]
+    """Digests of the ids of the points that it was trained or tested on, sorted."""
+
+    def is_new(self, ids: Sequence[object]) -> npt.NDArray[np.bool_]:
+        """Return which points the earlier run did not read, (ids,)."""
+        return ~np.isin(_digests(ids), self.seen)
+
+
+def load_earlier(folder: Path) -> Earlier:
+    """Read what an earlier run left.
+
+    Raises:
+        InputError: The folder was not written by `care learn`.
+        ModelError: It is incomplete or altered.
+    """
+    verify(folder)
+    path = folder / FOLDER / _SEEN
+    if not path.is_file():
+        raise InputError(f"{folder}: was not written by care learn ({FOLDER}/{_SEEN} is missing); learn into a new one")
+    model = SentenceTransformer(str(folder / "query"), device="cpu", local_files_only=True)
+    static = model[0]
+    assert isinstance(static, StaticEmbedding)
+    dense = next((module for module in model if isinstance(module, Dense)), None)
+    basis = None if dense is None else np.ascontiguousarray(dense.linear.weight.detach().numpy().T)
+    return Earlier(static.tokenizer, static.embedding.weight.detach().numpy(), basis, np.load(path))
+
+
+def save_seen(folder: Path, ids: Sequence[object]) -> None:
+    """Keep which points a run has read, eight bytes for each."""
+    (folder / FOLDER).mkdir(exist_ok=True)
+    np.save(folder / FOLDER / _SEEN, np.sort(_digests(ids)))
+
+
+def _digests(ids: Sequence[object]) -> npt.NDArray[np.uint64]:
+    digests = (hashlib.blake2b(str(one).encode(), digest_size=8).digest() for one in ids)
+    return np.frombuffer(b"".join(digests), dtype=np.uint64)

@@ -1,0 +1,210 @@
+"""Every form in which people have a corpus, told by its content."""
+
+import csv
+import gzip
+import io
+import json
+import os
+import threading
+from pathlib import Path
+
+import pyarrow
+import pyarrow.ipc
+import pytest
+import zstandard
+
+from care_qdrant.corpus.files import Corpus, corpus_name
+from care_qdrant.corpus.formats import tell_format
+from care_qdrant.corpus.rows import HASH_ID, Fields, Reject, Row, hash_id
+from care_qdrant.errors import InputError
+
+ROWS = [
+    {"id": "1", "text": "二甲双胍, 500 mg", "dept": "内科"},
+    {"id": "2", "text": '他说："头痛"\n三天', "dept": "神经科"},
+    {"id": "3", "text": "无症状", "dept": ""},
+]
+LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)
+
+
+def read(path: Path | str | list[Path], fields: Fields | None = None, encoding: str = "utf-8") -> list[Row | Reject]:
+    with Corpus(path, fields or Fields(), encoding) as corpus:
+        return list(corpus)
+
+
+def texts(rows: list[Row | Reject]) -> dict[str, str]:
+    return {row.document.id: row.document.text for row in rows if isinstance(row, Row)}
+
+
+def table(delimiter: str = ",") -> str:
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, ["id", "text", "dept"], delimiter=delimiter)
+    writer.writeheader()
+    writer.writerows(ROWS)
+    return buffer.getvalue()
+
+
+EXPECTED = {row["id"]: row["text"] for row in ROWS}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "described"),
+    [
+        ("a.csv", table(), "table, comma separated, columns id, text, dept"),
+        ("a.tsv", table("\t"), "table, tab separated, columns id, text, dept"),
+        ("a.csv", table(";"), "table, semicolon separated, columns id, text, dept"),
+        ("a.data", table(), "table, comma separated, columns id, text, dept"),
+        ("a.json", json.dumps(ROWS, ensure_ascii=False), "JSON array"),
+        ("a.jsonl", json.dumps(ROWS, ensure_ascii=False, indent=1), "JSON array"),
+        ("a.json", LINES, "JSON lines"),
+        ("a.txt", LINES, "JSON lines"),
+    ],
+)
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_a_format_is_told_by_its_content(tmp_path: Path, name: str, content: str, described: str, mark: str) -> None:
+    (tmp_path / name).write_text(mark + content, encoding="utf-8", newline="")
+    with Corpus(tmp_path / name) as corpus:
+        rows = list(corpus)
+        assert corpus.found == [described]
+        assert corpus.share_read == 1
+    assert texts(rows) == EXPECTED
+    assert len(rows) == 3
+
+
+def test_compressed_content_needs_no_ending(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(gzip.compress(table().encode()))
+    (tmp_path / "b").write_bytes(zstandard.compress(LINES.encode()))
+    assert texts(read(tmp_path / "a")) == texts(read(tmp_path / "b")) == EXPECTED
+
+
+@pytest.mark.parametrize("frames", [1, 3])
+@pytest.mark.parametrize("kept", [0.3, 0.9, 0.999])
+def test_a_zstandard_file_that_is_cut_off_is_damaged(tmp_path: Path, frames: int, kept: float) -> None:
+    """The package's stream reader ends without an error, and a sync would delete the documents that were cut off."""
+    lines = "".join(json.dumps({"id": f"{n}", "text": f"{n * 7919 % 10007} 头痛"}) + "\n" for n in range(2_000))
+    whole = b"".join(zstandard.compress(lines.encode()) for _ in range(frames))
+    (tmp_path / "a.jsonl.zst").write_bytes(whole)
+    assert len(read(tmp_path / "a.jsonl.zst")) == 2_000 * frames
+    (tmp_path / "a.jsonl.zst").write_bytes(whole[: int(len(whole) / frames * (frames - 1 + kept))])
+    with pytest.raises(InputError, match="is damaged after row"):
+        read(tmp_path / "a.jsonl.zst")
+
+
+def test_a_json_array_streams_and_says_where_it_is_cut_off(tmp_path: Path) -> None:
+    many = [{"id": str(number), "text": "字" * (number % 3_000 + 1)} for number in range(500)]
+    content = json.dumps([*many, 7, {"id": "x", "text": "y", "id ": 1}], ensure_ascii=False)
+    (tmp_path / "a.json").write_text(content, encoding="utf-8")
+    rows = read(tmp_path / "a.json")
+    assert len(rows) == 502
+    assert rows[500] == Reject(501, "is a JSON number; expected an object with 'id' and 'text'")
+    assert [row.line for row in rows] == list(range(1, 503))
+    (tmp_path / "a.json").write_text(content[:-30], encoding="utf-8")
+    with pytest.raises(InputError, match=r"damaged after row 50\d .*array is cut off"):
+        read(tmp_path / "a.json")
+
+
+def test_a_table_with_another_number_of_cells_is_a_rejected_row(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,text\n1,一\n2,二,三\n\n3,三\n", encoding="utf-8")
+    rows = read(tmp_path / "a.csv")
+    assert texts(rows) == {"1": "一", "3": "三"}
+    assert rows[1] == Reject(3, "has 3 cells; the header has 2")
+    (tmp_path / "a.csv").write_text("id,text,text\n1,一,二\n", encoding="utf-8")
+    with pytest.raises(InputError, match="column 'text' is there twice"):
+        read(tmp_path / "a.csv")
+
+
+def test_a_folder_holds_documents_and_corpora(tmp_path: Path) -> None:
+    folder = tmp_path / "docs"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "sub" / "guide.md").write_text("# 高血压指南\n\n少盐。\n", encoding="utf-8")
+    (folder / "note.txt").write_text("随访一次。", encoding="utf-8")
+    (folder / "rows.jsonl").write_text(LINES + "broken\n", encoding="utf-8")
+    (folder / "rows.jsonl.rejects.jsonl").write_text("{}")
+    (folder / ".hidden.txt").write_text("no")
+    (folder / "picture.png").write_bytes(b"\x89PNG")
+    rows = read(folder)
+    assert texts(rows) == {"note.txt": "随访一次。", "sub/guide.md": "少盐。\n", **EXPECTED}
+    [guide] = [row.document for row in rows if isinstance(row, Row) and row.document.id == "sub/guide.md"]
+    assert guide.title == "高血压指南"
+    [reject] = [row for row in rows if isinstance(row, Reject)]
+    assert (reject.file, reject.line) == ("rows.jsonl", 4)
+    assert corpus_name(folder) == "docs"
+    assert len(read([folder / "note.txt", folder / "rows.jsonl"])) == 5
+    assert len(read(str(folder / "**" / "*.md"))) == 1
+
+
+def test_a_folder_without_anything_to_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"x")
+    with pytest.raises(InputError, match="without files that can be read; expected JSON lines"):
+        Corpus(tmp_path)
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train"]}')
+    (tmp_path / "train").mkdir()
+    with pytest.raises(InputError, match=r"a folder of splits; give one of them: .*/train"):
+        Corpus(tmp_path)
+
+
+def test_a_folder_that_datasets_saved(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    datasets.Dataset.from_list(ROWS).save_to_disk(str(tmp_path / "saved"))
+    assert texts(read(tmp_path / "saved")) == EXPECTED
+    with pyarrow.ipc.new_file(str(tmp_path / "a.arrow"), pyarrow.table({"id": ["1"], "text": ["一"]}).schema) as writer:
+        writer.write_table(pyarrow.table({"id": ["1"], "text": ["一"]}))
+    assert texts(read(tmp_path / "a.arrow")) == {"1": "一"}
+
+
+@pytest.mark.parametrize(("encoding", "named"), [("gbk", "gb18030 (GBK)"), ("big5", "big5"), ("utf-16", "utf-16")])
+def test_another_encoding_is_named_and_read_when_it_is_given(tmp_path: Path, encoding: str, named: str) -> None:
+    text = "".join(json.dumps({"id": str(n), "text": "頭痛三天"}, ensure_ascii=False) + "\n" for n in range(20))
+    (tmp_path / "a.jsonl").write_bytes(text.encode(encoding))
+    if encoding != "big5":  # Big5 is also valid GB 18030: the guess may be another, and it is only a guess
+        with pytest.raises(
+            InputError, match="is not UTF-8; it reads as " + named.replace("(", r"\(").replace(")", r"\)")
+        ):
+            read(tmp_path / "a.jsonl")
+    assert set(texts(read(tmp_path / "a.jsonl", encoding=encoding)).values()) == {"頭痛三天"}
+    with pytest.raises(InputError, match="there is no such encoding"):
+        read(tmp_path / "a.jsonl", encoding="klingon")
+
+
+def test_ids_of_mongodb_and_none_at_all(tmp_path: Path) -> None:
+    rows = [{"_id": "m1", "text": "一"}, {"id": "1", "_id": 2, "text": "二"}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = read(tmp_path / "a.jsonl")
+    assert texts(found) == {"m1": "一", "1": "二"}
+    (tmp_path / "b.jsonl").write_text('{"text": "一"}\n{"text": "一", "title": "题"}\n{"body": 1}\n')
+    found = read(tmp_path / "b.jsonl", Fields(id=HASH_ID))
+    assert texts(found) == {hash_id("", "一"): "一", hash_id("题", "一"): "一"}
+    assert found[2] == Reject(3, "document has no 'text' (keys: body)")
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"id": "1", "id": "2", "text": "x"}', "has the key 'id' twice"),
+        ('{"id": "1", "text": "x", "metadata": {"a": 1, "a": 2}}', "'metadata' has the key 'a' twice"),
+        ('{"id": "1", "text": "x", "more": [{"b": {"a": 1, "a": 1}}]}', "'b' has the key 'a' twice"),
+    ],
+)
+def test_a_key_that_is_there_twice_is_a_rejected_row(tmp_path: Path, line: str, reason: str) -> None:
+    (tmp_path / "a.jsonl").write_text(line)
+    [reject] = read(tmp_path / "a.jsonl")
+    assert isinstance(reject, Reject)
+    assert reject.reason == reason
+
+
+def test_a_pipe_is_read(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_bytes(gzip.compress(LINES.encode())))
+    writer.start()
+    with Corpus(pipe) as corpus:
+        assert texts(list(corpus)) == EXPECTED
+        assert corpus.share_read is None
+    writer.join()
+    with pytest.raises(InputError, match="give --collection"):
+        corpus_name(pipe)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"hello, world", b"[", b"[1, 2]", b'"x"', b"a,b\n1,2"])
+def test_what_is_no_corpus_is_read_as_lines_unless_it_is_an_open_array(content: bytes) -> None:
+    assert tell_format("a", content, Fields()) == ("JSON array" if content == b"[" else "JSON lines")

@@ -1,0 +1,65 @@
+"""Collections as other tools write them, with the vectors of a made-up model that reads words."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from qdrant_client import QdrantClient, models
+
+from care_qdrant.types import Vectors
+
+DIM = 48
+WORDS = [f"{first}{second}" for first in "心肝脾肺肾胃胆肠骨血" for second in "痛炎热寒虚实急慢肿癌"]
+
+
+class WordModel:
+    """A teacher: the sum of random word vectors, pulled towards one direction as real models are, then a tanh."""
+
+    def __init__(self, seed: int = 0, dim: int = DIM) -> None:
+        generator = np.random.default_rng(seed)
+        self.words = {word: generator.normal(size=dim) for word in WORDS}
+        self.common = generator.normal(size=dim) * 2
+
+    def encode(self, texts: Sequence[str]) -> Vectors:
+        sums = np.stack([sum(self.words[text[at : at + 2]] for at in range(0, len(text), 3)) for text in texts])
+        vectors = np.tanh((sums + self.common) / 3)
+        return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+def word_texts(count: int, seed: int = 0) -> list[str]:
+    """Texts of eight words, four to a sentence."""
+    generator = random.Random(seed)
+    words = [generator.sample(WORDS, 8) for _ in range(count)]
+    return ["。".join("，".join(text[at : at + 4]) for at in (0, 4)) for text in words]
+
+
+def write_langchain(
+    client: QdrantClient,
+    texts: Sequence[str],
+    vectors: Vectors,
+    *,
+    name: str = "articles",
+    vector_name: str = "",
+    distance: models.Distance = models.Distance.COSINE,
+) -> None:
+    """Write points in LangChain's layout: no metadata of ours, no contract."""
+    params = models.VectorParams(size=vectors.shape[1], distance=distance)
+    client.create_collection(name, {vector_name: params} if vector_name else params)
+    client.upload_points(
+        name,
+        [
+            models.PointStruct(
+                id=number,
+                vector={vector_name: vector.tolist()} if vector_name else vector.tolist(),
+                payload={"page_content": text, "metadata": {"source": f"{number}.txt"}},
+            )
+            for number, (text, vector) in enumerate(zip(texts, vectors, strict=True))
+        ],
+        wait=True,
+    )
+
+
+def folder_size(folder: Path) -> int:
+    """Bytes of all files."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

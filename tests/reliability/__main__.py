@@ -1,0 +1,211 @@
+"""``python -m tests.reliability``: many trials of one kind, written as JSON with the machine they ran on."""
+
+import tempfile
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from benchmarks.perf.measured import output_option, save_measured, scratch_option
+from tests.reliability.processes import standin_server
+from tests.reliability.trials import Trial
+
+trials_option = click.option(
+    "--trials", type=click.IntRange(1), default=50, show_default=True, help="Runs to kill, for each case."
+)
+seed_option = click.option("--seed", default=0, show_default=True, help="Seed of the random moments.")
+points_option = click.option(
+    "--points", type=click.IntRange(8), default=300, show_default=True, help="Points of each collection."
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def reliability() -> None:
+    """Disturb runs at random moments, and check that one more run makes everything right.
+
+    \b
+    Example:
+      python -m tests.reliability kill-ingest --trials 100 --output benchmarks/results/ingestion-kill.json
+    """
+
+
+@reliability.command()
+@trials_option
+@click.option("--documents", type=click.IntRange(1), default=1_000, show_default=True, help="Size of the corpus.")
+@click.option("--dim", type=click.IntRange(1), default=64, show_default=True, help="Length of the vectors.")
+@seed_option
+@scratch_option
+@output_option
+def kill_ingest(trials: int, documents: int, dim: int, seed: int, scratch: Path | None, output: Path) -> None:
+    """Kill ingestions, embedded and over HTTP.
+
+    \b
+    Example:
+      python -m tests.reliability kill-ingest --output benchmarks/results/ingestion-kill.json
+    """
+    from tests.reliability.ingestion import ingest_trials, make_source
+    from tests.reliability.ready_model import write_corpus
+
+    with tempfile.TemporaryDirectory(dir=scratch) as name, standin_server() as url:
+        folder = Path(name)
+        source = make_source(write_corpus(folder / "corpus.jsonl", documents), dim)
+        found = _shown(ingest_trials(source, trials, folder, None, seed))
+        found += _shown(ingest_trials(source, trials, folder, url, seed + 1))
+    _save(output, found, documents=documents, points=len(source.expected), seed=seed)
+
+
+@reliability.command()
+@trials_option
+@points_option
+@seed_option
+@output_option
+def kill_attach(trials: int, points: int, seed: int, output: Path) -> None:
+    """Kill attach and detach, embedded and over HTTP.
+
+    \b
+    Example:
+      python -m tests.reliability kill-attach --output benchmarks/results/deployment-kill-attach.json
+    """
+    from tests.reliability.attachment import attach_trials, detach_trials
+
+    with tempfile.TemporaryDirectory() as name, standin_server() as url:
+        found = [
+            trial
+            for number, (run, address) in enumerate(
+                [(attach_trials, None), (attach_trials, url), (detach_trials, None), (detach_trials, url)]
+            )
+            for trial in _shown(run(points, trials, Path(name), address, seed + number))
+        ]
+    _save(output, found, points=points, seed=seed)
+
+
+@reliability.command()
+@trials_option
+@points_option
+@seed_option
+@output_option
+def kill_publish(trials: int, points: int, seed: int, output: Path) -> None:
+    """Kill promote, and publish on a server and in a folder.
+
+    \b
+    Example:
+      python -m tests.reliability kill-publish --points 600 --output benchmarks/results/deployment-kill-promote.json
+    """
+    from tests.reliability.publication import CASES, publication_trials
+
+    with tempfile.TemporaryDirectory() as name, standin_server() as url:
+        found = [
+            trial
+            for number, case in enumerate(CASES)
+            for trial in _shown(publication_trials(case, points, trials, Path(name), url, seed + number))
+        ]
+    _save(output, found, points=points, seed=seed)
+
+
+@reliability.command()
+@trials_option
+@points_option
+@seed_option
+@output_option
+def concurrent_writers(trials: int, points: int, seed: int, output: Path) -> None:
+    """Kill attach while other clients add, edit, replace and delete points.
+
+    \b
+    Example:
+      python -m tests.reliability concurrent-writers --output benchmarks/results/deployment-concurrent-writers.json
+    """
+    from tests.reliability.concurrent_writers import concurrent_writer_trials
+
+    with tempfile.TemporaryDirectory() as name, standin_server() as url:
+        found = _shown(concurrent_writer_trials(points, trials, Path(name), url, seed))
+    _save(output, found, points=points, seed=seed)
+
+
+@reliability.command()
+@click.argument("task", type=click.Path(exists=True, file_okay=False))
+@click.option("--model", default="built-in", show_default=True, help="Model, as in care-bench run.")
+@click.option("--trials", type=click.IntRange(1), default=20, show_default=True, help="Runs to kill.")
+@seed_option
+@scratch_option
+@output_option
+def kill_run(task: str, model: str, trials: int, seed: int, scratch: Path | None, output: Path) -> None:
+    """Kill whole runs of care-bench over TASK: the pair, BM25, and the query encoder on both sides.
+
+    \b
+    Example:
+      python -m tests.reliability kill-run examples/sample --output benchmarks/results/run-kill.json
+    """
+    from tests.reliability.harness_run import run_trials
+
+    arguments = [task, "--model", model, "--control", "bm25", "--control", "query", "--no-speed"]
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        found = _shown(run_trials(arguments, trials, Path(folder), seed))
+    _save(output, found, seed=seed)
+
+
+@reliability.command()
+@click.option("--documents", type=click.IntRange(1), default=5_000, show_default=True, help="Size of the corpus.")
+@click.option("--seconds", type=click.FloatRange(min=0), default=20, show_default=True, help="Length of the outage.")
+@click.option("--dim", type=click.IntRange(1), default=64, show_default=True, help="Length of the vectors.")
+@scratch_option
+@output_option
+def outage(documents: int, seconds: float, dim: int, scratch: Path | None, output: Path) -> None:
+    """Take the server away in the middle of an ingestion, and count the points in the end.
+
+    \b
+    Example:
+      python -m tests.reliability outage --output benchmarks/results/ingestion-outage.json
+    """
+    from tests.reliability.ingestion import make_source, outage_trial
+    from tests.reliability.ready_model import write_corpus
+
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        source = make_source(write_corpus(Path(folder) / "outage.jsonl", documents), dim)
+        found = _shown([outage_trial(source, documents, seconds)])
+    _save(output, found, documents=documents, gone_seconds=seconds)
+
+
+@reliability.command()
+@click.option("--queries", type=click.IntRange(10), default=100_000, show_default=True, help="Number of queries.")
+@seed_option
+@output_option
+def soak(queries: int, seed: int, output: Path) -> None:
+    """Send mixed concurrent queries to one embedding, many of them cancelled or invalid, and check each answer.
+
+    \b
+    Example:
+      python -m tests.reliability soak --output benchmarks/results/llama-soak.json
+    """
+    from benchmarks.perf.random_pair import write_random_pair
+    from tests.reliability.soak import CLIENTS, WIDTH, soak_trial
+
+    with tempfile.TemporaryDirectory() as folder:
+        model = write_random_pair(Path(folder) / "pair", 1, WIDTH)
+        found = _shown([soak_trial(model, queries, seed)])
+    _save(output, found, queries=queries, clients=CLIENTS, seed=seed)
+
+
+def _shown(trials: Iterable[Trial]) -> list[Trial]:
+    """Print each trial to stderr as soon as it is done."""
+    found = []
+    for trial in trials:
+        click.echo(trial, err=True)
+        found.append(trial)
+    return found
+
+
+def _save(output: Path, trials: list[Trial], **settings: float) -> None:
+    """Write the trials, and fail if one of them violates anything."""
+    good = sum(trial.is_good for trial in trials)
+    disturbed: dict[str, int] = {}
+    for trial in trials:
+        disturbed[trial.scenario] = disturbed.get(trial.scenario, 0) + trial.was_disturbed
+    summary = {**settings, "disturbed": disturbed, "trials": len(trials), "good": good}
+    save_measured(output, {**summary, "results": [asdict(trial) for trial in trials]})
+    if good < len(trials):
+        raise click.ClickException(f"{len(trials) - good} of {len(trials)} trials went wrong: {output}")
+
+
+if __name__ == "__main__":
+    reliability()

@@ -1,0 +1,119 @@
+"""Attaches that are killed on a server while other clients add, edit, replace and delete points of the collection.
+
+The writers go on during the killed run and during the next one, which continues the killed one. When they have stopped,
+one more run must give every point the vector of its current text, and every point must be what the writers last made
+it: nothing lost, nothing changed, nothing that they deleted back again.
+"""
+
+import random
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from qdrant_client import QdrantClient
+
+from tests.reliability.attachment import attach_once, fill, look, wrong_vectors
+from tests.reliability.ingestion import Target
+from tests.reliability.sample_collection import make_point, point_contents, read_contents
+from tests.reliability.trials import Attempt, Counts, Trial, kill_trials
+
+
+@dataclass(slots=True)
+class Writers:
+    """Other clients of a collection in a thread of their own, and the contents that it must have."""
+
+    target: Target
+    contents: dict[object, tuple[dict[str, object], dict[str, object]]]
+    numbers: list[int]
+    """Numbers of the existing points, as `make_point` takes them."""
+    rng: random.Random
+    done: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("added", "edited", "replaced", "deleted"), 0))
+    deleted: set[object] = field(default_factory=set)
+    next_number: int = 1_000_000
+    _stopped: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start to write as fast as possible."""
+        self._thread = threading.Thread(target=self._write, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the current write and stop."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _write(self) -> None:
+        with self.target.open() as client:
+            while not self._stopped.is_set():
+                self._write_once(client)
+
+    def _write_once(self, client: QdrantClient) -> None:
+        name, what = self.target.collection, self.rng.choice(list(self.done))
+        if what == "added":
+            self.numbers.append(self.next_number)
+            self._upsert(client, self.next_number)
+            self.next_number += 1
+        elif what == "replaced":
+            self._upsert(client, self.rng.choice(self.numbers))
+        elif what == "edited":
+            self._edit(client, make_point(self.rng.choice(self.numbers), 0).id)
+        else:
+            identity = make_point(self.numbers.pop(self.rng.randrange(len(self.numbers))), 0).id
+            client.delete(name, [identity], wait=True)
+            self.deleted.add(identity)
+            del self.contents[identity]
+        self.done[what] += 1
+
+    def _upsert(self, client: QdrantClient, number: int) -> None:
+        point = make_point(number, self.rng.randrange(1_000_000))
+        client.upsert(self.target.collection, [point], wait=True)
+        self.contents[point.id] = point_contents(point)
+
+    def _edit(self, client: QdrantClient, identity: object) -> None:
+        edit = {"text": f"edited {self.rng.randrange(1_000_000)}"}
+        client.set_payload(self.target.collection, edit, points=[identity], wait=True)  # type: ignore[list-item]
+        payload, vectors = self.contents[identity]
+        self.contents[identity] = ({**payload, **edit}, vectors)
+
+
+def concurrent_writer_trials(points: int, trials: int, scratch: Path, url: str, seed: int) -> Iterator[Trial]:
+    """Kill attaches while other clients write.
+
+    Args:
+        points: Points of each collection at the start.
+        trials: Number of runs to kill.
+        scratch: An empty folder.
+        url: URL of a server.
+        seed: Seed of the moments and of the writes.
+    """
+    rng = random.Random(seed)
+
+    def prepare(name: str) -> Attempt:
+        target, before = fill(f"writers-{name}", points, scratch, url)
+        writers = Writers(target, dict(before), list(range(points)), rng)
+        return Attempt(partial(attach_once, target), partial(_verify, writers), writers.start)
+
+    return kill_trials("attach beside concurrent writers", prepare, trials, seed)
+
+
+def _verify(writers: Writers) -> tuple[Counts, Counts]:
+    target = writers.target
+    attach_once(target)
+    writers.stop()
+    report = attach_once(target)
+    with target.open() as client:
+        now = read_contents(client, target.collection)
+        changed = look(client, target.collection, writers.contents)[1]
+        wrong = wrong_vectors(client, target.collection)
+    resurrected = len(writers.deleted & now.keys())
+    violations = {
+        "changed": changed - resurrected,
+        "resurrected": resurrected,
+        "wrong_vectors": wrong,
+        "uncovered": report.points - report.covered,
+    }
+    return dict(writers.done), violations

@@ -1,0 +1,3 @@
+"""The task directory of the harness tests."""
+
+from tests.bench.conftest import task_directory as task_directory

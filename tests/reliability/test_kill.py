@@ -1,0 +1,131 @@
+"""A few trials of each kind; ``python -m tests.reliability`` runs many."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from care_benchmarks.results import Result, load_result
+
+from tests.reliability.attachment import attach_trials, detach_trials
+from tests.reliability.concurrent_writers import concurrent_writer_trials
+from tests.reliability.harness_run import TOLERANCE, run_trials
+from tests.reliability.ingestion import Source, ingest_trials, make_source, outage_trial
+from tests.reliability.processes import standin_server
+from tests.reliability.publication import CASES, Case, publication_trials
+from tests.reliability.ready_model import write_corpus
+from tests.reliability.trials import Trial
+
+SEED = os.getpid()
+TRIALS = [1, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(1_200)])]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
+    return make_source(write_corpus(tmp_path_factory.mktemp("kill") / "corpus.jsonl", 300), dim=16)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with standin_server() as url:
+        yield url
+
+
+@pytest.fixture(params=["embedded", "server"])
+def url(request: pytest.FixtureRequest) -> str | None:
+    """The URL of a server, or None for embedded databases."""
+    return None if request.param == "embedded" else request.getfixturevalue("server")
+
+
+def assert_good(found: list[Trial], killed: int) -> None:
+    assert sum(trial.was_disturbed for trial in found) == killed
+    assert [trial for trial in found if not trial.is_good] == []
+
+
+@pytest.mark.parametrize("trials", [2, TRIALS[1]])
+def test_one_more_run_makes_a_killed_ingestion_right(
+    source: Source, url: str | None, trials: int, tmp_path: Path
+) -> None:
+    assert_good(list(ingest_trials(source, trials, tmp_path, url, SEED + trials)), trials)
+
+
+@pytest.mark.parametrize("trials", TRIALS)
+def test_one_more_run_makes_a_killed_attach_right(url: str | None, trials: int, tmp_path: Path) -> None:
+    assert_good(list(attach_trials(100, trials, tmp_path, url, SEED + trials)), trials)
+
+
+@pytest.mark.parametrize("trials", TRIALS)
+def test_one_more_run_makes_a_killed_detach_right(url: str | None, trials: int, tmp_path: Path) -> None:
+    assert_good(list(detach_trials(100, trials, tmp_path, url, SEED + trials)), trials)
+
+
+@pytest.mark.parametrize("trials", TRIALS)
+@pytest.mark.parametrize("case", CASES)
+def test_one_more_run_makes_a_killed_promotion_or_publication_right(
+    case: Case, trials: int, server: str, tmp_path: Path
+) -> None:
+    assert_good(list(publication_trials(case, 60, trials, tmp_path, server, SEED + trials)), trials)
+
+
+@pytest.mark.parametrize("trials", TRIALS)
+def test_nothing_of_concurrent_writers_is_lost_or_comes_back(trials: int, tmp_path: Path) -> None:
+    with standin_server() as url:
+        found = list(concurrent_writer_trials(60, trials, tmp_path, url, SEED + trials))
+    assert_good(found, trials)
+    assert sum(sum(trial.observed.values()) for trial in found) > 0
+
+
+def test_an_ingestion_goes_on_when_the_server_is_back(tmp_path: Path) -> None:
+    source = make_source(write_corpus(tmp_path / "corpus.jsonl", 1_500), dim=16)
+    trial = outage_trial(source, documents=1_500, gone_seconds=0.5)
+    assert trial.was_disturbed and trial.is_good, trial
+    assert 0 < trial.observed["stored_when_gone"] < trial.observed["points"]
+
+
+@pytest.mark.parametrize("name", ["encoded_again", "missing", "different_scores"])
+def test_a_trial_with_a_violation_is_not_good(name: str) -> None:
+    assert Trial("run", 1.0, True, {"stored": 5}, {"encoded_again": 0, "missing": 0, "different_scores": 0}).is_good
+    assert not Trial("run", 1.0, True, {"stored": 5}, {name: 1}).is_good
+
+
+# Whole runs import torch, mteb and LlamaIndex: minutes on a busy machine.
+
+
+@pytest.mark.timeout(600)
+def test_one_more_run_finishes_a_killed_run_of_the_harness(
+    task_directory: Path, pair_folder: Path, tmp_path: Path
+) -> None:
+    arguments = [str(task_directory), "--model", str(pair_folder), "--no-speed"]
+    assert_good(list(run_trials(arguments, 1, tmp_path, seed=0)), 1)
+
+
+@pytest.mark.timeout(600)
+def test_what_a_killed_run_has_stored_is_not_encoded_again(
+    task_directory: Path, pair_folder: Path, tmp_path: Path
+) -> None:
+    run = ["run", task_directory, "--model", pair_folder, "--control", "query", "--no-speed", "--output"]
+    with care_bench(*run, tmp_path / "killed") as process:
+        # The log names a system when its turn comes: now the documents of the first one are stored.
+        assert process.stderr and any(line.startswith("tiny-pair, query encoder twice: ") for line in process.stderr)
+        process.kill()
+    assert process.returncode == -9
+    assert not (tmp_path / "killed/result.json").exists()
+    for folder in ("killed", "undisturbed"):
+        with care_bench(*run, tmp_path / folder) as process:
+            problem = process.communicate()[1]
+        assert process.returncode == 0, problem
+    again, whole = (load_result(tmp_path / folder) for folder in ("killed", "undisturbed"))
+    assert [indexing.encoded for indexing in again.systems[0].indexing] == [0, 0]
+    assert [indexing.encoded for indexing in whole.systems[0].indexing] == [5, 5]
+    assert scores(again) == pytest.approx(scores(whole), abs=TOLERANCE)
+
+
+def care_bench(*arguments: object) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-W", "ignore", "-m", "care_benchmarks.cli", *map(str, arguments)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+
+
+def scores(result: Result) -> dict[str, float]:
+    return {f"{system.name}/{score.task}": score.value for system in result.systems for score in system.scores}

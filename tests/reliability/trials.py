@@ -1,0 +1,95 @@
+"""One trial of fault injection, and the runner that kills processes at random moments."""
+
+import multiprocessing
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+FORKSERVER = multiprocessing.get_context("forkserver")
+"""Starts a process in milliseconds, so that the moments of the kills spread over the work and not over imports."""
+FORKSERVER.set_forkserver_preload(
+    [
+        "tests.reliability.attachment",
+        "tests.reliability.ingestion",
+        "tests.reliability.killing",
+        "tests.reliability.publication",
+    ]
+)
+
+Counts = Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One disturbed run, and what was found after it was finished."""
+
+    scenario: str
+    after_seconds: float
+    """Time from the start of the run to the fault; 0 if the fault has no moment."""
+    was_disturbed: bool
+    """False if the run was done before the fault."""
+    observed: Counts
+    """What was seen on the way, as the number of points that were stored after a kill."""
+    violations: Counts
+    """What must not happen, by name → how often it did."""
+
+    @property
+    def is_good(self) -> bool:
+        """Return whether nothing was violated."""
+        return not any(self.violations.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A run that is prepared to be killed, and the check of what it leaves."""
+
+    work: Callable[[], object]
+    """Runs in a process of its own, so it must be picklable."""
+    verify: Callable[[], tuple[Counts, Counts]]
+    """Looks at the database after the kill, finishes the work, and returns observations and violations."""
+    start: Callable[[], object] = lambda: None
+    """Called just before the work."""
+
+
+def kill_trials(scenario: str, prepare: Callable[[str], Attempt], trials: int, seed: int) -> Iterator[Trial]:
+    """Kill runs with SIGKILL at moments that spread over the time that such a run takes.
+
+    Args:
+        scenario: Name of the trials.
+        prepare: Creates the attempt with a given name, in a place of its own.
+        trials: Number of runs to kill; a run that is done before its moment is yielded as well, and not counted.
+        seed: Seed of the moments.
+
+    Yields:
+        One trial after the other, until ``trials`` runs were killed.
+    """
+    rng = random.Random(seed)
+    # The first run also starts the server of forks.
+    seconds = [_seconds(prepare(f"{seed}-timed-{number}").work) for number in range(2)][1]
+    killed = number = 0
+    while killed < trials:
+        attempt = prepare(f"{seed}-{number}")
+        moment = round(rng.uniform(0, seconds), 3)
+        attempt.start()
+        process = FORKSERVER.Process(target=attempt.work)
+        began = time.perf_counter()
+        process.start()
+        process.join(moment)
+        was_killed = process.is_alive()
+        if not was_killed:
+            # Other load on the machine changes how long a run takes.
+            seconds = time.perf_counter() - began
+        process.kill()
+        process.join()
+        observed, violations = attempt.verify()
+        killed, number = killed + was_killed, number + 1
+        yield Trial(scenario, moment, was_killed, observed, violations)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    process = FORKSERVER.Process(target=work)
+    began = time.perf_counter()
+    process.start()
+    process.join()
+    return time.perf_counter() - began

@@ -1,0 +1,160 @@
+"""Where options come from: the command line, the environment, care.toml; and what a command does to a target."""
+
+import http.server
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from qdrant_client import QdrantClient
+
+from care_qdrant.cli import care
+from care_qdrant.cli.configuration import read_defaults
+from care_qdrant.cli.ingest import command as ingest_command
+from care_qdrant.errors import CareError, FingerprintMismatch, InputError, Unreachable
+from care_qdrant.ingestion.run import ingest
+from care_qdrant.store.connection import open_client
+from care_qdrant.types import Document
+from tests.tiny import HashModel
+
+CARE = "from care_qdrant.cli import main; main()"
+INGEST = "from care_qdrant.cli.ingest import main; main()"
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("QDRANT_URL", raising=False)
+
+
+def program(script: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r}); {script}"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_a_file_gives_the_options_that_a_project_repeats(tmp_path: Path) -> None:
+    (tmp_path / "care.toml").write_text('model = "./pair"\npath = "db"\n[ingest]\nsparse = "bm25"\nid-field = "key"\n')
+    assert read_defaults(ingest_command) == {"model": "./pair", "path": "db", "sparse": "bm25", "id_field": "key"}
+    defaults = read_defaults(care)
+    assert defaults["ingest"]["id_field"] == "key"
+    assert defaults["collections"] == {"path": "db"}
+
+
+def test_the_table_of_pyproject_is_read_and_other_tools_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.other]\nx = 1\n[tool.care.ingest]\nlimit = 5\n")
+    assert read_defaults(ingest_command) == {"limit": 5}
+    (tmp_path / "pyproject.toml").write_text("no toml [")
+    assert read_defaults(ingest_command) == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("sparce = 1", "'sparce' is an option of no command; known: .*sparse"),
+        ("[ingset]\nlimit = 1", r"\[ingset\] is no command of care; known: ingest"),
+        ("[ingest]\nlimits = 1", r"\[ingest\] has 'limits', which is none of its options: .*limit"),
+        ("model = ", "care.toml: is no TOML"),
+    ],
+)
+def test_a_mistake_in_the_file_is_named(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "care.toml").write_text(content)
+    with pytest.raises(InputError, match=message):
+        read_defaults(care)
+
+
+def test_the_command_line_comes_before_the_file(tmp_path: Path) -> None:
+    (tmp_path / "care.toml").write_text('path = "db"\n')
+    (tmp_path / "corpus.jsonl").write_text('{"id": "1", "text": "一"}\n')
+    done = program(INGEST, "corpus.jsonl", "--dry-run", "--limit", "1")
+    assert done.returncode == 0, done.stderr
+    done = program(CARE, "collections")
+    assert "db: there is no such folder" in done.stderr
+    done = program(CARE, "collections", "--path", "other")
+    assert "other: there is no such folder" in done.stderr
+    done = program(CARE, "collections", "--url", "http://127.0.0.1:1")
+    assert "no Qdrant server answers" in done.stderr
+
+
+def test_two_databases_on_the_command_line_are_refused() -> None:
+    result = CliRunner().invoke(care, ["collections", "--path", "a", "--url", "http://b"])
+    assert result.exit_code == 2
+    assert "two different databases" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [["collections"], ["search", "糖"], ["doctor", "c"], ["detach", "c"]])
+def test_a_command_that_reads_makes_no_folder(tmp_path: Path, arguments: list[str]) -> None:
+    done = program(CARE, *arguments, "--path", "typo")
+    assert done.returncode == InputError.exit_code
+    assert done.stderr.startswith("error: typo: there is no such folder")
+    assert not (tmp_path / "typo").exists()
+
+
+@pytest.fixture
+def proxy() -> Iterator[str]:
+    """The address of a server that answers everything with a page."""
+
+    class Page(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(b"<html>please log in</html>")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("url", ["ftp://localhost:6333", "http://[::1", "not a url", "http://localhost:99999"])
+def test_what_is_no_url_is_said(url: str) -> None:
+    with pytest.raises(InputError, match="is no URL of a Qdrant server"), open_client(url=url):
+        pass
+
+
+def test_a_proxy_that_answers_with_a_page_is_no_server(proxy: str) -> None:
+    with pytest.raises(Unreachable, match="what answers there is no Qdrant server"), open_client(url=proxy):
+        pass
+
+
+def test_every_error_begins_with_the_same_word() -> None:
+    for arguments in (["collections", "--bogus"], ["collections", "--path", "typo"], ["nothing"]):
+        done = program(CARE, *arguments)
+        assert done.returncode == 2
+        assert [line for line in done.stderr.splitlines() if line.startswith("error: ")] != []
+        assert "Error:" not in done.stderr
+
+
+@pytest.mark.parametrize("script", [CARE, INGEST])
+def test_every_program_tells_its_version(script: str) -> None:
+    done = program(script, "--version")
+    assert done.returncode == 0
+    assert "version 0." in done.stdout
+
+
+@pytest.mark.parametrize("name", [None, "hash-model"])
+def test_a_collection_of_another_pair_names_the_pair_before_it_advises_to_attach(
+    client: QdrantClient, name: str | None
+) -> None:
+    ingest([Document("1", "一")], HashModel(name="theirs", salt="x"), client, "c", vector_name=name)
+    kinds: dict[bool, type[CareError]] = {True: InputError, False: FingerprintMismatch}
+    with pytest.raises(kinds[name is None], match=r"made by theirs.*--model.*care attach c"):
+        ingest([Document("1", "一")], HashModel(), client, "c", vector_name="hash-model")
+
+
+def test_the_card_reads_like_one() -> None:
+    shown = CliRunner().invoke(care, ["model", "info"]).output
+    assert "a pair of encoders into one space of 256 dimensions, license CC-BY-4.0" in shown
+    assert "runs on onnxruntime" in shown
+    assert all(len(line) < 120 for line in shown.splitlines())
+    assert "{" not in shown
+    assert json.loads(CliRunner().invoke(care, ["model", "info", "--json"]).output)["name"] == "care-nano"

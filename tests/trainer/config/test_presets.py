@@ -1,0 +1,189 @@
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from care_trainer import pipeline
+from care_trainer.config import Align, Contrastive, Distill, Diversify, Joint, Run
+from care_trainer.config.presets import PRESETS, apply_preset
+from care_trainer.export.checkpoint import export
+from care_trainer.export.curves import draw_curves
+from care_trainer.models import towers
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense
+
+from care_qdrant.errors import InputError
+from tests.tiny import query_tower
+from tests.trainer.tiny_run import pairs, stage, tiny_run
+
+TEXTS = [row["query"] for row in pairs()[:6]]
+RECIPE = ("retromae", "unsupervised", "supervised", "document", "align", "joint")
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Run:
+    return tiny_run(tmp_path, *(stage(kind, epochs=2 if kind == "align" else 1) for kind in RECIPE))
+
+
+def _kinds(run: Run) -> list[str]:
+    return [item.kind for item in run.stage]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_changes_the_run_and_gives_it_its_own_place(recipe: Run, name: str) -> None:
+    changed = apply_preset(recipe, name)
+    assert (changed.name, changed.output) == (f"tiny-{name}", f"{recipe.output}-{name}")
+    same = ("stage", "query", "symmetric", "dim")
+    assert any(getattr(changed, field) != getattr(recipe, field) for field in same)
+    plain = {key: replace(data, diversify=None) for key, data in changed.data.items()}
+    assert plain == recipe.data and changed.seed == recipe.seed
+
+
+@pytest.mark.parametrize(
+    ("name", "left"),
+    [
+        ("without-query-init", ["document", "align", "joint"]),
+        ("without-document-init", ["retromae", "unsupervised", "supervised", "align", "joint"]),
+        ("without-align", ["retromae", "unsupervised", "supervised", "document", "joint"]),
+        ("fine-tuning-data", ["retromae", "unsupervised", "supervised", "document", "joint", "joint"]),
+        ("fine-tuning-data-only", ["retromae", "unsupervised", "supervised", "document", "joint"]),
+        ("symmetric-query", ["retromae", "unsupervised", "supervised"]),
+        ("symmetric-document", ["document"]),
+        ("kale", ["document", "prune", "align"]),
+        ("pruned", ["document", "prune", "align"]),
+        ("fine-tuning-only", ["supervised"]),
+        ("retromae-fine-tuning", ["retromae", "supervised"]),
+        ("distill", ["retromae", "unsupervised", "supervised", "document", "distill"]),
+    ],
+)
+def test_the_stages_that_are_left(recipe: Run, name: str, left: list[str]) -> None:
+    assert _kinds(apply_preset(recipe, name)) == left
+
+
+def test_what_changes_inside_a_stage(recipe: Run) -> None:
+    def find(name: str, kind: str) -> object:
+        return next(item for item in apply_preset(recipe, name).stage if item.kind == kind)
+
+    align = find("without-mse", "align")
+    assert isinstance(align, Align) and (align.contrastive_weight, align.mse_weight) == (1.0, 0.0)
+    kale = find("kale", "align")
+    assert isinstance(kale, Align) and (kale.contrastive_weight, kale.mse_weight, kale.kl_weight) == (0.0, 0.0, 1.0)
+    pruned = find("pruned", "align")
+    assert isinstance(pruned, Align) and pruned == recipe.stage[4], "the student changes, not what it learns"
+    first = find("fine-tuning-data", "joint")
+    assert isinstance(first, Joint) and first.freeze_document and first.name == "align" and first.epochs == 2
+    doubled = find("symmetric-query", "supervised")
+    assert isinstance(doubled, Contrastive) and doubled.epochs == 2
+    longer = find("longer-joint", "joint")
+    assert isinstance(longer, Joint) and longer.epochs == 3
+    texts, equal = find("equal-texts", "joint"), find("equal-compute", "joint")
+    assert isinstance(texts, Joint) and texts.instead_of == recipe.stage[4] and texts.cost == "texts"
+    assert isinstance(equal, Joint) and equal.instead_of == recipe.stage[4] and equal.cost == "operations"
+
+
+def test_the_settings_of_table_11_differ_in_what_is_left_out_alone(recipe: Run) -> None:
+    runs = {name: apply_preset(recipe, name) for name in ("diversified", "diversified-queries", "undiversified")}
+    assert [run.data["pairs"].diversify for run in runs.values()] == [
+        Diversify(sides="both"),
+        Diversify(sides="query"),
+        Diversify(sides="none"),
+    ]
+    assert {run.stage for run in runs.values()} == {apply_preset(recipe, "symmetric-query").stage}
+    own = replace(
+        recipe, data={**recipe.data, "pairs": replace(recipe.data["pairs"], diversify=Diversify(encoder="e"))}
+    )
+    assert apply_preset(own, "undiversified").data["pairs"].diversify == Diversify(encoder="e", sides="none")
+
+
+@pytest.mark.parametrize("table", ["5", "6", "7", "11", "12"])
+def test_the_papers_tables_have_a_preset_for_each_row(recipe: Run, table: str) -> None:
+    rows = {"5": 6, "6": 3, "7": 4, "11": 3, "12": 3}[table]
+    own = [name for name, preset in PRESETS.items() if table in preset.table.split(", ")]
+    assert len(own) >= rows
+    assert len({apply_preset(recipe, name).stage for name in own}) == (1 if table == "11" else len(own))
+
+
+def test_an_overlay_of_ones_own_is_applied_and_its_problems_are_named(recipe: Run, tmp_path: Path) -> None:
+    overlay = tmp_path / "hotter.toml"
+    overlay.write_text('extends = "without-align"\n[stage.joint]\ntemperature = "= joint.temperature * 2"\n')
+    changed = apply_preset(recipe, str(overlay))
+    assert changed.name == "tiny-hotter" and _kinds(changed)[-2:] == ["document", "joint"]
+    assert changed.stage[-1] == replace(recipe.stage[-1], temperature=0.04)
+    overlay.write_text("[stage.joint]\ntemperature = 0.0\nheat = 1\n")
+    with pytest.raises(
+        InputError, match=r"2 problem\(s\)\n.*temperature: expected a number above 0.*\n.*heat: unknown"
+    ):
+        apply_preset(recipe, str(overlay))
+
+
+@pytest.mark.parametrize(
+    ("overlay", "problem"),
+    [
+        ('drop = "align"', "drop: expected a list, found 'align'"),
+        ('drop = ["alingn"]', "names a stage 'alingn'; expected one of"),
+        ('[[insert]]\nkind = "new"', "inserts a stage of kind 'new'; expected static"),
+        ('[stage.joint]\nepochs = "= joint.epoch * 2"', "'= joint.epoch \\* 2' cannot be computed"),
+        ('[stage.joint]\nepochs = "= joint.epochs ** 2"', "cannot be computed"),
+        ('extends = "none"', "there is no such preset"),
+        ('colour = "red"', "colour: unknown key"),
+    ],
+)
+def test_a_wrong_overlay_is_refused(recipe: Run, tmp_path: Path, overlay: str, problem: str) -> None:
+    path = tmp_path / "wrong.toml"
+    path.write_text(overlay, encoding="utf-8")
+    with pytest.raises(InputError, match=problem):
+        apply_preset(recipe, str(path))
+
+
+def test_a_preset_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, stage("supervised"))
+    with pytest.raises(InputError, match="has no stage 'align'"):
+        apply_preset(run, "kale")
+    with pytest.raises(InputError, match="there is no such preset"):
+        apply_preset(run, "none")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["kale", *(pytest.param(name, marks=pytest.mark.slow) for name in ("distill", "hotelmatch", "symmetric-document"))],
+)
+def test_a_baseline_runs_to_its_exported_folder(tmp_path: Path, name: str) -> None:
+    run = apply_preset(tiny_run(tmp_path, *(stage(kind) for kind in RECIPE[2:])), name)
+    records = pipeline.run_stages(run)
+    card = export(run, "")
+    folder = Path(run.output) / run.name
+    stock = SentenceTransformer(str(folder))
+    sides = {side: pipeline.newest(run, run.symmetric or side) for side in pipeline.SIDES}
+    np.testing.assert_allclose(stock.encode_query(TEXTS), towers.load(sides["query"]).encode_query(TEXTS), atol=1e-4)
+    assert card.dim == run.dim
+    if name == "kale":
+        assert len(towers.transformer_of(towers.load(sides["query"])).model.layers) == 1
+    if name == "hotelmatch":
+        (projection,) = [module for module in towers.load(sides["query"]).modules() if isinstance(module, Dense)]
+        before = towers.load(Path(run.output) / "base/query")
+        (start,) = [module for module in before.modules() if isinstance(module, Dense)]
+        assert projection.out_features == card.dim == 48
+        assert not np.allclose(projection.linear.weight.detach(), start.linear.weight.detach()), "it learns"
+    assert draw_curves(run).read_bytes().startswith(b"\x89PNG")
+    assert records[-1]["seconds"] >= 0
+
+
+def test_beside_a_pretrained_document_encoder_the_bag_is_the_querys_initialisation(tmp_path: Path) -> None:
+    overrides = ["query={ static = 32, max_tokens = 32 }", 'document={ base = "somewhere", pooling = "mean" }']
+    stages = stage("static", epochs=2), stage("align", teacher_prompt="query: "), stage("joint", freeze_document=True)
+    run = tiny_run(tmp_path, *stages, overrides=overrides)
+    assert _kinds(apply_preset(run, "without-query-init")) == ["align", "joint"]
+    small, large = apply_preset(run, "symmetric-query"), apply_preset(run, "symmetric-document")
+    assert [(item.kind, item.epochs) for item in small.stage] == [("static", 4)] and small.symmetric == "query"
+    assert large.stage == () and large.symmetric == "document", "it is trained already"
+    student = apply_preset(run, "distill").stage[-1]
+    assert isinstance(student, Distill) and student.teacher_prompt == "query: "
+
+
+def test_three_layers_of_a_bert_become_the_query_encoder(tmp_path: Path) -> None:
+    base = query_tower(tmp_path / "bert", layers=4, pooling="mean")
+    tower = f'{{ base = "{base}", pooling = "mean", max_tokens = 32 }}'
+    run = apply_preset(tiny_run(tmp_path, stage("align"), overrides=[f"query={tower}", f"document={tower}"]), "kale")
+    pipeline.run_stages(run)
+    query, document = (towers.load(pipeline.newest(run, side)) for side in pipeline.SIDES)
+    assert [len(towers.transformer_of(model).model.encoder.layer) for model in (query, document)] == [3, 4]

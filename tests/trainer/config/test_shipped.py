@@ -1,0 +1,161 @@
+"""The shipped configurations: the paper's values in them, and their whole chains on stand-ins of the same architecture.
+
+Only folders, steps and batch sizes are overridden, and the number of layers where a base starts from random weights.
+"""
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from care_trainer.cli import care_train
+from care_trainer.config import Align, Contrastive, Run, Stage, find_config, load_run
+from care_trainer.models import towers
+from care_trainer.training.loop import Job, _arguments
+from click.testing import CliRunner
+from sentence_transformers import SentenceTransformer
+
+from care_qdrant.model import CareModel
+from tests.trainer.bases import gte_mlm_base, qwen3_base
+from tests.trainer.tiny_run import pairs, write_world
+
+PAPER = ("care-0.3b-4b", "care-0.3b-8b")
+HIDDEN = {"care-0.3b-4b": 2560, "care-0.3b-8b": 4096}
+PROCESSES = 8
+"""That batch sizes of the paper's configurations are written for."""
+
+
+def _stages(run: Run) -> dict[str, Stage]:
+    return {stage.kind: stage for stage in run.stage}
+
+
+@pytest.mark.parametrize("name", PAPER)
+@pytest.mark.parametrize(
+    ("kind", "rate", "warmup", "batch", "epochs"),
+    [
+        ("retromae", 2e-4, 0.0, 384, 3),  # table 19
+        ("unsupervised", 1e-4, 0.05, 19_200, 3),
+        ("supervised", 1e-4, 0.05, 640, 1),  # table 19 says 2; one for the pair's initialisation [G]
+        ("document", 1e-4, 0.05, 640, 1),
+        ("align", 1e-4, 0.05, 2_560, 1),  # table 20
+        ("joint", 1e-4, 0.05, 640, 1),
+    ],
+)
+def test_the_papers_tables_19_and_20(
+    name: str, kind: str, rate: float, warmup: float, batch: int, epochs: float, tmp_path: Path
+) -> None:
+    stage = _stages(load_run(find_config(name)))[kind]
+    assert (stage.learning_rate, stage.warmup, stage.epochs) == (rate, warmup, epochs)
+    assert stage.batch_size * stage.accumulate * PROCESSES == batch
+    arguments = _arguments(Job(stage=stage, folder=tmp_path, seed=0, checkpoint_minutes=5))
+    assert arguments.optim.value.startswith("adamw") and arguments.lr_scheduler_type == "linear"
+    assert arguments.learning_rate == rate and arguments.bf16
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_papers_sections_4_d_and_g(name: str) -> None:
+    run = load_run(find_config(name))
+    stages = _stages(run)
+    assert [stage.kind for stage in run.stage] == [
+        "retromae", "unsupervised", "supervised", "document", "align", "joint"
+    ]  # fmt: skip
+    assert run.dim == 768
+    assert (run.query.pooling, run.document.pooling) == ("cls", "lasttoken")
+    assert run.query.max_tokens == run.document.max_tokens == 512
+    assert run.query.base == "Alibaba-NLP/gte-multilingual-mlm-base" and run.query.lora is None
+    assert run.document.base == f"Qwen/Qwen3-{name[-2].upper()}B-Base"
+    assert run.document.lora is not None and (run.document.lora.rank, run.document.lora.alpha) == (32, 64)
+    align, document, unsupervised = stages["align"], stages["document"], stages["unsupervised"]
+    assert isinstance(align, Align) and (align.contrastive_weight, align.mse_weight) == (1.0, 1.0)
+    assert align.sides == ("query", "document")
+    assert isinstance(document, Contrastive) and {768, HIDDEN[name]} <= set(document.matryoshka)
+    assert isinstance(unsupervised, Contrastive) and unsupervised.learn_temperature
+    assert stages["joint"].document_learning_rate is None, "one rate for both sides"
+    assert all(stages[kind].gradient_checkpointing for kind in ("document", "joint"))
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_what_the_paper_leaves_open_is_marked(name: str) -> None:
+    lines = find_config(name).read_text(encoding="utf-8").splitlines()
+    for key in ("prompt =", "eos =", "lora =", "temperature =", "hard_negatives =", "matryoshka =", "seed ="):
+        values = [line for line in lines if line.startswith(key)]
+        assert values and all("open" in line or line.startswith("learn_") for line in values), key
+
+
+def _gzipped(path: Path, rows: list[dict[str, object]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
+
+
+def _run(name: str, *overrides: str) -> Path:
+    arguments = ["run", name, *(part for override in overrides for part in ("--set", override))]
+    result = CliRunner().invoke(care_train, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return Path(result.stdout.strip().splitlines()[-1])
+
+
+def _short(name: str, batch: int) -> list[str]:
+    kinds = _stages(load_run(find_config(name)))
+    return [f"stage.{kind}.{key}" for kind in kinds for key in ("max_steps=2", f"batch_size={batch}")]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", PAPER)
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* deprecated:FutureWarning")  # peft and the trainer
+def test_the_papers_chain_on_stand_ins_of_its_base_models(name: str, tmp_path: Path) -> None:
+    flag = [{"query": row["query"], "pos": [row["positive"]], "neg": row["negatives"]} for row in pairs()]
+    for file in ("unsupervised", "fine_tuning"):
+        _gzipped(tmp_path / f"data/{file}.jsonl.gz", flag)
+    _gzipped(tmp_path / "data/alignment.jsonl.gz", [{"query": row["positive"]} for row in pairs()])
+    folder = _run(
+        name,
+        f"query.base={gte_mlm_base(tmp_path / 'gte')}",
+        f"document.base={qwen3_base(tmp_path / 'qwen3', HIDDEN[name])}",
+        f"output={tmp_path / 'out'}",
+        f"data_root={tmp_path / 'data'}",
+        "export.probe_texts=8",
+        *_short(name, 8),
+    )
+    adapter = json.loads((tmp_path / "out/joint/document/adapter_config.json").read_text(encoding="utf-8"))
+    assert (adapter["r"], adapter["lora_alpha"]) == (32, 64)
+    projections = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    assert {module.rsplit(".", 1)[-1] for module in adapter["target_modules"]} == set(projections)
+    document = towers.load(tmp_path / "out/joint/document")
+    ids = document.tokenizer("高血压" * 2000, truncation=True)["input_ids"]
+    assert len(ids) == 512 and document.tokenizer.convert_ids_to_tokens(ids[-1]) == "<|endoftext|>"
+    texts = [row["query"] for row in pairs()[:4]]
+    stock, care = SentenceTransformer(str(folder)), CareModel.load(str(folder), precision="fp32")
+    vectors = care.encode_query(texts)
+    assert vectors.shape == (4, 768)
+    np.testing.assert_allclose(stock.encode_query(texts), vectors, atol=1e-5)
+    np.testing.assert_allclose(stock.encode_document(texts), document.encode_document(texts), atol=1e-4)
+    base = towers.load(tmp_path / "out/base/document").encode_document(texts)
+    assert np.abs(base - document.encode_document(texts)).max() > 1e-5, "the adapter trained"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["small", "nano"])
+def test_a_chain_from_scratch_with_fewer_layers(name: str, tmp_path: Path) -> None:
+    write_world(tmp_path)
+    rows: list[dict[str, object]] = [*pairs()]
+    _gzipped(tmp_path / "data/train/pairs_open.jsonl.gz", rows)
+    _gzipped(tmp_path / "data/train/queries.jsonl.gz", [{"text": row["query"], "license": "CC0"} for row in pairs()])
+    (tmp_path / "data/dev").rename(tmp_path / "data/moved")
+    (tmp_path / "data/dev").mkdir()
+    (tmp_path / "data/moved").rename(tmp_path / "data/dev/retrieval")
+    folder = _run(
+        name,
+        "query.scratch.layers=1",
+        "document.scratch.layers=2",
+        "vocabulary.size=600",
+        f"output={tmp_path / 'out'}",
+        f"data_root={tmp_path / 'data'}",
+        "export.probe_texts=8",
+        *_short(name, 16),
+    )
+    run = load_run(find_config(name))
+    assert CareModel.load(str(folder)).encode_query(["哮喘"]).shape == (1, run.dim)
+    assert (tmp_path / "out/curves.png").stat().st_size > 0

@@ -1,0 +1,97 @@
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from care_trainer.config import Data
+from care_trainer.data.read import Pair, iter_pairs, iter_texts, license_of
+from care_trainer.data.table import pair_rows
+
+from care_qdrant.errors import InputError
+from tests.trainer.tiny_run import write_jsonl
+
+SIMPLE = {"query": "q", "positive": "p", "negatives": ["n"], "source": "s", "license": "MIT"}
+
+
+def _data(tmp_path: Path, *rows: Any, **settings: Any) -> tuple[Data, Path]:
+    write_jsonl(tmp_path / "rows.jsonl", rows)
+    return Data(files=("rows.jsonl",), **settings), tmp_path
+
+
+def test_simple_pairs_and_flag_embedding_rows_mean_the_same(tmp_path: Path) -> None:
+    flag = {"query": "q", "pos": ["p", "p2"], "neg": ["n"], "pos_scores": [1, 1], "prompt": "问："}
+    found = list(iter_pairs(*_data(tmp_path, SIMPLE, flag)))
+    assert found == [Pair("q", "p", ("n",), "s"), Pair("问：q", "p", ("n",)), Pair("问：q", "p2", ("n",))]
+
+
+def test_a_gzipped_file_reads_as_a_plain_one(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "rows.jsonl.gz", "wt", encoding="utf-8") as stream:
+        stream.write(json.dumps(SIMPLE) + "\n\n")
+    assert list(iter_pairs(Data(files=("rows.jsonl.gz",)), tmp_path)) == [Pair("q", "p", ("n",), "s")]
+
+
+def test_a_gzipped_file_that_is_cut_off_or_none_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(gzip.compress(json.dumps(SIMPLE).encode() * 50)[:-20])
+    for content in (path.read_bytes(), b'{"query": "q", "positive": "p"}'):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=r"rows.jsonl.gz: is cut off, or not what its name says"):
+            list(iter_pairs(Data(files=(path.name,)), tmp_path))
+
+
+def test_a_repeated_pair_counts_once_and_texts_are_cut_first(tmp_path: Path) -> None:
+    data, root = _data(tmp_path, SIMPLE, SIMPLE, {"query": "q", "positive": "pppp"}, max_characters=1)
+    assert list(iter_pairs(data, root)) == [Pair("q", "p", ("n",), "s")]
+
+
+def test_licenses_and_sources_are_left_out(tmp_path: Path) -> None:
+    closed = {**SIMPLE, "query": "closed", "license": "research-only"}
+    dropped = {**SIMPLE, "query": "dropped", "source": "old"}
+    data, root = _data(
+        tmp_path, SIMPLE, closed, dropped, licenses_excluded=("research-only",), weights={"old": 0.0, "s": 0.5}
+    )
+    assert [pair.query for pair in iter_pairs(data, root)] == ["q"]
+    assert pair_rows(data, root, tmp_path / "rows").weights.tolist() == [0.5]
+
+
+@pytest.mark.parametrize("key", ["license", "licence"])
+def test_a_license_counts_in_both_spellings(tmp_path: Path, key: str) -> None:
+    rows = [{"query": f"q{at}", "positive": "p", key: name} for at, name in enumerate(("CC0", "research-only"))]
+    without = {"query": "none", "positive": "p"}
+    data, root = _data(tmp_path, *rows, without, licenses_excluded=("research-only", "unstated"))
+    assert [pair.query for pair in iter_pairs(data, root)] == ["q0", "none"]
+    assert [license_of(row) for row in (*rows, without)] == ["CC0", "research-only", ""]
+
+
+def test_texts_are_both_sides_of_pairs_and_single_texts_once(tmp_path: Path) -> None:
+    found = list(iter_texts(*_data(tmp_path, SIMPLE, {"text": "t"}, {"text": "q"})))
+    assert [text.text for text in found] == ["q", "p", "n", "t"]
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"query": "q"}, r"rows.jsonl:1: is no pair \(keys: query\)"),
+        ({"text": "t"}, "is no pair"),
+        ({"query": 3, "positive": "p"}, "is no pair"),
+        (["q", "p"], "expected an object, found list"),
+    ],
+)
+def test_a_row_that_is_no_pair_is_named(tmp_path: Path, row: Any, problem: str) -> None:
+    with pytest.raises(InputError, match=problem):
+        list(iter_pairs(*_data(tmp_path, row)))
+
+
+def test_missing_broken_and_empty_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"none.jsonl: no such file; set data_root"):
+        list(iter_pairs(Data(files=("none.jsonl",)), tmp_path))
+    (tmp_path / "rows.jsonl").write_text("{", encoding="utf-8")
+    with pytest.raises(InputError, match=r"rows.jsonl:1: not JSON"):
+        list(iter_pairs(Data(files=("rows.jsonl",)), tmp_path))
+    (tmp_path / "rows.jsonl").write_text(r'{"query": "\ud83d", "positive": "p"}', encoding="utf-8")
+    with pytest.raises(InputError, match=r"rows.jsonl:1: holds half of a surrogate pair"):
+        list(iter_pairs(Data(files=("rows.jsonl",)), tmp_path))
+    (tmp_path / "rows.jsonl").write_text("", encoding="utf-8")
+    with pytest.raises(InputError, match="no row is left"):
+        list(iter_texts(Data(files=("rows.jsonl",)), tmp_path))

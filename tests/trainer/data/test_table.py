@@ -1,0 +1,131 @@
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from care_trainer.config import Data
+from care_trainer.data.sampling import EpochSampler
+from care_trainer.data.table import pair_rows, text_rows
+
+from care_qdrant.errors import InputError, TrainingError
+from tests.trainer.tiny_run import write_jsonl
+
+ROWS = [
+    {"query": "q1", "pos": ["p1", "p2"], "neg": ["n1", "n2"], "source": "a"},
+    {"query": "q1", "pos": ["p1"], "neg": ["other"], "source": "b"},
+    {"query": "q2", "positive": "p3", "negatives": ["n3"], "source": "b"},
+    {"query": "q3", "positive": "p4", "source": "c"},
+]
+
+
+def _data(tmp_path: Path, **settings: Any) -> tuple[Data, Path, Path]:
+    write_jsonl(tmp_path / "rows.jsonl", ROWS)
+    return Data(files=("rows.jsonl",), **settings), tmp_path, tmp_path / "rows"
+
+
+def test_pairs_come_once_in_the_order_of_the_file_with_as_many_negatives_as_asked_for(tmp_path: Path) -> None:
+    rows = pair_rows(*_data(tmp_path, weights={"b": 0.5}), hard_negatives=2)
+    assert rows.columns.to_list() == [
+        {"query": "q1", "positive": "p1", "negative_1": "n1", "negative_2": "n2", "label": 0},
+        {"query": "q1", "positive": "p2", "negative_1": "n1", "negative_2": "n2", "label": 1},
+        {"query": "q2", "positive": "p3", "negative_1": "n3", "negative_2": "p3", "label": 2},
+        {"query": "q3", "positive": "p4", "negative_1": "p4", "negative_2": "p4", "label": 3},
+    ]
+    assert rows.weights.tolist() == [1.0, 1.0, 0.5, 1.0]
+    assert rows.text_columns().column_names == ["query", "positive", "negative_1", "negative_2"]
+
+
+def test_texts_come_once_with_their_lengths(tmp_path: Path) -> None:
+    rows = text_rows(*_data(tmp_path, max_rows=5))
+    assert rows.columns["text"][:] == ["q1", "p1", "p2", "n1", "n2"]
+    assert rows.characters.tolist() == [2] * 5
+    assert text_rows(*_data(tmp_path), sides=("query",)).columns["text"][:] == ["q1", "q2", "q3"]
+
+
+def test_a_table_is_written_once_and_anew_when_file_settings_or_columns_change(tmp_path: Path) -> None:
+    data, root, folder = _data(tmp_path)
+    pair_rows(data, root, folder)
+    (first,) = folder.iterdir()
+    written = first.stat().st_mtime_ns
+    pair_rows(data, root, folder)
+    assert [path.stat().st_mtime_ns for path in folder.iterdir()] == [written]
+    pair_rows(data, root, folder, hard_negatives=1)
+    pair_rows(Data(files=data.files, max_characters=1), root, folder)
+    write_jsonl(tmp_path / "rows.jsonl", ROWS[2:])
+    assert len(pair_rows(data, root, folder)) == 2
+    assert len(list(folder.iterdir())) == 4
+
+
+def test_bad_rows_leave_no_table(tmp_path: Path) -> None:
+    data, root, folder = _data(tmp_path)
+    write_jsonl(tmp_path / "rows.jsonl", [*ROWS, {"query": "alone"}])
+    with pytest.raises(InputError, match=r"rows.jsonl:5: is no pair"):
+        pair_rows(data, root, folder)
+    assert not list(folder.glob("*.arrow"))
+
+
+def test_a_full_disk_is_one_clear_error_and_leaves_no_table(tmp_path: Path) -> None:
+    data, root, folder = _data(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
+    try:
+        with pytest.raises(TrainingError, match=r"the rows cannot be written \(.*Make room, then go on with --resume"):
+            pair_rows(data, root, folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(folder.iterdir())
+    assert len(pair_rows(data, root, folder)) == 4
+
+
+GROWTH = """
+import json, sys
+from pathlib import Path
+from care_trainer.config import Data
+from care_trainer.data.table import pair_rows
+from care_trainer.data.sampling import EpochSampler
+
+def private():
+    line = next(line for line in open("/proc/self/status") if line.startswith("RssAnon"))
+    return int(line.split()[1]) * 1024
+
+def epoch(name):
+    root = Path(sys.argv[1])
+    rows = pair_rows(Data(files=(name,), weights={"b": 0.5}), root, root / "rows", hard_negatives=1)
+    columns, characters = rows.text_columns(), 0
+    for batch in EpochSampler(columns, 64, False, weights=rows.weights):
+        characters += sum(len(text) for row in columns.__getitems__(batch) for text in row.values())
+    return characters
+
+few = epoch("few.jsonl")
+before = private()
+many = epoch("many.jsonl")
+print(json.dumps({"few": few, "many": many, "grown": private() - before}))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
+def test_an_epoch_over_a_corpus_needs_a_fraction_of_its_size_in_memory(tmp_path: Path) -> None:
+    def rows(count: int) -> list[dict[str, Any]]:
+        text = "高血压患者饮食上要注意什么" * 30
+        return [
+            {"query": f"{at}", "pos": [f"{at}{text}"], "neg": [f"-{at}{text}"], "source": "ab"[at % 2]}
+            for at in range(count)
+        ]
+
+    write_jsonl(tmp_path / "few.jsonl", rows(500))
+    size = write_jsonl(tmp_path / "many.jsonl", rows(30_000)).stat().st_size
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", GROWTH, str(tmp_path)]
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout)
+    assert found["many"] > 0.7 * size / 3, "the epoch read three quarters of the rows; a character is three bytes"
+    assert found["grown"] < size / 4, f"{size} bytes of JSONL"
+
+
+def test_a_sampler_takes_the_weights_of_a_table(tmp_path: Path) -> None:
+    rows = pair_rows(*_data(tmp_path, weights={"a": 2.0, "c": 0.0}))
+    drawn = sorted(row for batch in EpochSampler(rows.columns, 2, False, weights=rows.weights) for row in batch)
+    assert drawn == [0, 0, 1, 1, 2]

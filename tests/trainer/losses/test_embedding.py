@@ -1,0 +1,135 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from care_trainer.config import Tower
+from care_trainer.losses.embedding import EmbeddingLoss, hide_tokens
+from care_trainer.losses.keys import Features, text_keys
+from care_trainer.losses.objectives import AlignObjective, InfoNce, Matryoshka
+from care_trainer.models import towers
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+
+from tests.trainer.tiny_run import pairs
+
+
+def _columns(model: SentenceTransformer, joined: bool = False) -> list[Features]:
+    rows = pairs()[:10]
+    texts = [[row["query"] for row in rows], [row["positive"] * (1 + at % 3) for at, row in enumerate(rows)]]
+    if not joined:
+        return [dict(model.preprocess(column)) for column in texts]
+    tasks = ("query", "document")
+    return [{**model.preprocess(column, task=task), "task": task} for column, task in zip(texts, tasks, strict=True)]
+
+
+def _gradients(
+    loss: torch.nn.Module, columns: list[Features], labels: torch.Tensor | None = None
+) -> tuple[float, dict[str, torch.Tensor]]:
+    loss.zero_grad()
+    value = loss([dict(column) for column in columns], labels)
+    (value / 2).backward()  # what gradient accumulation over two steps does
+    return value.item(), {name: p.grad.clone() for name, p in loss.named_parameters() if p.grad is not None}
+
+
+def test_sorting_and_mini_batches_change_nothing(query_folder: Path) -> None:
+    model = towers.load(query_folder).eval()
+    columns = _columns(model)
+    ours, our_gradients = _gradients(EmbeddingLoss(model, InfoNce(0.05), mini_batch_size=3), columns)
+    theirs, their_gradients = _gradients(MultipleNegativesRankingLoss(model, scale=20.0), columns)
+    assert ours == pytest.approx(theirs, rel=1e-5)
+    for name, gradient in their_gradients.items():
+        torch.testing.assert_close(our_gradients[name], gradient, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        lambda: InfoNce(0.05, learn=True, symmetric=True, margin=0.2),
+        lambda: Matryoshka(InfoNce(0.05), [32, 16]),
+    ],
+)
+@pytest.mark.parametrize("limits", [{"mini_batch_size": 3}, {"mini_batch_tokens": 40}])
+def test_cached_is_uncached(
+    query_folder: Path, objective: Callable[[], torch.nn.Module], limits: dict[str, int]
+) -> None:
+    model = towers.load(query_folder).eval()
+    columns = _columns(model)
+    plain, plain_gradients = _gradients(EmbeddingLoss(model, objective(), **limits), columns)
+    cached, cached_gradients = _gradients(EmbeddingLoss(model, objective(), cached=True, **limits), columns)
+    assert cached == pytest.approx(plain, rel=1e-6)
+    assert cached_gradients.keys() == plain_gradients.keys()
+    for name, gradient in plain_gradients.items():
+        torch.testing.assert_close(cached_gradients[name], gradient, rtol=1e-3, atol=1e-6)
+
+
+def test_cached_is_uncached_through_both_towers(query_folder: Path, document_folder: Path) -> None:
+    model = towers.pair(towers.load(query_folder), towers.load(document_folder)).eval()
+    columns = _columns(model, joined=True)
+    plain, plain_gradients = _gradients(EmbeddingLoss(model, InfoNce(0.05), mini_batch_size=4), columns)
+    cached, cached_gradients = _gradients(EmbeddingLoss(model, InfoNce(0.05), mini_batch_size=4, cached=True), columns)
+    assert cached == pytest.approx(plain, rel=1e-6)
+    assert {name.split(".")[3] for name in plain_gradients if "sub_modules" in name} == {"query", "document"}
+    for name, gradient in plain_gradients.items():
+        torch.testing.assert_close(cached_gradients[name], gradient, rtol=1e-3, atol=1e-6)
+
+
+@pytest.fixture
+def mixed(document_folder: Path) -> SentenceTransformer:
+    """A table of token vectors for queries beside a transformer for documents."""
+    torch.manual_seed(0)
+    tokenizer = towers.tokenizer_of(towers.transformer_of(towers.load(document_folder))).backend_tokenizer
+    table = StaticEmbedding(tokenizer, embedding_dim=32)
+    query = towers.build_static(table, Tower(static=32), 32)
+    return towers.pair(query, towers.load(document_folder)).eval()
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_static_query_encoder_trains_beside_a_transformer(mixed: SentenceTransformer, cached: bool) -> None:
+    columns = _columns(mixed, joined=True)
+    ours, our_gradients = _gradients(
+        EmbeddingLoss(mixed, InfoNce(0.05, learn=True), mini_batch_size=3, cached=cached), columns
+    )
+    theirs, their_gradients = _gradients(MultipleNegativesRankingLoss(mixed, scale=20.0), columns)
+    assert ours == pytest.approx(theirs, rel=1e-5)
+    assert our_gradients.pop("objective.log_scale").abs() > 0
+    assert our_gradients.keys() == their_gradients.keys()
+    assert {name.split(".")[3] for name in their_gradients if "sub_modules" in name} == {"query", "document"}
+    for name, gradient in their_gradients.items():
+        torch.testing.assert_close(our_gradients[name], gradient, rtol=1e-3, atol=1e-5)
+
+
+def test_align_with_labels_cached_is_uncached(query_folder: Path) -> None:
+    model = towers.load(query_folder).eval()
+    columns, labels = _columns(model)[:1], torch.randn(10, 32).half()
+    plain, plain_gradients = _gradients(
+        EmbeddingLoss(model, AlignObjective(InfoNce(0.05)), mini_batch_size=3), columns, labels
+    )
+    loss = EmbeddingLoss(model, AlignObjective(InfoNce(0.05)), mini_batch_size=3, cached=True)
+    cached, cached_gradients = _gradients(loss, columns, labels)
+    assert cached == pytest.approx(plain, rel=1e-6)
+    for name, gradient in plain_gradients.items():
+        torch.testing.assert_close(cached_gradients[name], gradient, rtol=1e-3, atol=1e-6)
+
+
+def test_equal_texts_have_equal_keys_whatever_the_padding(query_folder: Path) -> None:
+    model = towers.load(query_folder)
+    narrow = text_keys(model.preprocess(["高血压吃什么好", "哮喘"]))
+    wide = text_keys(
+        model.preprocess(["哮喘", "高血压吃什么好", "好么什吃压血高", "糖尿病的检查：可以做血常规、超声和影像学检查"])
+    )
+    assert narrow[0] == wide[1] and narrow[1] == wide[0]
+    assert len(set(wide.tolist())) == 4
+
+
+def test_hidden_tokens_are_neither_the_first_nor_the_last(document_folder: Path) -> None:
+    column = towers.load(document_folder).preprocess(["高血压吃什么好", "哮喘的检查：可以做血常规、超声和影像学检查"])
+    torch.manual_seed(0)
+    hidden = hide_tokens(column, 0.5)["attention_mask"]
+    mask = column["attention_mask"]
+    last = mask.sum(dim=1) - 1
+    assert hidden[:, 0].all() and hidden[torch.arange(2), last].all()
+    assert hidden.sum() < mask.sum()
+    assert torch.equal(hidden & mask, hidden)
+    assert hide_tokens(column, 0.0) is column

@@ -1,0 +1,97 @@
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from care_trainer import pipeline
+from care_trainer.losses.language import (
+    IGNORED,
+    CausalLoss,
+    RetroMaeLoss,
+    decoder_visibility,
+    mask_tokens,
+    output_scale,
+)
+from care_trainer.models import towers
+from care_trainer.stages.language import _without_normalisation
+from sentence_transformers import SentenceTransformer
+
+from tests.trainer.tiny_run import pairs, stage, tiny_run
+
+
+def _texts() -> list[str]:
+    return [row["positive"] for row in pairs()[:8]]
+
+
+def _encoder(folder: Path) -> SentenceTransformer:
+    return _without_normalisation(towers.load(folder)).eval()
+
+
+def test_masking_touches_the_given_share_of_ordinary_tokens() -> None:
+    torch.manual_seed(0)
+    ids = torch.randint(10, 100, (50, 200))
+    special = torch.zeros_like(ids, dtype=torch.bool)
+    special[:, 0] = True
+    masked, targets = mask_tokens(ids, special, 0.3, mask_id=4, vocabulary=100)
+    chosen = targets != IGNORED
+    assert chosen.float().mean().item() == pytest.approx(0.3, abs=0.02)
+    assert not chosen[:, 0].any()
+    assert torch.equal(targets[chosen], ids[chosen])
+    assert torch.equal(masked[~chosen], ids[~chosen])
+    assert (masked[chosen] == 4).float().mean().item() == pytest.approx(0.8, abs=0.03)
+
+
+def test_a_decoder_position_sees_the_sentence_vector_but_never_itself_or_padding() -> None:
+    torch.manual_seed(0)
+    attention = torch.ones(3, 40, dtype=torch.bool)
+    attention[1, 20:] = False
+    visible = decoder_visibility(attention, 0.5)
+    assert visible[:, :, 0].all()
+    assert not visible[:, torch.arange(1, 40), torch.arange(1, 40)].any()
+    assert not visible[1, :, 20:].any()
+    assert visible[0, :, 1:].float().mean().item() == pytest.approx(0.5, abs=0.05)
+    assert not torch.equal(visible[0, 5], visible[0, 6]), "each position has its own view"
+
+
+def test_the_decoder_leans_on_the_sentence_vector(query_folder: Path) -> None:
+    loss = RetroMaeLoss(_encoder(query_folder))
+    parts = loss([loss.model.preprocess(_texts())])
+    assert parts.keys() == {"encoder", "decoder"}
+    parts["decoder"].backward()
+    layer = loss.model[0].model.encoder.layer[0]
+    assert layer.output.dense.weight.grad.abs().sum() > 0, "the decoder reaches the encoder through its sentence vector"
+
+
+def test_the_head_shares_the_encoders_embeddings(query_folder: Path) -> None:
+    loss = RetroMaeLoss(_encoder(query_folder))
+    words = loss.model[0].model.get_input_embeddings().weight
+    assert loss.head.predictions.decoder.weight is words
+    names = [name for name, parameter in loss.named_parameters() if parameter is words]
+    assert len(names) == 1, "one optimiser entry"
+
+
+def test_causal_loss_is_the_cross_entropy_of_the_next_token(document_folder: Path) -> None:
+    model = _encoder(document_folder)
+    features = model.preprocess(_texts())
+    found = CausalLoss(model)([dict(features)])
+    hidden = model(dict(features))["token_embeddings"]
+    logits = output_scale(model) * hidden @ model[0].model.get_input_embeddings().weight.T
+    total, count = 0.0, 0
+    for row, length in enumerate(features["attention_mask"].sum(dim=1).tolist()):
+        for at in range(length - 1):
+            total -= logits[row, at].log_softmax(dim=-1)[features["input_ids"][row, at + 1]].item()
+            count += 1
+    assert found.item() == pytest.approx(total / count, rel=1e-4)
+
+
+def test_after_a_bag_the_first_loss_is_that_of_a_guess(tmp_path: Path) -> None:
+    """A static table's token vectors are long: as output weights they would give logits as large as the hidden size."""
+    run = tiny_run(tmp_path, stage("static", max_steps=20), document_pooling="mean")
+    pipeline.run_stages(run)
+    query, document = (_encoder(pipeline.newest(run, side)) for side in pipeline.SIDES)
+    assert output_scale(document) < 0.05
+    guess = math.log(len(query.tokenizer))
+    parts = RetroMaeLoss(query)([query.preprocess(_texts())])
+    causal = CausalLoss(document)([document.preprocess(_texts())])
+    for found in (*parts.values(), causal):
+        assert found.item() == pytest.approx(guess, rel=0.25)

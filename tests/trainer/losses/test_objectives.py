@@ -1,0 +1,105 @@
+import numpy as np
+import pytest
+import torch
+from care_trainer.losses.objectives import AlignObjective, Batch, InfoNce, Matryoshka, false_negatives
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+
+ROWS, DIM = 6, 8
+
+
+def _columns(count: int, seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(ROWS, DIM, generator=generator) for _ in range(count)]
+
+
+def _distinct_keys(count: int) -> list[torch.Tensor]:
+    return [torch.arange(ROWS) + 100 * column for column in range(count)]
+
+
+def _numpy_info_nce(
+    columns: list[torch.Tensor], temperature: float, masked: set[tuple[int, int]] = frozenset()
+) -> float:
+    unit = [column.numpy() / np.linalg.norm(column.numpy(), axis=1, keepdims=True) for column in columns]
+    scores = unit[0] @ np.concatenate(unit[1:]).T / temperature
+    for row, candidate in masked:
+        scores[row, candidate] = -np.inf
+    return float(np.mean([np.log(np.exp(scores[row]).sum()) - scores[row, row] for row in range(ROWS)]))
+
+
+def test_info_nce_is_equation_1_with_hard_negatives() -> None:
+    columns = _columns(4)
+    found = InfoNce(0.05)(Batch(columns, _distinct_keys(4)))
+    assert found.item() == pytest.approx(_numpy_info_nce(columns, 0.05), rel=1e-5)
+
+
+def test_info_nce_without_false_negatives_is_sentence_transformers_own() -> None:
+    columns = _columns(3)
+    theirs = MultipleNegativesRankingLoss(torch.nn.Identity(), scale=20.0).compute_loss_from_embeddings(columns, None)
+    assert InfoNce(0.05)(Batch(columns, _distinct_keys(3))).item() == pytest.approx(theirs.item(), rel=1e-5)
+
+
+def test_symmetric_averages_both_directions() -> None:
+    columns = _columns(2)
+    found = InfoNce(0.05, symmetric=True)(Batch(columns, _distinct_keys(2)))
+    both = (_numpy_info_nce(columns, 0.05) + _numpy_info_nce(columns[::-1], 0.05)) / 2
+    assert found.item() == pytest.approx(both, rel=1e-5)
+
+
+def test_the_same_document_the_same_question_and_the_question_itself_are_no_negatives() -> None:
+    query, positive, negative = _distinct_keys(3)
+    positive[3] = positive[1]  # two rows share a document
+    query[4] = query[2]  # two rows ask the same
+    negative[0] = positive[0]  # a row without a negative repeats its positive
+    mask = false_negatives([query, positive], [query, positive, negative], 2)
+    found = {(int(row), int(candidate)) for row, candidate in mask.nonzero()} - {(row, row) for row in range(ROWS)}
+    assert found == {(1, 3), (3, 1), (2, 4), (4, 2), (0, ROWS)}
+    columns = _columns(3)
+    loss = InfoNce(0.05)(Batch(columns, [query, positive, negative]))
+    assert loss.item() == pytest.approx(_numpy_info_nce(columns, 0.05, found), rel=1e-5)
+
+
+def test_the_margin_removes_candidates_that_score_above_the_positive() -> None:
+    columns = _columns(2)
+    columns[1][3] = columns[0][1] * 2.0  # row 1's query is exactly row 3's document
+    unit = [torch.nn.functional.normalize(column, dim=1) for column in columns]
+    cosine = (unit[0] @ unit[1].T).numpy()
+    masked = {
+        (row, other) for row in range(ROWS) for other in range(ROWS) if cosine[row, other] > cosine[row, row] + 0.1
+    } - {(row, row) for row in range(ROWS)}
+    assert (1, 3) in masked
+    found = InfoNce(0.05, margin=0.1)(Batch(columns, _distinct_keys(2)))
+    assert found.item() == pytest.approx(_numpy_info_nce(columns, 0.05, masked), rel=1e-5)
+
+
+def test_a_learned_temperature_has_a_gradient_and_a_fixed_one_none() -> None:
+    learned, fixed = InfoNce(0.05, learn=True), InfoNce(0.05)
+    learned(Batch(_columns(2), _distinct_keys(2))).backward()
+    assert learned.log_scale.grad is not None and learned.log_scale.grad.item() != 0
+    assert [parameter for parameter in fixed.parameters() if parameter.requires_grad] == []
+    assert learned.temperature == pytest.approx(0.05, rel=1e-5)
+
+
+def test_matryoshka_is_the_mean_of_equation_4() -> None:
+    columns = _columns(3)
+    found = Matryoshka(InfoNce(0.05), [8, 4, 2])(Batch(columns, _distinct_keys(3)))
+    expected = np.mean([_numpy_info_nce([column[:, :dim] for column in columns], 0.05) for dim in (8, 4, 2)])
+    assert found.item() == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_align_is_equation_3_with_the_squared_norm_of_equation_2() -> None:
+    student, teacher = _columns(2)
+    found = AlignObjective(InfoNce(0.05), contrastive_weight=0.5, mse_weight=2.0)(
+        Batch([student], [torch.arange(ROWS)], teacher.half())
+    )
+    unit = [
+        value.numpy() / np.linalg.norm(value.numpy(), axis=1, keepdims=True)
+        for value in (student, teacher.half().float())
+    ]
+    squared = ((unit[0] - unit[1]) ** 2).sum(axis=1).mean()
+    expected = 0.5 * _numpy_info_nce([student, teacher.half().float()], 0.05) + 2.0 * squared
+    assert found.item() == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_a_loss_in_half_precision_is_computed_in_float32() -> None:
+    columns = [column.bfloat16() for column in _columns(2)]
+    assert InfoNce(0.01)(Batch(columns, _distinct_keys(2))).dtype == torch.float32

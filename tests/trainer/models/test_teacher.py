@@ -1,0 +1,103 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from care_trainer.data.collators import TeacherCollator
+from care_trainer.losses.embedding import EmbeddingLoss
+from care_trainer.losses.objectives import AlignObjective, Batch, InfoNce
+from care_trainer.models import teacher, towers
+from care_trainer.models.teacher import teacher_vectors
+from sentence_transformers import SentenceTransformer
+
+from care_qdrant.errors import EncodingError
+from tests.trainer.tiny_run import pairs
+
+TEXTS = [row["query"] for row in pairs()[:20]]
+
+
+class _Counting:
+    """Loads the teacher, and counts the texts that it encodes."""
+
+    def __init__(self, folder: Path, stop_after: int | None = None) -> None:
+        self.folder, self.stop_after, self.encoded = folder, stop_after, 0
+
+    def __call__(self) -> SentenceTransformer:
+        model = towers.load(self.folder)
+        encode = model.encode_document
+
+        def counting(texts: list[str], **options: object) -> object:
+            if self.stop_after is not None and self.encoded >= self.stop_after:
+                raise KeyboardInterrupt
+            self.encoded += len(texts)
+            return encode(texts, **options)
+
+        model.encode_document = counting  # type: ignore[method-assign]
+        return model
+
+
+def test_vectors_are_the_teachers_own_and_computed_once(document_folder: Path, tmp_path: Path) -> None:
+    load = _Counting(document_folder)
+    found = teacher_vectors(load, document_folder, TEXTS, tmp_path, dim=32)
+    expected = towers.load(document_folder).encode_document(TEXTS)
+    np.testing.assert_allclose(found, expected, atol=1e-3)
+    again = teacher_vectors(load, document_folder, TEXTS, tmp_path, dim=32)
+    np.testing.assert_array_equal(found, again)
+    assert load.encoded == len(TEXTS)
+
+
+def test_an_interrupted_computation_goes_on(
+    document_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(teacher, "PIECE_ROWS", 8)
+    with pytest.raises(KeyboardInterrupt):
+        teacher_vectors(_Counting(document_folder, stop_after=16), document_folder, TEXTS, tmp_path, dim=32)
+    load = _Counting(document_folder)
+    found = teacher_vectors(load, document_folder, TEXTS, tmp_path, dim=32)
+    assert load.encoded == len(TEXTS) - 16
+    whole = teacher_vectors(_Counting(document_folder), document_folder, TEXTS, tmp_path / "whole", dim=32)
+    np.testing.assert_allclose(found, whole, atol=1e-3)
+
+
+def test_another_teacher_or_other_texts_are_computed_anew(
+    document_folder: Path, query_folder: Path, tmp_path: Path
+) -> None:
+    teacher_vectors(_Counting(document_folder), document_folder, TEXTS, tmp_path, dim=32)
+    other = _Counting(query_folder)
+    found = teacher_vectors(other, query_folder, TEXTS, tmp_path, dim=32)
+    assert other.encoded == len(TEXTS)
+    np.testing.assert_allclose(found, towers.load(query_folder).encode_document(TEXTS), atol=1e-3)
+    fewer = _Counting(query_folder)
+    assert teacher_vectors(fewer, query_folder, TEXTS[:5], tmp_path, dim=32).shape == (5, 32)
+    assert fewer.encoded == 5
+
+
+def test_a_teacher_that_gives_no_number_is_refused(document_folder: Path, tmp_path: Path) -> None:
+    def broken() -> SentenceTransformer:
+        model = towers.load(document_folder)
+        with torch.no_grad():
+            model[0].model.get_input_embeddings().weight.fill_(float("nan"))
+        return model
+
+    with pytest.raises(EncodingError, match="not finite"):
+        teacher_vectors(broken, document_folder, TEXTS, tmp_path, dim=32)
+
+
+def test_stage_one_with_stored_vectors_is_stage_one_with_the_teacher_in_memory(
+    document_folder: Path, query_folder: Path, tmp_path: Path
+) -> None:
+    vectors = teacher_vectors(_Counting(document_folder), document_folder, TEXTS, tmp_path, dim=32)
+    student = towers.load(query_folder).eval()
+    collate = TeacherCollator(vectors, preprocess_fn=student.preprocess)
+    batch = collate([{"text": TEXTS[row], "label": row} for row in (3, 17, 5)])
+    features = {key.removeprefix("text_"): value for key, value in batch.items() if key.startswith("text_")}
+    objective = AlignObjective(InfoNce(0.05))
+    stored = EmbeddingLoss(student, objective)([dict(features)], batch["label"])
+
+    online = towers.load(document_folder).eval()
+    texts = [TEXTS[row] for row in (3, 17, 5)]
+    with torch.no_grad():
+        document = online(online.preprocess(texts))["sentence_embedding"]
+    query = student(student.preprocess(texts))["sentence_embedding"]
+    expected = objective(Batch([query], [torch.arange(3)], document))
+    assert stored.item() == pytest.approx(expected.item(), rel=2e-3)

@@ -1,0 +1,114 @@
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from care_trainer.config import Lora, Run
+from care_trainer.models import towers
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense
+
+from care_qdrant.errors import InputError
+
+TEXTS = ["高血压吃什么好？", "糖尿病的检查：可以做血常规、超声和影像学检查来明确诊断。" * 5, "哮喘"]
+
+
+def _bases(base: Run) -> tuple[str, str]:
+    return str(Path(base.output) / "base/query-base"), str(Path(base.output) / "base/document-base")
+
+
+def _lora_document(base: Run, folder: Path) -> Path:
+    tower = replace(base.document, lora=Lora(rank=4, alpha=8))
+    document = towers.build_document(_bases(base)[1], tower, base.dim)
+    with torch.no_grad():
+        for name, parameter in document.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.1)
+    document.save_pretrained(str(folder), create_model_card=False)
+    return folder
+
+
+def test_every_text_ends_with_the_marker_also_a_cut_one_also_after_reloading(document_folder: Path) -> None:
+    tokenizer = towers.load(document_folder).tokenizer
+    for text in [*TEXTS, ""]:
+        ids = tokenizer(text, truncation=True)["input_ids"]
+        assert ids[-1] == tokenizer.eos_token_id
+        assert len(ids) <= tokenizer.model_max_length == 48
+
+
+def test_the_slice_is_exact_and_vectors_have_unit_length(document_folder: Path) -> None:
+    model = towers.load(document_folder)
+    whole = torch.nn.functional.normalize(torch.tensor(towers.unsliced(model).encode(TEXTS))[:, :32], dim=1).numpy()
+    vectors = model.encode_document(TEXTS)
+    assert vectors.shape == (3, 32)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+    np.testing.assert_allclose(vectors, whole, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("side", "change", "dim", "problem"),
+    [
+        ("document", {}, 64, "gives 48 dimensions, fewer than dim = 64"),
+        ("query", {}, 16, "gives 32 dimensions, but dim is 16"),
+        ("document", {"eos": "<|none|>"}, 32, "does not know the marker"),
+    ],
+)
+def test_sides_that_do_not_fit_are_refused(
+    base: Run, side: str, change: dict[str, str], dim: int, problem: str
+) -> None:
+    query_base, document_base = _bases(base)
+    with pytest.raises(InputError, match=problem):
+        if side == "query":
+            towers.build_query(query_base, base.query, dim)
+        else:
+            towers.build_document(document_base, replace(base.document, **change), dim)
+
+
+def test_a_base_that_is_not_there_is_one_clear_error(base: Run, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be loaded"):
+        towers.build_query(str(tmp_path / "none"), base.query, 32)
+
+
+def test_a_reloaded_adapter_trains_again_and_the_slice_does_not(base: Run, tmp_path: Path) -> None:
+    document = towers.load(_lora_document(base, tmp_path / "document"))
+    adapters = [p for name, p in document.named_parameters() if "lora_" in name]
+    assert not any(p.requires_grad for p in adapters), "the trap: a reloaded adapter is frozen"
+    count = towers.make_trainable(document, side="document", lora=True)
+    assert count == sum(p.numel() for p in adapters) > 0
+    assert all(p.requires_grad == ("lora_" in name) for name, p in document.named_parameters())
+
+
+def test_without_adapters_all_but_slice_and_pooler_trains(query_folder: Path, document_folder: Path) -> None:
+    document, query = towers.load(document_folder), towers.load(query_folder)
+    towers.make_trainable(document, side="document", lora=False)
+    towers.make_trainable(query, side="query", lora=False)
+    (slice_,) = [module for module in document.modules() if isinstance(module, Dense)]
+    assert not slice_.linear.weight.requires_grad
+    frozen = [name for name, p in query.named_parameters() if not p.requires_grad]
+    assert frozen and all("pooler" in name for name in frozen)
+
+
+def test_a_side_with_nothing_to_train_is_refused(document_folder: Path) -> None:
+    with pytest.raises(InputError, match="no trainable parameter"):
+        towers.make_trainable(towers.load(document_folder), side="document", lora=True)
+
+
+def test_a_joined_pair_routes_by_task_and_refuses_to_guess(query_folder: Path, document_folder: Path) -> None:
+    query, document = towers.load(query_folder), towers.load(document_folder)
+    model = towers.pair(query, document)
+    np.testing.assert_allclose(model.encode_query(TEXTS), query.encode_query(TEXTS), atol=1e-6)
+    np.testing.assert_allclose(model.encode_document(TEXTS), document.encode_document(TEXTS), atol=1e-6)
+    with pytest.raises(ValueError, match="route"):
+        model.encode(TEXTS)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks for it
+def test_adapters_are_merged_outside_the_reloaded_model(base: Run, tmp_path: Path) -> None:
+    folder = _lora_document(base, tmp_path / "document")
+    expected = towers.load(folder).encode_document(TEXTS)
+    assert not np.allclose(expected, towers.load(Path(base.output) / "base/document").encode_document(TEXTS), atol=1e-3)
+    towers.load_merged(folder).save_pretrained(str(tmp_path / "merged"), create_model_card=False)
+    assert not (tmp_path / "merged/adapter_config.json").exists()
+    found = SentenceTransformer(str(tmp_path / "merged")).encode_document(TEXTS)
+    np.testing.assert_allclose(found, expected, atol=1e-5)

@@ -1,0 +1,180 @@
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from care_trainer import pipeline
+from care_trainer.export.checkpoint import export
+from care_trainer.models import towers
+from safetensors.numpy import load_file
+from sentence_transformers import SentenceTransformer
+
+from care_qdrant.checkpoint.folder import verify_checkpoint
+from care_qdrant.errors import InputError
+from care_qdrant.model import CareModel
+from tests.trainer.tiny_run import pairs, stage, tiny_run
+
+TEXTS = [row["query"] for row in pairs()[:8]]
+RECIPE = (
+    stage("retromae"),
+    stage("causal"),
+    stage("unsupervised", learn_temperature=True, cached=True),
+    stage("supervised", hard_negatives=1),
+    stage("document", hard_negatives=1, matryoshka=[48, 32]),
+    stage("align"),
+    stage("joint", hard_negatives=1, document_learning_rate=5e-4, evaluate=True),
+)
+
+
+def test_the_recipe_runs_from_base_models_to_a_folder_that_is_what_was_trained(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, *RECIPE)
+    records = pipeline.run_stages(run)
+    assert [record["stage"] for record in records] == [values["kind"] for values in RECIPE]
+    assert records[-1]["trainable"].keys() == {"query", "document"}
+    assert 0 <= records[-1]["evaluation"]["ndcg@10"] <= 1
+    assert records[2]["temperature"] != 0.02, "learned"
+    for record in records:
+        folder = Path(run.output) / record["stage"]
+        assert {"config.json", "data.json", "metrics.jsonl", "stage.json"} <= {path.name for path in folder.iterdir()}
+        assert not (folder / "checkpoints").exists()
+
+    export(run, "care-train run run.toml")
+    folder = Path(run.output) / run.name
+    card = verify_checkpoint(folder)
+    assert [entry["stage"] for entry in card.stages] == [values["kind"] for values in RECIPE]
+    query = towers.load(Path(run.output) / "joint/query").encode_query(TEXTS)
+    document = towers.load(Path(run.output) / "joint/document").encode_document(TEXTS)
+    stock = SentenceTransformer(str(folder))
+    np.testing.assert_allclose(stock.encode_query(TEXTS), query, atol=1e-5)
+    np.testing.assert_allclose(stock.encode_document(TEXTS), document, atol=1e-5)
+    ours = CareModel.load(str(folder), precision="fp32")
+    np.testing.assert_allclose(ours.encode_query(TEXTS), query, atol=1e-5)
+    assert "care-train run run.toml" in (folder / "README.md").read_text(encoding="utf-8")
+
+
+def test_each_stage_starts_where_the_one_before_ended(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, stage("supervised"), stage("document"), stage("align"), stage("joint"))
+    pipeline.run_stages(run)
+    found = {side: pipeline.newest(run, side, run.stage[:3]).parent.name for side in pipeline.SIDES}
+    assert found == {"query": "align", "document": "document"}
+
+
+def test_a_finished_run_resumes_to_itself_and_is_never_overwritten(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, stage("supervised"))
+    (first,) = pipeline.run_stages(run)
+    (again,) = pipeline.run_stages(run, resume=True)
+    assert json.loads(json.dumps(first)) == again
+    with pytest.raises(InputError, match="is finished already; pass --resume"):
+        pipeline.run_stages(run)
+
+
+def test_other_settings_or_other_data_are_not_mixed_into_a_run(tmp_path: Path) -> None:
+    pipeline.run_stages(tiny_run(tmp_path, stage("supervised")))
+    with pytest.raises(InputError, match=r"trained with other settings \(learning_rate\)"):
+        pipeline.run_stages(tiny_run(tmp_path, stage("supervised", learning_rate=2e-3)), resume=True)
+    with pytest.raises(InputError, match=r"trained with other settings \(dim, seed\)|other settings \(seed\)"):
+        pipeline.run_stages(tiny_run(tmp_path, stage("supervised"), overrides=["seed=1"]), resume=True)
+
+
+def test_a_stage_is_not_kept_when_what_it_started_from_was_trained_again(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, stage("supervised"), stage("joint"))
+    pipeline.run_stages(run)
+    shutil.rmtree(Path(run.output) / "supervised")
+    with pytest.raises(InputError, match=r"joint: was trained with other settings \(starts_from.query\)"):
+        pipeline.run_stages(run, resume=True)
+
+
+def test_a_single_stage_needs_those_before_it(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, stage("supervised"), stage("joint"))
+    with pytest.raises(InputError, match="stage supervised: is not finished"):
+        pipeline.run_stages(run, only="joint")
+    pipeline.run_stages(run, only="supervised", resume=True)
+    (record,) = pipeline.run_stages(run, only="joint", resume=True)
+    assert record["stage"] == "joint"
+    with pytest.raises(InputError, match="there is no such stage"):
+        pipeline.run_stages(run, only="none")
+
+
+def test_a_frozen_document_side_keeps_its_vectors(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, stage("joint", freeze_document=True))
+    (record,) = pipeline.run_stages(run)
+    assert record["trainable"].keys() == {"query"}
+    assert pipeline.newest(run, "document").parent.name == "base"
+    assert pipeline.newest(run, "query").parent.name == "joint"
+
+
+def test_each_side_learns_at_its_own_rate(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, stage("joint", document_learning_rate=0.0))
+    (record,) = pipeline.run_stages(run)
+    assert record["trainable"]["document"] > 0
+    moved = {}
+    for side in pipeline.SIDES:
+        files = [Path(run.output) / folder / side / "model.safetensors" for folder in ("base", "joint")]
+        before, after = map(load_file, files)
+        moved[side] = any(not np.array_equal(before[name], after[name]) for name in before)
+    assert moved == {"query": True, "document": False}
+
+
+def test_every_text_has_its_prompt_while_the_document_encoder_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A negative without the positive's prompt would be told from it at a glance."""
+    read: list[tuple[str, str]] = []
+    preprocess = SentenceTransformer.preprocess
+
+    def listen(self: SentenceTransformer, inputs: list[str], prompt: str | None = None, **options: Any) -> Any:
+        read.extend((prompt or "", text) for text in inputs)
+        return preprocess(self, inputs, prompt, **options)
+
+    monkeypatch.setattr(SentenceTransformer, "preprocess", listen)
+    document = stage("document", hard_negatives=1, query_prompt="问题：")
+    pipeline.run_stages(tiny_run(tmp_path, document, document='prompt = "资料："'))
+    queries = {row["query"] for row in pairs()}
+    asked = [prompt for prompt, text in read if text in queries]
+    answers = [prompt for prompt, text in read if text not in queries]
+    assert len(answers) == 2 * len(asked), "a positive and a negative"
+    assert set(asked) == {"问题："} and set(answers) == {"资料："}
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks for it
+def test_adapters_train_through_the_stages_and_are_merged_at_the_end(tmp_path: Path) -> None:
+    recipe = (stage("document", learning_rate=1e-2), stage("align"), stage("joint", learning_rate=1e-2))
+    run = tiny_run(tmp_path, *recipe, document="lora = { rank = 4, alpha = 8 }")
+    records = pipeline.run_stages(run)
+    assert records[0]["trainable"]["document"] == records[2]["trainable"]["document"] > 0
+    after = [
+        towers.load(Path(run.output) / name / "document").encode_document(TEXTS)
+        for name in ("base", "document", "joint")
+    ]
+    assert np.abs(after[0] - after[1]).max() > 1e-3
+    assert np.abs(after[1] - after[2]).max() > 1e-3, "the trap: a reloaded adapter that stays frozen"
+    adapter = json.loads((Path(run.output) / "joint/document/adapter_config.json").read_text(encoding="utf-8"))
+    assert adapter["target_modules"] == sorted(adapter["target_modules"]), "the trap: the order of a set"
+    export(run, "care-train run run.toml")
+    folder = Path(run.output) / run.name
+    assert not list(folder.rglob("adapter*"))
+    np.testing.assert_allclose(SentenceTransformer(str(folder)).encode_document(TEXTS), after[2], atol=1e-4)
+
+
+def test_half_weights_load_as_float32_and_are_half_the_size(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, stage("joint"), overrides=["export.half_weights=true", "export.fp32_onnx=false"])
+    pipeline.run_stages(run)
+    export(run, "care-train run run.toml")
+    folder = Path(run.output) / run.name
+    trained = Path(run.output) / "joint"
+    halved = (folder / "document/model.safetensors").stat().st_size
+    assert halved < 0.6 * (trained / "document/model.safetensors").stat().st_size
+    stock = SentenceTransformer(str(folder))
+    assert {parameter.dtype.itemsize for parameter in stock.parameters()} == {4}
+    np.testing.assert_allclose(
+        stock.encode_document(TEXTS), towers.load(trained / "document").encode_document(TEXTS), atol=5e-3
+    )
+
+
+def test_a_run_without_stages_has_nothing_to_export(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path)
+    pipeline.run_stages(run)
+    with pytest.raises(InputError, match="has no stage"):
+        export(run, "")

@@ -1,0 +1,146 @@
+import json
+import resource
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from care_trainer.config import Contrastive, Lora, Run
+from care_trainer.data.collators import PairCollator
+from care_trainer.losses.embedding import EmbeddingLoss
+from care_trainer.losses.objectives import InfoNce
+from care_trainer.models import towers
+from care_trainer.training import loop
+from care_trainer.training.loop import Interrupted, Job, fit, last_checkpoint
+from datasets import Dataset
+from transformers import set_seed
+
+from care_qdrant.errors import TrainingError
+from tests.trainer.tiny_run import pairs
+
+ROWS = Dataset.from_dict({key: [row[key] for row in pairs()] for key in ("query", "positive")})
+STAGE = Contrastive(
+    kind="supervised", data="pairs", batch_size=8, epochs=2, learning_rate=1e-3, warmup=0.1, learn_temperature=True
+)
+
+
+class _Killed(Exception):
+    pass
+
+
+def _train(query_folder: Path, folder: Path, *, kill_at: int | None = None, **options: Any) -> dict[str, torch.Tensor]:
+    """Train with dropout, a learned τ, crops and fractional weights; give the trained parameters."""
+    model = towers.load(query_folder)
+    towers.make_trainable(model, side="query", lora=False)
+    loss = EmbeddingLoss(model, InfoNce(0.05, learn=True), mini_batch_size=4)
+
+    def report(step: int, steps: int, value: float) -> None:
+        if step == kill_at:
+            raise _Killed
+
+    job = Job(
+        stage=options.pop("stage", STAGE),
+        folder=folder,
+        seed=0,
+        checkpoint_minutes=0,
+        weights=[0.5 if row % 2 else 1.0 for row in range(len(ROWS))],
+        collator=PairCollator(0.3, preprocess_fn=model.preprocess),
+        report=options.pop("report", report),
+        **options,
+    )
+    fit(model, loss, ROWS, job)
+    return {name: parameter.detach().clone() for name, parameter in loss.named_parameters()}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(query_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, torch.Tensor], Path]:
+    folder = tmp_path_factory.mktemp("whole")
+    return _train(query_folder, folder), folder
+
+
+@pytest.mark.parametrize("kill_at", [3, 7])
+def test_killed_and_resumed_is_uninterrupted_to_the_last_bit(
+    query_folder: Path, uninterrupted: tuple[dict[str, torch.Tensor], Path], tmp_path: Path, kill_at: int
+) -> None:
+    with pytest.raises(_Killed):
+        _train(query_folder, tmp_path, kill_at=kill_at)
+    resumed = _train(query_folder, tmp_path, resume=True)
+    expected, folder = uninterrupted
+    assert all(torch.equal(resumed[name], value) for name, value in expected.items())
+    steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_training_moved_the_model_and_the_temperature(
+    query_folder: Path, uninterrupted: tuple[dict[str, torch.Tensor], Path]
+) -> None:
+    before = dict(EmbeddingLoss(towers.load(query_folder), InfoNce(0.05)).named_parameters())
+    trained, _ = uninterrupted
+    assert not torch.equal(trained["objective.log_scale"], before["objective.log_scale"])
+    moved = [name for name, value in trained.items() if not torch.equal(value, before[name])]
+    assert any("encoder.layer.0" in name for name in moved)
+
+
+def test_the_deadline_saves_and_stops(query_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(Interrupted, match="stopped after step 1 of"):
+        _train(query_folder, tmp_path, deadline=time.monotonic())
+    checkpoint = last_checkpoint(tmp_path)
+    assert checkpoint is not None and checkpoint.name == "checkpoint-1"
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_keeps_its_batch(query_folder: Path, tmp_path: Path) -> None:
+    hot = Contrastive(kind="supervised", data="pairs", batch_size=8, learning_rate=1e30, warmup=0.0, max_grad_norm=1e30)
+    with pytest.raises(TrainingError, match=r"the loss is nan in step \d+; its batch is saved in"):
+        _train(query_folder, tmp_path, stage=hot)
+    batch = torch.load(tmp_path / loop.BAD_BATCH_FILE)
+    assert batch["query_input_ids"].shape[0] == 8
+
+
+def test_a_full_disk_leaves_the_last_good_checkpoint(
+    query_folder: Path, uninterrupted: tuple[dict[str, torch.Tensor], Path], tmp_path: Path
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill(step: int, steps: int, value: float) -> None:
+        if step == 3:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, limits[1]))
+
+    try:
+        with pytest.raises(TrainingError, match=r"the last one that is whole is checkpoint-2 \(.*--resume"):
+            _train(query_folder, tmp_path, report=fill)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (tmp_path / "checkpoints/checkpoint-3").exists(), "half of it"
+    resumed = _train(query_folder, tmp_path, resume=True)
+    assert all(torch.equal(resumed[name], value) for name, value in uninterrupted[0].items())
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* deprecated:FutureWarning")  # peft and the trainer
+def test_gradient_checkpointing_computes_each_layer_twice_and_changes_nothing(
+    base: Run, tmp_path: Path, cached: bool
+) -> None:
+    def train(checkpointing: bool) -> tuple[dict[str, torch.Tensor], int]:
+        tower = replace(base.document, lora=Lora(rank=4, alpha=8))
+        set_seed(0)
+        model = towers.build_document(str(Path(base.output) / "base/document-base"), tower, base.dim)
+        towers.make_trainable(model, side="document", lora=True)
+        passes = 0
+
+        def count(*_: object) -> None:
+            nonlocal passes
+            passes += 1
+
+        towers.transformer_of(model).model.layers[0].mlp.register_forward_pre_hook(count)
+        stage = replace(STAGE, gradient_checkpointing=checkpointing, max_steps=3, learning_rate=1e-2, cached=cached)
+        job = Job(stage=stage, folder=tmp_path / str(checkpointing), seed=0, checkpoint_minutes=60)
+        fit(model, EmbeddingLoss(model, InfoNce(0.05), mini_batch_size=4, cached=cached), ROWS, job)
+        return {name: value.detach().clone() for name, value in model.named_parameters() if value.requires_grad}, passes
+
+    (plain, once), (checkpointed, twice) = train(False), train(True)
+    assert any(value.abs().max() > 1e-3 for name, value in plain.items() if "lora_B" in name), "it trained"
+    for name, value in plain.items():
+        torch.testing.assert_close(checkpointed[name], value, rtol=1e-5, atol=1e-7)
+    assert twice > once

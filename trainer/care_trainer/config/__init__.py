@@ -1,0 +1,58 @@
+"""The settings of a run: TOML, parsed into strict frozen models before anything is loaded.
+
+`run` and `stages` hold the models, `load` parses a file, `presets` applies an overlay.
+"""
+
+from care_trainer.config.load import find_config, load_run, shipped_configs
+from care_trainer.config.run import (
+    Data,
+    Diversify,
+    Evaluation,
+    Export,
+    Lora,
+    Run,
+    Scratch,
+    Tower,
+    Vocabulary,
+)
+from care_trainer.config.stages import (
+    STAGE_TYPES,
+    Align,
+    Causal,
+    Contrastive,
+    Distill,
+    Joint,
+    Prune,
+    RetroMae,
+    Stage,
+    Static,
+    stage_name,
+)
+from care_trainer.config.types import Side
+
+__all__ = [
+    "STAGE_TYPES",
+    "Align",
+    "Causal",
+    "Contrastive",
+    "Data",
+    "Distill",
+    "Diversify",
+    "Evaluation",
+    "Export",
+    "Joint",
+    "Lora",
+    "Prune",
+    "RetroMae",
+    "Run",
+    "Scratch",
+    "Side",
+    "Stage",
+    "Static",
+    "Tower",
+    "Vocabulary",
+    "find_config",
+    "load_run",
+    "shipped_configs",
+    "stage_name",
+]

@@ -1,0 +1,226 @@
+"""From TOML to a checked `Run`: all problems of a file in one error, with the known keys, and no torch imported."""
+
+import dataclasses
+import json
+import tomllib
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from care_qdrant.errors import InputError
+from care_trainer.config.run import Run, Tower
+from care_trainer.config.stages import STAGE_TYPES, PairStage, stage_name
+
+_EXPECTED = {
+    "string_type": "a string",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "dict_type": "a table",
+    "dataclass_type": "a table",
+    "literal_error": "one of {expected}",
+    "greater_than": "a number above {gt:g}",
+    "greater_than_equal": "at least {ge:g}",
+    "less_than": "a number below {lt:g}",
+    "less_than_equal": "at most {le:g}",
+    "string_too_short": "a text that is not empty",
+    "too_short": "a list with at least {min_length} value",
+}
+"""What was expected, by pydantic's type of error."""
+
+
+def load_run(path: Path, overrides: Sequence[str] = ()) -> Run:
+    """Read a run from a TOML file.
+
+    Args:
+        path: TOML file.
+        overrides: ``key=value`` with a TOML value or a bare string: ``seed=1``, ``stage.joint.epochs=2``.
+
+    Returns:
+        The run, checked.
+
+    Raises:
+        InputError: the file is missing or not TOML, or a key or a value is wrong; all problems in one message.
+    """
+    if not path.is_file():
+        raise InputError(f"{path}: no such file; the shipped configurations are listed by: care-train configs")
+    values = read_toml(path)
+    for override in overrides:
+        _override(values, override)
+    return parse_run(values, str(path))
+
+
+def parse_run(values: Mapping[str, Any], where: str) -> Run:
+    """Parse the values of a run.
+
+    Args:
+        values: A TOML document.
+        where: Start of the error message.
+
+    Raises:
+        InputError: a key or a value is wrong, or values contradict each other; all problems in one message.
+    """
+    try:
+        run = TypeAdapter(Run).validate_json(json.dumps(values, default=str))
+        problems = list(_contradictions(run))
+    except ValidationError as error:
+        raise refusal(where, problems_of(error)) from None
+    if problems:
+        raise refusal(where, problems)
+    return run
+
+
+def refusal(where: str, problems: Sequence[str]) -> InputError:
+    """Return the error that reports all problems of a file."""
+    return InputError(f"{where}: " + "\n  ".join([f"{len(problems)} problem(s)", *problems]))
+
+
+def problems_of(error: ValidationError) -> list[str]:
+    """Return one line for each of pydantic's errors: where, what was expected, and what was found."""
+    return [_problem(found) for found in error.errors(include_url=False)]
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file.
+
+    Raises:
+        InputError: the file is not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: not TOML ({error})") from error
+
+
+def shipped_configs() -> list[Path]:
+    """Return the files of the shipped configurations, sorted by name."""
+    return sorted(Path(str(files("care_trainer") / "configs")).glob("*.toml"))
+
+
+def find_config(config: str) -> Path:
+    """Return the file of a configuration.
+
+    Args:
+        config: Path of a TOML file, or the name of a shipped configuration.
+
+    Raises:
+        InputError: it is neither.
+    """
+    if Path(config).suffix == ".toml":
+        return Path(config)
+    for path in shipped_configs():
+        if path.stem == config:
+            return path
+    raise InputError(f"{config}: neither a .toml file nor a shipped configuration (see: care-train configs)")
+
+
+def _override(values: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator:
+        raise InputError(f"--set {override}: expected key=value")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *parents, leaf = key.strip().split(".")
+    target: Any = values
+    for parent in parents:
+        target = _child(target, parent, override)
+    if not isinstance(target, dict):
+        raise InputError(f"--set {override}: {'.'.join(parents)} is not a table")
+    target[leaf] = value
+
+
+def _child(target: Any, key: str, override: str) -> Any:
+    if isinstance(target, dict):
+        return target.setdefault(key, {})
+    for item in target if isinstance(target, list) else ():
+        if key in (item.get("name"), item.get("kind")):
+            return item
+    raise InputError(f"--set {override}: there is no {key!r}")
+
+
+def _problem(error: ErrorDetails) -> str:
+    kind, context, loc = error["type"], error.get("ctx", {}), error["loc"]
+    where = _where(loc)
+    if kind == "unexpected_keyword_argument":
+        return f"{where}: unknown key (known: {', '.join(_known_keys(loc[:-1]))})"
+    if kind == "missing":
+        return f"{where}: missing"
+    if kind == "union_tag_not_found":
+        return f"{where}.kind: missing (known: {', '.join(STAGE_TYPES)})"
+    if kind == "union_tag_invalid":
+        return f"{where}.kind: {context['tag']!r} is no stage (known: {', '.join(STAGE_TYPES)})"
+    if "expected" in context:
+        context = {"expected": context["expected"].replace(" or ", ", ")}
+    expected = _EXPECTED[kind].format(**context) if kind in _EXPECTED else error["msg"]
+    return f"{where or 'the file'}: expected {expected}, found {error['input']!r}"
+
+
+def _where(loc: Sequence[str | int]) -> str:
+    """Join the parts of a path, ``stage[1].margin``; pydantic puts a stage's kind after its number."""
+    tagged = len(loc) > 2 and loc[0] == "stage"
+    parts = [*loc[:2], *loc[3:]] if tagged else loc
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
+
+
+def _known_keys(loc: Sequence[str | int]) -> list[str]:
+    """Return the keys of the table at a path."""
+    kind: Any = Run
+    for part in loc:
+        if part in STAGE_TYPES and not dataclasses.is_dataclass(kind):
+            kind = STAGE_TYPES[str(part)]
+        elif dataclasses.is_dataclass(kind):
+            kind = typing.get_type_hints(kind)[str(part)]
+        else:
+            kind = typing.get_args(kind)[typing.get_origin(kind) is dict]
+        if typing.get_origin(kind) is types.UnionType and type(None) in typing.get_args(kind):
+            kind = typing.get_args(kind)[0]
+    return [field.name for field in dataclasses.fields(kind)]
+
+
+def _contradictions(run: Run) -> Iterator[str]:
+    """Yield what one value alone cannot show."""
+    for side, tower in (("query", run.query), ("document", run.document)):
+        yield from _tower_problems(side, tower, run)
+    names = [stage_name(stage) for stage in run.stage]
+    for name in sorted(set(names)):
+        if names.count(name) > 1:
+            yield f"stage.{name}: used {names.count(name)} times; give each stage its own name"
+    referred = [(f"stage.{stage_name(stage)}.data", stage.data) for stage in run.stage if stage.kind != "prune"]
+    referred += [("vocabulary.data", run.vocabulary.data)] if run.vocabulary else []
+    referred += [("export.probe", run.export.probe)] if run.export.probe else []
+    for where, name in referred:
+        if name not in run.data:
+            yield f"{where}: there is no data set {name!r} (there are: {', '.join(run.data)})"
+    for stage in run.stage:
+        if isinstance(stage, PairStage) and stage.matryoshka and run.dim not in stage.matryoshka:
+            found = ", ".join(map(str, stage.matryoshka))
+            yield f"stage.{stage_name(stage)}.matryoshka: expected dim {run.dim} among the dimensions, found {found}"
+
+
+def _tower_problems(side: str, tower: Tower, run: Run) -> Iterator[str]:
+    if [tower.base, tower.scratch, tower.static].count(None) != 2:
+        yield f"{side}: give exactly one of base, scratch and static"
+    if tower.static is not None and side == "document":
+        yield "document.static: only a query encoder can be static"
+    for key in ("static", "scratch"):
+        if getattr(tower, key) is not None and run.vocabulary is None:
+            yield f"{side}.{key}: needs a [vocabulary] to train the tokenizer"
+    if (shape := tower.scratch) is None:
+        return
+    if shape.hidden % shape.heads:
+        yield f"{side}.scratch: hidden {shape.hidden} is no multiple of heads {shape.heads}"
+    if shape.hidden < run.dim and not tower.projection:
+        yield f"{side}.scratch.hidden: {shape.hidden} is smaller than dim {run.dim}"
+    if tower.max_tokens > shape.positions:
+        yield f"{side}.max_tokens: {tower.max_tokens} is more than its {shape.positions} positions"

@@ -1,0 +1,202 @@
+"""The settings of a run but for its stages. Sections and tables are those of arXiv 2604.10937."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from care_trainer.config.stages import AnyStage
+from care_trainer.config.types import (
+    STRICT,
+    Count,
+    CountOrZero,
+    Fraction,
+    Name,
+    PositiveOrZero,
+    Side,
+    Threshold,
+)
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Scratch:
+    """The shape of a base model with random weights: BERT for queries, Qwen3 for documents."""
+
+    layers: Count
+    """Transformer layers."""
+    hidden: Count
+    """Hidden size. A multiple of ``heads``."""
+    heads: Count
+    """Attention heads."""
+    intermediate: Count
+    """Width of the feed-forward layers."""
+    key_value_heads: Count | None = None
+    """Key-value heads of a Qwen3 model. None means as many as ``heads``."""
+    positions: Count = 512
+    """Longest input in tokens that the model can ever read."""
+    dropout: Fraction = 0.1
+    """Dropout of a BERT model. Qwen3 has none."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Lora:
+    """Low-rank adapters, trained instead of all weights [D.2]."""
+
+    rank: Count = 32
+    """Rank of the adapters [D.2]."""
+    alpha: Count = 64
+    """Scale of the adapters [D.2]."""
+    dropout: Fraction = 0.0
+    """Dropout before the adapters. Open in the paper."""
+    targets: Name = "all-linear"
+    """Modules that get an adapter, in peft's notation. Open in the paper."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Tower:
+    """One of the two encoders. It has exactly one of ``base``, ``scratch`` and ``static``."""
+
+    base: Name | None = None
+    """Folder or hub name of a pretrained model."""
+    revision: Name | None = None
+    """Commit or tag of a hub model. None means the newest."""
+    scratch: Scratch | None = None
+    """Shape of a model with random weights; needs ``[vocabulary]``."""
+    static: Count | None = None
+    """Dimensions of a static query encoder: a text is the mean of its token vectors; needs ``[vocabulary]``."""
+    pooling: Literal["cls", "mean", "lasttoken"] = "cls"
+    """How token vectors become one vector."""
+    max_tokens: Count = 512
+    """Longest input in tokens, special tokens and prompt included [G]."""
+    prompt: str = ""
+    """Text read before each input."""
+    eos: Name | None = None
+    """Token appended to each text for last-token pooling [G]. None means the tokenizer's own."""
+    lora: Lora | None = None
+    """Adapters. None trains all weights."""
+    projection: bool = False
+    """Add a trainable linear layer up to ``dim`` to a query encoder, as in HotelMatch. The paper's pairs have none."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Vocabulary:
+    """The tokenizer that encoders from scratch share, trained on the data."""
+
+    data: str
+    """Name of the data set whose texts train the tokenizer."""
+    kind: Literal["bpe", "wordpiece", "unigram"] = "bpe"
+    """Algorithm of the tokenizer."""
+    size: Count = 12000
+    """Tokens in the vocabulary."""
+    min_frequency: Count = 2
+    """Occurrences that a token needs."""
+    max_piece_characters: Count = 6
+    """Longest token in characters. It keeps whole Chinese phrases out of the vocabulary."""
+    max_texts: Count = 200_000
+    """Texts that the tokenizer is trained on, taken evenly from the data set."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Diversify:
+    """Which pairs are left out as near-duplicates of earlier ones [C.1, table 10], each side on its own."""
+
+    encoder: Name = "built-in"
+    """Encoder that measures the similarity: ``built-in``, a CARE folder or any sentence-transformers model.
+    The paper's is gte-multilingual-base, and the default thresholds are for it."""
+    query_threshold: Threshold = 0.85
+    """Cosine above which two queries are similar."""
+    document_threshold: Threshold = 0.78
+    """Cosine above which two documents are similar."""
+    neighbours: CountOrZero = 1
+    """Similar texts that may have been kept before a new one is left out."""
+    sides: Literal["both", "query", "none"] = "both"
+    """Sides whose near-duplicates are left out; ``query`` and ``none`` keep as many pairs as ``both`` [table 11]."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Data:
+    """One data set: JSONL files, plain or ``.gz``.
+
+    A row is a pair (``query`` and ``positive``, ``negatives`` optional), FlagEmbedding's shape (``query``, ``pos``,
+    ``neg``), or a single ``text``.
+    """
+
+    files: Annotated[tuple[Name, ...], Field(min_length=1)]
+    """File names below ``data_root``."""
+    weights: dict[str, PositiveOrZero] = Field(default_factory=dict)
+    """How often an epoch draws the rows of a source. A source that is not named has 1, and 0 leaves it out.
+    Each epoch draws anew, so a weight of 0.25 has seen every row after about four epochs."""
+    licenses_excluded: tuple[str, ...] = ()
+    """Values of a row's ``license`` (or ``licence``) that leave the row out."""
+    max_characters: Count | None = None
+    """Characters after which every text is cut. None is off."""
+    max_rows: Count | None = None
+    """Rows that are kept of those left, in file order. None keeps all."""
+    diversify: Diversify | None = None
+    """Leaves near-duplicates out of pairs. None is off."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Evaluation:
+    """A labelled retrieval set: ``corpus``, ``queries`` and ``qrels`` as ``.jsonl`` or ``.jsonl.gz`` in one folder."""
+
+    retrieval: Name
+    """Folder below ``data_root``."""
+    max_queries: Count | None = None
+    """Queries that are scored, in file order. None means all."""
+    batch_size: Count = 64
+    """Texts encoded at once."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Export:
+    """How the CARE folder is written."""
+
+    half_weights: bool = False
+    """Store weights as float16: half the size, loaded as float32. A static encoder stays float32."""
+    fp32_onnx: bool = True
+    """Keep the float32 graph beside the int8 one. It takes four bytes a parameter of the query encoder."""
+    probe: str | None = None
+    """Name of the data set whose queries test the int8 query encoder. None means the last stage's."""
+    probe_texts: Count = 256
+    """Pairs used for that test."""
+    license: str = ""
+    """SPDX identifier of the weights' license."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Run:
+    """A whole run."""
+
+    name: Name
+    """Name of the pair."""
+    output: str
+    """Output folder. Each stage writes one folder below it, and the export writes ``output/name``."""
+    dim: Count
+    """Dimensions of the space that both encoders share."""
+    query: Tower
+    """The query encoder."""
+    document: Tower
+    """The document encoder."""
+    data: dict[str, Data]
+    """Data sets by name."""
+    stage: tuple[AnyStage, ...] = ()
+    """Stages in order. Without any, a run writes the base models and nothing else."""
+    data_root: str = "."
+    """Folder of all data files."""
+    symmetric: Side | None = None
+    """Side whose encoder encodes both sides: the symmetric models of table 4. None means the pair."""
+    seed: CountOrZero = 0
+    """Seed of all random draws."""
+    checkpoint_minutes: PositiveOrZero = 5.0
+    """Minutes between two checkpoints of a stage. 0 means after every step."""
+    teacher_cache: Name | None = None
+    """Folder of document vectors that runs share, so that an encoder reads each text once. None is off."""
+    report_to: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()
+    """Trackers beside metrics.jsonl."""
+    vocabulary: Vocabulary | None = None
+    """Tokenizer of encoders from scratch."""
+    evaluation: Evaluation | None = None
+    """Retrieval set that scores each stage."""
+    export: Export = Field(default_factory=Export)
+    """The exported folder."""

@@ -1,0 +1,194 @@
+"""The settings of each kind of stage. Sections, tables and equations are those of arXiv 2604.10937."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from care_trainer.config.types import STRICT, Count, CountOrZero, Fraction, Positive, PositiveOrZero, Share, Side
+
+StageKind = Literal[
+    "static", "retromae", "causal", "unsupervised", "supervised", "document", "align", "joint", "prune", "distill"
+]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Stage:
+    """The settings that all stages share. The defaults are those of fine-tuning in table 19."""
+
+    kind: StageKind
+    data: str = ""
+    """Name of the data set. Every stage but ``prune`` needs one."""
+    name: str = ""
+    """Name of the stage's folder below the run's output. Empty means the kind."""
+    epochs: Positive = 1.0
+    """Passes over the data set."""
+    max_steps: Count | None = None
+    """Optimizer steps after which the stage ends, the schedule included. None means after ``epochs``."""
+    batch_size: Count = 64
+    """Rows a step and process. It sets the number of in-batch candidates, and does not depend on the memory."""
+    accumulate: Count = 1
+    """Steps whose gradients are added before the optimizer moves. They do not share their negatives."""
+    learning_rate: Positive = 1e-4
+    """Peak learning rate of AdamW."""
+    document_learning_rate: PositiveOrZero | None = None
+    """Peak learning rate of the document side in stage ``joint`` [G: the same]. None means ``learning_rate``."""
+    warmup: Fraction = 0.05
+    """Fraction of the steps in which the learning rate rises to its peak."""
+    schedule: Literal["linear", "cosine", "constant_with_warmup"] = "linear"
+    """How the learning rate falls after the warm-up."""
+    weight_decay: PositiveOrZero = 0.01
+    """Weight decay of AdamW."""
+    max_grad_norm: PositiveOrZero = 1.0
+    """Norm to which gradients are clipped. 0 turns clipping off."""
+    bf16: bool = False
+    """Compute the forward pass under bfloat16 autocast. The loss is always computed in float32."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory for one more forward pass."""
+    mini_batch_size: Count = 64
+    """Rows encoded at once, sorted by length to save padding."""
+    mini_batch_tokens: Count | None = None
+    """Tokens encoded at once, instead of ``mini_batch_size`` rows. It bounds the memory of one pass."""
+    cached: bool = False
+    """Use gradient caching: memory of one mini-batch for a second forward pass."""
+    max_tokens: Count | None = None
+    """Tokens after which training cuts a text. None means the encoder's own limit."""
+    evaluate: bool = True
+    """Score the encoders on ``[evaluation]`` when the stage ends."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class RetroMae(Stage):
+    """Stage ``retromae`` [D.1]: masked language modelling with a one-layer decoder that reads the sentence vector."""
+
+    kind: Literal["retromae"]
+    encoder_masked: Fraction = 0.3
+    """Fraction of the tokens that the encoder does not see. RetroMAE's own value."""
+    decoder_masked: Fraction = 0.5
+    """Fraction of the tokens that each decoder position does not see. RetroMAE's own value."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Causal(Stage):
+    """Stage ``causal``: next-token prediction for a document encoder that starts from random weights."""
+
+    kind: Literal["causal"]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class PairStage(Stage):
+    """The settings of all stages that train with InfoNCE on pairs."""
+
+    temperature: Positive = 0.02
+    """Temperature τ of InfoNCE. Open in the paper; learned in stage ``unsupervised`` [D.1]."""
+    learn_temperature: bool = False
+    """Train the temperature, from ``temperature`` on."""
+    hard_negatives: CountOrZero = 0
+    """Hard negatives a row. A row that has fewer repeats its positive, which the masking removes."""
+    margin: PositiveOrZero | None = None
+    """Cosine by which a candidate may exceed the positive before it counts as a false negative. None is off."""
+    symmetric: bool = False
+    """Average the loss with the direction document → query."""
+    matryoshka: tuple[Count, ...] = ()
+    """Nested dimensions of equation (4). It must hold the run's ``dim``; empty means that dimension alone."""
+    token_dropout: Fraction = 0.0
+    """Fraction of the tokens left out of each text in training."""
+    crop: Share = 0.0
+    """Fraction of the pairs replaced by a short span of their document and the rest of it."""
+    query_prompt: str = ""
+    """Prompt of queries in stage ``document``, where the document encoder reads both texts."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Contrastive(PairStage):
+    """Stages ``unsupervised``, ``supervised`` (query encoder) and ``document``: both texts through one encoder."""
+
+    kind: Literal["unsupervised", "supervised", "document"]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Static(PairStage):
+    """Stage ``static``, not in the paper: a static embedding table from which both encoders start.
+
+    A table trains a thousand times faster than a transformer. Its vectors become the token embeddings of both
+    from-scratch encoders, their norms the weights of mean pooling, and the layers start as the identity.
+    """
+
+    kind: Literal["static"]
+    compose: bool = True
+    """Add the vectors of a token's characters to its own, so that 肾结石 shares what is learned of 肾."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Align(Stage):
+    """Stage I [4.3.1]: the query encoder learns the frozen document encoder's vector of the same text."""
+
+    kind: Literal["align"]
+    temperature: Positive = 0.02
+    """Temperature τ of equation (1). Open in the paper."""
+    contrastive_weight: PositiveOrZero = 1.0
+    """Weight λ1 of the contrastive term in equation (3)."""
+    mse_weight: PositiveOrZero = 1.0
+    """Weight λ2 of the squared distance in equation (3)."""
+    kl_weight: PositiveOrZero = 0.0
+    """Weight of KALE's divergence between the two vectors. Not part of the paper's Stage I."""
+    teacher_prompt: str | None = None
+    """Prompt that the document encoder reads before each text. None means its document prompt."""
+    sides: Annotated[tuple[Side, ...], Field(min_length=1)] = ("query", "document")
+    """Which texts of pairs are aligned. Single texts always are."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Joint(PairStage):
+    """Stage II [4.4]: both encoders, Asym-InfoNCE with in-batch and hard negatives."""
+
+    kind: Literal["joint"]
+    freeze_document: bool = False
+    """Train the query encoder alone, so that the vectors of a live index stay valid."""
+    instead_of: Align | None = None
+    """A Stage I that is left out and whose cost this stage spends: a control that the paper lacks."""
+    cost: Literal["texts", "operations"] = "operations"
+    """The cost of ``instead_of``: texts that pass an encoder, or floating-point operations."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Prune(Stage):
+    """Stage ``prune`` [5.4.3]: the query encoder becomes the first layers of the document encoder. Nothing trains."""
+
+    kind: Literal["prune"]
+    layers: Count = 3
+    """Layers that stay. Three for KALE and Wang & Lyu in table 7."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Distill(PairStage):
+    """Stage ``distill`` [table 7]: a symmetric student learns the teacher's scores, by KL divergence and InfoNCE."""
+
+    kind: Literal["distill"]
+    kl_weight: PositiveOrZero = 1.0
+    """Weight of the KL divergence. Open in the paper, as is the temperature that both terms share."""
+    teacher_prompt: str | None = None
+    """Prompt that the document encoder reads before a query. None means its document prompt."""
+
+
+AnyStage = Annotated[
+    RetroMae | Causal | Contrastive | Static | Align | Joint | Prune | Distill, Field(discriminator="kind")
+]
+
+STAGE_TYPES: dict[str, type[Stage]] = {
+    "static": Static,
+    "retromae": RetroMae,
+    "causal": Causal,
+    "unsupervised": Contrastive,
+    "supervised": Contrastive,
+    "document": Contrastive,
+    "align": Align,
+    "joint": Joint,
+    "prune": Prune,
+    "distill": Distill,
+}
+
+
+def stage_name(stage: Stage) -> str:
+    """Return the folder name of a stage: its ``name``, or its kind."""
+    return stage.name or stage.kind

@@ -1,0 +1,223 @@
+"""Reads training data: JSONL rows to pairs and texts, filtered, cut and deduplicated."""
+
+import gzip
+import hashlib
+import json
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import compress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from care_qdrant.errors import InputError
+from care_trainer.config import Data, Side
+
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A query, a document that answers it, and documents that do not."""
+
+    query: str
+    positive: str
+    negatives: tuple[str, ...] = ()
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A single text, for language modelling and alignment."""
+
+    text: str
+    source: str = ""
+
+
+def iter_pairs(data: Data, root: Path) -> Iterator[Pair]:
+    """Yield the pairs of a data set, each once, in the order of the files.
+
+    Args:
+        data: The data set.
+        root: Folder of its files.
+
+    Raises:
+        InputError: a file is missing, a row is no pair, or nothing is left.
+    """
+
+    def read() -> Iterator[Pair]:
+        for row, where in _rows(data, root):
+            yield from _pairs(row, where, data.max_characters)
+
+    yield from _distinct(read, lambda pair: _digest(pair.query, pair.positive), data)
+
+
+def iter_texts(data: Data, root: Path, sides: Sequence[Side] = ("query", "document")) -> Iterator[Text]:
+    """Yield every text of a data set once: the given sides of pairs, and single texts.
+
+    These are the self-pairs of Stage I: query-side ones come from queries, document-side ones from documents.
+
+    Args:
+        data: The data set.
+        root: Folder of its files.
+        sides: Sides of pairs whose texts are read.
+
+    Raises:
+        InputError: a file is missing, a row holds no text, or nothing is left.
+    """
+
+    def read() -> Iterator[Text]:
+        for row, where in _rows(data, root):
+            source = str(row.get("source", ""))
+            for text in _texts(row, where, data.max_characters, sides):
+                yield Text(text, source)
+
+    yield from _distinct(read, lambda text: _digest(text.text), data)
+
+
+def _distinct(read: Callable[[], Iterator[Row]], digest: Callable[[Row], int], data: Data) -> Iterator[Row]:
+    """Yield the first row of each digest, at most ``max_rows``.
+
+    Reads twice rather than hold what was seen: eight bytes a row, where a set of digests would be a hundred.
+    """
+    digests = np.fromiter((digest(row) for row in read()), dtype=np.uint64)
+    first = np.sort(np.unique(digests, return_index=True)[1])[: data.max_rows]
+    if not len(first):
+        raise InputError(
+            f"{', '.join(data.files)}: no row is left after the filters "
+            f"(licenses_excluded: {', '.join(data.licenses_excluded) or 'none'})"
+        )
+    kept = np.zeros(len(digests), dtype=bool)
+    kept[first] = True
+    yield from compress(read(), kept)
+
+
+def license_of(row: Mapping[str, Any]) -> str:
+    """Return the license of a row, under the key ``license`` or ``licence``; empty when it has neither."""
+    return str(row.get("license") or row.get("licence") or "")
+
+
+def is_kept(row: Mapping[str, Any], data: Data) -> bool:
+    """Return whether a row passes the filters of its data set: its license, and the weight of its source."""
+    return license_of(row) not in data.licenses_excluded and data.weights.get(str(row.get("source", "")), 1.0) > 0
+
+
+def file_hashes(data: Data, root: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file of a data set by name; a stage records them."""
+    return {name: _sha256(_existing(root / name)) for name in data.files}
+
+
+def open_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the numbered, non-empty lines of a plain or gzipped text file."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8") as stream:
+        lines = enumerate(stream, start=1)
+        while True:
+            try:
+                number, line = next(lines)
+            except StopIteration:
+                return
+            except (EOFError, gzip.BadGzipFile, zlib.error, UnicodeDecodeError) as error:
+                raise InputError(f"{path}: is cut off, or not what its name says ({error})") from error
+            if line.strip():
+                yield number, line
+
+
+def read_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the objects of a JSONL file, each with ``file:line`` for messages."""
+    for number, line in open_lines(_existing(path)):
+        where = f"{path.name}:{number}"
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise InputError(f"{where}: not JSON ({error})") from error
+        if not isinstance(row, dict):
+            raise InputError(f"{where}: expected an object, found {type(row).__name__}")
+        if "\\ud" in line and not _is_unicode(row):
+            raise InputError(f"{where}: holds half of a surrogate pair, which is no character")
+        yield row, where
+
+
+def retrieval_file(folder: Path, name: str) -> Path:
+    """Return the file of ``corpus``, ``queries`` or ``qrels`` in a retrieval set's folder, plain or gzipped.
+
+    Raises:
+        InputError: there is neither.
+    """
+    for path in (folder / f"{name}.jsonl", folder / f"{name}.jsonl.gz"):
+        if path.is_file():
+            return path
+    raise InputError(f"{folder}: holds neither {name}.jsonl nor {name}.jsonl.gz")
+
+
+def _rows(data: Data, root: Path) -> Iterator[tuple[dict[str, Any], str]]:
+    for name in data.files:
+        for row, where in read_rows(root / name):
+            if is_kept(row, data):
+                yield row, where
+
+
+def _pairs(row: Mapping[str, Any], where: str, limit: int | None) -> Iterator[Pair]:
+    query, positives, negatives = row.get("query"), _positives(row), _negatives(row)
+    if not isinstance(query, str) or not positives or not all(isinstance(text, str) for text in positives):
+        raise InputError(
+            f"{where}: is no pair (keys: {', '.join(row)}); expected 'query' with 'positive' and 'negatives', "
+            "or with 'pos' and 'neg'"
+        )
+    prompt = str(row.get("prompt") or "")
+    for positive in positives:
+        yield Pair(
+            query=prompt + query[:limit],
+            positive=positive[:limit],
+            negatives=tuple(text[:limit] for text in negatives),
+            source=str(row.get("source", "")),
+        )
+
+
+def _positives(row: Mapping[str, Any]) -> list[Any]:
+    return _listed(row, ("positive", "pos"))
+
+
+def _negatives(row: Mapping[str, Any]) -> list[str]:
+    return [text for text in _listed(row, ("negatives", "negative", "neg")) if isinstance(text, str)]
+
+
+def _listed(row: Mapping[str, Any], keys: Sequence[str]) -> list[Any]:
+    """Return the value of the first of the keys that a row has, as a list."""
+    value: Any = next((row[key] for key in keys if row.get(key)), [])
+    return value if isinstance(value, list) else [value]
+
+
+def _texts(row: Mapping[str, Any], where: str, limit: int | None, sides: Sequence[Side]) -> Iterator[str]:
+    of_side = {"query": [row.get("query")], "document": [*_positives(row), *_negatives(row)]}
+    candidates = [row.get("text"), *(text for side in sides for text in of_side[side])]
+    texts = [text[:limit] for text in candidates if isinstance(text, str) and text.strip()]
+    if not texts:
+        raise InputError(f"{where}: holds no text (keys: {', '.join(row)}); expected 'text', 'query' or 'positive'")
+    yield from texts
+
+
+def _is_unicode(row: Any) -> bool:
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _existing(path: Path) -> Path:
+    if not path.is_file():
+        raise InputError(f"{path}: no such file; set data_root, or pass --set data_root=FOLDER")
+    return path
+
+
+def _digest(*parts: str) -> int:
+    """Hash texts to 64 bits: among sixty million rows, the odds that two differing ones collide are 1 in 10,000."""
+    return int.from_bytes(hashlib.blake2b("\x1f".join(parts).encode(), digest_size=8).digest())
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,87 @@
+"""Reports what a run will train on: rows by source, lengths, and leaks of the evaluation set."""
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from care_qdrant.errors import InputError
+from care_trainer.config import Data, Run, Stage, stage_name
+from care_trainer.data.diversity import diverse_pairs
+from care_trainer.data.read import Pair, Text, iter_texts, read_rows, retrieval_file
+
+SINGLE_TEXT_STAGES = ("retromae", "causal", "align")
+
+
+def describe(run: Run) -> dict[str, Any]:
+    """Return the figures of the data that each stage reads, by stage.
+
+    Raises:
+        InputError: a file is missing or a row is wrong.
+    """
+    root = Path(run.data_root)
+    return {
+        stage_name(stage): {"data": stage.data, **_figures(_rows(stage, run.data[stage.data], root), run, stage)}
+        for stage in _reading(run)
+    }
+
+
+def leaks(run: Run) -> list[str]:
+    """Return the training texts that are also queries or documents of the evaluation set, each cut to 60 characters.
+
+    Raises:
+        InputError: the run has no evaluation set.
+    """
+    if run.evaluation is None:
+        raise InputError("the configuration has no [evaluation], so there is nothing to leak")
+    root = Path(run.data_root)
+    held_out = set(_evaluation_texts(root / run.evaluation.retrieval))
+    found: dict[str, None] = {}
+    for stage in _reading(run):
+        for row in _rows(stage, run.data[stage.data], root):
+            leaked = [text for text in _strings(row) if _plain(text) in held_out]
+            found.update({f"{stage.data}: {text[:60]}": None for text in leaked})
+    return list(found)
+
+
+def _reading(run: Run) -> list[Stage]:
+    """Return the stages that read data; ``prune`` does not."""
+    return [stage for stage in run.stage if stage.data]
+
+
+def _rows(stage: Stage, data: Data, root: Path) -> Iterator[Pair | Text]:
+    yield from iter_texts(data, root) if stage.kind in SINGLE_TEXT_STAGES else diverse_pairs(data, root)
+
+
+def _figures(rows: Iterable[Pair | Text], run: Run, stage: Stage) -> dict[str, Any]:
+    weights = run.data[stage.data].weights
+    sources: Counter[str] = Counter()
+    lengths = array("l")
+    for row in rows:
+        sources[row.source] += 1
+        lengths.extend(map(len, _strings(row)))
+    return {
+        "rows": sources.total(),
+        "rows_an_epoch": round(sum(count * weights.get(source, 1.0) for source, count in sources.items())),
+        "sources": {
+            source: {"rows": count, "weight": weights.get(source, 1.0)} for source, count in sources.most_common()
+        },
+        "characters": {f"p{share}": int(np.percentile(lengths, share)) for share in (50, 95, 100)},
+    }
+
+
+def _strings(row: Pair | Text) -> Sequence[str]:
+    return (row.query, row.positive) if isinstance(row, Pair) else (row.text,)
+
+
+def _evaluation_texts(folder: Path) -> Iterator[str]:
+    for name in ("queries", "corpus"):
+        for row, _ in read_rows(retrieval_file(folder, name)):
+            yield _plain(row["text"])
+
+
+def _plain(text: str) -> str:
+    return "".join(text.split())

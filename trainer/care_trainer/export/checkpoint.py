@@ -1,0 +1,173 @@
+"""Exports a finished run as one CARE folder, and checks that its vectors are those of the trained encoders."""
+
+import json
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+from care_qdrant.checkpoint.card import Card, OnnxFiles
+from care_qdrant.checkpoint.folder import write_checkpoint
+from care_qdrant.errors import InputError, TrainingError
+from care_qdrant.export.onnx import export_query_encoder
+from care_qdrant.types import Vectors
+from care_trainer import pipeline
+from care_trainer.config import Run, stage_name
+from care_trainer.data.read import Pair, is_kept, license_of, read_rows
+from care_trainer.data.table import pair_rows
+from care_trainer.export.model_card import render
+from care_trainer.models import towers
+
+TOLERANCE = 1e-4
+"""Largest accepted difference of a coordinate between trained and exported vectors; merging costs about 1e-6."""
+HALF_TOLERANCE = 5e-3
+"""Largest accepted difference where the weights are stored in float16."""
+
+
+def export(run: Run, command: str) -> Card:
+    """Write the CARE folder of a finished run to ``output/name``.
+
+    Both sides are saved, reloaded and compared with the trained encoders on probe texts before the folder appears.
+
+    Args:
+        run: A run whose stages are all finished.
+        command: Command that trains it again, for the model card.
+
+    Returns:
+        The card of the folder.
+
+    Raises:
+        InputError: there is no stage, or one is not finished.
+        TrainingError: a reloaded encoder gives other vectors than the trained one.
+    """
+    if not run.stage:
+        raise InputError(f"{run.name}: has no stage, so there is nothing to export; add a [[stage]]")
+    sources = {side: pipeline.newest(run, run.symmetric or side) for side in pipeline.SIDES}
+    pairs = _probe_pairs(run)
+    output = Path(run.output)
+    with tempfile.TemporaryDirectory(dir=output, prefix=".export.") as temporary:
+        folders = {side: Path(temporary) / side for side in pipeline.SIDES}
+        _write_side(run, sources["query"], folders["query"], [pair.query for pair in pairs])
+        documents = _write_side(run, sources["document"], folders["document"], [pair.positive for pair in pairs])
+        onnx = _write_onnx(run, folders["query"], pairs, documents) if _exports(folders["query"]) else None
+        records = [pipeline.read_record(output / stage_name(stage)) for stage in run.stage]
+        data = _data_sources(run)
+        return write_checkpoint(
+            output / run.name,
+            name=run.name,
+            query=folders["query"],
+            document=folders["document"],
+            onnx=onnx,
+            temperature=records[-1]["temperature"] or run.stage[-1].__dict__.get("temperature", 0.02),
+            license=run.export.license,
+            stages=[_history(record) for record in records],
+            bases=_bases(run),
+            data=data,
+            model_card=render(run, records, data, onnx, command),
+        )
+
+
+def _write_side(run: Run, source: Path, folder: Path, texts: list[str]) -> Vectors:
+    """Save one encoder, reload it, and return its vectors of the texts, checked against the trained encoder's."""
+    side, half = folder.name, run.export.half_weights
+    trained = _encode(towers.load(source), side, texts)
+    model = towers.load_merged(source)
+    model.save_pretrained(str(folder), create_model_card=False)
+    if half and not _is_static(folder):
+        _halve(folder)
+    exported = _encode(towers.load(folder), side, texts)
+    difference = float(np.abs(trained - exported).max())
+    if not difference <= (HALF_TOLERANCE if half else TOLERANCE):
+        raise TrainingError(
+            f"{source}: the exported {side} encoder gives other vectors than the trained one (largest difference "
+            f"{difference:.1e}, allowed {HALF_TOLERANCE if half else TOLERANCE:.0e}); nothing was written"
+        )
+    return exported
+
+
+def _exports(folder: Path) -> bool:
+    """Return whether a model is static or bidirectional; decoders (baselines) have no ONNX export."""
+    if _is_static(folder):
+        return True
+    model_type = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
+    return model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+
+def _write_onnx(run: Run, folder: Path, pairs: list[Pair], documents: Vectors) -> OnnxFiles:
+    return export_query_encoder(
+        folder,
+        [pair.query for pair in pairs],
+        document_vectors=documents,
+        relevant=[[row] for row in range(len(pairs))],
+        keep_fp32=run.export.fp32_onnx,
+    )
+
+
+def _encode(model: SentenceTransformer, side: str, texts: list[str]) -> Vectors:
+    encode = model.encode_query if side == "query" else model.encode_document
+    vectors: Vectors = encode(texts, show_progress_bar=False, convert_to_numpy=True)
+    return vectors
+
+
+def _is_static(folder: Path) -> bool:
+    return not (folder / "config.json").exists()
+
+
+def _halve(folder: Path) -> None:
+    """Store the weights as float16; the configuration still says float32, so that they load as float32."""
+    for file in folder.rglob("*.safetensors"):
+        tensors = load_file(file)
+        halves = {name: tensor.half() if tensor.dtype == torch.float32 else tensor for name, tensor in tensors.items()}
+        save_file(halves, file, metadata={"format": "pt"})
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**config, "dtype": "float32"}, indent=2) + "\n", encoding="utf-8")
+
+
+def _probe_pairs(run: Run) -> list[Pair]:
+    """Return pairs from all over a data set, whose queries and documents test the int8 query encoder."""
+    data = run.data[run.export.probe or next(stage.data for stage in reversed(run.stage) if stage.data)]
+    with tempfile.TemporaryDirectory(dir=run.output, prefix=".probe.") as temporary:
+        rows = pair_rows(data, Path(run.data_root), Path(temporary)).columns
+        step = max(1, len(rows) // run.export.probe_texts)
+        chosen = rows.select(range(0, len(rows), step)[: run.export.probe_texts])
+        return [Pair(query, positive) for query, positive in zip(chosen["query"], chosen["positive"], strict=True)]
+
+
+def _history(record: dict[str, Any]) -> dict[str, Any]:
+    kept = ("stage", "kind", "seed", "trainable", "temperature", "evaluation", "seconds", "settings")
+    return {key: record[key] for key in kept if key in record}
+
+
+def _bases(run: Run) -> list[dict[str, Any]]:
+    towers_of = {"query": run.query, "document": run.document}
+    return [
+        {"side": side, "name": tower.base or "random weights", "revision": tower.revision or ""}
+        for side, tower in towers_of.items()
+    ]
+
+
+def _data_sources(run: Run) -> list[dict[str, Any]]:
+    """Count the rows of each source and license, over all data sets that a stage or the tokenizer used."""
+    used = {stage.data for stage in run.stage if stage.data} | ({run.vocabulary.data} if run.vocabulary else set())
+    counts: Counter[tuple[str, str, str]] = Counter()
+    seen: set[tuple[str, tuple[str, ...]]] = set()
+    for name in sorted(used):
+        data = run.data[name]
+        for file in data.files:
+            if (file, data.licenses_excluded) in seen:
+                continue
+            seen.add((file, data.licenses_excluded))
+            for row, _ in read_rows(Path(run.data_root) / file):
+                if is_kept(row, data):
+                    counts[Path(file).name, str(row.get("source", "")), license_of(row)] += 1
+    return [
+        {"file": file, "source": source, "license": license, "rows": rows}
+        for (file, source, license), rows in sorted(counts.items())
+    ]

@@ -1,0 +1,187 @@
+"""Language modelling as losses of sentence-transformers' trainer: RetroMAE for BERT, next-token for a decoder.
+
+RetroMAE (arXiv 2205.12035) [D.1]: the encoder sees a text with 30 % of its tokens masked; a one-layer decoder, which
+sees the sentence vector and for each position its own random half of the tokens, reconstructs the whole text. What the
+decoder lacks must be in the sentence vector.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AutoModelForMaskedLM
+
+from care_trainer.losses.keys import Features
+from care_trainer.models import towers
+
+IGNORED = -100
+"""Target of a token that the cross-entropy leaves out."""
+
+
+class RetroMaeLoss(nn.Module):
+    """Masked encoder and enhanced decoder, sharing the encoder's vocabulary head.
+
+    Args:
+        model: Transformer and pooling, not normalised; the decoder reads its sentence vector.
+        base: Pretrained masked language model whose vocabulary head is used; None makes a new head.
+        encoder_masked: Fraction of the tokens that the encoder does not see.
+        decoder_masked: Fraction of the tokens that each decoder position does not see.
+    """
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        *,
+        base: str | None = None,
+        encoder_masked: float = 0.3,
+        decoder_masked: float = 0.5,
+    ) -> None:
+        super().__init__()
+        self.model: Any = model
+        self.encoder_masked, self.decoder_masked = encoder_masked, decoder_masked
+        transformer = towers.transformer_of(model)
+        tokenizer, config = towers.tokenizer_of(transformer), transformer.model.config
+        self.mask_id, self.vocabulary = tokenizer.mask_token_id, len(tokenizer)
+        self.special: Tensor
+        self.register_buffer("special", torch.tensor(sorted(tokenizer.all_special_ids)), persistent=False)
+        self.head = masked_head(model, base)
+        self.embeddings = transformer.model.get_input_embeddings()
+        self.scale = 1.0 if base is not None else output_scale(model)
+        self.position = nn.Embedding(tokenizer.model_max_length, config.hidden_size)
+        nn.init.normal_(self.position.weight, std=0.02)
+        self.layer = DecoderLayer(config.hidden_size, config.num_attention_heads, config.intermediate_size)
+
+    def forward(self, sentence_features: Iterable[Features], _labels: Tensor | None = None) -> dict[str, Tensor]:
+        """Return the losses of encoder and decoder, two scalars, for a batch of one text column."""
+        (features,) = sentence_features
+        ids, attention = features["input_ids"], features["attention_mask"].bool()
+        special = torch.isin(ids, self.special)
+        masked, targets = mask_tokens(ids, special, self.encoder_masked, self.mask_id, self.vocabulary)
+        output = self.model({**features, "input_ids": masked})
+        encoder = self._encoder_loss(output["token_embeddings"], targets)
+        decoder = self._decoder_loss(output["sentence_embedding"], ids, attention, special)
+        return {"encoder": encoder, "decoder": decoder}
+
+    def _encoder_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        wanted = targets != IGNORED  # the head costs as much as the model: only masked positions pass it
+        return functional.cross_entropy(self.scale * self.head(hidden[wanted]).float(), targets[wanted])
+
+    def _decoder_loss(self, sentence: Tensor, ids: Tensor, attention: Tensor, special: Tensor) -> Tensor:
+        sentence, length = sentence[:, None], ids.shape[1]
+        position = self.position.weight[:length]
+        keys = torch.cat([sentence, self.embeddings(ids)[:, 1:] + position[1:]], dim=1)
+        hidden = self.layer(position + sentence, keys, decoder_visibility(attention, self.decoder_masked))
+        return functional.cross_entropy(self.scale * self.head(hidden[~special]).float(), ids[~special])
+
+
+class DecoderLayer(nn.Module):
+    """One post-norm transformer layer whose queries and keys differ, as RetroMAE's enhanced decoding wants."""
+
+    def __init__(self, hidden: int, heads: int, intermediate: int) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(hidden, heads, dropout=0.1, batch_first=True)
+        self.feed_forward = nn.Sequential(nn.Linear(hidden, intermediate), nn.GELU(), nn.Linear(intermediate, hidden))
+        self.norms = nn.ModuleList([nn.LayerNorm(hidden), nn.LayerNorm(hidden)])
+        self.heads = heads
+
+    def forward(self, queries: Tensor, keys: Tensor, visible: Tensor) -> Tensor:
+        """Attend from (rows, length, hidden) to as many keys, where ``visible`` (rows, length, length) allows it."""
+        blocked = (~visible).repeat_interleave(self.heads, dim=0)
+        attended, _ = self.attention(queries, keys, keys, attn_mask=blocked, need_weights=False)
+        hidden = self.norms[0](queries + attended)
+        result: Tensor = self.norms[1](hidden + self.feed_forward(hidden))
+        return result
+
+
+def mask_tokens(ids: Tensor, special: Tensor, fraction: float, mask_id: int, vocabulary: int) -> tuple[Tensor, Tensor]:
+    """Mask tokens as BERT does: of the chosen ones, 80 % become the mask, 10 % random tokens, 10 % stay.
+
+    Args:
+        ids: Token ids, (rows, length).
+        special: Tokens that are never chosen, (rows, length) bool.
+        fraction: Of the tokens that is chosen.
+        mask_id: Id of the mask token.
+        vocabulary: Number of tokens that a random one is drawn from.
+
+    Returns:
+        The masked ids, and the targets: the id of each chosen token, `IGNORED` elsewhere.
+    """
+    chosen = (torch.rand(ids.shape, device=ids.device) < fraction) & ~special
+    action = torch.rand(ids.shape, device=ids.device)
+    masked = ids.masked_fill(chosen & (action < 0.8), mask_id)
+    replaced = chosen & (action >= 0.8) & (action < 0.9)
+    masked = torch.where(replaced, torch.randint_like(ids, vocabulary), masked)
+    return masked, ids.masked_fill(~chosen, IGNORED)
+
+
+def decoder_visibility(attention: Tensor, hidden_fraction: float) -> Tensor:
+    """Draw what each decoder position sees: a random part of the text, the sentence vector, never itself.
+
+    Args:
+        attention: Which tokens are no padding, (rows, length) bool.
+        hidden_fraction: Fraction of the tokens that a position does not see.
+
+    Returns:
+        (rows, length, length) bool.
+    """
+    rows, length = attention.shape
+    visible = torch.rand((rows, length, length), device=attention.device) >= hidden_fraction
+    visible &= attention[:, None, :]
+    visible.diagonal(dim1=1, dim2=2).fill_(False)
+    visible[:, :, 0] = True
+    return visible
+
+
+def masked_head(model: SentenceTransformer, base: str | None) -> nn.Module:
+    """Return the vocabulary head of a masked language model, tied to the encoder's embeddings.
+
+    Args:
+        model: The encoder.
+        base: A pretrained masked language model of the same architecture; None is a new head.
+    """
+    encoder = towers.transformer_of(model).model
+    if base is None:
+        language_model = AutoModelForMaskedLM.from_config(encoder.config)  # type: ignore[no-untyped-call]
+    else:
+        language_model = AutoModelForMaskedLM.from_pretrained(base)
+    language_model.get_output_embeddings().weight = encoder.get_input_embeddings().weight
+    head = next(getattr(language_model, name) for name in ("cls", "lm_head", "head") if hasattr(language_model, name))
+    assert isinstance(head, nn.Module)
+    return head
+
+
+def output_scale(model: SentenceTransformer) -> float:
+    """Return the factor of the logits where the encoder's token vectors are the output weights, too.
+
+    A language model starts with token vectors of standard deviation 0.02 (``initializer_range``), which makes first
+    logits small. Those of a static table are fifty times longer, and first logits would reach the hidden size: a loss
+    of hundreds, whose gradient undoes the table.
+    """
+    usual: float = towers.transformer_of(model).model.config.initializer_range
+    return usual / towers.word_embeddings(model).detach().float().square().mean().sqrt().item()
+
+
+class CausalLoss(nn.Module):
+    """Next-token prediction with the input embeddings as output weights.
+
+    Args:
+        model: Transformer and pooling of a decoder.
+    """
+
+    def __init__(self, model: SentenceTransformer) -> None:
+        super().__init__()
+        self.model: Any = model
+        self.embeddings = towers.transformer_of(model).model.get_input_embeddings()
+        self.scale = output_scale(model)
+
+    def forward(self, sentence_features: Iterable[Features], _labels: Tensor | None = None) -> Tensor:
+        """Return the mean cross-entropy over the tokens of a batch of one text column, a scalar."""
+        (features,) = sentence_features
+        ids, attention = features["input_ids"], features["attention_mask"].bool()
+        hidden = self.model(dict(features))["token_embeddings"]
+        wanted = attention[:, 1:]
+        logits = hidden[:, :-1][wanted] @ self.embeddings.weight.to(hidden.dtype).T
+        return functional.cross_entropy(self.scale * logits.float(), ids[:, 1:][wanted])

@@ -1,0 +1,1 @@
+"""The encoders: built from base models, reloaded, made trainable; and the teacher's stored vectors."""

@@ -1,0 +1,123 @@
+"""Base models without a hub: a tokenizer trained on the data, and BERT and Qwen3 models with random weights."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3Model
+
+from care_trainer.config import Scratch, Tower, Vocabulary
+
+PAD, UNK, CLS, SEP, MASK, EOS = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[EOS]"
+SPECIAL = [PAD, UNK, CLS, SEP, MASK, EOS]
+_HAN_RUN = Regex(r"[^\p{L}\p{N}]|\d|[a-z]+")
+"""Punctuation, digits and Latin words stand alone; what is left between them are runs of Chinese characters."""
+
+
+def train_tokenizer(vocabulary: Vocabulary, texts: Iterable[str]) -> Tokenizer:
+    """Train the tokenizer that encoders from scratch share."""
+    tokenizer = Tokenizer(_empty_model(vocabulary.kind))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFKC(), normalizers.Lowercase(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
+    )
+    if vocabulary.kind == "wordpiece":
+        tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.BertNormalizer(lowercase=True)])
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(_HAN_RUN, "isolated")
+    tokenizer.train_from_iterator(texts, _trainer(vocabulary))
+    return tokenizer
+
+
+def _empty_model(kind: str) -> Any:
+    if kind == "bpe":
+        return models.BPE(unk_token=UNK)
+    return models.WordPiece(unk_token=UNK) if kind == "wordpiece" else models.Unigram()
+
+
+def _trainer(vocabulary: Vocabulary) -> Any:
+    common: dict[str, Any] = {
+        "vocab_size": vocabulary.size,
+        "special_tokens": SPECIAL,
+        "show_progress": False,
+    }
+    if vocabulary.kind == "unigram":
+        return trainers.UnigramTrainer(
+            **common, unk_token=UNK, max_piece_length=vocabulary.max_piece_characters, shrinking_factor=0.8
+        )
+    if vocabulary.kind == "wordpiece":
+        return trainers.WordPieceTrainer(**common, min_frequency=vocabulary.min_frequency)
+    return trainers.BpeTrainer(
+        **common,
+        min_frequency=vocabulary.min_frequency,
+        max_token_length=vocabulary.max_piece_characters,
+        limit_alphabet=vocabulary.size // 2,
+    )
+
+
+def write_query_base(tower: Tower, tokenizer: Tokenizer, folder: Path) -> None:
+    """Save a BERT with random weights and its tokenizer, ``[CLS] text [SEP]``, in a folder."""
+    scratch = _shape(tower)
+    fast = _fast(tokenizer, f"{CLS} $A {SEP}", tower)
+    config = BertConfig(
+        vocab_size=len(fast),
+        hidden_size=scratch.hidden,
+        num_hidden_layers=scratch.layers,
+        num_attention_heads=scratch.heads,
+        intermediate_size=scratch.intermediate,
+        max_position_embeddings=scratch.positions,
+        hidden_dropout_prob=scratch.dropout,
+        attention_probs_dropout_prob=scratch.dropout,
+        pad_token_id=fast.pad_token_id,
+    )
+    _save(BertModel(config), fast, folder)
+
+
+def write_document_base(tower: Tower, tokenizer: Tokenizer, folder: Path) -> None:
+    """Save a Qwen3 with random weights and its tokenizer, ``text [EOS]``, in a folder."""
+    scratch = _shape(tower)
+    fast = _fast(tokenizer, f"$A {EOS}", tower)
+    config = Qwen3Config(
+        vocab_size=len(fast),
+        hidden_size=scratch.hidden,
+        num_hidden_layers=scratch.layers,
+        num_attention_heads=scratch.heads,
+        num_key_value_heads=scratch.key_value_heads or scratch.heads,
+        head_dim=scratch.hidden // scratch.heads,
+        intermediate_size=scratch.intermediate,
+        max_position_embeddings=scratch.positions,
+        pad_token_id=fast.pad_token_id,
+        bos_token_id=None,
+        eos_token_id=fast.eos_token_id,
+        use_cache=False,
+    )
+    _save(Qwen3Model(config), fast, folder)
+
+
+def _shape(tower: Tower) -> Scratch:
+    assert tower.scratch is not None
+    return tower.scratch
+
+
+def _fast(tokenizer: Tokenizer, template: str, tower: Tower) -> PreTrainedTokenizerFast:
+    own = Tokenizer.from_str(tokenizer.to_str())
+    marks = [(mark, own.token_to_id(mark)) for mark in (CLS, SEP, EOS)]
+    own.post_processor = processors.TemplateProcessing(single=template, special_tokens=marks)
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=own,
+        pad_token=PAD,
+        unk_token=UNK,
+        cls_token=CLS,
+        sep_token=SEP,
+        mask_token=MASK,
+        eos_token=EOS,
+        padding_side="right",
+        model_max_length=tower.max_tokens,
+    )
+
+
+def _save(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    model.save_pretrained(folder)  # type: ignore[operator]
+    tokenizer.save_pretrained(folder)

@@ -1,0 +1,155 @@
+"""A static embedding table, and how a transformer starts from one.
+
+A text's vector is the sum of its tokens' vectors. In a transformer with mean pooling the normalisation layers make all
+token vectors equally long, so their norms become the weights of a `WordWeights` module, which stock
+sentence-transformers loads. The layers' output projections start at zero: each layer is then the identity, and
+learns from the first step on.
+"""
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding, WordWeights
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from care_qdrant.errors import InputError
+from care_trainer.models import towers
+
+SMOOTHING = 50.0
+"""Added to each token's count, so that a token that was hardly seen gets no extreme weight."""
+PIECE_TEXTS = 4096
+"""Texts counted at once."""
+
+
+def random_static(tokenizer: Tokenizer, dim: int, texts: Iterable[str], max_tokens: int) -> SentenceTransformer:
+    """Build a table of random directions, as long as their tokens are rare (logarithm of the inverse frequency).
+
+    Args:
+        tokenizer: Tokenizer of the encoder.
+        dim: Dimensions of a token vector.
+        texts: Texts whose tokens are counted.
+        max_tokens: Tokens after which a text is cut.
+
+    Returns:
+        A model with one `StaticEmbedding`.
+    """
+    tokenizer = Tokenizer.from_str(tokenizer.to_str())
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(max_tokens)
+    counts = torch.zeros(tokenizer.get_vocab_size())
+    remaining = iter(texts)
+    while piece := list(islice(remaining, PIECE_TEXTS)):
+        for encoding in tokenizer.encode_batch(piece, add_special_tokens=False):
+            counts += torch.bincount(torch.tensor(encoding.ids, dtype=torch.long), minlength=len(counts))
+    rarity = ((counts.sum() + 1) / (counts + SMOOTHING)).log().clamp(min=0.1)
+    table = torch.randn(len(counts), dim) / dim**0.5 * (rarity / rarity.mean())[:, None]
+    return SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_weights=table)])
+
+
+def static_module(model: SentenceTransformer) -> StaticEmbedding:
+    """Return the first module of a static encoder."""
+    static = model[0]
+    assert isinstance(static, StaticEmbedding)
+    return static
+
+
+def static_table(model: SentenceTransformer) -> Tensor:
+    """Return the token vectors of a static encoder, (tokens, dim), detached."""
+    return static_module(model).embedding.weight.detach()
+
+
+class Parts:
+    """Which tokens make up a token: itself and, for a longer piece, its characters.
+
+    Args:
+        tokenizer: Tokenizer of the table.
+        compose: Without, a token is itself alone.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, compose: bool) -> None:
+        vocabulary = tokenizer.get_vocab()
+        rows = [[number] for number in range(tokenizer.get_vocab_size())]
+        for token, number in vocabulary.items():
+            plain = token.removeprefix("##")
+            if compose and len(plain) > 1 and not token.startswith("["):
+                rows[number] += [vocabulary[mark] for mark in plain if mark in vocabulary]
+        self.counts = torch.tensor([len(row) for row in rows])
+        self.starts = self.counts.cumsum(0) - self.counts
+        self.flat = torch.tensor([part for row in rows for part in row])
+
+    def expand(self, ids: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the parts of all tokens of a flat column, and the new offsets of its texts."""
+        counts = self.counts[ids]
+        ends = counts.cumsum(0)
+        within = torch.arange(int(ends[-1]) if len(ends) else 0) - (ends - counts).repeat_interleave(counts)
+        before = torch.cat([ends.new_zeros(1), ends])
+        return self.flat[self.starts[ids].repeat_interleave(counts) + within], before[offsets]
+
+    def fold(self, table: Tensor) -> Tensor:
+        """Return the table (tokens, dim) whose rows are the sums of their parts: it needs no parts any more."""
+        ids, offsets = self.expand(torch.arange(len(table)), torch.arange(len(table)))
+        return nn.functional.embedding_bag(ids, table, offsets, mode="sum")
+
+
+def start_from_static(encoder: SentenceTransformer, table: Tensor) -> SentenceTransformer:
+    """Set an encoder to compute what a static table does, with layers that are ready to learn more.
+
+    Args:
+        encoder: May be wider than the table, which takes the first dimensions: those that the slice keeps.
+        table: (tokens, dim).
+
+    Returns:
+        The encoder with token weights, sharing its modules.
+
+    Raises:
+        InputError: the encoder does not pool the mean, or has another vocabulary.
+    """
+    modules = list(encoder.children())
+    transformer, pooling = towers.transformer_of(encoder), modules[1]
+    if not isinstance(pooling, Pooling) or pooling.pooling_mode != "mean":
+        raise InputError("stage static: the encoders need pooling = 'mean': a static vector is a mean of its tokens")
+    embeddings = towers.word_embeddings(encoder)
+    if len(embeddings) != len(table):
+        raise InputError(
+            f"stage static: the table has {len(table)} tokens, the encoder {len(embeddings)}; train both anew"
+        )
+    norms = table.norm(dim=1).clamp(min=1e-6)
+    with torch.no_grad():
+        embeddings.zero_()
+        embeddings[:, : table.shape[1]] = table / norms[:, None] * embeddings.shape[1] ** 0.5
+    _flatten(transformer.model)
+    weights = _token_weights(transformer.tokenizer, norms)
+    return SentenceTransformer(
+        modules=[transformer, weights, *modules[1:]], prompts=towers.prompts_of(encoder), similarity_fn_name="cosine"
+    )
+
+
+def _flatten(model: nn.Module) -> None:
+    """Make each layer the identity: BERT's and Qwen3's residual branches end in these projections."""
+    outputs = (
+        "attention.output.dense",
+        "output.dense",
+        "o_proj",
+        "down_proj",
+        "position_embeddings",
+        "type_embeddings",
+    )
+    with torch.no_grad():
+        for name, module in model.named_modules():
+            if name.endswith(outputs):
+                for parameter in module.parameters():
+                    parameter.zero_()
+
+
+def _token_weights(tokenizer: Any, norms: Tensor) -> WordWeights:
+    """Return the weights of the mean: the vectors' norms, and 0 for the special tokens that every text has."""
+    tokens = tokenizer.convert_ids_to_tokens(list(range(len(norms))))
+    marks = {tokenizer.cls_token, tokenizer.sep_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.mask_token}
+    weights = {
+        token: 0.0 if token in marks else round(norm, 4) for token, norm in zip(tokens, norms.tolist(), strict=True)
+    }
+    return WordWeights(tokens, weights)

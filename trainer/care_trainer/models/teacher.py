@@ -1,0 +1,155 @@
+"""The frozen teacher's vectors, computed once: a float16 memmap keyed by the encoder and the texts.
+
+Recomputing them would cost Stage I a forward pass of the document encoder in every step; a million vectors of 768
+dimensions are 1.5 GB on disk. An interrupted computation goes on where it stopped.
+"""
+
+import functools
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sentence_transformers import SentenceTransformer
+
+from care_qdrant.errors import EncodingError
+from care_qdrant.types import Vectors
+from care_trainer import distributed
+from care_trainer.disk import writing
+from care_trainer.models.vector_cache import Half, VectorCache, encoder_digest
+
+logger = logging.getLogger(__name__)
+Encode = Callable[[list[str]], npt.NDArray[Any]]
+PIECE_ROWS = 4096
+"""Vectors computed between two records of what is done."""
+
+
+def _silent(_: int) -> None:
+    """Report nothing."""
+
+
+def teacher_vectors(
+    teacher: Callable[[], SentenceTransformer],
+    teacher_folder: Path,
+    texts: Sequence[str],
+    folder: Path,
+    *,
+    dim: int,
+    batch_size: int = 64,
+    prompt: str | None = None,
+    cache: Path | None = None,
+    report: Callable[[int], None] = _silent,
+) -> Half:
+    """Return the teacher's vectors of texts, computing those that are missing.
+
+    In distributed training each process computes a part; a resumed run may have another number of processes.
+
+    Args:
+        teacher: Loads the document encoder; called only when vectors are missing.
+        teacher_folder: Folder of the teacher; its files are part of the key.
+        texts: Texts in the order of the rows.
+        folder: Folder of the memmap; vectors of another teacher or of other texts there are replaced.
+        dim: Dimensions of the vectors.
+        batch_size: Texts encoded at once.
+        prompt: Prompt of each text; None means the teacher's document prompt.
+        cache: Folder of vectors that runs share, see `VectorCache`; None computes them for this run alone.
+        report: Called with the number of rows that all processes together have just done.
+
+    Returns:
+        (len(texts), dim) float16, a read-only memmap.
+
+    Raises:
+        EncodingError: the teacher gave a vector that is not finite.
+    """
+    encoder = encoder_digest(teacher_folder, prompt)
+    file, processes = folder / "vectors.f16", distributed.processes()
+    with distributed.main_process_first() as is_main:
+        if is_main:
+            _prepare(folder, file, [_key(encoder, texts), PIECE_ROWS], len(texts), dim)
+        done = _done(folder)
+    processes.wait_for_everyone()  # all have read what is done before anyone does more
+    pieces = range(0, len(texts), PIECE_ROWS)
+    missing = [start for start in pieces if start not in done]
+    report(min(len(texts), len(done) * PIECE_ROWS))
+    mine = missing[processes.process_index :: processes.num_processes]
+    if mine:
+        encode: Encode = encoding(teacher, batch_size=batch_size, prompt=prompt)
+        if cache is not None:
+            encode = functools.partial(VectorCache(cache, encoder, dim).encode, encode=encode)
+        vectors = np.memmap(file, dtype=np.float16, mode="r+", shape=(len(texts), dim))
+        own = folder / f"done.{processes.process_index}.json"
+        finished = _read(own)
+        for start in mine:
+            piece = list(texts[start : start + PIECE_ROWS])
+            vectors[start : start + len(piece)] = encode(piece)
+            vectors.flush()
+            finished.append(start)
+            _write(own, finished)
+            report(len(piece) * processes.num_processes)
+    processes.wait_for_everyone()
+    return np.memmap(file, dtype=np.float16, mode="r", shape=(len(texts), dim))
+
+
+def _prepare(folder: Path, file: Path, key: list[Any], rows: int, dim: int) -> None:
+    """Keep what is there when it has the same key, else start with an empty file."""
+    if _read(folder / "key.json") == key and file.exists():
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    with writing(f"{file}: {rows:,} vectors have no room"), file.open("wb") as stream:
+        # A sparse file that meets a full disk later ends the process by a bus error, without a word.
+        os.posix_fallocate(stream.fileno(), 0, rows * dim * 2)
+    _write(folder / "key.json", key)
+
+
+def encoding(
+    teacher: Callable[[], SentenceTransformer], *, batch_size: int = 64, prompt: str | None = None
+) -> Callable[[list[str]], Vectors]:
+    """Return a function that encodes texts as documents; it loads the encoder on its first call.
+
+    Args:
+        teacher: Loads the encoder.
+        batch_size: Texts encoded at once.
+        prompt: Prompt of each text; None means the document prompt.
+
+    Returns:
+        A function from texts to vectors (len(texts), dim), which raises `EncodingError` when one is not finite.
+    """
+    load = functools.cache(teacher)
+
+    def encode(texts: list[str]) -> Vectors:
+        vectors: Vectors = load().encode_document(texts, prompt=prompt, batch_size=batch_size, show_progress_bar=False)
+        if not np.isfinite(vectors).all():
+            raise EncodingError("the teacher gave a vector that is not finite")
+        return vectors
+
+    return encode
+
+
+def _key(encoder: str, texts: Sequence[str]) -> str:
+    digest = hashlib.sha256(encoder.encode())
+    for text in texts:
+        digest.update(text.encode() + b"\x1e")
+    return digest.hexdigest()
+
+
+def _done(folder: Path) -> set[int]:
+    """Return the first rows of the pieces that any process has finished."""
+    return {start for path in folder.glob("done.*.json") for start in _read(path)}
+
+
+def _read(path: Path) -> list[Any]:
+    found: list[Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    return found
+
+
+def _write(path: Path, value: list[Any]) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(value), encoding="utf-8")
+    partial.replace(path)

@@ -1,0 +1,254 @@
+"""The two encoders: assembled from base models, reloaded from stages, and made trainable explicitly.
+
+A reloaded adapter is frozen and a reloaded identity slice is trainable, both silently. So the trainable parameters are
+set here after every load, counted and logged, and a side that should train but has nothing to train is refused.
+"""
+
+import logging
+from pathlib import Path
+from typing import cast
+
+import torch
+from peft import LoraConfig, PeftConfig, PeftModel, TaskType
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense, Module, Normalize, Router, Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding, WordWeights
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoModel, PreTrainedTokenizerFast
+
+from care_qdrant.errors import InputError
+from care_trainer.config import Tower
+
+logger = logging.getLogger(__name__)
+
+ADAPTER_FILE = "adapter_config.json"
+"""The file in which peft describes an encoder's adapter."""
+
+
+def build_query(base: str, tower: Tower, dim: int) -> SentenceTransformer:
+    """Assemble a query encoder: transformer, pooling, unit length.
+
+    Args:
+        base: Folder or hub name of the base model.
+        tower: Settings of the query side.
+        dim: Dimensions of the shared space.
+
+    Raises:
+        InputError: its hidden size is not the dimension of the space.
+    """
+    transformer = _transformer(base, tower)
+    hidden = transformer.get_embedding_dimension()
+    if hidden != dim and not tower.projection:
+        raise InputError(f"query base {base}: gives {hidden} dimensions, but dim is {dim}; set dim = {hidden}")
+    if tower.pooling == "lasttoken":
+        append_marker(transformer, tower.eos)
+    return _query_model([transformer, Pooling(hidden, tower.pooling)], hidden, tower, dim)
+
+
+def build_document(base: str, tower: Tower, dim: int) -> SentenceTransformer:
+    """Assemble a document encoder: transformer, last-token pooling, frozen slice to ``dim``, unit length.
+
+    The slice is a `Dense` that holds the identity: ``truncate_dim`` of sentence-transformers acts in ``encode`` only,
+    after normalisation, so it does not act in training and leaves vectors that are not of unit length.
+
+    Args:
+        base: Folder or hub name of the base model.
+        tower: Settings of the document side.
+        dim: Dimensions of the shared space.
+
+    Raises:
+        InputError: the document side is smaller than the slice, or its tokenizer lacks the marker.
+    """
+    transformer = _transformer(base, tower)
+    hidden = transformer.get_embedding_dimension()
+    if hidden < dim:
+        raise InputError(f"document base {base}: gives {hidden} dimensions, fewer than dim = {dim}; use a larger base")
+    if tower.pooling == "lasttoken":
+        append_marker(transformer, tower.eos)
+    modules: list[torch.nn.Module] = [transformer, Pooling(hidden, tower.pooling)]
+    if hidden > dim:
+        modules.append(identity_slice(hidden, dim))
+    modules.append(Normalize())
+    model = SentenceTransformer(modules=modules, prompts={"document": tower.prompt}, similarity_fn_name="cosine")
+    if tower.lora is not None:
+        transformer.model.add_adapter(
+            LoraConfig(
+                r=tower.lora.rank,
+                lora_alpha=tower.lora.alpha,
+                lora_dropout=tower.lora.dropout,
+                target_modules=tower.lora.targets,
+                task_type=TaskType.FEATURE_EXTRACTION,
+            )
+        )
+    return model
+
+
+def build_static(table: StaticEmbedding, tower: Tower, dim: int) -> SentenceTransformer:
+    """Assemble a static query encoder: the mean of its token vectors, unit length.
+
+    Args:
+        table: Token vectors.
+        tower: Settings of the query side.
+        dim: Dimensions of the shared space.
+
+    Raises:
+        InputError: the table's width is not the dimension of the space.
+    """
+    width = table.embedding.weight.shape[1]
+    if width != dim and not tower.projection:
+        raise InputError(f"query.static: gives {width} dimensions, but dim is {dim}; set static = {dim}")
+    return _query_model([table], width, tower, dim)
+
+
+def _query_model(modules: list[torch.nn.Module], width: int, tower: Tower, dim: int) -> SentenceTransformer:
+    projection = [Dense(width, dim, activation_function=torch.nn.Identity())] if tower.projection else []
+    return SentenceTransformer(
+        modules=[*modules, *projection, Normalize()], prompts={"query": tower.prompt}, similarity_fn_name="cosine"
+    )
+
+
+def is_static(model: SentenceTransformer) -> bool:
+    """Return whether an encoder is a table of token vectors, without layers."""
+    return isinstance(model[0], StaticEmbedding)
+
+
+def _transformer(base: str, tower: Tower) -> Transformer:
+    options = {"revision": tower.revision} if tower.revision else {}
+    try:
+        transformer: Transformer = Transformer(
+            base, max_seq_length=tower.max_tokens, model_kwargs=dict(options), processor_kwargs=dict(options)
+        )
+    except (OSError, ValueError) as error:  # ValueError: an architecture that only code from the hub knows
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"base {base}: cannot be loaded without running code from the hub ({reason})") from error
+    if not isinstance(transformer.tokenizer, PreTrainedTokenizerFast):
+        raise InputError(f"base {base}: has no fast tokenizer (tokenizer.json); convert it first")
+    # Left padding would make mini-batches carry the widest text's padding; causal attention does not mind the side.
+    transformer.tokenizer.padding_side = "right"
+    transformer.tokenizer.model_max_length = tower.max_tokens
+    return transformer
+
+
+def append_marker(transformer: Transformer, marker: str | None) -> None:
+    """Make the tokenizer end every text, also a cut one, with the token that last-token pooling reads.
+
+    Base Qwen3 tokenizers append nothing, and transformers 5 ignores ``add_eos_token``: only a post-processor in
+    ``tokenizer.json`` survives saving.
+
+    Args:
+        transformer: Module whose tokenizer is changed.
+        marker: Token to append; None means the tokenizer's end-of-sequence token.
+
+    Raises:
+        InputError: the tokenizer does not know the token.
+    """
+    tokenizer = tokenizer_of(transformer)
+    marker = marker or tokenizer.eos_token
+    vocabulary = tokenizer.get_vocab()
+    if marker is None or marker not in vocabulary:
+        raise InputError(f"document tokenizer: does not know the marker {marker!r}; set document.eos to one of its own")
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"$A {marker}", special_tokens=[(marker, vocabulary[marker])]
+    )
+
+
+def is_slice(module: torch.nn.Module) -> bool:
+    """Return whether a module is the frozen slice, not a projection that learns."""
+    return isinstance(module, Dense) and not module.bias
+
+
+def tokenizer_of(transformer: Transformer) -> PreTrainedTokenizerFast:
+    """Return the tokenizer of an encoder's first module."""
+    tokenizer = transformer.tokenizer
+    assert isinstance(tokenizer, PreTrainedTokenizerFast), "bases without a fast tokenizer end in _transformer"
+    return tokenizer
+
+
+def transformer_of(model: SentenceTransformer) -> Transformer:
+    """Return an encoder's first module."""
+    return cast(Transformer, model[0])
+
+
+def word_embeddings(model: SentenceTransformer) -> torch.nn.Parameter:
+    """Return an encoder's token vectors, (tokens, hidden)."""
+    embeddings = transformer_of(model).model.get_input_embeddings()
+    assert isinstance(embeddings, torch.nn.Embedding)
+    assert isinstance(embeddings.weight, torch.nn.Parameter)
+    return embeddings.weight
+
+
+def prompts_of(model: SentenceTransformer) -> dict[str, str]:
+    """Return an encoder's prompts, without those that are not set."""
+    return {name: prompt for name, prompt in model.prompts.items() if prompt is not None}
+
+
+def identity_slice(hidden: int, dim: int) -> Dense:
+    """Return a frozen linear layer that keeps the first ``dim`` of ``hidden`` values: exact in every precision."""
+    dense = Dense(hidden, dim, bias=False, activation_function=torch.nn.Identity())
+    with torch.no_grad():
+        dense.linear.weight.copy_(torch.eye(dim, hidden))
+    dense.requires_grad_(False)
+    return dense
+
+
+def unsliced(model: SentenceTransformer) -> SentenceTransformer:
+    """Return an encoder without its slice, sharing the weights, for training nested dimensions."""
+    return SentenceTransformer(modules=[module for module in model.children() if not is_slice(module)])
+
+
+def load(folder: Path) -> SentenceTransformer:
+    """Load an encoder that a stage saved, on whatever device there is."""
+    return SentenceTransformer(str(folder), local_files_only=True)
+
+
+def load_merged(folder: Path) -> SentenceTransformer:
+    """Load an encoder, with its adapter merged when it has one.
+
+    Merging the adapter of a reloaded model in place looks right and saves garbage: the saved keys carry a prefix, and a
+    reload starts from random weights. So a fresh base takes the adapter and is merged outside.
+    """
+    encoder = load(folder)
+    if (folder / ADAPTER_FILE).exists():
+        config = PeftConfig.from_pretrained(str(folder))
+        base = AutoModel.from_pretrained(config.base_model_name_or_path, revision=config.revision)
+        merged = PeftModel.from_pretrained(base, str(folder)).merge_and_unload()
+        transformer_of(encoder).model = merged.to(encoder.device)
+    return encoder
+
+
+def pair(query: SentenceTransformer, document: SentenceTransformer) -> SentenceTransformer:
+    """Join two encoders into one model that routes by task, without a default route that could be the wrong one."""
+    sides = [[module for module in side.children() if isinstance(module, Module)] for side in (query, document)]
+    router = Router.for_query_document(sides[0], sides[1], default_route=None, allow_empty_key=False)
+    prompts = {"query": query.prompts.get("query") or "", "document": document.prompts.get("document") or ""}
+    return SentenceTransformer(modules=[router], prompts=prompts, similarity_fn_name="cosine")
+
+
+def make_trainable(model: torch.nn.Module, *, side: str, lora: bool) -> int:
+    """Set which parameters of an encoder train, and return their number.
+
+    With adapters these are the adapters alone. Otherwise everything but the slice, the token weights
+    (sentence-transformers reloads them from their configuration, so their training would be lost) and BERT's unused
+    pooler (whose missing gradient would stop distributed training).
+
+    Args:
+        model: The encoder.
+        side: Name of the encoder in messages.
+        lora: Train the adapters alone.
+
+    Raises:
+        InputError: nothing would train.
+    """
+    model.requires_grad_(True)
+    for module in model.modules():
+        if is_slice(module) or isinstance(module, WordWeights):
+            module.requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        if "pooler" in name or (lora and "lora_" not in name):
+            parameter.requires_grad_(False)
+    trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    total = sum(parameter.numel() for parameter in model.parameters())
+    logger.info("%s encoder: %s of %s parameters train", side, f"{trainable:,}", f"{total:,}")
+    if trainable == 0:
+        raise InputError(f"the {side} encoder has no trainable parameter ({total:,} in all): is its adapter missing?")
+    return trainable

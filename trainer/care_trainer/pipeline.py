@@ -1,0 +1,304 @@
+"""Runs the stages in order, each in its own folder; a resume skips finished ones."""
+
+import dataclasses
+import hashlib
+import importlib.util
+import json
+import logging
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from sentence_transformers import SentenceTransformer
+
+from care_qdrant.errors import InputError, MissingExtra
+from care_trainer import evaluation
+from care_trainer.config import Run, Stage, stage_name
+from care_trainer.data.read import file_hashes
+from care_trainer.disk import writing
+from care_trainer.distributed import main_process_first, processes
+from care_trainer.models.towers import ADAPTER_FILE
+from care_trainer.stages import align, base, contrastive, distill, joint, language, prune, static
+from care_trainer.stages.context import Context, Report, Trained, rows_folder, silent
+from care_trainer.training.loop import drop_checkpoints
+
+logger = logging.getLogger(__name__)
+
+STAGE_FILE = "stage.json"
+"""Name of the file that a stage writes last: a folder that has it is finished."""
+BASE = "base"
+SIDES = ("query", "document")
+
+STAGES: dict[str, Callable[[Context], Trained]] = {
+    "static": static.train_static,
+    "retromae": language.train_retromae,
+    "causal": language.train_causal,
+    "unsupervised": contrastive.train_query,
+    "supervised": contrastive.train_query,
+    "document": contrastive.train_document,
+    "align": align.train_align,
+    "joint": joint.train_joint,
+    "prune": prune.prune_document,
+    "distill": distill.train_distill,
+}
+
+
+def run_stages(
+    run: Run,
+    *,
+    only: str | None = None,
+    resume: bool = False,
+    report: Report = silent,
+    deadline: float | None = None,
+) -> list[dict[str, Any]]:
+    """Train all stages of a run, or one.
+
+    Args:
+        run: The run.
+        only: Name of a single stage; those before it must be finished.
+        resume: Skip finished stages, and continue an interrupted one where it stopped.
+        report: Called with the progress.
+        deadline: Moment (`time.monotonic`) at which to save and stop.
+
+    Returns:
+        The record of each stage, in order.
+
+    Raises:
+        InputError: a folder is in the way, or a finished stage was trained with other settings.
+        MissingExtra: a tracker is not installed.
+        TrainingError: a stage cannot go on.
+    """
+    output = Path(run.output)
+    names = [stage_name(stage) for stage in run.stage]
+    if only is not None and only not in names:
+        raise InputError(f"--stage {only}: there is no such stage (there are: {', '.join(names)})")
+    _require_trackers(run)
+    records = []
+    with main_process_first() as is_main:
+        if is_main:
+            _ensure_base(run, output / BASE, resume or only is not None)
+    for number, stage in enumerate(run.stage):
+        if only in (None, stage_name(stage)):
+            records.append(_ensure_stage(run, stage, run.stage[:number], output, resume, report, deadline))
+    if only is None and processes().is_main_process:
+        shutil.rmtree(rows_folder(run), ignore_errors=True)
+    return records
+
+
+def _require_trackers(run: Run) -> None:
+    for tracker in run.report_to:
+        if importlib.util.find_spec(tracker) is None:
+            raise MissingExtra(f"report_to: {tracker} is not installed: pip install {tracker}; or leave it out")
+
+
+def newest(run: Run, side: str, before: Sequence[Stage] | None = None) -> Path:
+    """Return the folder of the newest encoder of a side.
+
+    Args:
+        run: The run.
+        side: ``query`` or ``document``.
+        before: Stages that count; None means all of the run.
+
+    Raises:
+        InputError: the stage that should have made it is not finished.
+    """
+    output = Path(run.output)
+    for stage in reversed(run.stage if before is None else before):
+        folder = output / stage_name(stage)
+        if not (folder / STAGE_FILE).exists():
+            raise InputError(f"stage {folder.name}: is not finished; run it first")
+        if (folder / side).is_dir():
+            return folder / side
+    return output / BASE / side
+
+
+def place_digest(run: Run, stage: Stage | None) -> str:
+    """Return a digest of all that decides what a stage writes: equal digests mean equal encoders.
+
+    Args:
+        run: The run.
+        stage: One of its stages; None means the base models.
+
+    Raises:
+        InputError: a stage before it is not finished.
+    """
+    if stage is None:
+        data = dataclasses.asdict(run.data[run.vocabulary.data]) if run.vocabulary else {}
+        settings = {**_base_settings(run), "data_set": data}
+    else:
+        before = run.stage[: run.stage.index(stage)]
+        settings = _settings(run, stage, {side: newest(run, side, before) for side in SIDES})
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """Return the record that a finished stage wrote."""
+    record: dict[str, Any] = json.loads((folder / STAGE_FILE).read_text(encoding="utf-8"))
+    return record
+
+
+def _ensure_base(run: Run, folder: Path, resume: bool) -> None:
+    settings = _base_settings(run)
+    if _finished(folder, settings, resume):
+        return
+    logger.info("base models → %s", folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    with writing(f"{folder}: the base models cannot be written"):
+        query, document = base.build(run, folder)
+    _save({"query": query, "document": document}, folder)
+    _write(folder / STAGE_FILE, {"stage": BASE, "settings": settings})
+
+
+def _ensure_stage(
+    run: Run, stage: Stage, before: Sequence[Stage], output: Path, resume: bool, report: Report, deadline: float | None
+) -> dict[str, Any]:
+    sources = {side: newest(run, side, before) for side in SIDES}
+    folder, settings = output / stage_name(stage), _settings(run, stage, sources)
+    if _finished(folder, settings, resume):
+        return read_record(folder)
+    processes().wait_for_everyone()  # nobody may write what another one is still looking for
+    context = Context(
+        run=run,
+        stage=stage,
+        folder=folder,
+        query=sources["query"],
+        document=sources["document"],
+        resume=resume,
+        report=report,
+        deadline=deadline,
+    )
+    started, cpu_started = time.monotonic(), time.process_time()
+    hashes = file_hashes(context.data, context.data_root) if stage.data else {}
+    _check_hashes(folder, hashes, resume)
+    if processes().is_main_process:
+        _write(folder / "config.json", dataclasses.asdict(run))
+        _write(folder / "data.json", hashes)
+    trained = STAGES[stage.kind](context)
+    with main_process_first() as is_main:
+        if is_main:
+            _conclude(run, stage, folder, trained, settings, hashes, started, cpu_started)
+    return read_record(folder)
+
+
+def _conclude(
+    run: Run,
+    stage: Stage,
+    folder: Path,
+    trained: Trained,
+    settings: dict[str, Any],
+    hashes: dict[str, str],
+    started: float,
+    cpu_started: float,
+) -> None:
+    """Save what a stage trained, score it, and write its record: the sign that it is finished."""
+    cpu_seconds = time.process_time() - cpu_started
+    _save({side: model for side, model in zip(SIDES, (trained.query, trained.document), strict=True) if model}, folder)
+    record = {
+        "stage": folder.name,
+        "kind": stage.kind,
+        "settings": settings,
+        "seed": run.seed,
+        "data": hashes,
+        "trainable": trained.trainable,
+        "temperature": trained.temperature,
+        "metrics": trained.metrics,
+        "evaluation": _evaluate(run, stage, trained),
+        "seconds": round(time.monotonic() - started, 1),
+        "cpu_seconds": round(cpu_seconds, 1),
+    }
+    _write(folder / STAGE_FILE, record)
+    drop_checkpoints(folder)
+    shutil.rmtree(folder / "teacher", ignore_errors=True)
+
+
+def _evaluate(run: Run, stage: Stage, trained: Trained) -> dict[str, float] | None:
+    if run.evaluation is None or not stage.evaluate or trained.evaluate is None:
+        return None
+    return evaluation.score(evaluation.load_evaluator(run.evaluation, Path(run.data_root)), trained.evaluate)
+
+
+def _finished(folder: Path, settings: Any, resume: bool) -> bool:
+    """Return whether a stage is finished, and refuse what would silently mix two runs."""
+    if not (folder / STAGE_FILE).exists():
+        if folder.exists() and not resume and any(folder.iterdir()):
+            raise InputError(f"{folder}: holds an interrupted stage; pass --resume to continue it, or remove it")
+        return False
+    if not resume:
+        raise InputError(f"{folder}: is finished already; pass --resume to keep it, or give another output")
+    changed = _changed(read_record(folder)["settings"], json.loads(json.dumps(settings)))
+    if changed:
+        raise InputError(
+            f"{folder}: was trained with other settings ({', '.join(changed)}); remove it and the stages after it, "
+            "or give another output"
+        )
+    return True
+
+
+def _changed(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    """Return the settings that differ, among those that the version which wrote the record knew."""
+    changed = []
+    for key in sorted(found.keys() & wanted.keys()):
+        if isinstance(found[key], dict) and isinstance(wanted[key], dict) and key != "weights":
+            changed += [f"{key}.{inner}" for inner in _changed(found[key], wanted[key])]
+        elif found[key] != wanted[key]:
+            changed.append(key)
+    return changed
+
+
+def _check_hashes(folder: Path, hashes: dict[str, str], resume: bool) -> None:
+    path = folder / "data.json"
+    if resume and path.exists() and json.loads(path.read_text(encoding="utf-8")) != hashes:
+        raise InputError(f"{folder}: the data files have changed since the stage began; remove the folder")
+
+
+def _settings(run: Run, stage: Stage, sources: dict[str, Path]) -> dict[str, Any]:
+    """Return all that decides what a stage trains, with the records of the encoders that it starts from."""
+    return {
+        **dataclasses.asdict(stage),
+        "data_set": dataclasses.asdict(run.data[stage.data]) if stage.data else {},
+        "seed": run.seed,
+        "starts_from": {
+            side: hashlib.sha256((folder.parent / STAGE_FILE).read_bytes()).hexdigest()
+            for side, folder in sources.items()
+        },
+    }
+
+
+def _base_settings(run: Run) -> dict[str, Any]:
+    whole = dataclasses.asdict(run)
+    return {key: whole[key] for key in ("query", "document", "vocabulary", "dim", "seed")}
+
+
+def _save(models: dict[str, SentenceTransformer], folder: Path) -> None:
+    """Save encoders so that each folder appears whole or not at all."""
+    for side, model in models.items():
+        partial = folder / f".{side}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            with writing(f"{folder / side}: cannot be saved; the stages before this one are whole"):
+                model.save_pretrained(str(partial), create_model_card=False)
+                _order_adapter(partial / ADAPTER_FILE)
+            shutil.rmtree(folder / side, ignore_errors=True)
+            partial.rename(folder / side)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _order_adapter(path: Path) -> None:
+    """Sort what peft writes in the order of a set, another one in each process: equal encoders have equal files."""
+    if not path.exists():
+        return
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if isinstance(config["target_modules"], list):  # else a pattern
+        config["target_modules"].sort()
+        path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _write(path: Path, value: Any) -> None:
+    partial = path.with_suffix(".partial")
+    with writing(f"{path}: cannot be written"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+        partial.replace(path)

@@ -1,0 +1,44 @@
+"""Stage ``static``: the from-scratch encoders start from one static embedding table, trained in minutes."""
+
+from itertools import chain
+
+import torch
+
+from care_trainer.config import Static
+from care_trainer.data.collators import PairCollator
+from care_trainer.losses.static import StaticLoss
+from care_trainer.models import towers
+from care_trainer.models.static import Parts, random_static, start_from_static, static_module, static_table
+from care_trainer.stages.context import Context, Trained
+from care_trainer.stages.contrastive import info_nce_of
+from care_trainer.training.loop import fit
+
+
+def train_static(context: Context) -> Trained:
+    """Train a table on pairs, and let both encoders start from it; a pretrained document encoder stays as it is."""
+    stage = context.stage
+    assert isinstance(stage, Static)
+    query = towers.load(context.query)
+    is_static = towers.is_static(query)
+    rows = context.pair_rows(stage.hard_negatives)
+    model = random_static(
+        query.tokenizer if is_static else query.tokenizer.backend_tokenizer,
+        context.run.query.static or context.run.dim,
+        chain(rows.columns["query"], rows.columns["positive"]),
+        stage.max_tokens or context.run.document.max_tokens,
+    )
+    trainable = {"static": towers.make_trainable(model, side="static", lora=False)}
+    info_nce = info_nce_of(stage)
+    job = context.job(weights=rows.weights, collator=PairCollator(stage.crop, preprocess_fn=model.preprocess))
+    parts = Parts(model.tokenizer, stage.compose)
+    metrics = fit(model, StaticLoss(model, info_nce, parts, stage.token_dropout), rows.text_columns(), job)
+    table = parts.fold(static_table(model))
+    if is_static:
+        with torch.no_grad():
+            static_module(query).embedding.weight.copy_(table)
+    else:
+        query = start_from_static(query, table)
+    if context.run.document.scratch is None:
+        return Trained(query, None, trainable, metrics, info_nce.temperature, query)
+    document = start_from_static(towers.load(context.document), table)
+    return Trained(query, document, trainable, metrics, info_nce.temperature, towers.pair(query, document))

@@ -1,0 +1,238 @@
+"""The training loop of all stages: sentence-transformers' trainer with our checkpoints, metrics and refusals.
+
+A checkpoint holds the trainable parameters only, of the model and of the loss: the rest is in the folder that the stage
+started from. So it is small with adapters, it loads without rebuilding the model (a reloaded Router with adapters does
+not load at all), and the loss's own parameters (τ, RetroMAE's decoder) survive a resume.
+"""
+
+import logging
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from datasets import Dataset
+from safetensors.torch import load_file, save_file
+from sentence_transformers import (
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
+from torch import Tensor, nn
+from transformers import PrinterCallback, ProgressCallback, set_seed
+from transformers.integrations.integration_utils import TensorBoardCallback
+
+from care_qdrant.errors import TrainingError
+from care_trainer.config import Stage
+from care_trainer.data.sampling import EpochSampler
+from care_trainer.disk import writing
+from care_trainer.distributed import processes
+from care_trainer.training.callbacks import COMPLETE_FILE, AverageOwnGradients, Metrics, Watch
+
+logger = logging.getLogger(__name__)
+
+TRAINABLE_FILE = "trainable.safetensors"
+METRICS_FILE = "metrics.jsonl"
+BAD_BATCH_FILE = "bad-batch.pt"
+LOGGED_FRACTION = 0.002
+"""Fraction of a stage's steps between two lines of metrics.jsonl, so that every stage has a curve of 500 points."""
+
+
+def _silent(_step: int, _steps: int, _loss: float) -> None:
+    """Report nothing."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the training loop needs beside model, loss and data."""
+
+    stage: Stage
+    folder: Path
+    """Folder of the stage; checkpoints and metrics go below."""
+    seed: int
+    checkpoint_minutes: float
+    resume: bool = False
+    report_to: Sequence[str] = ()
+    weights: Sequence[float] | npt.NDArray[np.float64] | None = None
+    """How often an epoch draws each row, (rows,)."""
+    lengths: Sequence[int] | npt.NDArray[np.int32] | None = None
+    """Length of each row, (rows,); when given, batches hold rows of similar length."""
+    routes: Mapping[str, str] = field(default_factory=dict)
+    """Side that encodes each column, of a joined model."""
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    """Prompt of each column."""
+    rates: Mapping[str, float] = field(default_factory=dict)
+    """Learning rates by parameter name pattern."""
+    collator: Any = None
+    """Turns rows into tokenised batches."""
+    report: Callable[[int, int, float], None] = _silent
+    """Called after each step with step, steps and the last loss."""
+    deadline: float | None = None
+    """Moment (`time.monotonic`) at which to save and stop."""
+
+
+class Interrupted(TrainingError):
+    """The deadline of a run came; its checkpoint is saved."""
+
+
+def fit(model: SentenceTransformer, loss: nn.Module, rows: Dataset, job: Job) -> dict[str, float]:
+    """Train a model until the stage is over.
+
+    Args:
+        model: Model whose trainable parameters train.
+        loss: Module from a batch's columns to a scalar.
+        rows: One column for each text, and ``label`` where the loss needs it.
+        job: Settings of the loop.
+
+    Returns:
+        The last metrics by name.
+
+    Raises:
+        TrainingError: the loss is not finite, or a checkpoint cannot be written; the last good one is intact.
+        Interrupted: the deadline came first.
+    """
+    set_seed(job.seed)
+    job.folder.mkdir(parents=True, exist_ok=True)
+    trainer = _Trainer(
+        job=job,
+        model=model,
+        loss=loss,
+        train_dataset=rows,
+        args=_arguments(job),
+        data_collator=job.collator,
+        callbacks=[
+            Metrics(job.folder / METRICS_FILE),
+            Watch(job.checkpoint_minutes, job.deadline),
+            AverageOwnGradients(loss, model),
+            *_event_files(job),
+        ],
+    )
+    for callback in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(callback)
+    checkpoint = last_checkpoint(job.folder) if job.resume else None
+    with writing(lambda: _unwritten(job.folder)):
+        output = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    if trainer.state.global_step < trainer.state.max_steps:
+        raise Interrupted(
+            f"{job.folder.name}: stopped after step {trainer.state.global_step} of {trainer.state.max_steps}; "
+            "go on with --resume"
+        )
+    return {"steps": float(trainer.state.global_step)} | {key: float(value) for key, value in output.metrics.items()}
+
+
+def _unwritten(folder: Path) -> str:
+    last = last_checkpoint(folder)
+    return f"{folder}: a checkpoint could not be written; the last one that is whole is {last.name if last else 'none'}"
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """Return the newest checkpoint of a stage that was written to its end, or None."""
+    found = sorted(
+        (path for path in (folder / "checkpoints").glob("checkpoint-*") if (path / COMPLETE_FILE).exists()),
+        key=lambda path: int(path.name.rsplit("-", 1)[-1]),
+    )
+    return found[-1] if found else None
+
+
+def _event_files(job: Job) -> list[TensorBoardCallback]:
+    """Return transformers' TensorBoard tracker with a folder that outlives the checkpoints."""
+    if "tensorboard" not in job.report_to or not processes().is_main_process:
+        return []
+    from torch.utils.tensorboard import SummaryWriter
+
+    return [TensorBoardCallback(SummaryWriter(str(job.folder / "tensorboard")))]  # type: ignore[no-untyped-call]
+
+
+def _arguments(job: Job) -> SentenceTransformerTrainingArguments:
+    stage = job.stage
+    return SentenceTransformerTrainingArguments(
+        output_dir=str(job.folder / "checkpoints"),
+        seed=job.seed,
+        data_seed=job.seed,
+        num_train_epochs=stage.epochs,
+        max_steps=stage.max_steps or -1,
+        per_device_train_batch_size=stage.batch_size,
+        gradient_accumulation_steps=stage.accumulate,
+        learning_rate=stage.learning_rate,
+        learning_rate_mapping=dict(job.rates),
+        warmup_steps=stage.warmup,
+        lr_scheduler_type=stage.schedule,
+        weight_decay=stage.weight_decay,
+        max_grad_norm=stage.max_grad_norm,
+        bf16=stage.bf16,
+        activation_checkpointing=stage.gradient_checkpointing,
+        activation_checkpointing_kwargs={"use_reentrant": False} if stage.gradient_checkpointing else None,
+        use_cpu=not torch.cuda.is_available(),
+        ddp_backend="gloo" if processes().num_processes > 1 and not torch.cuda.is_available() else None,
+        # Plain losses need False; with caching each replayed mini-batch touches one side only.
+        ddp_find_unused_parameters=stage.cached,
+        batch_sampler=partial(EpochSampler, weights=job.weights, lengths=job.lengths),
+        router_mapping=dict(job.routes),
+        prompts=dict(job.prompts) or None,
+        save_strategy="no",
+        save_total_limit=2,
+        logging_steps=LOGGED_FRACTION,
+        logging_nan_inf_filter=False,
+        report_to=[tracker for tracker in job.report_to if tracker != "tensorboard"] or "none",
+        run_name=f"{job.folder.parent.name}/{job.folder.name}",
+        disable_tqdm=True,
+        dataloader_pin_memory=torch.cuda.is_available(),
+    )
+
+
+class _Trainer(SentenceTransformerTrainer):
+    """Sentence-transformers' trainer with our checkpoints, and a stop at the first loss that is not finite."""
+
+    def __init__(self, *, job: Job, **options: Any) -> None:
+        self.job = job
+        super().__init__(**options)
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], *rest: Any, **options: Any) -> Tensor:
+        loss: Tensor = super().training_step(model, dict(inputs), *rest, **options)
+        if not torch.isfinite(loss):
+            path = self.job.folder / BAD_BATCH_FILE
+            torch.save(dict(inputs), path)
+            raise TrainingError(
+                f"{self.job.folder.name}: the loss is {loss.item()} in step {self.state.global_step + 1}; its batch is "
+                f"saved in {path}. Lower the learning rate, or train in bf16 rather than fp16."
+            )
+        self.job.report(self.state.global_step + 1, self.state.max_steps, loss.item())
+        return loss
+
+    def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
+        """Leave out sentence-transformers' model card: the CARE folder has its own."""
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:  # noqa: ARG002
+        assert output_dir is not None, "the trainer always names its checkpoint"
+        folder = Path(output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(self._trainable(), folder / TRAINABLE_FILE)
+
+    def _load_from_checkpoint(self, checkpoint_path: str, *_: Any) -> None:
+        saved = load_file(Path(checkpoint_path) / TRAINABLE_FILE)
+        trainable = dict(self._named())
+        if saved.keys() != trainable.keys():
+            differing = sorted(saved.keys() ^ trainable.keys())
+            raise TrainingError(f"{checkpoint_path}: does not fit this stage ({differing[0]} is in only one of them)")
+        with torch.no_grad():
+            for name, parameter in trainable.items():
+                parameter.copy_(saved[name])
+
+    def _named(self) -> list[tuple[str, nn.Parameter]]:
+        """Return the trainable parameters of model and loss, each once, under names that wrapping does not change."""
+        assert isinstance(self.loss, nn.Module)
+        parameters = self.loss.named_parameters()
+        return [(name.replace("model.module.", "model."), value) for name, value in parameters if value.requires_grad]
+
+    def _trainable(self) -> dict[str, Tensor]:
+        return {name: parameter.detach().cpu().contiguous() for name, parameter in self._named()}
+
+
+def drop_checkpoints(folder: Path) -> None:
+    """Remove the checkpoints of a stage that is finished and saved."""
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
