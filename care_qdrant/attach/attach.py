@@ -121,12 +121,15 @@ def attach_vector(
         ContractError: Another model made the vectors of this name.
         QdrantError: Qdrant refused or could not be reached; what was written stays, and another run goes on from there.
         EncodingError: The encoder returned no usable vector.
+        MissingExtra: Documents cannot be encoded in this installation; nothing was written.
     """
     settings, name, contract = settings or AttachSettings(), vector_name or model.name, model.contract()
     target = Collection(client, collection, retries).resolve()
     preflight = examine(target, name, contract, settings.text_field)
     on_preflight(preflight)
     layout = preflight.require_layout()
+    if not preflight.has_vector:
+        model.require_documents()
     _prepare(target, name, contract, layout, settings)
     run = _Run(target, model, name, contract, layout, settings, on_progress, stop or threading.Event())
     return run.go(preflight.points)

@@ -1,5 +1,6 @@
 """When two stored points count as one: what storage rounds is allowed, what anybody changed is not."""
 
+import json
 from typing import Any
 
 import numpy as np
