@@ -13,6 +13,7 @@ from care_qdrant.checkpoint.hub import BUILT_IN, fetch_document_side, find_folde
 from care_qdrant.checkpoint.integrity import verified, verify_files
 from care_qdrant.checkpoint.references import check_references
 from care_qdrant.encoders import Encoder, TokenCounter
+from care_qdrant.encoders.usable import require_torch
 from care_qdrant.errors import AlteredModel, IncompleteModel, ModelError
 from care_qdrant.types import Vectors
 
@@ -42,6 +43,7 @@ class CareModel:
         load_query_encoder: Callable[[], Encoder],
         load_document_encoder: Callable[[], Encoder],
         load_document_tokenizer: Callable[[], TokenCounter] | None = None,
+        require_documents: Callable[[], None] = lambda: None,
         card: Card | None = None,
     ) -> None:
         """Put a pair together; `CareModel.load` is the usual way."""
@@ -49,6 +51,7 @@ class CareModel:
         self.card = card
         """None for a plain sentence-transformers model that stands in as a symmetric pair."""
         self._loaders = {"query": load_query_encoder, "document": load_document_encoder}
+        self._require_documents = require_documents
         self._load_document_tokenizer = load_document_tokenizer or (lambda: self.document_encoder)
         self._encoders: dict[str, Encoder] = {}
         self._lock = threading.RLock()
@@ -105,6 +108,15 @@ class CareModel:
         """Encode documents: (len(texts), dim) float32 unit rows. None takes the model's own prompt."""
         return self.document_encoder.encode(texts, prompt=prompt)
 
+    def require_documents(self) -> None:
+        """Refuse a model whose documents cannot be encoded here; reads no weights.
+
+        Raises:
+            MissingExtra: Torch or sentence-transformers are not installed, and there is no ONNX document encoder.
+            ModelError: The model encodes queries only.
+        """
+        self._require_documents()
+
     def contract(self) -> "VectorContract":
         """Return what a collection must remember of this model's vectors."""
         # Here, because it takes the Qdrant client with it: a second that a process that only encodes need not pay.
@@ -134,6 +146,11 @@ def _pair(
         with verified(folder, card, "query", [f"query/{onnx_file}", "query/tokenizer.json", *external]):
             return _onnx_side(folder / "query", onnx_file, card.query, card.onnx, card.dim)
 
+    def require_documents() -> None:
+        _require_document_side(card)
+        if card.document_onnx is None or card.document_onnx.fp32 is None or device is not None:
+            require_torch()
+
     def load_document_encoder() -> Encoder:
         _require_document_side(card)
         whole = fetch_document_side(source, revision=revision)
@@ -160,6 +177,7 @@ def _pair(
         load_query_encoder=load_query_encoder,
         load_document_encoder=load_document_encoder,
         load_document_tokenizer=load_document_tokenizer,
+        require_documents=require_documents,
         card=card,
     )
 
@@ -200,6 +218,7 @@ def _symmetric(folder: Path, name: str, device: str | None) -> CareModel:
         load_query_encoder=lambda: TorchEncoder(load(), "query"),
         load_document_encoder=lambda: TorchEncoder(load(), "document"),
         load_document_tokenizer=(lambda: _tokenizer(folder, side)) if (folder / "tokenizer.json").is_file() else None,
+        require_documents=require_torch,
     )
 
 

@@ -78,6 +78,9 @@ class HashModel:
     def encode_document(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
         return self.document_encoder.encode(texts, prompt=prompt)
 
+    def require_documents(self) -> None:
+        """Every machine can encode these."""
+
     def contract(self) -> VectorContract:
         return VectorContract(fingerprint=self.fingerprint, model=self.name, dim=self.dim)
 

@@ -54,8 +54,14 @@ class AttachSettings:
     """Highest number of points to write in a second, for the sake of those who search meanwhile; None for no limit."""
     batch_tokens: int = 16_384
     """Padded tokens of one batch of the encoder."""
+    max_delete_fraction: float = 0.2
+    """Largest fraction of the vectors that may be removed because their points have no text any more, in [0, 1]."""
+    change_text_field: bool = False
+    """Make a vector that is there of another payload field than the one recorded for it."""
 
     def __post_init__(self) -> None:
+        if not 0 <= self.max_delete_fraction <= 1:
+            raise InputError(f"--max-delete-fraction is {self.max_delete_fraction}; expected a fraction from 0 to 1")
         if self.points_per_second is not None and self.points_per_second <= 0:
             raise InputError(f"--points-per-second is {self.points_per_second}; expected a number above 0")
 
@@ -117,19 +123,40 @@ def attach_vector(
         on_progress: Called after each window and each batch.
 
     Raises:
-        InputError: There is no such collection, no text in its payloads, or a key of ours is used by others in them.
+        InputError: There is no such collection, no text in its payloads, or a key of ours is used by others in them;
+            another text field than the recorded one; or too many vectors would be removed.
         ContractError: Another model made the vectors of this name.
         QdrantError: Qdrant refused or could not be reached; what was written stays, and another run goes on from there.
         EncodingError: The encoder returned no usable vector.
+        MissingExtra: Documents cannot be encoded in this installation; nothing was written.
     """
     settings, name, contract = settings or AttachSettings(), vector_name or model.name, model.contract()
     target = Collection(client, collection, retries).resolve()
     preflight = examine(target, name, contract, settings.text_field)
     on_preflight(preflight)
     layout = preflight.require_layout()
+    if preflight.has_vector:
+        _require_same_field(target, name, layout, settings)
+    else:
+        model.require_documents()
     _prepare(target, name, contract, layout, settings)
     run = _Run(target, model, name, contract, layout, settings, on_progress, stop or threading.Event())
     return run.go(preflight.points)
+
+
+def _require_same_field(collection: Collection, vector_name: str, layout: Layout, settings: AttachSettings) -> None:
+    """Refuse to make a vector of another field than before, unless that was asked for: all of it would be made anew."""
+    if settings.text_field is None or settings.change_text_field:
+        return
+    made_of = collection.schema.text_field(vector_name)
+    if made_of != layout.text_field:
+        before = "by care-ingest or LlamaIndex, of their own text" if made_of is None else f"of field {made_of!r}"
+        raise InputError(
+            f"vector {vector_name!r} of collection {collection.name!r} was made {before}, and --text-field says "
+            f"{layout.text_field!r}: every point would be encoded anew, and those without a text there would lose "
+            "their vector. Leave --text-field out; attach another vector, with --vector-name; or give "
+            "--change-text-field"
+        )
 
 
 def _prepare(
@@ -181,7 +208,8 @@ class _Run:
         """Read, encode and write, each in its own threads."""
         start, watch = time.perf_counter(), Stopwatch()
         pace = Pace(self.settings.points_per_second, sleep=self.stop.wait)
-        encoded = truncated = read = unchanged = without_text = elsewhere = removed = 0
+        encoded = truncated = read = unchanged = without_text = elsewhere = 0
+        outlived: list[PointId] = []
         tune_embedded(self.collection.client, self.collection.name)
         source = read_windows(
             self.collection,
@@ -194,7 +222,7 @@ class _Run:
             for window in windows:
                 read, unchanged = read + window.read, unchanged + window.unchanged
                 without_text, elsewhere = without_text + window.without_text, elsewhere + window.elsewhere
-                removed += self._remove(window.outlived)
+                outlived += window.outlived
                 for batch in token_batches([text.tokens for text in window.texts], self.settings.batch_tokens):
                     if self.stop.is_set():
                         break
@@ -209,6 +237,7 @@ class _Run:
                 if self.stop.is_set():
                     break
                 self.on_progress(unchanged + without_text + encoded, max(total, read))
+        removed = 0 if self.stop.is_set() else self._remove(outlived)
         seconds = time.perf_counter() - start
         return AttachReport(
             collection=self.collection.name,
@@ -230,8 +259,20 @@ class _Run:
         )
 
     def _remove(self, ids: Sequence[PointId]) -> int:
-        """Remove the vector, and then its hash, from points whose text is gone; return their number."""
+        """Remove the vector, and then its hash, from points whose text is gone; return their number.
+
+        Raises:
+            InputError: They are too large a fraction of those that have it.
+        """
         if ids:
+            covered, largest = self.collection.count_with_vector(self.vector_name), self.settings.max_delete_fraction
+            if len(ids) > largest * covered:
+                raise InputError(
+                    f"{len(ids):,} of {covered:,} points with vector {self.vector_name!r} of collection "
+                    f"{self.collection.name!r} have no text under {self.layout.text_field!r} any more, more than the "
+                    f"fraction {largest} that may lose it. All others are done, and nothing was removed. Check the "
+                    "texts, or give --max-delete-fraction"
+                )
             self.collection.delete_vector_of(ids, self.vector_name)
             remove_orphaned_hashes(self.collection, self.vector_name)
         return len(ids)

@@ -146,6 +146,7 @@ def attach_by_copy(
     on_preflight(preflight)
     attached_contract = replace(contract, text_field=preflight.require_layout().text_field)
     on_plan(plan)
+    model.require_documents()
     origin.schema.require_whole()
     schema = _with_vector(origin.schema, name, attached_contract, settings)
     _prepare(target, schema, VersionRecord(plan.source, adds=name))

@@ -10,7 +10,7 @@ from qdrant_client import QdrantClient
 from care_qdrant.attach.by_copy import plan_copy
 from care_qdrant.attach.points import stored_text
 from care_qdrant.attach.preflight import SAMPLE_POINTS, Preflight, examine
-from care_qdrant.errors import InputError, ServerTooOld
+from care_qdrant.errors import CareError, InputError, ServerTooOld
 from care_qdrant.ingestion.settings import DocumentModel
 from care_qdrant.store.collection import Collection
 from care_qdrant.store.contracts import VectorContract
@@ -103,11 +103,20 @@ def diagnose(
         model=contract.model,
         points_to_encode=todo,
         new_bytes=todo * contract.dim * BYTES_PER_NUMBER,
-        seconds=todo * _seconds_per_text(texts, model) if timed and texts else None,
-        refusals=[str(problem) for problem in preflight.problems],
+        seconds=todo * _seconds_per_text(texts, model) if timed and texts and not _no_documents(model) else None,
+        refusals=[str(problem) for problem in preflight.problems] + _no_documents(model),
         copy_plan=_copy_plan(target, name, contract) if _is_too_old(preflight) else [],
         notices=list(preflight.notices),
     )
+
+
+def _no_documents(model: DocumentModel) -> list[str]:
+    """Return why the documents of a model cannot be encoded here; empty where they can."""
+    try:
+        model.require_documents()
+    except CareError as error:
+        return [str(error)]
+    return []
 
 
 def _is_too_old(preflight: Preflight) -> bool:

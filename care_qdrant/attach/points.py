@@ -10,7 +10,7 @@ from care_qdrant.encoders import TokenCounter
 from care_qdrant.errors import InputError, Rejected
 from care_qdrant.store.collection import Collection, PointId
 from care_qdrant.store.layout import Layout, guess_layout
-from care_qdrant.store.payload import CARE_KEY, content_hash
+from care_qdrant.store.payload import CARE_KEY, content_hash, node_embedded_texts
 from care_qdrant.types import embedded_text
 
 WINDOW_POINTS = 4_096
@@ -68,7 +68,10 @@ def read_windows(
         for record in records:
             payload = record.payload or {}
             require_free_key(collection.name, payload, record.id)
-            expected, stored = expected_hash(layout, payload, fingerprint), stored_hash(payload, vector_name)
+            expected, stored = (
+                expected_hash(layout, payload, vector_name, fingerprint),
+                stored_hash(payload, vector_name),
+            )
             if expected is None:
                 window.without_text += 1
                 window.elsewhere += other_text_field(layout, payload) is not None
@@ -87,7 +90,13 @@ def read_windows(
 
 def stored_text(layout: Layout, payload: Mapping[str, Any]) -> str:
     """Return what the document encoder reads of a point that has a text."""
+    layout = layout.of_point(payload)
     return embedded_text(layout.title(payload), layout.text(payload))
+
+
+def possible_texts(layout: Layout, payload: Mapping[str, Any]) -> list[str]:
+    """Return every text that the vector of a point may rightly have been made of; first what attach encodes."""
+    return list(dict.fromkeys([stored_text(layout, payload), *node_embedded_texts(payload)]))
 
 
 def stored_hash(payload: Mapping[str, Any], vector_name: str) -> str | None:
@@ -98,16 +107,25 @@ def stored_hash(payload: Mapping[str, Any], vector_name: str) -> str | None:
     return digest if isinstance(digest, str) else None
 
 
-def expected_hash(layout: Layout, payload: Mapping[str, Any], fingerprint: str) -> str | None:
-    """Return the hash of the present text, None where there is no text."""
-    text = layout.find_text(payload)
-    return None if text is None else content_hash(fingerprint, layout.title(payload), text)
+def expected_hash(layout: Layout, payload: Mapping[str, Any], vector_name: str, fingerprint: str) -> str | None:
+    """Return the hash of the present text, None where there is no text.
+
+    Of a node that LlamaIndex wrote, this is the stored hash where that is of a text that LlamaIndex embeds of it.
+    """
+    if layout.of_point(payload).find_text(payload) is None:
+        return None
+    expected, stored = content_hash(fingerprint, "", stored_text(layout, payload)), stored_hash(payload, vector_name)
+    if stored in (None, expected) or "_node_content" not in payload:
+        return expected
+    others = {content_hash(fingerprint, "", text) for text in node_embedded_texts(payload)}
+    return stored if stored in others else expected
 
 
 def other_text_field(layout: Layout, payload: Mapping[str, Any]) -> str | None:
     """Return the field in which a point without a text under the layout's field has one, None where it has none."""
     try:
-        return guess_layout([payload]).text_field if layout.find_text(payload) is None else None
+        found = layout.of_point(payload).find_text(payload)
+        return guess_layout([payload]).text_field if found is None else None
     except InputError:
         return None
 

@@ -194,5 +194,7 @@ def _text_notices(layout: Layout | None, payloads: Sequence[Mapping[str, Any]]) 
         fields = ", ".join(f"{field!r} ({count})" for field, count in Counter(found).most_common(3))
         yield (
             f"{len(found)} of {len(payloads)} sampled points have no text under {layout.text_field!r} and one under "
-            f"{fields}: they would get no vector. Put all texts under one field, or name the right one: --text-field"
+            f"{fields}: they would get no vector. Put all texts under one field; for a vector that is not there yet, "
+            "name the field of most texts with --text-field; or attach another vector for the others: "
+            "--vector-name NAME --text-field FIELD"
         )

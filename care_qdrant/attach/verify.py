@@ -3,12 +3,20 @@
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import Any, Protocol
 
 import numpy as np
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.attach.points import elsewhere_warning, expected_hash, other_text_field, stored_hash, stored_text
+from care_qdrant.attach.points import (
+    elsewhere_warning,
+    expected_hash,
+    other_text_field,
+    possible_texts,
+    stored_hash,
+    stored_text,
+)
 from care_qdrant.attach.preflight import examine
 from care_qdrant.encoders import Encoder
 from care_qdrant.ingestion.settings import DocumentModel
@@ -57,13 +65,18 @@ class VerifyReport:
     covered: int
     """Number of points that have the vector, counted by Qdrant."""
     missing: int
-    """Points that have a text, and no hash of a text that their vector was made of."""
+    """Points that have a text, and no hash of a text that their vector was made of. Of a vector that ingestion or
+    LlamaIndex made, those that have the vector are not counted: they are sampled, too."""
+    unhashed: int
+    """Points with a text and the vector, and without such a hash."""
     stale: int
     """Points whose text has changed since their vector was made."""
     outlived: int
     """Points whose text is gone, and whose vector is still there."""
     elsewhere: int
     """Points without a text in the field from which the vector is made that have one in another field."""
+    is_attached: bool = True
+    """Whether ``care attach`` made the vector; otherwise ingestion or LlamaIndex did."""
     sampled: int = 0
     lowest_cosine: float | None = None
     known_items: float | None = None
@@ -83,11 +96,14 @@ class _Census:
     points: int = 0
     with_text: int = 0
     missing: int = 0
+    unhashed: int = 0
     stale: int = 0
     outlived: int = 0
     elsewhere: int = 0
     sample: list[tuple[PointId, Mapping[str, Any]]] = field(default_factory=list)
-    """Points whose vector should be right."""
+    """Points whose vector should be right by their hash."""
+    unhashed_sample: list[tuple[PointId, Mapping[str, Any]]] = field(default_factory=list)
+    """Points that have the vector, and do not say of what it was made."""
 
 
 def verify_collection(
@@ -122,6 +138,7 @@ def verify_collection(
     preflight = examine(target, name, contract, text_field)
     if preflight.layout is None:
         raise preflight.problems[0]
+    is_attached = name in target.schema.attached
     census = _take_census(target, preflight.layout, name, contract.fingerprint, settings.sample)
     report = VerifyReport(
         collection=target.name,
@@ -130,12 +147,15 @@ def verify_collection(
         points=census.points,
         with_text=census.with_text,
         covered=target.count_with_vector(name),
-        missing=census.missing,
+        missing=census.missing + census.unhashed if is_attached else census.missing,
+        unhashed=census.unhashed,
         stale=census.stale,
         outlived=census.outlived,
         elsewhere=census.elsewhere,
+        is_attached=is_attached,
     )
-    _check_sample(target, report, model, preflight.layout, census.sample)
+    sample = census.sample if is_attached else census.sample + census.unhashed_sample
+    _check_sample(target, report, model, preflight.layout, sample)
     report.problems += _problems(report, settings)
     if warning := elsewhere_warning(census.points, census.elsewhere, preflight.layout.text_field):
         report.problems.append(warning)
@@ -145,27 +165,45 @@ def verify_collection(
 def _take_census(
     collection: Collection, layout: Layout, vector_name: str, fingerprint: str, sample_size: int
 ) -> _Census:
-    """Read all payloads; the sample is uniform over the points that claim to be right (reservoir sampling)."""
-    census, right, chance = _Census(), 0, random.Random(_SEED)
-    for record in (record for page in collection.scroll() for record in page):
-        payload = record.payload or {}
-        expected, stored = expected_hash(layout, payload, fingerprint), stored_hash(payload, vector_name)
-        census.points += 1
-        if expected is None:
-            census.outlived += stored is not None
-            census.elsewhere += other_text_field(layout, payload) is not None
-            continue
-        census.with_text += 1
-        census.missing += stored is None
-        census.stale += stored is not None and stored != expected
-        if stored != expected:
-            continue
-        right += 1
-        if len(census.sample) < sample_size:
-            census.sample.append((record.id, payload))
-        elif (place := chance.randrange(right)) < sample_size:
-            census.sample[place] = (record.id, payload)
+    """Read all payloads, and draw two samples: of points that claim to be right, and of points that claim nothing."""
+    census, hashed, unhashed = _Census(), _Reservoir(sample_size), _Reservoir(sample_size)
+    has_vector = models.HasVectorCondition(has_vector=vector_name)
+    for where, is_there in ((models.Filter(must=[has_vector]), True), (models.Filter(must_not=[has_vector]), False)):
+        for record in (record for page in collection.scroll(where=where) for record in page):
+            payload = record.payload or {}
+            expected = expected_hash(layout, payload, vector_name, fingerprint)
+            stored = stored_hash(payload, vector_name)
+            census.points += 1
+            if expected is None:
+                census.outlived += stored is not None
+                census.elsewhere += other_text_field(layout, payload) is not None
+                continue
+            census.with_text += 1
+            census.missing += stored is None and not is_there
+            census.unhashed += stored is None and is_there
+            census.stale += stored is not None and stored != expected
+            if stored == expected:
+                hashed.draw((record.id, payload))
+            elif stored is None and is_there:
+                unhashed.draw((record.id, payload))
+    census.sample, census.unhashed_sample = hashed.drawn, unhashed.drawn
     return census
+
+
+class _Reservoir:
+    """Points of which each had the same chance to be drawn (Vitter 1985, algorithm R)."""
+
+    def __init__(self, size: int) -> None:
+        self.drawn: list[tuple[PointId, Mapping[str, Any]]] = []
+        self._size, self._seen, self._chance = size, 0, random.Random(_SEED)
+
+    def draw(self, point: tuple[PointId, Mapping[str, Any]]) -> None:
+        """Draw from one more point."""
+        self._seen += 1
+        if len(self.drawn) < self._size:
+            self.drawn.append(point)
+        elif (place := self._chance.randrange(self._seen)) < self._size:
+            self.drawn[place] = point
 
 
 def _check_sample(
@@ -185,8 +223,12 @@ def _check_sample(
     if not pairs:
         return
     texts = [stored_text(layout, payload) for _, payload in pairs]
-    mine = [stored[point_id][report.vector_name] for point_id, _ in pairs]
-    report.lowest_cosine = _lowest_cosine(mine, model.document_encoder.encode(texts))
+    possible = [possible_texts(layout, payload) for _, payload in pairs]
+    made = iter(model.document_encoder.encode(list(chain.from_iterable(possible))))
+    report.lowest_cosine = min(
+        _best_cosine(stored[point_id][report.vector_name], np.stack(list(islice(made, len(texts_of_point)))))
+        for (point_id, _), texts_of_point in zip(pairs, possible, strict=True)
+    )
     openings = model.query_encoder.encode([text[:OPENING_CHARACTERS] for text in texts])
     found = _search(collection, report.vector_name, openings.tolist(), TOP_K)
     known = [_is_among(point_id, payload, hits, layout) for (point_id, payload), hits in zip(pairs, found, strict=True)]
@@ -215,11 +257,12 @@ def _compare_neighbours(
 
 
 def _problems(report: VerifyReport, settings: VerifySettings) -> list[str]:
-    problems = []
+    problems, unhashed = [], report.unhashed if report.is_attached else 0
     if report.missing or report.stale or report.outlived:
+        nameless = f", {unhashed} one that does not say of which text it was made" if unhashed else ""
         problems.append(
-            f"{report.missing} points have no vector, {report.stale} one of an earlier text and {report.outlived} one "
-            "of a text that is gone; finish, with the same --model and --path/--url: "
+            f"{report.missing - unhashed} points have no vector{nameless}, {report.stale} one of an earlier text and "
+            f"{report.outlived} one of a text that is gone; finish, with the same --model and --path/--url: "
             f"care attach {report.collection} --vector-name {report.vector_name}"
         )
     if report.covered < report.with_text - report.missing:
@@ -227,7 +270,7 @@ def _problems(report: VerifyReport, settings: VerifySettings) -> list[str]:
     if report.lowest_cosine is not None and report.lowest_cosine < settings.least_cosine:
         problems.append(
             f"a stored vector has cosine {report.lowest_cosine:.4f} to the one made anew (at least "
-            f"{settings.least_cosine} expected): it was altered, or made by another build of the model"
+            f"{settings.least_cosine} expected): it was altered, or made by another model or another build of it"
         )
     if report.known_items is not None and report.known_items < settings.least_known:
         problems.append(
@@ -237,10 +280,10 @@ def _problems(report: VerifyReport, settings: VerifySettings) -> list[str]:
     return problems
 
 
-def _lowest_cosine(stored: Sequence[Sequence[float]], made: Vectors) -> float:
-    rows = np.asarray(stored, dtype=np.float32)
-    products = (rows * made).sum(axis=1) / (np.linalg.norm(rows, axis=1) * np.linalg.norm(made, axis=1))
-    return float(products.min())
+def _best_cosine(stored: Sequence[float], made: Vectors) -> float:
+    """Return the highest cosine of a stored vector with those of the texts that it may have been made of."""
+    row = np.asarray(stored, dtype=np.float32)
+    return float((made @ row / (np.linalg.norm(row) * np.linalg.norm(made, axis=1))).max())
 
 
 def _is_among(

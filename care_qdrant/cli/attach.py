@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     context_settings=CONTEXT,
     groups={
         "Options": ["model", "path", "url", "vector_name", "text_field", "watch_seconds"],
+        "Deletion": ["max_delete_fraction", "change_text_field"],
         "New vector": ["quantization", "on_disk"],
         "Copy behind an alias, for servers before 1.18": ["via", "alias"],
         "Speed": ["points_per_second", "batch_tokens", "device", "precision"],
@@ -36,6 +37,18 @@ if TYPE_CHECKING:
 @click.option(
     "--text-field",
     help="Payload field with the text, as body or document.body.  [default: the one used before, or guessed]",
+)
+@click.option(
+    "--max-delete-fraction",
+    type=click.FloatRange(0, 1),
+    default=0.2,
+    show_default=True,
+    help="Largest fraction of the vectors that may be removed because their points have no text any more.",
+)
+@click.option(
+    "--change-text-field",
+    is_flag=True,
+    help="Make a vector that is there of another --text-field than before.  [default: refuse]",
 )
 @click.option(
     "--quantization",
@@ -79,6 +92,8 @@ def command(
     collection: str,
     vector_name: str | None,
     text_field: str | None,
+    max_delete_fraction: float,
+    change_text_field: bool,
     quantization: str,
     on_disk: bool,
     points_per_second: float | None,
@@ -117,6 +132,8 @@ def command(
         on_disk=on_disk,
         points_per_second=points_per_second,
         batch_tokens=batch_tokens,
+        max_delete_fraction=max_delete_fraction,
+        change_text_field=change_text_field,
     )
     model = load_model()
     if watch_seconds is not None:

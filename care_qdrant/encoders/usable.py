@@ -1,10 +1,14 @@
-"""Refuses what an encoder should never return: Qdrant's engine would take it and never find the point again."""
+"""Refuses an encoder that cannot run here, and what an encoder should never return.
+
+Qdrant's engine would take such a vector and never find the point again.
+"""
 
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 
 import numpy as np
 
-from care_qdrant.errors import EncodingError
+from care_qdrant.errors import EncodingError, needs_extra
 from care_qdrant.types import Vectors
 
 
@@ -52,3 +56,15 @@ def require_unit_rows(vectors: Vectors, texts: Sequence[str], *, tolerance: floa
             f"the encoder gave a vector of length {norms[row]} for text {row} ({text!r}); expected 1: check the model "
             "with: care model verify"
         )
+
+
+def require_torch() -> None:
+    """Refuse an installation that cannot run a torch encoder; imports nothing.
+
+    Raises:
+        MissingExtra: Torch or sentence-transformers are not installed.
+    """
+    with needs_extra("ingest", "the document encoder"):
+        for package in ("torch", "sentence_transformers"):
+            if find_spec(package) is None:
+                raise ModuleNotFoundError(name=package)

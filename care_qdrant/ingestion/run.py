@@ -75,6 +75,7 @@ def ingest(
         ContractError: The collection belongs to another model; nothing was written.
         QdrantError: Qdrant refused or could not be reached; what was stored stays, and another run goes on from there.
         EncodingError: The encoder gave no usable vector.
+        MissingExtra: Documents cannot be encoded in this installation; nothing was written.
     """
     settings = settings or IngestSettings()
     target = Collection(client, collection, retries)
@@ -91,6 +92,7 @@ def ingest(
         else:
             _refuse_version(target)
         if is_new and not settings.dry_run:
+            model.require_documents()
             joined = create_collection(target, vectors, storage or Storage(), bulk_load=settings.shard.of == 1)
             vectors, is_new = joined or vectors, joined is None
         guard = RunGuard(target, vectors, settings)
@@ -195,6 +197,8 @@ class _Run:
             self.sender = sender
             for plan in plans:
                 self.guard.check()
+                if plan.encode:
+                    self.model.require_documents()
                 if plan.is_work:
                     self.guard.begin()
                 self._settle_others(plan)

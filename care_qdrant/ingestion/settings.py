@@ -20,6 +20,9 @@ class DocumentModel(Protocol):
     def contract(self) -> VectorContract:
         """Return what the collection remembers of the model's vectors."""
 
+    def require_documents(self) -> None:
+        """Refuse a model whose documents cannot be encoded here, before anything is written."""
+
     @property
     def document_tokenizer(self) -> TokenCounter:
         """Loaded by every run, since it decides where a long document is cut."""

@@ -50,6 +50,11 @@ class Layout:
     evidence: str = ""
     """Why this layout was chosen, for a person to check."""
 
+    def of_point(self, payload: Payload) -> "Layout":
+        """Return the layout of one point: those of ingestion keep theirs among points that LlamaIndex wrote."""
+        is_ours = self.text_field in _OUR_TEXTS and "chunk" in (payload.get(CARE_KEY) or {})
+        return CARE_LAYOUT if is_ours else self
+
     def find_text(self, payload: Payload) -> str | None:
         """Return the text of a point, or None where it has none."""
         for path in (self.text_field, *_OTHER_TEXT_PATHS.get(self.tool, ())):
@@ -116,6 +121,10 @@ class Layout:
         return dict(payload)
 
 
+CARE_LAYOUT = Layout("care", "text", title_path="title", document_paths=("doc_id",))
+"""Of the points that ingestion writes."""
+
+_OUR_TEXTS = ("text", "_node_content.text")
 _NODE_TEXTS = ("_node_content.text", "_node_content.text_resource.text")
 _OTHER_TEXT_PATHS: dict[Tool, tuple[str, ...]] = {"llama-index": (*_NODE_TEXTS, "text"), "care": _NODE_TEXTS}
 
@@ -163,7 +172,7 @@ def _layout_of(payload: Payload, text_field: str | None) -> Layout | None:
 
 def _candidates(payload: Payload) -> Iterator[Layout]:
     if "chunk" in (payload.get(CARE_KEY) or {}):
-        yield Layout("care", "text", title_path="title", document_paths=("doc_id",))
+        yield CARE_LAYOUT
     if "_node_content" in payload:
         yield Layout("llama-index", "_node_content.text", document_paths=_LLAMA_INDEX_IDS)
     if "page_content" in payload and isinstance(payload.get("metadata"), Mapping | None):

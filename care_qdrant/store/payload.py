@@ -72,6 +72,27 @@ def hit_from_payload(point_id: str, score: float, payload: Mapping[str, Any]) ->
     )
 
 
+def node_embedded_texts(payload: Mapping[str, Any]) -> list[str]:
+    """Return what LlamaIndex may have embedded of a node that it stored, apart from the bare text.
+
+    Those are the text in the templates of the node, with the metadata that they show, and title and text as ingestion
+    and ``CareNodeText`` join them; empty where the payload holds no node.
+    """
+    try:
+        node = json.loads(payload["_node_content"])
+        text = str(node.get("text") or node["text_resource"]["text"])
+        metadata = dict(node.get("metadata") or {})
+        hidden = node.get("excluded_embed_metadata_keys") or ()
+        line = node.get("metadata_template") or "{key}: {value}"
+        shown = [line.format(key=key, value=str(value)) for key, value in metadata.items() if key not in hidden]
+        separator = node.get("metadata_separator") or node.get("metadata_seperator") or "\n"
+        template = node.get("text_template") or "{metadata_str}\n\n{content}"
+        whole = template.format(content=text, metadata_str=separator.join(shown)).strip() if shown else text
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError):
+        return []
+    return [embedded_text(str(metadata.get("title") or ""), text), whole]
+
+
 def _node_content(chunk: Chunk, title: Mapping[str, str]) -> str:
     """Build the smallest node that LlamaIndex reads with text, metadata and reference to the source document.
 

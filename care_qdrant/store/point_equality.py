@@ -105,12 +105,13 @@ def _rows(vector: Any, measure: Measure) -> npt.NDArray[np.float64]:
 
 
 def _same_value(one: Any, other: Any) -> bool:
-    if one == other:
-        return True
+    """Return whether two JSON values are one; True is not 1, which a filter of Qdrant tells apart."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.keys() == other.keys() and all(_same_value(one[key], other[key]) for key in one)
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(_same_value, one, other))
     if isinstance(one, float) and isinstance(other, float):
         return math.isclose(one, other, rel_tol=_PAYLOAD_ROUNDING)
-    return False
+    return bool(one == other)

@@ -11,8 +11,10 @@ from care_qdrant.attach.detach import detach_vector
 from care_qdrant.attach.doctor import diagnose
 from care_qdrant.attach.verify import verify_collection
 from care_qdrant.errors import InputError
+from care_qdrant.ingestion.run import ingest
 from care_qdrant.store.collection import Collection
 from care_qdrant.store.connection import open_client
+from care_qdrant.types import Document
 from tests.attach.collections import DIM, NAME, contents, fill
 from tests.standin import StandIn
 from tests.tiny import HashModel
@@ -117,3 +119,35 @@ def test_a_few_points_with_another_field_are_counted_and_no_problem(qdrant: Qdra
     _two_fields(qdrant, 200, minority=4)
     assert attach_vector(qdrant, NAME, model).elsewhere == 4
     assert verify_collection(qdrant, NAME, model).problems == []
+
+
+class TestTextField:
+    """Another field than before removes vectors: only on purpose, and never most of them by mistake."""
+
+    @pytest.fixture
+    def attached(self, qdrant: QdrantClient, model: HashModel) -> QdrantClient:
+        fill(qdrant, "named", "plain")
+        qdrant.set_payload(NAME, {"summary": "短"}, points=[1], wait=True)
+        attach_vector(qdrant, NAME, model)
+        return qdrant
+
+    def test_another_field_is_refused(self, attached: QdrantClient, model: HashModel) -> None:
+        before = contents(attached)
+        with pytest.raises(InputError, match=r"of field 'text'.*'summary'.*--change-text-field"):
+            attach_vector(attached, NAME, model, settings=AttachSettings(text_field="summary"))
+        assert contents(attached) == before
+        assert attach_vector(attached, NAME, model, settings=AttachSettings(text_field="text")).unchanged == 40
+
+    def test_a_change_on_purpose_does_not_remove_most(self, attached: QdrantClient, model: HashModel) -> None:
+        with pytest.raises(InputError, match=r"39 of 40 points.*0\.2.*nothing was removed"):
+            attach_vector(attached, NAME, model, settings=AttachSettings(text_field="summary", change_text_field=True))
+        assert Collection(attached, NAME).count_with_vector("care") == 40
+        all_of_it = AttachSettings(text_field="summary", change_text_field=True, max_delete_fraction=1.0)
+        report = attach_vector(attached, NAME, model, settings=all_of_it)
+        assert (report.removed, report.covered) == (39, 1)
+
+    def test_the_vector_of_an_ingestion_is_not_made_of_metadata(self, client: QdrantClient, model: HashModel) -> None:
+        documents = [Document(f"d{n}", f"第{n}段", metadata={"body": f"正文{n}"}) for n in range(5)]
+        ingest(documents, model, client, NAME)
+        with pytest.raises(InputError, match="made by care-ingest or LlamaIndex"):
+            attach_vector(client, NAME, model, settings=AttachSettings(text_field="body"))

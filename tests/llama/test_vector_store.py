@@ -388,7 +388,7 @@ class TestAsync:
 
 
 class TestHybrid:
-    """Dense and sparse in one answer."""
+    """Dense and sparse in one answer; the vector of a query is of another text, so that the two can be told apart."""
 
     def query(self, text: str, mode: VectorStoreQueryMode = VectorStoreQueryMode.HYBRID, **more: Any) -> Any:
         return VectorStoreQuery(
@@ -397,7 +397,7 @@ class TestHybrid:
 
     async def test_alpha_says_who_counts_and_zero_is_zero(self, client: QdrantClient, embedding: CareEmbedding) -> None:
         fill(client, sparse=True)
-        store = CareVectorStore(NAME, client, embedding=embedding, enable_hybrid=True)
+        store = CareVectorStore(NAME, client, embedding=embedding, enable_hybrid=True, check_vectors=False)
         for alpha, best in ((1.0, "d0"), (0.0, "d2")):
             asked = self.query("耳鸣 噪声", alpha=alpha)
             for result in (store.query(asked), await store.aquery(asked)):
@@ -408,24 +408,24 @@ class TestHybrid:
 
     def test_sparse_alone(self, client: QdrantClient, embedding: CareEmbedding) -> None:
         fill(client, sparse=True)
-        store = CareVectorStore(NAME, client, embedding=embedding, enable_hybrid=True)
+        store = CareVectorStore(NAME, client, embedding=embedding, enable_hybrid=True, check_vectors=False)
         found = store.query(self.query("阑尾炎", VectorStoreQueryMode.SPARSE))
         assert [node.ref_doc_id for node in found.nodes or ()] == ["d3"]
         assert store.query(self.query("？！", VectorStoreQueryMode.SPARSE)).nodes == []
 
     def test_a_query_without_terms_is_dense(self, client: QdrantClient, embedding: CareEmbedding) -> None:
         fill(client, sparse=True)
-        store = CareVectorStore(NAME, client, embedding=embedding, enable_hybrid=True)
+        store = CareVectorStore(NAME, client, embedding=embedding, enable_hybrid=True, check_vectors=False)
         assert (store.query(self.query("？")).nodes or [])[0].ref_doc_id == "d0"
 
     def test_it_can_create_and_fill_a_collection(self, client: QdrantClient, embedding: CareEmbedding) -> None:
-        store = CareVectorStore(NAME, client, embedding=embedding, enable_hybrid=True)
+        store = CareVectorStore(NAME, client, embedding=embedding, enable_hybrid=True, check_vectors=False)
         nodes = [TextNode(id_=node_id(document), text=document.text) for document in DOCUMENTS]
         for node in nodes:
             node.embedding = vector(node.text)
         store.add(nodes)
         assert set(Collection(client, NAME).schema.contracts) == {"hash-model", "bm25"}
-        reopened = CareVectorStore(NAME, client, embedding=embedding, enable_hybrid=True)
+        reopened = CareVectorStore(NAME, client, embedding=embedding, enable_hybrid=True, check_vectors=False)
         found = reopened.query(self.query("阑尾炎", alpha=0.0))
         assert (found.nodes or [])[0].get_content() == DOCUMENTS[3].text
 
@@ -448,7 +448,7 @@ class TestHybrid:
 
     def test_functions_that_are_exchanged_later_are_used(self, client: QdrantClient, embedding: CareEmbedding) -> None:
         fill(client, sparse=True)
-        store = CareVectorStore(NAME, client, embedding=embedding, enable_hybrid=True)
+        store = CareVectorStore(NAME, client, embedding=embedding, enable_hybrid=True, check_vectors=False)
         asked: list[str] = []
 
         def nothing(texts: list[str]) -> tuple[list[list[int]], list[list[float]]]:

@@ -63,6 +63,9 @@ class ReadyModel:
         self.document_encoder = ReadyEncoder(dim, max_tokens, texts_per_second)
         self.document_tokenizer = self.document_encoder
 
+    def require_documents(self) -> None:
+        """Every machine can encode these."""
+
     def contract(self) -> VectorContract:
         """Return the contract that the collection stores."""
         dim = self.document_encoder.dim

@@ -1,5 +1,6 @@
 """When two stored points count as one: what storage rounds is allowed, what anybody changed is not."""
 
+import json
 from typing import Any
 
 import numpy as np
@@ -86,3 +87,15 @@ def test_a_missing_vector_is_a_difference_and_none_is_like_an_empty_one() -> Non
 )
 def test_payloads(one: dict[str, Any] | None, other: dict[str, Any], equal: bool) -> None:
     assert same_point(record(payload=one), record(payload=other), {}) is equal
+
+
+@pytest.mark.parametrize("number", [1, 1.0])
+def test_true_is_not_one(number: float) -> None:
+    """A filter on ``flag`` finds one of them only."""
+    for stored in ({"flag": True}, {"flags": [True, "x"]}, {"deep": {"flag": True}}):
+        text = json.dumps(stored).replace("true", str(number))
+        one, other = (models.Record(id=1, payload=payload) for payload in (stored, json.loads(text)))
+        assert not same_point(one, other, {})
+        assert not same_point(other, one, {})
+        assert same_point(one, one.model_copy(deep=True), {})
+    assert same_point(models.Record(id=1, payload={"n": 1}), models.Record(id=1, payload={"n": 1.0}), {})

@@ -19,6 +19,7 @@ from care_qdrant.model import Precision
 
 if TYPE_CHECKING:
     from care_qdrant.store.contracts import VectorContract
+    from care_qdrant.types import Vectors
 
 DOCUMENT_BATCH_SIZE = 512
 """Documents of one call: the encoder sorts them by length into batches of its own, the more the better."""
@@ -132,6 +133,19 @@ class CareEmbedding(BaseEmbedding):
     def contract(self) -> "VectorContract":
         """Return what a collection must say of its vectors for this embedding to search it; reads no weights."""
         return self._shared().contract()
+
+    def encode_query(self, texts: Sequence[str]) -> "Vectors":
+        """Encode queries into unit vectors, ``(len(texts), dim)``; without LlamaIndex's events and cache."""
+        return self._shared().encode_queries(texts)
+
+    def encode_document(self, texts: Sequence[str]) -> "Vectors":
+        """Encode documents into unit vectors, ``(len(texts), dim)``; without LlamaIndex's events and cache.
+
+        Raises:
+            InputError: ``documents=False``.
+            MissingExtra: The document encoder needs packages that are not installed.
+        """
+        return self._shared().encode_documents(texts)
 
     def close(self) -> None:
         """Release the encoders; the last object of these settings ends the worker. The next call loads again."""

@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
 from care_qdrant.checkpoint.card import CARD_FILE
 from care_qdrant.encoders import MAX_CHARACTERS_PER_TOKEN, Encoder
 from care_qdrant.encoders.microbatch import MicroBatcher, Vector
@@ -54,7 +56,7 @@ class SharedPair:
     def __init__(self, settings: PairSettings) -> None:
         """Keep the settings; nothing is read yet. `shared_pair` is the usual way."""
         self.settings = settings
-        self._recent = _RecentQueries(settings.query_cache_size)
+        self._recent, self._recent_documents = (_RecentVectors(settings.query_cache_size) for _ in range(2))
         # `model` is free of references to this object: the worker of the batcher holds it.
         self._model = model = cache(lambda: open_model(settings))
         self._batcher = MicroBatcher(
@@ -72,11 +74,18 @@ class SharedPair:
 
     def embed_query(self, text: str) -> list[float]:
         """Return the vector of a query, ``(dim,)``, computed in this thread when nothing else is."""
+        return _as_list(self._query_vector(text))
+
+    def encode_queries(self, texts: Sequence[str]) -> Vectors:
+        """Return the vectors of queries, ``(len(texts), dim)``; recent ones come from the cache."""
+        return np.stack([self._query_vector(text) for text in texts])
+
+    def _query_vector(self, text: str) -> Vector:
         vector = self._recent.get(text)
         if vector is None:
             vector = self._batcher.encode(text)
             self._recent.put(text, vector)
-        return _as_list(vector)
+        return vector
 
     async def aembed_query(self, text: str) -> list[float]:
         """Return the vector of a query, computed in the worker together with those that wait."""
@@ -103,7 +112,18 @@ class SharedPair:
         # As `embedded_text` does it for the ingestion: a last line feed is a token to a language model.
         texts = [text.strip() for text in texts]
         _check_lengths(encoder, texts, "document", settings.document_prompt, settings.on_truncation)
-        return [_as_list(row) for row in encoder.encode(texts, prompt=settings.document_prompt)]
+        vectors = encoder.encode(texts, prompt=settings.document_prompt)
+        for text, row in zip(texts, vectors, strict=True):
+            self._recent_documents.put(text, row.copy())
+        return [_as_list(row) for row in vectors]
+
+    def encode_documents(self, texts: Sequence[str]) -> Vectors:
+        """Return the same as `embed_documents` in one array, ``(len(texts), dim)``; recent ones come from the cache."""
+        found = {text: self._recent_documents.get(text.strip()) for text in texts}
+        if missing := [text for text, vector in found.items() if vector is None]:
+            rows = np.asarray(self.embed_documents(missing), dtype=np.float32)
+            found |= dict(zip(missing, rows, strict=True))
+        return np.stack([vector for text in texts if (vector := found[text]) is not None])
 
 
 _INGEST_INSTEAD = (
@@ -212,8 +232,8 @@ def _is_short(text: str, max_tokens: int) -> bool:
     return 4 * len(text.encode(errors="replace")) + 8 <= max_tokens
 
 
-class _RecentQueries:
-    """The vectors of the last ``size`` different queries; least recently used leave first.
+class _RecentVectors:
+    """The vectors of the last ``size`` different texts of one side; least recently used leave first.
 
     No lock, which a fork could copy in its locked state: a dictionary keeps its order, each single operation on it is
     atomic, and the worst that a race can do is to compute a vector once more.

@@ -1,5 +1,6 @@
 """`CareVectorStore`: LlamaIndex's Qdrant store, made safe on collections that it did not create."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ from llama_index.core.utils import iter_batch
 from llama_index.core.vector_stores.types import (
     MetadataFilters,
     VectorStoreQuery,
+    VectorStoreQueryMode,
     VectorStoreQueryResult,
 )
 from llama_index.embeddings.care.nodes import embeds_other_metadata
@@ -26,7 +28,8 @@ from llama_index.vector_stores.care.operations import (
     upload_points,
     write_points,
 )
-from llama_index.vector_stores.care.points import as_lists, check_ids, read_result, vector_of
+from llama_index.vector_stores.care.origin import check_nodes, check_query
+from llama_index.vector_stores.care.points import add_hash, as_lists, check_ids, read_result, vector_of
 from llama_index.vector_stores.care.query import LEXICAL, build_plan, choose_diverse, clip_scores, fuse_by_scaled_score
 from llama_index.vector_stores.qdrant import QdrantVectorStore
 from llama_index.vector_stores.qdrant.base import DEFAULT_DENSE_VECTOR_NAME, DOCUMENT_ID_KEY
@@ -35,7 +38,7 @@ from qdrant_client import AsyncQdrantClient, QdrantClient, models
 from typing_extensions import override
 
 from care_qdrant.encoders import bm25
-from care_qdrant.errors import InputError, SchemaMismatch
+from care_qdrant.errors import InputError
 from care_qdrant.search.fusion import Fusion
 from care_qdrant.search.plan import QueryPlan
 from care_qdrant.search.resolve import CHECK_SECONDS, CollectionResolver, ResolvedCollection, StoreConfig
@@ -72,6 +75,7 @@ class CareVectorStore(QdrantVectorStore):
     - The vector is the one that was asked for, also beside an unnamed one, and also in a collection that is created.
     - With ``embedding=`` the collection's fingerprint is checked, and a collection that is created carries it; without,
       a collection that says what made its vectors is searched with a warning.
+    - With ``embedding=`` the vectors of queries and of added nodes are checked: those of another model are refused.
     - Requests go to the collection that was checked, also after its alias was switched to another one.
     - Payloads of LangChain, Haystack and plain points are read with ids, metadata, filters and reference ids; a point
       without text does not fail a query.
@@ -92,6 +96,7 @@ class CareVectorStore(QdrantVectorStore):
     _resolver: CollectionResolver = PrivateAttr()
     _fusion: Fusion = PrivateAttr(default="linear")
     _own_fusion: HybridFusionCallable | None = PrivateAttr(default=None)
+    _embedding: HasContract | None = PrivateAttr(default=None)
     _has_warned: bool = PrivateAttr(default=False)
 
     def __init__(
@@ -107,6 +112,7 @@ class CareVectorStore(QdrantVectorStore):
         text_field: str | None = None,
         fusion: Fusion = "linear",
         check_seconds: float = CHECK_SECONDS,
+        check_vectors: bool = True,
         dense_vector_name: str | None = None,
         **settings: Any,
     ) -> None:
@@ -124,6 +130,10 @@ class CareVectorStore(QdrantVectorStore):
             fusion: Of hybrid queries with BM25 (`care_qdrant.search.fusion`); ``hybrid_fusion_fn`` takes its place.
             check_seconds: How long a check of the collection holds; it costs two short requests. An alias may be
                 switched to vectors of another model at any time.
+            check_vectors: Compare the vector of each query that has a text, and of two nodes of each `add`, with those
+                that ``embedding`` makes, and refuse others; mostly this reads the embedding's cache of queries. Where
+                it encodes no documents (``documents=False``, or without torch), only the dimension of nodes is checked.
+                False for vectors that are of another text on purpose, as with HyDE.
             dense_vector_name: The stock store's word for ``vector_name``.
             settings: Of ``QdrantVectorStore``: they are its own, and passed on as they are.
 
@@ -132,6 +142,11 @@ class CareVectorStore(QdrantVectorStore):
             ContractError: Another model made the vectors.
         """
         _require_known(settings)
+        if embedding is not None and not callable(getattr(embedding, "contract", None)):
+            raise InputError(
+                f"embedding= is a {type(embedding).__name__}, which does not say what made its vectors; expected a "
+                "CareEmbedding or a CareModel. For another class, leave embedding= out and give vector_name="
+            )
         contract = embedding.contract() if embedding is not None else None
         vector_name = vector_name or dense_vector_name
         default_name = contract.model if contract is not None else DEFAULT_DENSE_VECTOR_NAME
@@ -151,6 +166,7 @@ class CareVectorStore(QdrantVectorStore):
                 **settings,
             )
         self._fusion = fusion
+        self._embedding = embedding if check_vectors else None
         self._own_fusion = settings.get("hybrid_fusion_fn")
         config = StoreConfig(
             sparse=self.enable_hybrid,
@@ -204,10 +220,13 @@ class CareVectorStore(QdrantVectorStore):
 
     @override
     def query(self, query: VectorStoreQuery, **options: Any) -> VectorStoreQueryResult:
+        self._check_query(query)
         return self._run(self._query(query, options))
 
     @override
     async def aquery(self, query: VectorStoreQuery, **options: Any) -> VectorStoreQueryResult:
+        if self._embedding is not None:
+            await asyncio.to_thread(self._check_query, query)
         return await self._arun(self._query(query, options))
 
     def score(self, query_embedding: list[float], node_ids: Sequence[str]) -> dict[str, float]:
@@ -237,10 +256,13 @@ class CareVectorStore(QdrantVectorStore):
 
     @override
     def add(self, nodes: Sequence[BaseNode], shard_identifier: Any = None, **options: Any) -> list[str]:
+        self._check_nodes(nodes)
         return self._run(self._add(nodes, shard_identifier, self.parallel))
 
     @override
     async def async_add(self, nodes: Sequence[BaseNode], shard_identifier: Any = None, **options: Any) -> list[str]:
+        if self._embedding is not None:
+            await asyncio.to_thread(self._check_nodes, nodes)
         # One request at a time, as the stock store's: the client has no parallel upload that is awaited.
         return await self._arun(self._add(nodes, shard_identifier, parallel=1))
 
@@ -304,6 +326,9 @@ class CareVectorStore(QdrantVectorStore):
             for node, point in zip(nodes, points, strict=True):
                 foreign = layout.written(node.get_content(MetadataMode.NONE), node.metadata, node.ref_doc_id)
                 point.payload = {**foreign, **(point.payload or {})}
+        if (fingerprint := self._resolver.config.expected) is not None:
+            for node, point in zip(nodes, points, strict=True):
+                add_hash(point, node, self.dense_vector_name, fingerprint)
         return points, ids
 
     # Resolving and running
@@ -348,6 +373,18 @@ class CareVectorStore(QdrantVectorStore):
                 resolved.unchecked.fingerprint[:12],
             )
         return resolved
+
+    def _check_query(self, query: VectorStoreQuery) -> None:
+        """Refuse a dense query whose vector the embedding of this store did not make."""
+        vector = query.query_embedding
+        is_lexical = query.mode == VectorStoreQueryMode.SPARSE and query.query_str is not None
+        if self._embedding is not None and self.contract is not None and vector is not None and not is_lexical:
+            check_query(self.collection_name, self.contract, self._embedding, query.query_str or "", vector)
+
+    def _check_nodes(self, nodes: Sequence[BaseNode]) -> None:
+        """Refuse nodes whose vectors the embedding of this store did not make."""
+        if self._embedding is not None and self.contract is not None and nodes:
+            check_nodes(self.collection_name, self.contract, self._embedding, nodes)
 
     # Reading
 
@@ -451,11 +488,6 @@ class CareVectorStore(QdrantVectorStore):
     def _create(self, nodes: Sequence[BaseNode]) -> Steps[None]:
         """Create the collection with named vectors and, when the model is known, its contract."""
         contract, dim = self.contract, len(nodes[0].get_embedding())
-        if contract is not None and contract.dim != dim:
-            raise SchemaMismatch(
-                f"the nodes for collection {self.collection_name!r} have vectors of {dim} dimensions, but model "
-                f"{contract.model!r} gives {contract.dim}: another model embedded them"
-            )
         metadata = {} if contract is None else contract_metadata(self.dense_vector_name, contract)
         modifier = None
         if self._resolver.config.bm25:

@@ -7,11 +7,12 @@ from uuid import UUID
 from llama_index.core.schema import BaseNode, NodeRelationship, ObjectType, RelatedNodeInfo, TextNode
 from llama_index.core.vector_stores.types import VectorStoreQueryResult
 from llama_index.core.vector_stores.utils import metadata_dict_to_node
+from llama_index.vector_stores.care.origin import embedded_text_is_known, title_and_text
 from qdrant_client import models
 
 from care_qdrant.errors import InputError
 from care_qdrant.store.layout import Layout
-from care_qdrant.store.payload import CARE_KEY
+from care_qdrant.store.payload import CARE_KEY, content_hash
 
 Point = models.ScoredPoint | models.Record | models.PointStruct
 
@@ -107,6 +108,24 @@ def as_point_id(node_id: str) -> str | int | None:
         return None
 
 
+def add_hash(point: models.PointStruct, node: BaseNode, vector_name: str, fingerprint: str) -> None:
+    """Let a point say what its vector was made of, as the points of ingestion do.
+
+    Only where that is certain: a node whose metadata go into the embedded text may have been embedded with them or
+    without. ``care verify`` encodes a sample of the points that say nothing.
+
+    Args:
+        point: Changed in place.
+        node: That it was built of.
+        vector_name: Of the vector.
+        fingerprint: Of the model that made the vector.
+    """
+    payload = point.payload or {}
+    if embedded_text_is_known(node) and CARE_KEY not in payload:
+        digest = content_hash(fingerprint, "", title_and_text(node))
+        point.payload = {**payload, CARE_KEY: {"vectors": {vector_name: digest}}}
+
+
 def merge_operations(
     points: Sequence[models.PointStruct], stored: Iterable[models.Record], shard_key: Any | None
 ) -> list[models.UpdateOperation]:
@@ -129,7 +148,7 @@ def merge_operations(
         update = models.UpdateVectors(points=vectors, shard_key=shard_key)
         operations.append(models.UpdateVectorsOperation(update_vectors=update))
     for point in old:
-        payload = {**there[_uuid(point)], **(point.payload or {})}
+        payload = _merged(there[_uuid(point)], point.payload or {})
         overwrite = models.SetPayload(payload=payload, points=[point.id], shard_key=shard_key)
         operations.append(models.OverwritePayloadOperation(overwrite_payload=overwrite))
     return operations
@@ -159,6 +178,14 @@ def _bookkeeping(payload: Mapping[str, Any], written: Container[str]) -> dict[st
     place = {key: ours[key] for key in ("chunk", "chunks") if key in ours}
     vectors = {name: made_of for name, made_of in (ours.get("vectors") or {}).items() if name not in written}
     return {CARE_KEY: {**place, "vectors": vectors}}
+
+
+def _merged(kept: Mapping[str, Any], payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a payload with the bookkeeping that is kept of the stored one."""
+    ours, own = kept.get(CARE_KEY), payload.get(CARE_KEY)
+    if not isinstance(ours, Mapping) or not isinstance(own, Mapping):
+        return {**kept, **payload}
+    return {**payload, CARE_KEY: {**ours, "vectors": {**ours["vectors"], **own["vectors"]}}}
 
 
 def _uuid(point: models.PointStruct) -> str:
