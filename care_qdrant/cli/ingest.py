@@ -11,7 +11,7 @@ import click
 
 from care_qdrant.cli import run
 from care_qdrant.cli.groups import CONTEXT, GroupedCommand
-from care_qdrant.cli.options import Target, add_options, model_options, target_options
+from care_qdrant.cli.options import Target, add_options, model_options, patience_option, target_options
 from care_qdrant.errors import REJECTED_ROWS_EXIT_CODE
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ _storage_options = add_options(
         "Options": ["collection", "model", "path", "url", "sparse", "sync", "dry_run", "limit"],
         "Corpus": ["id_field", "text_field", "title_field", "overflow", "shard"],
         "Model": ["vector_name", "device", "precision", "batch_tokens"],
-        "Server": ["api_key", "grpc"],
+        "Server": ["api_key", "grpc", "grpc_port", "patience"],
         "Deletion": ["max_delete_fraction", "sync_despite_rejects"],
         "Storage of a new collection": ["quantization", "on_disk", "datatype", "shards", "replicas"],
     },
@@ -123,6 +123,7 @@ _storage_options = add_options(
 @click.argument("corpus")
 @_collection_options
 @target_options
+@patience_option
 @model_options
 @_row_options
 @_run_options
@@ -155,6 +156,7 @@ def command(
     from care_qdrant.ingestion.run import ingest
     from care_qdrant.progress import progress_bar
     from care_qdrant.store.create import Storage
+    from care_qdrant.store.retry import RetryPolicy
 
     if corpus == STDIN and collection is None:
         raise click.UsageError("standard input has no name: give --collection")
@@ -173,6 +175,7 @@ def command(
                 quantization, options["on_disk"], options["datatype"], options["shards"], options["replicas"]
             ),
             fields=Fields(options["id_field"], options["text_field"], options["title_field"]),
+            retries=RetryPolicy(options["patience"]),
             on_progress=show,
         )
     click.echo(json.dumps(asdict(report), ensure_ascii=False))

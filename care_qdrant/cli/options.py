@@ -25,12 +25,15 @@ class Target:
     url: str | None
     api_key: str | None
     grpc: bool
+    grpc_port: int | None = None
 
     def open(self) -> "AbstractContextManager[QdrantClient]":
         """Return a context manager that opens it and closes it."""
         from care_qdrant.store.connection import open_client
 
-        return open_client(path=self.path, url=self.url, api_key=self.api_key, grpc=self.grpc)
+        return open_client(
+            path=self.path, url=self.url, api_key=self.api_key, grpc=self.grpc, grpc_port=self.grpc_port
+        )
 
     def __str__(self) -> str:
         return self.url or str(self.path)
@@ -47,18 +50,39 @@ def add_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return add
 
 
+grpc_option = click.option("--grpc", is_flag=True, help="Send points over gRPC instead of HTTP.")
+grpc_port_option = click.option(
+    "--grpc-port",
+    type=click.IntRange(1, 65_535),
+    help="gRPC port of the server; implies --grpc.  [default: the port of the URL plus one]",
+)
+patience_option = click.option(
+    "--patience",
+    type=click.FloatRange(0),
+    default=600,
+    show_default=True,
+    help="Longest time, in seconds, to wait for a server that does not answer.",
+)
+
+
 def target_options(command: Command) -> Command:
-    """Add ``--path --url --api-key --grpc``; the command takes one argument ``target: Target``."""
+    """Add ``--path --url --api-key --grpc --grpc-port``; the command takes one argument ``target: Target``."""
 
     @wraps(command)
     def with_target(
-        *args: Any, path: Path | None, url: str | None, api_key: str | None, grpc: bool, **options: Any
+        *args: Any,
+        path: Path | None,
+        url: str | None,
+        api_key: str | None,
+        grpc: bool,
+        grpc_port: int | None,
+        **options: Any,
     ) -> Any:
         if path is not None and url is not None and not _from_environment("url"):
             raise click.UsageError("--path and --url name two different databases; give one")
         server = url if path is None else None
         folder = None if server else (path or Path("qdrant"))
-        return command(*args, target=Target(folder, server, api_key, grpc), **options)
+        return command(*args, target=Target(folder, server, api_key, grpc or grpc_port is not None, grpc_port), **options)
 
     decorated: Command = add_options(
         click.option(
@@ -70,7 +94,8 @@ def target_options(command: Command) -> Command:
             "--url", envvar="QDRANT_URL", show_envvar=True, help="URL of a Qdrant server, instead of a folder."
         ),
         click.option("--api-key", envvar="QDRANT_API_KEY", show_envvar=True, help="API key of the server."),
-        click.option("--grpc", is_flag=True, help="Send points over gRPC instead of HTTP."),
+        grpc_option,
+        grpc_port_option,
     )(with_target)
     return decorated
 
