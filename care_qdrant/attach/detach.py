@@ -79,10 +79,10 @@ def _require_removal(collection: Collection, record: VersionRecord | None) -> No
 def _checked_name(schema: CollectionSchema, vector_name: str | None) -> str:
     attached = schema.attached
     there = ", ".join(attached) or "none"
-    if not attached and vector_name in {None, *schema.dense, *schema.sparse}:
+    if vector_name is None and not attached:
         raise InputError(
-            f"collection {schema.name!r} has no attached vector: care detach removes only what care attach added, and "
-            f"these vectors were written with the points: {', '.join([*schema.dense, *schema.sparse])}. To remove "
+            f"collection {schema.name!r} has no attached vector (attached vectors are: none): care detach removes "
+            f"only what care attach added, and these vectors were written with the points: {', '.join([*schema.dense, *schema.sparse])}. To remove "
             "points, delete them from the corpus and run care ingest --sync; to remove all of it, delete the collection"
         )
     if vector_name is None:

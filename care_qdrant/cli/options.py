@@ -31,9 +31,7 @@ class Target:
         """Return a context manager that opens it and closes it."""
         from care_qdrant.store.connection import open_client
 
-        return open_client(
-            path=self.path, url=self.url, api_key=self.api_key, grpc=self.grpc, grpc_port=self.grpc_port
-        )
+        return open_client(path=self.path, url=self.url, api_key=self.api_key, grpc=self.grpc, grpc_port=self.grpc_port)
 
     def __str__(self) -> str:
         return self.url or str(self.path)
@@ -82,7 +80,9 @@ def target_options(command: Command) -> Command:
             raise click.UsageError("--path and --url name two different databases; give one")
         server = url if path is None else None
         folder = None if server else (path or Path("qdrant"))
-        return command(*args, target=Target(folder, server, api_key, grpc or grpc_port is not None, grpc_port), **options)
+        return command(
+            *args, target=Target(folder, server, api_key, grpc or grpc_port is not None, grpc_port), **options
+        )
 
     decorated: Command = add_options(
         click.option(

@@ -83,7 +83,9 @@ class Collection:
                 since = (since if attempts else now) + least_seconds
                 attempts += 1
                 if self.policy.is_over(attempts, max(0.0, now - since)):
-                    raise Unreachable(f"{where}: gave up after {attempts} attempts ({describe_error(error)})") from error
+                    raise Unreachable(
+                        f"{where}: gave up after {attempts} attempts ({describe_error(error)})"
+                    ) from error
                 if attempts > 1 or least_seconds >= 1:
                     self._outage.begin(f"{where}: waiting for Qdrant ({describe_error(error)})")
                 if self._stopped.wait(max(self.policy.delay(attempts - 1), least_seconds)):

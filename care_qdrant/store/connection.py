@@ -113,6 +113,8 @@ def _server(
             grpc_port=port,
             timeout=timeout_seconds,
             check_compatibility=False,
+            # Else every number of every vector is looked at, for texts that fastembed would encode.
+            cloud_inference=True,
         )
     try:
         _check_answer(client, url, f"{parts.hostname}:{port}", grpc)

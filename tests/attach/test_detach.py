@@ -78,7 +78,7 @@ def test_the_only_vector_is_not_removed(qdrant: QdrantClient, model: HashModel) 
 
 def test_nothing_attached_says_so(qdrant: QdrantClient) -> None:
     fill(qdrant, "named", "plain")
-    with pytest.raises(InputError, match="attached vectors are: none"):
+    with pytest.raises(InputError, match=r"attached vectors are: none.*removes only what care attach added"):
         detach_vector(qdrant, NAME)
 
 
@@ -103,11 +103,3 @@ def test_an_interrupted_detach_is_finished_by_the_next(
     assert contents(client) == before
     assert client.get_collection(NAME).config.metadata == {"owner": "team"}
     client.close()
-
-
-def test_a_collection_without_an_attached_vector_is_told_what_detach_is_for(server: StandIn) -> None:
-    client = QdrantClient(url=server.url, check_compatibility=False)
-    fill(client, "named", "plain")
-    for name in (None, *client.get_collection(NAME).config.params.vectors):  # type: ignore[union-attr]
-        with pytest.raises(InputError, match="removes only what care attach added"):
-            detach_vector(client, NAME, name)
