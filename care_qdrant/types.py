@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,7 @@ class Hit:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
+@lru_cache(maxsize=1 << 14)
 def point_id(document_id: str, chunk_number: int = 0) -> str:
     """Return the Qdrant point id of a chunk: Qdrant takes only integers and UUIDs."""
     return str(uuid.uuid5(_POINT_NAMESPACE, f"{document_id}\x1f{chunk_number}"))

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -91,7 +92,7 @@ class RemoteEncoder:
         """
         self.dim, self.max_tokens, self.prompt = dim, max_tokens, prompt
         self._client, self._model, self._tokenizer = client, model, tokenizer
-        self._sent, self._batch_tokens, self._retries = sent, batch_tokens, retries or RetryPolicy()
+        self._sent, self._batch_tokens, self._retries = sent, batch_tokens, retries or RetryPolicy(attempts=12)
         # A tokenizer's truncation leaves room for the markers that it appends: a long text keeps its last one.
         self._cutter = Tokenizer.from_str(tokenizer.to_str())
         self._cutter.enable_truncation(max_tokens)
@@ -135,7 +136,8 @@ class RemoteEncoder:
         return self._vectors(answer.json(), len(inputs))
 
     def _post(self, body: dict[str, Any]) -> httpx.Response:
-        for attempt in range(self._retries.attempts):
+        start = time.monotonic()
+        for attempt in count(1):
             try:
                 answer = self._client.post("embeddings", json=body)
             except httpx.TransportError as error:
@@ -144,10 +146,11 @@ class RemoteEncoder:
                 if answer.status_code not in _PASSING_STATUS:
                     return answer
                 problem, at_least = f"{answer.status_code}", _seconds(answer.headers.get("Retry-After", "0"))
-            if attempt + 1 < self._retries.attempts:
-                logger.warning("%s: attempt %d failed (%s)", self._client.base_url, attempt + 1, problem)
-                time.sleep(max(self._retries.delay(attempt), at_least))
-        raise Unreachable(f"{self._client.base_url}: gave up after {self._retries.attempts} attempts ({problem})")
+            if self._retries.is_over(attempt, time.monotonic() - start):
+                break
+            logger.warning("%s: attempt %d failed (%s)", self._client.base_url, attempt, problem)
+            time.sleep(max(self._retries.delay(attempt - 1), at_least))
+        raise Unreachable(f"{self._client.base_url}: gave up after {attempt} attempts ({problem})")
 
     def _vectors(self, body: Any, count: int) -> Vectors:
         """Parse the answer, whose rows may have any order."""

@@ -4,19 +4,20 @@ import json
 import signal
 import threading
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Literal
 
 import click
 
 from care_qdrant.cli.groups import CONTEXT, GroupedCommand
-from care_qdrant.cli.options import Target, model_options, target_options
+from care_qdrant.cli.options import Target, model_options, patience_option, target_options
 
 if TYPE_CHECKING:
     from care_qdrant.attach.attach import AttachReport, AttachSettings
     from care_qdrant.attach.by_copy import CopyPlan
     from care_qdrant.attach.preflight import Preflight
     from care_qdrant.model import CareModel
+    from care_qdrant.store.retry import RetryPolicy
 
 
 @click.command(
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
         "New vector": ["quantization", "on_disk"],
         "Copy behind an alias, for servers before 1.18": ["via", "alias"],
         "Speed": ["points_per_second", "batch_tokens", "device", "precision"],
-        "Server": ["api_key", "grpc"],
+        "Server": ["api_key", "grpc", "grpc_port", "patience"],
     },
 )
 @click.argument("collection")
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
     "--as", "alias", help="Alias to switch to the copy, with --via copy.  [default: COLLECTION, where it is an alias]"
 )
 @target_options
+@patience_option
 @model_options
 def command(
     collection: str,
@@ -102,6 +104,7 @@ def command(
     via: Literal["in-place", "copy"],
     alias: str | None,
     target: Target,
+    patience: float,
     load_model: "Callable[[], CareModel]",
 ) -> None:
     """Add to every point of COLLECTION a vector of the model, made of the text in its payload.
@@ -119,6 +122,7 @@ def command(
       care attach articles --url http://localhost:6333 --via copy --as articles-live
     """
     from care_qdrant.attach.attach import AttachSettings
+    from care_qdrant.store.retry import RetryPolicy
 
     if via == "copy" and watch_seconds is not None:
         raise click.UsageError(
@@ -135,17 +139,22 @@ def command(
         max_delete_fraction=max_delete_fraction,
         change_text_field=change_text_field,
     )
-    model = load_model()
+    model, retries = load_model(), RetryPolicy(patience)
     if watch_seconds is not None:
-        _watch(target, collection, model, vector_name, settings, watch_seconds)
+        _watch(target, collection, model, vector_name, settings, retries, watch_seconds)
     elif via == "copy":
-        _attach_by_copy(target, collection, model, alias, vector_name, settings)
+        _attach_by_copy(target, collection, model, alias, vector_name, settings, retries)
     else:
-        _attach(target, collection, model, vector_name, settings)
+        _attach(target, collection, model, vector_name, settings, retries)
 
 
 def _attach(
-    target: Target, collection: str, model: "CareModel", vector_name: str | None, settings: "AttachSettings"
+    target: Target,
+    collection: str,
+    model: "CareModel",
+    vector_name: str | None,
+    settings: "AttachSettings",
+    retries: "RetryPolicy",
 ) -> None:
     from care_qdrant.attach.attach import attach_vector
     from care_qdrant.progress import points_bar
@@ -157,6 +166,7 @@ def _attach(
             model,
             vector_name=vector_name,
             settings=settings,
+            retries=retries,
             on_preflight=_tell,
             on_progress=show,
         )
@@ -172,6 +182,7 @@ def _attach_by_copy(
     alias: str | None,
     vector_name: str | None,
     settings: "AttachSettings",
+    retries: "RetryPolicy",
 ) -> None:
     from care_qdrant.attach.by_copy import attach_by_copy
     from care_qdrant.progress import points_bar
@@ -184,6 +195,7 @@ def _attach_by_copy(
             alias,
             vector_name=vector_name,
             settings=settings,
+            retries=retries,
             on_plan=_tell_plan,
             on_preflight=_tell,
             on_progress=show,
@@ -198,6 +210,7 @@ def _watch(
     model: "CareModel",
     vector_name: str | None,
     settings: "AttachSettings",
+    retries: "RetryPolicy",
     seconds: float,
 ) -> None:
     """Attach again and again; the first signal ends it after the current batch, a second one at once."""
@@ -212,10 +225,13 @@ def _watch(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
 
+    # The next pass goes on, and a signal must not wait for minutes.
+    policy = replace(retries, attempts=WATCHING.attempts)
+
     def run_pass() -> "AttachReport":
         with target.open() as client:
             return attach_vector(
-                client, collection, model, vector_name=vector_name, settings=settings, retries=WATCHING, stop=stop
+                client, collection, model, vector_name=vector_name, settings=settings, retries=policy, stop=stop
             )
 
     for done in watch(run_pass, seconds, stop):

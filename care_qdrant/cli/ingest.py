@@ -14,7 +14,14 @@ from care_qdrant import __version__
 from care_qdrant.cli import run
 from care_qdrant.cli.groups import CONTEXT, GroupedCommand
 from care_qdrant.cli.logs import log_options
-from care_qdrant.cli.options import Target, add_options, json_option, model_options, target_options
+from care_qdrant.cli.options import (
+    Target,
+    add_options,
+    json_option,
+    model_options,
+    patience_option,
+    target_options,
+)
 from care_qdrant.errors import REJECTED_ROWS_EXIT_CODE
 
 if TYPE_CHECKING:
@@ -141,7 +148,7 @@ _storage_options = add_options(
         "Options": ["collection", "model", "path", "url", "sparse", "sync", "dry_run", "limit", "as_json"],
         "Corpus": ["id_field", "text_field", "title_field", "encoding", "rejects", "overflow", "shard"],
         "Model": ["vector_name", "device", "precision", "batch_tokens"],
-        "Server": ["api_key", "grpc"],
+        "Server": ["api_key", "grpc", "grpc_port", "patience"],
         "Deletion": ["replace_others", "max_delete_fraction", "sync_despite_rejects"],
         "Storage of a new collection": ["quantization", "on_disk", "datatype", "shards", "replicas"],
         "Estimate and log": ["price_per_hour", "verbose", "quiet", "log_format"],
@@ -150,6 +157,7 @@ _storage_options = add_options(
 @click.argument("corpus", nargs=-1, required=True)
 @_collection_options
 @target_options
+@patience_option
 @model_options
 @_row_options
 @_run_options
@@ -191,6 +199,7 @@ def command(
     from care_qdrant.ingestion.source import Reading
     from care_qdrant.progress import progress_bar
     from care_qdrant.store.create import Storage
+    from care_qdrant.store.retry import RetryPolicy
 
     if corpus == (STDIN,) and collection is None:
         raise click.UsageError("standard input has no name: give --collection")
@@ -219,6 +228,7 @@ def command(
                 options["encoding"],
                 options["rejects"],
             ),
+            retries=RetryPolicy(options["patience"]),
             on_progress=show,
             on_stopped=tell,
         )

@@ -25,6 +25,7 @@ class Target:
     url: str | None
     api_key: str | None
     grpc: bool
+    grpc_port: int | None = None
 
     def open(self, *, create: bool = False) -> "AbstractContextManager[QdrantClient]":
         """Return a context manager that opens it and closes it.
@@ -43,7 +44,7 @@ class Target:
                 f"{self.path}: there is no such folder, so no embedded database; make one with care ingest, or name "
                 "another with --path, or a server with --url"
             )
-        return open_client(path=self.path, url=self.url, api_key=self.api_key, grpc=self.grpc)
+        return open_client(path=self.path, url=self.url, api_key=self.api_key, grpc=self.grpc, grpc_port=self.grpc_port)
 
     def __str__(self) -> str:
         return self.url or str(self.path)
@@ -60,18 +61,41 @@ def add_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return add
 
 
+grpc_option = click.option("--grpc", is_flag=True, help="Send points over gRPC instead of HTTP.")
+grpc_port_option = click.option(
+    "--grpc-port",
+    type=click.IntRange(1, 65_535),
+    help="gRPC port of the server; implies --grpc.  [default: the port of the URL plus one]",
+)
+patience_option = click.option(
+    "--patience",
+    type=click.FloatRange(0),
+    default=600,
+    show_default=True,
+    help="Longest time, in seconds, to wait for a server that does not answer.",
+)
+
+
 def target_options(command: Command) -> Command:
-    """Add ``--path --url --api-key --grpc``; the command takes one argument ``target: Target``."""
+    """Add ``--path --url --api-key --grpc --grpc-port``; the command takes one argument ``target: Target``."""
 
     @wraps(command)
     def with_target(
-        *args: Any, path: Path | None, url: str | None, api_key: str | None, grpc: bool, **options: Any
+        *args: Any,
+        path: Path | None,
+        url: str | None,
+        api_key: str | None,
+        grpc: bool,
+        grpc_port: int | None,
+        **options: Any,
     ) -> Any:
         if path is not None and url is not None:
             path, url = _choose(path, url)
         server = url if path is None else None
         folder = None if server else (path or Path("qdrant"))
-        return command(*args, target=Target(folder, server, api_key, grpc), **options)
+        return command(
+            *args, target=Target(folder, server, api_key, grpc or grpc_port is not None, grpc_port), **options
+        )
 
     decorated: Command = add_options(
         click.option(
@@ -83,7 +107,8 @@ def target_options(command: Command) -> Command:
             "--url", envvar="QDRANT_URL", show_envvar=True, help="URL of a Qdrant server, instead of a folder."
         ),
         click.option("--api-key", envvar="QDRANT_API_KEY", show_envvar=True, help="API key of the server."),
-        click.option("--grpc", is_flag=True, help="Send points over gRPC instead of HTTP."),
+        grpc_option,
+        grpc_port_option,
     )(with_target)
     return decorated
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from care_qdrant.cli.options import Target
+from care_qdrant.cli.options import Target, grpc_option, grpc_port_option
 
 
 @click.command(name="promote")
@@ -20,7 +20,8 @@ from care_qdrant.cli.options import Target
 )
 @click.option("--url", envvar="QDRANT_URL", show_envvar=True, required=True, help="URL of the Qdrant server.")
 @click.option("--api-key", envvar="QDRANT_API_KEY", show_envvar=True, help="API key of the server.")
-@click.option("--grpc", is_flag=True, help="Send points over gRPC instead of HTTP.")
+@grpc_option
+@grpc_port_option
 @click.option("--to", "name", help="Name of the collection on the server.  [default: the same name]")
 @click.option("--overwrite", is_flag=True, help="Replace points of the server that have other content.")
 @click.option(
@@ -37,6 +38,7 @@ def command(
     url: str,
     api_key: str | None,
     grpc: bool,
+    grpc_port: int | None,
     name: str | None,
     overwrite: bool,
     sample: int,
@@ -59,7 +61,8 @@ def command(
     from care_qdrant.store.collection import Collection
 
     settings = CopySettings(overwrite=overwrite, dry_run=dry_run, sample=sample)
-    source, target = Target(path, None, None, grpc=False), Target(None, url, api_key, grpc)
+    source = Target(path, None, None, grpc=False)
+    target = Target(None, url, api_key, grpc or grpc_port is not None, grpc_port)
     with source.open() as folder, target.open() as server, points_bar(collection) as show:
         report = promote_collection(
             Collection(folder, collection), Collection(server, name or collection), settings, on_progress=show

@@ -55,7 +55,8 @@ class Task:
                 written[SPARSE_VECTOR_NAME] = terms
         others = {} if self.stored is None else self.stored.vectors
         payload = chunk_payload(self.chunk, {**others, **self.hashes})
-        return models.PointStruct(id=self.chunk.point_id, vector=written, payload=payload)
+        # Validation would walk every number of a vector that `check_vectors` has looked at.
+        return models.PointStruct.model_construct(id=self.chunk.point_id, vector=written, payload=payload)
 
 
 @dataclass(slots=True)

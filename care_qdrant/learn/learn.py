@@ -19,6 +19,7 @@ from care_qdrant.errors import needs_extra
 from care_qdrant.learn import held_out, quality
 from care_qdrant.learn.checks import require_learnable
 from care_qdrant.learn.compose import Composer
+from care_qdrant.learn.held_out import HeldOut
 from care_qdrant.learn.queries import Questions
 from care_qdrant.learn.reading import Pairs, dense_vector, read_pairs, restored
 from care_qdrant.learn.settings import LearnSettings
@@ -59,10 +60,10 @@ class LearnReport:
     steps: int
     best_step: int
     seconds: float
-    held_out: held_out.HeldOut
+    held_out: HeldOut
     agreement: quality.Agreement | None
     """With the old model on questions that were not trained on; None without a query log."""
-    new_documents: held_out.HeldOut | None
+    new_documents: HeldOut | None
     """Quality of the encoder that is updated on documents that it has not seen, before the update; None otherwise."""
     alpha: float | None
     """Share of the dense score that suits a linear fusion with BM25."""
@@ -88,7 +89,7 @@ class _Data:
     candidates: Vectors
     """Stored vectors of the held-out documents, then of others."""
 
-    def score(self, encode: Callable[[list[str]], Vectors]) -> held_out.HeldOut:
+    def score(self, encode: Callable[[list[str]], Vectors]) -> HeldOut:
         """Measure an encoder into the learned space."""
         ranks = held_out.ranks(encode(self.questions), self.candidates, np.arange(len(self.held)))
         return held_out.measure(ranks, len(self.candidates))
@@ -294,7 +295,7 @@ def _load(folder: Path) -> "Earlier":
     return load_earlier(folder)
 
 
-def _drift(earlier: "Earlier", data: _Data, settings: LearnSettings) -> held_out.HeldOut | None:
+def _drift(earlier: "Earlier", data: _Data, settings: LearnSettings) -> HeldOut | None:
     """Return the quality of an earlier encoder on documents that it has not seen, None where there are none."""
     from care_qdrant.learn import table as tables
 

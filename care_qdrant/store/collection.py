@@ -1,7 +1,7 @@
 """`Collection`: one collection of one Qdrant, and the only module that calls the client on its points and schema."""
 
-import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -11,10 +11,9 @@ from care_qdrant.errors import InputError, Rejected, Unreachable
 from care_qdrant.store.connection import client_lock, is_embedded, require_server
 from care_qdrant.store.contracts import Contract, contract_metadata, contract_removal
 from care_qdrant.store.learned import LearnedContract, check_probes, learned_metadata, probe_ids, probe_vectors
-from care_qdrant.store.retry import NotCompleted, RequestTooLarge, RetryPolicy, describe_error, least_delay
+from care_qdrant.store.retry import NotCompleted, Outage, RequestTooLarge, RetryPolicy, describe_error, least_delay
 from care_qdrant.store.schema import CollectionSchema, Limits
 
-logger = logging.getLogger(__name__)
 T = TypeVar("T")
 PointId = models.ExtendedPointId
 Payloads = bool | list[str]
@@ -30,7 +29,7 @@ class Collection:
     threads, wait for each other, also those of other objects on the same client.
 
     Every method that calls Qdrant raises:
-        Unreachable: All attempts are used up.
+        Unreachable: The patience of the policy is used up.
         Rejected: Qdrant says that the request is wrong.
     """
 
@@ -40,13 +39,14 @@ class Collection:
         Args:
             client: An open Qdrant.
             name: Of the collection, or of an alias.
-            policy: How often to try a call again.
+            policy: How long to try a call again.
         """
         self.client, self.name = client, name
         self.policy = policy or RetryPolicy()
         self.is_embedded = is_embedded(client)
         self._lock = client_lock(client)
         self._stopped = threading.Event()
+        self._outage = Outage()
         self._schema: CollectionSchema | None = None
 
     def __repr__(self) -> str:
@@ -59,32 +59,43 @@ class Collection:
     # Calling
 
     def call(self, what: str, operation: Callable[[], T]) -> T:
-        """Return the result of ``operation``, called as often as the policy allows.
+        """Return the result of ``operation``, called as long as the policy allows.
+
+        Waiting that the server itself has asked for (``Retry-After``) does not count against the patience.
 
         Args:
             what: For messages, as in "writing 256 points".
             operation: Safe to repeat.
 
         Raises:
-            Unreachable: All attempts are used up.
+            Unreachable: The patience of the policy is used up.
             Rejected: Qdrant says that the request is wrong.
             RequestTooLarge: It says that the request is too large.
         """
         where = f"{what} in collection {self.name!r}"
-        for attempt in range(self.policy.attempts):
+        attempts, since = 0, 0.0
+        while True:
             try:
                 with self._lock:
-                    return operation()
+                    result = operation()
             except Exception as error:
                 least_seconds = least_delay(error, where)
-                if attempt + 1 == self.policy.attempts:
-                    message = f"{where}: gave up after {attempt + 1} attempts ({describe_error(error)})"
+                now = time.monotonic()
+                since = (since if attempts else now) + least_seconds
+                attempts += 1
+                if self.policy.is_over(attempts, max(0.0, now - since)):
+                    raise Unreachable(
+                        f"{where}: gave up after {attempts} attempts ({describe_error(error)})"
+                    ) from error
+                if attempts > 1 or least_seconds >= 1:
+                    self._outage.begin(f"{where}: waiting for Qdrant ({describe_error(error)})")
+                if self._stopped.wait(max(self.policy.delay(attempts - 1), least_seconds)):
+                    message = f"{what}: stopped after {attempts} attempts ({describe_error(error)})"
                     raise Unreachable(message) from error
-                logger.warning("%s: attempt %d failed (%s)", what, attempt + 1, describe_error(error))
-                if self._stopped.wait(max(self.policy.delay(attempt), least_seconds)):
-                    message = f"{what}: stopped after {attempt + 1} attempts ({describe_error(error)})"
-                    raise Unreachable(message) from error
-        raise AssertionError("a policy has at least one attempt")
+            else:
+                if attempts:
+                    self._outage.end(where)
+                return result
 
     def write(self, what: str, operation: Callable[[], Written]) -> None:
         """Call a write that has ``wait=True``, and accept nothing less than ``completed``."""
@@ -374,30 +385,41 @@ class Collection:
 
     def delete(self, ids: Sequence[PointId]) -> None:
         """Delete points by id."""
-        for page in in_pages(ids, self.limits.page):
-            selector = models.PointIdsList(points=list(page))
-            self.write(
-                f"deleting {len(page)} points",
-                lambda: self.client.delete(self.name, points_selector=selector, wait=True),  # noqa: B023
-            )
+
+        def delete(page: Sequence[PointId]) -> models.UpdateResult:
+            return self.client.delete(self.name, points_selector=models.PointIdsList(points=list(page)), wait=True)
+
+        self._write_pages("deleting points", ids, self.limits.page, delete)
 
     def delete_vector_of(self, ids: Sequence[PointId], vector_name: str) -> None:
         """Take a vector away from points; the vector stays in the schema."""
-        for page in in_pages(ids, self.limits.write):
-            there = having_ids(page)
-            self.write(
-                "removing vectors",
-                lambda: self.client.delete_vectors(self.name, [vector_name], there, wait=True),  # noqa: B023
-            )
+
+        def delete(page: Sequence[PointId]) -> models.UpdateResult:
+            return self.client.delete_vectors(self.name, [vector_name], having_ids(page), wait=True)
+
+        self._write_pages("removing vectors", ids, self.limits.write, delete)
 
     def delete_payload_key(self, ids: Sequence[PointId], key: str) -> None:
         """Remove a payload key, as Qdrant writes its path, from points."""
-        for page in in_pages(ids, self.limits.write):
-            there = having_ids(page)
-            self.write(
-                "removing hashes",
-                lambda: self.client.delete_payload(self.name, [key], there, wait=True),  # noqa: B023
-            )
+
+        def delete(page: Sequence[PointId]) -> models.UpdateResult:
+            return self.client.delete_payload(self.name, [key], having_ids(page), wait=True)
+
+        self._write_pages("removing hashes", ids, self.limits.write, delete)
+
+    def _write_pages(
+        self, what: str, ids: Sequence[PointId], size: int, operation: Callable[[Sequence[PointId]], Written]
+    ) -> None:
+        """Call a write on pages of ids, and on halves of a page that the server finds too large."""
+        pages = list(in_pages(ids, size))
+        while pages:
+            page = pages.pop()
+            try:
+                self.write(what, lambda: operation(page))  # noqa: B023  # called at once
+            except RequestTooLarge:
+                if len(page) == 1:
+                    raise
+                pages += in_pages(page, (len(page) + 1) // 2)
 
     def _create_index(self, key: str, schema: Any) -> models.UpdateResult:
         return self.client.create_payload_index(self.name, key, schema, wait=True)

@@ -1,20 +1,28 @@
 """One way to open Qdrant: a server by URL, or the embedded database in a folder."""
 
+import logging
 import os
 import sqlite3
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
+from grpc import RpcError, StatusCode  # type: ignore[import-untyped]
 from qdrant_client import QdrantClient
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
 from care_qdrant.errors import FolderLocked, InputError, Rejected, ServerTooOld, Unreachable
 
+logger = logging.getLogger(__name__)
+
 DEFAULT_PATH = Path("qdrant")
+DEFAULT_HTTP_PORT = 6333
 REQUEST_TIMEOUT_SECONDS = 60
 
 
@@ -25,6 +33,7 @@ def open_client(
     url: str | None = None,
     api_key: str | None = None,
     grpc: bool = False,
+    grpc_port: int | None = None,
     timeout_seconds: int = REQUEST_TIMEOUT_SECONDS,
 ) -> Iterator[QdrantClient]:
     """Open Qdrant and close it at the end of the block.
@@ -34,14 +43,15 @@ def open_client(
         url: Of a server, as ``http://localhost:6333``.
         api_key: Of the server.
         grpc: Prefer gRPC to REST for points.
+        grpc_port: Of the server; None takes the port of the URL plus one.
         timeout_seconds: Of one request.
 
     Raises:
         FolderLocked: Another process holds the folder.
-        Unreachable: No server answers at the URL.
+        Unreachable: No server answers at the URL, or at its gRPC port.
         Rejected: The server does not accept the key.
     """
-    client = _embedded(path) if path is not None else _server(url, api_key, grpc, timeout_seconds)
+    client = _embedded(path) if path is not None else _server(url, api_key, grpc, grpc_port, timeout_seconds)
     try:
         yield client
     finally:
@@ -82,19 +92,47 @@ def require_server(client: QdrantClient, version: tuple[int, int], feature: str)
         raise ServerTooOld(f"this Qdrant server is version {found}; {feature} needs {wanted} or newer")
 
 
-def _server(url: str | None, api_key: str | None, grpc: bool, timeout_seconds: int) -> QdrantClient:
+def _server(
+    url: str | None, api_key: str | None, grpc: bool, grpc_port: int | None, timeout_seconds: int
+) -> QdrantClient:
     if not url:
         raise InputError("neither a folder nor a URL of Qdrant was given: pass --path or --url")
     try:
-        client = QdrantClient(
-            url=url, api_key=api_key, prefer_grpc=grpc, timeout=timeout_seconds, check_compatibility=False
-        )
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        port = grpc_port or (parts.port or DEFAULT_HTTP_PORT) + 1
     except ValueError as error:
-        raise InputError(f"{url}: is no URL of a Qdrant server ({error}); expected one as http://host:6333") from error
+        raise InputError(f"{url}: is no URL of a server ({error}); expected one as http://localhost:6333") from error
+    if api_key and parts.scheme == "http" and not _is_loopback(parts.hostname):
+        logger.warning("%s: the API key is sent without encryption; give an https URL", url)
     try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Api key is used with an insecure connection", UserWarning)
+            client = QdrantClient(
+                url=url,
+                api_key=api_key,
+                prefer_grpc=grpc,
+                grpc_port=port,
+                timeout=timeout_seconds,
+                check_compatibility=False,
+                # Else every number of every vector is looked at, for texts that fastembed would encode.
+                cloud_inference=True,
+            )
+    except ValueError as error:
+        raise InputError(f"{url}: is no URL of a server ({error}); expected one as http://localhost:6333") from error
+    try:
+        _check_answer(client, url, f"{parts.hostname}:{port}", grpc)
+    except Exception:
+        client.close()
+        raise
+    return client
+
+
+def _check_answer(client: QdrantClient, url: str, grpc_address: str, grpc: bool) -> None:
+    try:
+        if grpc:
+            client.info()  # over HTTP, as all that is not about points
         client.get_collections()
     except ValueError as error:
-        client.close()
         raise Unreachable(
             f"{url}: what answers there is no Qdrant server, but perhaps a proxy or another program ({error})"
         ) from error
@@ -102,9 +140,22 @@ def _server(url: str | None, api_key: str | None, grpc: bool, timeout_seconds: i
         if error.status_code in (401, 403):
             raise Rejected(f"{url}: the server does not accept this API key ({error.status_code})") from error
         raise Unreachable(f"{url}: answered {error.status_code} {error.reason_phrase}") from error
+    except RpcError as error:
+        if error.code() in (StatusCode.UNAUTHENTICATED, StatusCode.PERMISSION_DENIED):
+            raise Rejected(f"{url}: the server does not accept this API key ({error.details()})") from error
+        raise Unreachable(
+            f"{url}: answers over HTTP, but no Qdrant answers over gRPC at {grpc_address} ({error.code().name}); "
+            "give the gRPC port of the server with --grpc-port, or leave out --grpc"
+        ) from error
     except (ResponseHandlingException, OSError) as error:
         raise Unreachable(f"{url}: no Qdrant server answers there ({error})") from error
-    return client
+
+
+def _is_loopback(host: str | None) -> bool:
+    try:
+        return ip_address(host or "").is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _embedded(path: Path) -> QdrantClient:

@@ -20,6 +20,10 @@ LLAMA_INDEX_KEYS = ("_node_content", "_node_type", "doc_id", "document_id", "ref
 RESERVED_KEYS = frozenset({CARE_KEY, "text", "title", *LLAMA_INDEX_KEYS})
 """Keys that a user's metadata may not use."""
 
+# json.dumps would make an encoder for every call, which takes longer than encoding a short document.
+_TEXT = json.JSONEncoder(ensure_ascii=False)
+_CANONICAL = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+
 
 def content_hash(fingerprint: str, title: str, text: str) -> str:
     """Return the hash of everything that decides a chunk's vector: the model and the text it reads."""
@@ -100,7 +104,7 @@ def _node_content(chunk: Chunk, title: Mapping[str, str]) -> str:
     silently differ from ours. Excluding all keys but the title, and the templates, make it read `embedded_text`.
     """
     excluded = sorted(chunk.document.metadata)
-    return json.dumps(
+    return _TEXT.encode(
         {
             "id_": chunk.point_id,
             "embedding": None,
@@ -119,11 +123,9 @@ def _node_content(chunk: Chunk, title: Mapping[str, str]) -> str:
             },
             "text": chunk.text,
             "class_name": "TextNode",
-        },
-        ensure_ascii=False,
+        }
     )
 
 
 def _digest(value: Any) -> str:
-    canonical = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()[:32]
+    return hashlib.sha256(_CANONICAL.encode(value).encode()).hexdigest()[:32]

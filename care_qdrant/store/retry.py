@@ -1,11 +1,14 @@
 """Which errors of Qdrant are transient, how often to try again, and how long to wait in between.
 
-Waiting is exponential with full jitter (Brooker 2015, "Exponential backoff and jitter"), and the number of attempts is
-bounded: qdrant-client itself either never retries (``upsert``) or retries everything at once and 429 without bound.
+Waiting is exponential with full jitter (Brooker 2015, "Exponential backoff and jitter"), and the time without an answer
+is bounded: qdrant-client itself either never retries (``upsert``) or retries everything at once and 429 without bound.
 """
 
+import logging
 import random
 import sqlite3
+import threading
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +19,9 @@ from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedR
 
 from care_qdrant.errors import QdrantError, Rejected
 
+logger = logging.getLogger(__name__)
+
+PATIENCE_SECONDS = 600.0
 TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 TRANSIENT_GRPC = frozenset(
     {
@@ -43,15 +49,49 @@ class NotCompleted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Number of attempts and waiting times. The default outlasts a restart of a minute."""
+    """Patience and waiting times. The default outlasts the restart of a large node."""
 
-    attempts: int = 12
+    patience_seconds: float = PATIENCE_SECONDS
+    """Longest time without an answer, from the first failure on; 0 makes one attempt."""
+    attempts: int | None = None
+    """Highest number of attempts; None leaves it to the time."""
     base_seconds: float = 0.5
     cap_seconds: float = 20.0
 
     def delay(self, attempt: int) -> float:
         """Return the seconds until the next attempt: uniform in [0, ``base * 2^attempt``], capped."""
-        return random.uniform(0, min(self.cap_seconds, self.base_seconds * 2**attempt))
+        return random.uniform(0, min(self.cap_seconds, self.base_seconds * 2 ** min(attempt, 30)))
+
+    def is_over(self, attempts: int, seconds: float) -> bool:
+        """Return whether no other attempt is to be made.
+
+        Args:
+            attempts: Number of those that failed, one after the other.
+            seconds: Time since the first of them failed.
+        """
+        return attempts == self.attempts or seconds >= self.patience_seconds
+
+
+class Outage:
+    """Logs one line when calls begin to wait for Qdrant, and one when they go on; shared by threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._since: float | None = None
+
+    def begin(self, message: str) -> None:
+        """Log that a call waits, unless another one is waiting already."""
+        with self._lock:
+            if self._since is None:
+                self._since = time.monotonic()
+                logger.warning("%s", message)
+
+    def end(self, where: str) -> None:
+        """Log that calls go on, if one had to wait."""
+        with self._lock:
+            if self._since is not None:
+                logger.warning("%s: goes on after %.0f s", where, time.monotonic() - self._since)
+                self._since = None
 
 
 def least_delay(error: Exception, where: str) -> float:

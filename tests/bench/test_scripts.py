@@ -22,6 +22,7 @@ SCRIPTS = {
     "benchmarks.perf.ingestion": "ingestion",
     "benchmarks.perf.query_encoder": "main",
     "benchmarks.perf.scale": "main",
+    "benchmarks.perf.server_ingestion": "main",
     "benchmarks.perf.training_cost": "main",
     "tests.reliability.__main__": "reliability",
 }

@@ -131,7 +131,7 @@ def test_retry_after_is_kept(standin: StandIn, client: QdrantClient) -> None:
 
 
 def test_a_key_that_may_only_read_is_refused_at_once(corpus: Path) -> None:
-    with StandIn(api_key="write", read_only_key="read") as server, pytest.warns(UserWarning, match="insecure"):
+    with StandIn(api_key="write", read_only_key="read") as server:
         with open_client(url=server.url, api_key="read") as client, pytest.raises(Rejected, match="403"):
             ingest(corpus, HashModel(), client, "corpus", retries=IMPATIENT)
         assert server.count("PUT", "/collections/corpus") == 1

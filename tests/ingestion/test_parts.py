@@ -12,7 +12,7 @@ from care_qdrant.ingestion.ahead import read_ahead
 from care_qdrant.ingestion.report import Stopwatch
 from care_qdrant.store.collection import Collection
 from care_qdrant.store.connection import open_client
-from care_qdrant.store.retry import RetryPolicy
+from care_qdrant.store.retry import Outage, RetryPolicy
 from care_qdrant.store.sender import MAX_BYTES, QUEUE, Insert, Sender, in_requests
 from care_qdrant.types import Document
 from tests.standin import StandIn
@@ -71,11 +71,24 @@ def test_delays_grow_are_capped_and_random() -> None:
         assert longest * 3 / 4 < max(delays) <= longest
 
 
-def test_the_default_patience_outlasts_a_server_that_is_gone_for_20_seconds() -> None:
+def test_the_default_patience_outlasts_a_server_that_is_gone_for_nine_minutes() -> None:
     policy = RetryPolicy()
-    waits = sorted(sum(policy.delay(attempt) for attempt in range(policy.attempts - 1)) for _ in range(2_000))
-    assert waits[20] > 20  # all but the unluckiest percent
-    assert waits[-1] < 180
+    assert not policy.is_over(attempts=1_000, seconds=540)
+    assert policy.is_over(attempts=40, seconds=600)
+    assert policy.delay(5_000) <= policy.cap_seconds
+    assert RetryPolicy(patience_seconds=0).is_over(attempts=1, seconds=0)
+    assert RetryPolicy(attempts=3).is_over(attempts=3, seconds=0)
+
+
+def test_one_line_when_waiting_begins_and_one_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
+    outage = Outage()
+    outage.end("reading")
+    assert not caplog.records
+    outage.begin("reading: waiting")
+    outage.begin("writing: waiting")
+    outage.end("writing")
+    outage.end("reading")
+    assert len(caplog.records) == 2
 
 
 def test_the_stopwatch_measures_what_is_between() -> None:

@@ -10,6 +10,7 @@ from qdrant_client import models
 
 from care_qdrant.errors import FolderLocked, InputError, Unreachable
 from care_qdrant.store.connection import is_embedded, open_client, tune_embedded
+from tests.standin.server import StandIn
 from tests.tiny import medical_texts
 
 
@@ -40,6 +41,29 @@ def test_a_server_that_is_not_there_is_said_with_its_url() -> None:
         open_client(url="http://127.0.0.1:9"),
     ):
         pass
+
+
+def test_a_server_without_grpc_is_said_with_the_port_and_the_option() -> None:
+    with StandIn() as server:
+        with (
+            pytest.raises(Unreachable, match=r"no Qdrant answers over gRPC at 127\.0\.0\.1:9 .*--grpc-port"),
+            open_client(url=server.url, grpc=True, grpc_port=9),
+        ):
+            pass
+        expected = int(server.url.rpartition(":")[2]) + 1
+        with (
+            pytest.raises(Unreachable, match=f"gRPC at 127.0.0.1:{expected} "),
+            open_client(url=server.url, grpc=True),
+        ):
+            pass
+
+
+def test_an_api_key_is_told_to_be_unencrypted_except_on_this_machine(caplog: pytest.LogCaptureFixture) -> None:
+    with StandIn(api_key="key") as server, open_client(url=server.url, api_key="key"):
+        assert not caplog.records
+    with pytest.raises(Unreachable), open_client(url="http://192.0.2.1:9", api_key="key", timeout_seconds=1):
+        pass
+    assert len(caplog.records) == 1
 
 
 def test_the_tuned_database_reopens_with_every_point(tmp_path: Path) -> None:

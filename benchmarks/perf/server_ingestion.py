@@ -1,0 +1,127 @@
+"""CPU time and wall time of ingestion into a server, against the stock client's ``upload_points`` in the same run."""
+
+import resource
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+import click
+from qdrant_client import QdrantClient, models
+
+from care_qdrant.corpus.files import Corpus
+from care_qdrant.corpus.rows import Fields, Row
+from care_qdrant.ingestion.run import ingest
+from care_qdrant.store.connection import open_client
+from care_qdrant.types import point_id
+from tests.reliability.ready_model import ReadyModel, write_corpus
+
+from .measured import output_option, plain, save_measured, scratch_option, shown
+
+Way = Literal["care", "upload_points"]
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """One load of a new collection."""
+
+    way: Way
+    grpc: bool
+    client_cpu_seconds_per_10k: float
+    """User and system time of this process, all threads."""
+    points_per_second: float
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--url", envvar="QDRANT_URL", required=True, help="URL of a Qdrant server; its collections are kept.")
+@click.option("--grpc-port", type=click.IntRange(1, 65_535), help="gRPC port.  [default: the port of the URL plus one]")
+@click.option("--points", type=click.IntRange(1), default=30_000, show_default=True, help="Documents, one point each.")
+@click.option("--dim", type=click.IntRange(1), default=768, show_default=True, help="Length of the vectors.")
+@click.option("--repeats", type=click.IntRange(1), default=3, show_default=True, help="Measurements of each way.")
+@scratch_option
+@output_option
+def main(
+    url: str, grpc_port: int | None, points: int, dim: int, repeats: int, scratch: Path | None, output: Path
+) -> None:
+    """Compare ingestion, which also reads, hashes, compares and counts, with upload_points over HTTP and gRPC.
+
+    \b
+    Example:
+      python -m benchmarks.perf.server_ingestion --url http://localhost:6333 \\
+        --output benchmarks/results/server-ingestion.json
+    """
+    uploads: list[Upload] = []
+    ways: tuple[Way, ...] = ("care", "upload_points")
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        corpus = write_corpus(Path(folder) / "corpus.jsonl", points, sentences=2)
+        for _ in range(repeats):
+            for grpc in (False, True):
+                with open_client(url=url, grpc=grpc, grpc_port=grpc_port) as client:
+                    version = client.info().version
+                    uploads += [shown(_measure(client, way, grpc, corpus, points, dim)) for way in ways]
+    save_measured(
+        output,
+        {
+            "server": version,
+            "points": points,
+            "dim": dim,
+            "client_cpu_ratio": {
+                name: round(_median(uploads, "care", grpc) / _median(uploads, "upload_points", grpc), 3)
+                for name, grpc in (("http", False), ("grpc", True))
+            },
+            "uploads": plain(uploads),
+        },
+    )
+
+
+def _measure(client: QdrantClient, way: Way, grpc: bool, corpus: Path, points: int, dim: int) -> Upload:
+    name = f"care-perf-{uuid.uuid4().hex[:8]}"
+    cpu, start = _cpu_seconds(), time.perf_counter()
+    try:
+        if way == "care":
+            ingest(corpus, ReadyModel(dim), client, name)
+        else:
+            _upload(client, name, corpus, dim)
+        seconds = time.perf_counter() - start
+        used = _cpu_seconds() - cpu
+        found = client.count(name, exact=True).count
+        if found != points:
+            raise click.ClickException(f"{way}: {found} points were stored, expected {points}")
+    finally:
+        client.delete_collection(name)
+    return Upload(way, grpc, round(used / points * 10_000, 3), round(points / seconds, 1))
+
+
+def _upload(client: QdrantClient, name: str, corpus: Path, dim: int) -> None:
+    """Load a collection as the stock client does, with the vectors and the smallest payload of the same documents."""
+    client.create_collection(name, {"v": models.VectorParams(size=dim, distance=models.Distance.COSINE)})
+    client.upload_points(name, _points(corpus, dim), batch_size=256, parallel=1, wait=True)
+
+
+def _points(corpus: Path, dim: int) -> Iterator[models.PointStruct]:
+    rows = ReadyModel(dim).document_encoder.vectors
+    with Corpus(corpus, Fields()) as file:
+        for number, row in enumerate(row for row in file if isinstance(row, Row)):
+            document = row.document
+            yield models.PointStruct(
+                id=point_id(document.id),
+                vector={"v": rows[number % len(rows)].tolist()},
+                payload={"doc_id": document.id, "text": document.text, **document.metadata},
+            )
+
+
+def _median(uploads: list[Upload], way: Way, grpc: bool) -> float:
+    return median(one.client_cpu_seconds_per_10k for one in uploads if (one.way, one.grpc) == (way, grpc))
+
+
+def _cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+if __name__ == "__main__":
+    main()
