@@ -121,7 +121,7 @@ class Corpus:
             _require_package(file.path, ".parquet")
             if not self._file.seekable():
                 raise InputError(f"{file.path}: a {form} file cannot be read from a pipe; save it first")
-            yield from read_columns(content, form, self.fields)
+            yield from read_columns(content, form, file.name, self.fields)
             return
         self._require_encoding(file.path, head)
         content = recoded(content, self.encoding)

@@ -5,11 +5,11 @@ import datetime
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 from typing import Any, Literal
 
-from care_qdrant.corpus.rows import JSON, Fields, Reject, Row, parse_json, parse_line, parse_values
+from care_qdrant.corpus.rows import HASH_ID, JSON, Fields, Reject, Row, parse_json, parse_line, parse_values
 from care_qdrant.corpus.streams import as_text
 from care_qdrant.errors import InputError
 
@@ -120,6 +120,7 @@ def read_table(file: io.BufferedReader, name: str, fields: Fields) -> Iterator[R
         columns = next(reader, [])
         if twice := sorted({column for column in columns if columns.count(column) > 1}):
             raise InputError(f"{name}: column {twice[0]!r} is there twice; rename one")
+        _require_columns(columns, name, fields)
         for cells in reader:
             line = reader.line_num
             if not any(cells):
@@ -130,6 +131,21 @@ def read_table(file: io.BufferedReader, name: str, fields: Fields) -> Iterator[R
                 yield Reject(line, f"has {len(cells)} cells; the header has {len(columns)}")
 
 
+def _require_columns(columns: Sequence[str], name: str, fields: Fields) -> None:
+    """Refuse a table without the columns that a document needs, before any of its rows is rejected for that.
+
+    Raises:
+        InputError: One is missing.
+    """
+    has_id = fields.id in columns or fields.id == HASH_ID or (fields.id == "id" and "_id" in columns)
+    for field, option, is_there in (
+        (fields.text, "--text-field NAME", fields.text in columns),
+        (fields.id, "--id-field NAME, or --id-field :hash", has_id),
+    ):
+        if columns and not is_there:
+            raise InputError(f"{name}: has no column {field!r} (columns: {', '.join(columns)}); give {option}")
+
+
 def describe_table(head: bytes, name: str, fields: Fields) -> str:
     """Return what a table looks like, for people: its separator and its columns."""
     delimiter, columns = _header(head, name, fields)
@@ -137,18 +153,25 @@ def describe_table(head: bytes, name: str, fields: Fields) -> str:
     return f"table, {names[delimiter]} separated, columns {', '.join(columns)}"
 
 
-def read_columns(file: io.BufferedReader, form: Format, fields: Fields) -> Iterator[Row | Reject]:
-    """Return the rows of a Parquet or Arrow file."""
+def read_columns(file: io.BufferedReader, form: Format, name: str, fields: Fields) -> Iterator[Row | Reject]:
+    """Return the rows of a Parquet or Arrow file.
+
+    Raises:
+        InputError: It lacks the column of the id or of the text.
+    """
     import pyarrow.ipc  # type: ignore[import-untyped]
     import pyarrow.parquet  # type: ignore[import-untyped]
 
     if form == "Parquet":
-        batches = pyarrow.parquet.ParquetFile(file).iter_batches(batch_size=_BATCH_ROWS)
+        table = pyarrow.parquet.ParquetFile(file)
+        columns, batches = table.schema_arrow.names, table.iter_batches(batch_size=_BATCH_ROWS)
     elif file.peek(6).startswith(b"ARROW1"):
-        reader = pyarrow.ipc.open_file(file)
-        batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
+        table = pyarrow.ipc.open_file(file)
+        columns, batches = table.schema.names, map(table.get_batch, range(table.num_record_batches))
     else:
         batches = pyarrow.ipc.open_stream(file)
+        columns = batches.schema.names
+    _require_columns(columns, name, fields)
     number = 0
     for batch in batches:
         for values in batch.to_pylist():

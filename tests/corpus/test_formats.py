@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pyarrow
 import pyarrow.ipc
+import pyarrow.parquet
 import pytest
 import zstandard
 
@@ -110,6 +111,20 @@ def test_a_table_with_another_number_of_cells_is_a_rejected_row(tmp_path: Path) 
     (tmp_path / "a.csv").write_text("id,text,text\n1,一,二\n", encoding="utf-8")
     with pytest.raises(InputError, match="column 'text' is there twice"):
         read(tmp_path / "a.csv")
+
+
+def test_a_table_without_a_column_is_refused_in_its_own_words(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("key,body\n1,一\n", encoding="utf-8")
+    with pytest.raises(
+        InputError, match=r"a\.csv: has no column 'text' \(columns: key, body\); give --text-field NAME"
+    ):
+        read(tmp_path / "a.csv")
+    with pytest.raises(InputError, match=r"has no column 'id'.*--id-field :hash"):
+        read(tmp_path / "a.csv", Fields(text="body"))
+    assert len(read(tmp_path / "a.csv", Fields(id=HASH_ID, text="body"))) == 1
+    pyarrow.parquet.write_table(pyarrow.table({"key": ["1"], "text": ["一"]}), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=r"has no column 'id' \(columns: key, text\)"):
+        read(tmp_path / "a.parquet")
 
 
 def test_a_folder_holds_documents_and_corpora(tmp_path: Path) -> None:
