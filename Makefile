@@ -11,7 +11,7 @@ export OMP_NUM_THREADS ?= 1
 
 $(VENV)/.serve: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) --editable '.[ingest]'
+	$(INSTALL) --editable .
 	touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt

@@ -7,14 +7,18 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from care_qdrant.checkpoint.card import CARD_FILE, Card, Side, read_card
-from care_qdrant.checkpoint.folder import describe_side, verify_files
+from care_qdrant.checkpoint.card import CARD_FILE, Card, OnnxFiles, Side, is_onnx, read_card
+from care_qdrant.checkpoint.folder import describe_side
 from care_qdrant.checkpoint.hub import BUILT_IN, fetch_document_side, find_folder
+from care_qdrant.checkpoint.integrity import verified, verify_files
+from care_qdrant.checkpoint.references import check_references
 from care_qdrant.encoders import Encoder, TokenCounter
-from care_qdrant.errors import IncompleteModel, ModelError
+from care_qdrant.errors import AlteredModel, IncompleteModel, ModelError
 from care_qdrant.types import Vectors
 
 if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
     from care_qdrant.store.contracts import VectorContract
 
 Precision = Literal["auto", "int8", "fp32"]
@@ -23,9 +27,9 @@ Precision = Literal["auto", "int8", "fp32"]
 class CareModel:
     """A pair of encoders: a small one for queries, a large one for documents (paper, section 4).
 
-    Loading reads the card and nothing else. The query encoder runs on onnxruntime, without torch, where the folder
-    has an ONNX file; the document encoder runs on torch. Every file is checked against its recorded SHA-256 before it
-    is read.
+    Loading reads the card and nothing else. Each encoder runs on onnxruntime, without torch, where the folder has an
+    ONNX file of its side. Every file is checked against its recorded SHA-256 before it is read, and every ONNX file has
+    to give the reference vectors of the card.
     """
 
     def __init__(
@@ -63,7 +67,8 @@ class CareModel:
         Args:
             source: A CARE folder; a hub name; ``built-in``; or any sentence-transformers model, which then stands in
                 on both sides.
-            device: Of the torch encoders; None takes CUDA, then MPS, then the CPU.
+            device: Of the torch encoders; None takes CUDA, then MPS, then the CPU. With a device documents are encoded
+                by torch also where the folder has an ONNX document encoder.
             precision: Of the ONNX query encoder; ``auto`` takes int8 where its gate passed at export.
             revision: Branch, tag or commit on the hub.
 
@@ -121,18 +126,24 @@ def _pair(
     onnx_file = _onnx_file(card, precision, folder)
 
     def load_query_encoder() -> Encoder:
-        if onnx_file is None:
-            verify_files(folder, card, (path for path in card.files if _is_torch_file(path, "query")))
-            return _torch_side(folder / "query", "query", card, device)
-        from care_qdrant.encoders.onnx import OnnxEncoder
-
-        verify_files(folder, card, [f"query/{onnx_file}", "query/tokenizer.json"])
-        return OnnxEncoder.of_side(folder / "query", onnx_file, card.query, card.dim)
+        if card.onnx is None or onnx_file is None:
+            with verified(folder, card, "query", _torch_files(card, "query")):
+                return _torch_side(folder / "query", "query", card, device)
+        # Every graph of the folder may name the same external weights, so those are always checked.
+        external = [path for path in card.files if path.startswith("query/onnx/") and not path.endswith(".onnx")]
+        with verified(folder, card, "query", [f"query/{onnx_file}", "query/tokenizer.json", *external]):
+            return _onnx_side(folder / "query", onnx_file, card.query, card.onnx, card.dim)
 
     def load_document_encoder() -> Encoder:
         whole = fetch_document_side(source, revision=revision)
-        verify_files(whole, card, (path for path in card.files if _is_torch_file(path, "document")))
-        return _torch_side(whole / "document", "document", card, device)
+        files = card.document_onnx
+        if files is None or files.fp32 is None or device is not None:
+            with verified(whole, card, "document", _torch_files(card, "document")):
+                return _torch_side(whole / "document", "document", card, device)
+        from care_qdrant.encoders.onnx import usable_cores
+
+        with verified(whole, card, "document", [f"document/{files.fp32}", *_torch_files(card, "document")]):
+            return _onnx_side(whole / "document", files.fp32, card.document, files, card.dim, workers=usable_cores())
 
     def load_document_tokenizer() -> TokenCounter:
         whole = fetch_document_side(source, revision=revision)
@@ -155,12 +166,24 @@ def _symmetric(folder: Path, name: str, device: str | None) -> CareModel:
     """Let one sentence-transformers model play both roles, its weights loaded once."""
     from care_qdrant.encoders.torch import TorchEncoder, load_sentence_transformer
 
-    load = cache(lambda: load_sentence_transformer(folder, device))
+    fingerprint = _fingerprint_of_files(folder)
+
+    @cache
+    def load() -> "SentenceTransformer":
+        model = load_sentence_transformer(folder, device)
+        # After loading: a change before it and one during it are both found.
+        if (found := _fingerprint_of_files(folder)) != fingerprint:
+            raise AlteredModel(
+                f"{folder}: changed since it was opened (fingerprint {fingerprint[:12]}, now {found[:12]}), and its "
+                "vectors would be stored as those of the former model; open it again"
+            )
+        return model
+
     side, dim = describe_side(folder, "document")
     return CareModel(
         name=Path(name).resolve().name,
         dim=dim,
-        fingerprint=_fingerprint_of_files(folder),
+        fingerprint=fingerprint,
         temperature=0.05,
         load_query_encoder=lambda: TorchEncoder(load(), "query"),
         load_document_encoder=lambda: TorchEncoder(load(), "document"),
@@ -212,5 +235,13 @@ def _onnx_file(card: Card, precision: Precision, folder: Path) -> str | None:
     return file
 
 
-def _is_torch_file(path: str, side: str) -> bool:
-    return path.startswith(f"{side}/") and not path.startswith(f"{side}/onnx/")
+def _onnx_side(folder: Path, file: str, side: Side, files: OnnxFiles, dim: int, workers: int = 1) -> Encoder:
+    from care_qdrant.encoders.onnx import OnnxEncoder
+
+    encoder = OnnxEncoder.of_side(folder, file, side, dim, workers=workers)
+    check_references(encoder.encode, files.references, folder / file, files.min_cosine(file))
+    return encoder
+
+
+def _torch_files(card: Card, side: str) -> list[str]:
+    return [path for path in card.files if path.startswith(f"{side}/") and not is_onnx(path)]

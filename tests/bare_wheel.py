@@ -17,12 +17,14 @@ from care_qdrant.errors import MissingExtra  # noqa: E402
 model = CareModel.load()
 vectors = model.encode_query(["糖尿病人能吃西瓜吗", "心梗怎么急救"])
 assert vectors.shape == (2, model.dim)
+[document] = model.encode_document(["心肌梗死的急救"])
+assert "torch" not in sys.modules
 try:
-    model.encode_document(["二甲双胍"])
+    CareModel.load(device="cpu").encode_document(["二甲双胍"])
 except MissingExtra as error:
     assert "pip install 'care-qdrant[ingest]'" in str(error)
 else:
-    raise AssertionError("a document was encoded without torch")
+    raise AssertionError("torch encoded a document, and is not installed")
 
 client = QdrantClient(":memory:")
 from qdrant_client import models  # noqa: E402
@@ -30,9 +32,9 @@ from qdrant_client import models  # noqa: E402
 params = models.VectorParams(size=model.dim, distance=models.Distance.COSINE)
 client.create_collection("docs", {model.name: params})
 care_qdrant.store.contracts.write_contract(client, "docs", model.name, model.contract())
-point = models.PointStruct(id=1, vector={model.name: vectors[1].tolist()}, payload={"text": "心肌梗死的急救"})
+point = models.PointStruct(id=1, vector={model.name: document.tolist()}, payload={"text": "心肌梗死的急救"})
 client.upsert("docs", [point])
 [[hit]] = Retriever(client, "docs", model).search(["心梗怎么急救"], top_k=1)
 assert hit.text == "心肌梗死的急救"
-assert hit.score > 0.99, hit
-print(f"bare wheel: {model.name} answers queries on {sys.version.split()[0]} without torch")
+assert hit.score > 0.3, hit
+print(f"bare wheel: {model.name} encodes documents and answers queries on {sys.version.split()[0]} without torch")

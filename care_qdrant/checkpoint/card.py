@@ -7,13 +7,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from care_qdrant.checkpoint.references import COSINE_MARGIN, Reference, references_digest
 from care_qdrant.errors import AlteredModel, IncompleteModel, ModelError, NewerFormat
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 CARD_FILE = "care.json"
-FORMAT = 1
+FORMAT = 2
+"""Format 2 adds an ONNX document encoder and reference vectors; format 1 is read as it is."""
+DOCUMENT_ONNX = "model.onnx"
+"""Relative to ``document/``: onnxruntime reads external weights only below the folder of a graph, and this one takes its
+weights from ``document/model.safetensors``."""
+_FP32_MIN_COSINE = 0.9999
 UNLIMITED = 2**31 - 1
 """Tokens."""
 
@@ -43,7 +49,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class OnnxFiles:
-    """The query encoder for onnxruntime, relative to ``query/``."""
+    """One encoder for onnxruntime; paths are relative to the folder of its side."""
 
     fp32: str | None
     int8: str | None
@@ -51,6 +57,12 @@ class OnnxFiles:
     """``int8`` where its gate passed, else ``fp32``."""
     gate: Mapping[str, Any] = field(default_factory=dict)
     """Comparison of int8 with fp32 vectors at export, by figure."""
+    references: tuple[Reference, ...] = ()
+    """Vectors of fixed texts by sentence-transformers, which each file has to reproduce."""
+
+    def min_cosine(self, file: str) -> float:
+        """Return the lowest cosine with a reference that an encoder of this file may have."""
+        return self.gate.get("min_cosine", 1.0) - COSINE_MARGIN if file == self.int8 else _FP32_MIN_COSINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +87,10 @@ class Card:
     """Every file under ``query/`` and ``document/``, by path relative to the folder."""
     fingerprint: str
     onnx: OnnxFiles | None = None
+    """The query encoder."""
+    document_onnx: OnnxFiles | None = None
+    references_sha256: str = ""
+    """Digest of the fingerprint and of both sides' reference vectors; empty where there are none."""
     license: str = ""
     stages: tuple[Mapping[str, Any], ...] = ()
     """The training stages in order, each with its configuration and figures."""
@@ -85,9 +101,11 @@ class Card:
     format: int = FORMAT
 
     def save(self, folder: Path) -> None:
-        """Write the card into a folder."""
+        """Write the card into a folder, whole or not at all."""
         text = json.dumps(asdict(self), ensure_ascii=False, indent=2, sort_keys=True)
-        (folder / CARD_FILE).write_text(text + "\n", encoding="utf-8")
+        building = folder / f".{CARD_FILE}.partial"
+        building.write_text(text + "\n", encoding="utf-8")
+        building.replace(folder / CARD_FILE)
 
 
 def read_card(folder: Path) -> Card:
@@ -114,18 +132,41 @@ def read_card(folder: Path) -> Card:
     expected = fingerprint(card.dim, card.query, card.document, card.files)
     if card.fingerprint != expected:
         raise AlteredModel(f"{path}: fingerprint {card.fingerprint[:12]} is not that of its content ({expected[:12]})")
+    if card.references_sha256 != bind_references(card.fingerprint, card.onnx, card.document_onnx):
+        raise AlteredModel(
+            f"{path}: its reference vectors do not belong to fingerprint {card.fingerprint[:12]}, so its ONNX files "
+            "may be those of another model; restore the folder, or export the model again"
+        )
     return card
+
+
+def bind_references(fingerprint: str, *sides: OnnxFiles | None) -> str:
+    """Return the digest that ties the reference vectors of both sides to a fingerprint."""
+    return references_digest(fingerprint, [reference for side in sides if side for reference in side.references])
 
 
 def fingerprint(dim: int, query: Side, document: Side, files: Mapping[str, FileEntry]) -> str:
     """Return the SHA-256 over everything that changes a vector: dimension, prompts, limits, weights, tokenizers.
 
     ONNX files are left out: they are another rendering of the same query encoder into the same space, so a new export
-    does not orphan the collections that exist. Their own hashes are in `Card.files` and are checked on load.
+    does not orphan the collections that exist. Their own hashes are in `Card.files` and are checked on load, and so is
+    that they give the reference vectors (`care_qdrant.checkpoint.references`).
     """
-    sources = {path: entry.sha256 for path, entry in files.items() if not path.startswith("query/onnx/")}
+    sources = {path: entry.sha256 for path, entry in files.items() if not is_onnx(path)}
     content = [dim, asdict(query), asdict(document), sources]
     return hashlib.sha256(json.dumps(content, ensure_ascii=False, sort_keys=True).encode()).hexdigest()
+
+
+def is_onnx(path: str) -> bool:
+    """Return whether a file, by its path relative to the CARE folder, is a rendering for onnxruntime."""
+    return path.startswith("query/onnx/") or path == f"document/{DOCUMENT_ONNX}"
+
+
+def _parse_onnx(values: Mapping[str, Any] | None) -> OnnxFiles | None:
+    if not values:
+        return None
+    references = tuple(Reference(**reference) for reference in values.get("references", ()))
+    return OnnxFiles(**{**values, "references": references})
 
 
 def _parse(values: Mapping[str, Any]) -> Card:
@@ -135,7 +176,8 @@ def _parse(values: Mapping[str, Any]) -> Card:
             **fields,
             "query": Side(**values["query"]),
             "document": Side(**values["document"]),
-            "onnx": OnnxFiles(**values["onnx"]) if values.get("onnx") else None,
+            "onnx": _parse_onnx(values.get("onnx")),
+            "document_onnx": _parse_onnx(values.get("document_onnx")),
             "files": {path: FileEntry(**entry) for path, entry in values["files"].items()},
             "stages": tuple(values.get("stages", ())),
             "bases": tuple(values.get("bases", ())),

@@ -4,13 +4,12 @@
 
     modules.json  router_config.json  care.json  README.md
     query/        a complete sentence-transformers model; onnx/ beside its weights
-    document/     a complete sentence-transformers model, LoRA merged
+    document/     a complete sentence-transformers model, LoRA merged; model.onnx reads the weights beside it
 
 The root is a sentence-transformers ``Router`` without a default route: the stock stack embeds queries with the document
 encoder when there is one. Each side also loads alone. No ``trust_remote_code`` anywhere.
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -24,10 +23,12 @@ from care_qdrant.checkpoint.card import (
     FileEntry,
     OnnxFiles,
     Side,
+    bind_references,
     fingerprint,
     read_card,
     static_limit,
 )
+from care_qdrant.checkpoint.integrity import list_files, refuse_unlisted, sha256, verify_files
 from care_qdrant.errors import AlteredModel, IncompleteModel, InputError, ModelError
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def write_checkpoint(
     query: Path,
     document: Path,
     onnx: OnnxFiles | None = None,
+    document_onnx: OnnxFiles | None = None,
     temperature: float = 0.02,
     license: str = "",
     stages: Sequence[Mapping[str, Any]] = (),
@@ -53,7 +55,9 @@ def write_checkpoint(
 ) -> Card:
     """Assemble a CARE folder from two saved sentence-transformers models, verify it, and move it into place.
 
-    The folder appears whole or not at all: it is built beside its destination and renamed at the end.
+    The folder appears whole or not at all: it is built beside its destination and renamed at the end. A folder that is
+    replaced is renamed first and removed last, so that no moment is without a whole model; one that an interrupted call
+    left under that name is put back.
 
     Args:
         folder: Destination; must not exist, or be a CARE folder (which is replaced).
@@ -61,6 +65,7 @@ def write_checkpoint(
         query: Folder of the query encoder; an ``onnx/`` folder in it comes along.
         document: Folder of the document encoder.
         onnx: What the query encoder's ``onnx/`` folder holds.
+        document_onnx: What the document encoder's folder holds for onnxruntime.
         temperature: Of the contrastive loss.
         license: SPDX identifier of the weights.
         stages: Training history.
@@ -72,6 +77,9 @@ def write_checkpoint(
         InputError: The destination holds something else.
         ModelError: The two sides do not fit together.
     """
+    replaced = folder.with_name(f".{folder.name}.replaced")
+    if replaced.exists() and not folder.exists():
+        replaced.rename(folder)
     if folder.exists() and not (folder / CARD_FILE).exists() and any(folder.iterdir()):
         raise InputError(f"{folder}: exists and is not a CARE folder; give another destination")
     building = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
@@ -79,13 +87,16 @@ def write_checkpoint(
     try:
         for side, source in zip(SIDES, (query, document), strict=True):
             shutil.copytree(source, building / side, ignore=shutil.ignore_patterns("README.md", ".*"))
-        card = _describe(building, name, onnx, temperature, license, stages, bases, data)
+        card = _describe(building, name, (onnx, document_onnx), temperature, license, stages, bases, data)
         _write_router(building, card)
         (building / "README.md").write_text(model_card or f"# {name}\n\nA CARE pair.\n", encoding="utf-8")
         card.save(building)
         verify(building)
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(replaced, ignore_errors=True)
+        if folder.exists():
+            folder.rename(replaced)
         building.rename(folder)
+        shutil.rmtree(replaced, ignore_errors=True)
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return card
@@ -103,33 +114,12 @@ def verify(folder: Path, sides: Iterable[str] = SIDES) -> Card:
     card = read_card(folder)
     for side in sides:
         verify_files(folder, card, [path for path in card.files if path.startswith(f"{side}/")])
-        extra = set(_list_files(folder / side, folder)) - set(card.files)
-        if extra:
-            raise AlteredModel(f"{folder}: {sorted(extra)[0]} was added after the model was saved")
+        refuse_unlisted(folder, card, side)
         _check_side(folder / side, card.query if side == "query" else card.document, card.dim)
     for required in ("modules.json", "router_config.json"):
         if not (folder / required).is_file():
             raise IncompleteModel(f"{folder}: {required} is missing, so sentence-transformers cannot load it")
     return card
-
-
-def verify_files(folder: Path, card: Card, paths: Iterable[str]) -> None:
-    """Check single files of a CARE folder against its card.
-
-    Raises:
-        IncompleteModel: A file is missing.
-        AlteredModel: A file differs from the one that was saved.
-    """
-    for path in paths:
-        expected, file = card.files[path], folder / path
-        if not file.is_file():
-            raise IncompleteModel(f"{folder}: {path} is missing; copy the folder again, or export it again")
-        size = file.stat().st_size
-        if size != expected.bytes or _sha256(file) != expected.sha256:
-            raise AlteredModel(
-                f"{folder}: {path} is not the file that was saved ({size} bytes, expected {expected.bytes}, "
-                f"SHA-256 {expected.sha256[:12]}); restore it, or export the model again"
-            )
 
 
 def describe_side(folder: Path, side: str) -> tuple[Side, int]:
@@ -165,7 +155,7 @@ def describe_side(folder: Path, side: str) -> tuple[Side, int]:
 def _describe(
     folder: Path,
     name: str,
-    onnx: OnnxFiles | None,
+    onnx: tuple[OnnxFiles | None, OnnxFiles | None],
     temperature: float,
     license: str,
     stages: Sequence[Mapping[str, Any]],
@@ -179,10 +169,11 @@ def _describe(
             "they cannot share a space. Slice the document encoder to the query dimension (stage 'document')."
         )
     files = {
-        path: FileEntry(_sha256(folder / path), (folder / path).stat().st_size)
+        path: FileEntry(sha256(folder / path), (folder / path).stat().st_size)
         for side in SIDES
-        for path in _list_files(folder / side, folder)
+        for path in list_files(folder / side, folder)
     }
+    digest = fingerprint(query_dim, query, document, files)
     return Card(
         name=name,
         dim=query_dim,
@@ -190,8 +181,10 @@ def _describe(
         document=document,
         temperature=temperature,
         files=files,
-        fingerprint=fingerprint(query_dim, query, document, files),
-        onnx=onnx,
+        fingerprint=digest,
+        onnx=onnx[0],
+        document_onnx=onnx[1],
+        references_sha256=bind_references(digest, *onnx),
         license=license,
         stages=tuple(stages),
         bases=tuple(bases),
@@ -278,17 +271,6 @@ def _max_tokens(folder: Path) -> int:
 def _legacy_pooling_mode(pooling: Mapping[str, Any]) -> str | None:
     names = {"cls_token": "cls", "mean_tokens": "mean", "lasttoken": "lasttoken"}
     return next((mode for key, mode in names.items() if pooling.get(f"pooling_mode_{key}")), None)
-
-
-def _list_files(side: Path, root: Path) -> list[str]:
-    if not side.is_dir():
-        raise IncompleteModel(f"{root}: the folder {side.name}/ is missing")
-    return sorted(file.relative_to(root).as_posix() for file in side.rglob("*") if file.is_file())
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _read_json(path: Path) -> Any:

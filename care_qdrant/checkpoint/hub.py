@@ -22,6 +22,12 @@ def find_folder(source: str | Path, *, revision: str | None = None) -> Path:
     folder = Path(source)
     if folder.is_dir():
         return folder
+    replaced = folder.with_name(f".{folder.name}.replaced")
+    if replaced.is_dir():
+        raise ModelError(
+            f"{source}: was being replaced when a process was killed; the whole former model is {replaced}: rename it, "
+            "or write the new one again"
+        )
     if isinstance(source, Path) or source.startswith((".", "/", "~")) or source.count("/") != 1:
         raise ModelError(f"{source}: there is no such folder (a hub name has the form organisation/model)")
     return _download(source, revision, ignore=["document/*", "document-adapter/*"])

@@ -49,7 +49,7 @@ def info(model: str, as_json: bool) -> None:
 @command.command()
 @click.argument("model", default="built-in")
 def verify(model: str) -> None:
-    """Read every file of MODEL and check it against its card.
+    """Read every file of MODEL, check it against its card, and its ONNX encoders against the card's vectors.
 
     \b
     Example:
@@ -57,10 +57,42 @@ def verify(model: str) -> None:
     """
     from care_qdrant.checkpoint.folder import verify as verify_folder
     from care_qdrant.checkpoint.hub import fetch_document_side
+    from care_qdrant.model import CareModel
 
-    card = verify_folder(fetch_document_side(model))
+    folder = fetch_document_side(model)
+    card = verify_folder(folder)
+    for precision in ("fp32", "int8"):
+        if card.onnx is not None and getattr(card.onnx, precision) is not None:
+            CareModel.load(folder, precision=precision).encode_query([])  # loading an encoder checks its vectors
+    if card.document_onnx is not None:
+        CareModel.load(folder).encode_document([])
+    if (card.onnx or card.document_onnx) and not card.references_sha256:
+        click.echo(
+            "not checked: that the ONNX files are of these weights, since the card has no reference vectors; add them "
+            f"with: care model export-onnx {model}",
+            err=True,
+        )
     size = sum(entry.bytes for entry in card.files.values()) / 1e6
     click.echo(f"{card.name}: {len(card.files)} files, {size:.1f} MB, whole and unaltered ({card.fingerprint[:12]})")
+
+
+@command.command("export-onnx")
+@click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
+def export_onnx(folder: Path) -> None:
+    """Let documents of the pair FOLDER be encoded without torch, and bind its ONNX files to its fingerprint.
+
+    The document encoder is exported to document/model.onnx, which reads the weights beside it. The fingerprint stays,
+    so existing collections stay valid. Needs torch, once: pip install 'care-qdrant[onnx]'.
+
+    \b
+    Example:
+      care model export-onnx ./care-0.3b-4b
+    """
+    from care_qdrant.export.existing import add_onnx
+
+    card = add_onnx(folder)
+    size = card.files["document/model.onnx"].bytes / 1e6
+    click.echo(f"{folder}: {card.name} encodes documents on onnxruntime ({size:.1f} MB added, {card.fingerprint[:12]})")
 
 
 @command.command()

@@ -1,10 +1,13 @@
-"""The query encoder on onnxruntime and tokenizers: no torch in the process, one thread a call.
+"""An encoder on onnxruntime and tokenizers: no torch in the process, one thread a run.
 
-The graph holds pooling and normalisation (`care_qdrant.export.onnx`), so a query is: tokenise, run, done.
+The graph holds pooling and normalisation (`care_qdrant.export.onnx`), so a text is: tokenise, run, done. Queries take
+one thread a call; documents may run several batches at once.
 """
 
+import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +18,7 @@ from tokenizers import Encoding, Tokenizer
 from care_qdrant.checkpoint.card import Side
 from care_qdrant.encoders.saturation import int8_saturates
 from care_qdrant.encoders.tokens import uncut_length
+from care_qdrant.encoders.usable import require_unit_rows
 from care_qdrant.errors import EncodingError, IncompleteModel, ModelError
 from care_qdrant.types import Vectors
 
@@ -24,12 +28,15 @@ core's cache. A BERT of width 768 needs a tenth more time a query for 32 of 36 t
 _LENGTH_STEP = 4
 """A text is always padded to the next multiple, alone or not, and shares a run only with texts of that length. Padding
 to a neighbour's length would move float sums by their last bit, and int8 can turn a last bit into a level."""
+_CHARACTERS_PER_TOKEN = (8, 64)
+"""How much of a long text is tokenised: the tokenizer holds the interpreter's lock, for 4 s a million characters. The
+first is enough for ordinary text; the second bounds what is read of any other."""
 
 
 class OnnxEncoder:
-    """A query encoder on the CPU. One instance may be used by any number of threads and survives a fork.
+    """An encoder on the CPU. One instance may be used by any number of threads and survives a fork.
 
-    A run uses the calling thread only: two cores serve two queries at once, and a batch never stalls on a busy core.
+    A run uses one thread only: two cores serve two queries at once, and a batch never stalls on a busy core.
     A text's vector does not depend on the texts that it is encoded with.
     """
 
@@ -44,11 +51,12 @@ class OnnxEncoder:
         special_tokens: bool = True,
         threads: int = 1,
         batch_tokens: int = BATCH_TOKENS,
+        workers: int = 1,
     ) -> None:
         """Load tokenizer and graph.
 
         Args:
-            folder: The ``query/`` folder, which holds ``tokenizer.json``.
+            folder: The folder of the side, which holds ``tokenizer.json``.
             onnx_file: The graph, relative to the folder.
             dim: Length of each vector.
             max_tokens: Longest input, special tokens and prompt included.
@@ -56,20 +64,22 @@ class OnnxEncoder:
             special_tokens: Whether the encoder reads the markers that its tokenizer puts around a text.
             threads: Cores that one run may use.
             batch_tokens: Padded tokens of one run.
+            workers: Runs that one call may have at a time: the calling thread alone, or this many threads of its own.
 
         Raises:
             IncompleteModel: A file is missing.
             ModelError: A file cannot be read, or the graph gives another dimension.
         """
         self.dim, self.max_tokens, self.prompt, self.batch_tokens = dim, max_tokens, prompt, batch_tokens
+        self._workers = workers
         self._tokenizer = _load_tokenizer(folder, max_tokens)
         self._has_special_tokens = special_tokens
         self._special_tokens = self._tokenizer.num_special_tokens_to_add(False) if special_tokens else 0
         self._session = _load_session(folder / onnx_file, dim, threads)
 
     @classmethod
-    def of_side(cls, folder: Path, onnx_file: str, side: Side, dim: int) -> "OnnxEncoder":
-        """Load the query encoder that a CARE folder's card describes."""
+    def of_side(cls, folder: Path, onnx_file: str, side: Side, dim: int, *, workers: int = 1) -> "OnnxEncoder":
+        """Load an encoder as a CARE folder's card describes its side."""
         return cls(
             folder,
             onnx_file,
@@ -77,6 +87,7 @@ class OnnxEncoder:
             max_tokens=side.max_tokens,
             prompt=side.prompt,
             special_tokens=side.special_tokens,
+            workers=workers,
         )
 
     def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
@@ -85,24 +96,50 @@ class OnnxEncoder:
         Raises:
             EncodingError: A text has no tokens, or the graph gave a vector that is not of unit length.
         """
-        token_ids = [encoding.ids for encoding in self._tokenize(texts, prompt)]
+        token_ids = [self._read(text, prompt).ids for text in texts]
         if not all(token_ids):
-            raise EncodingError(f"text {token_ids.index([])} has no tokens, not even a special one: leave it out")
+            empty = token_ids.index([])
+            raise EncodingError(f"text {empty} has no tokens, so it has no vector: leave {texts[empty][:40]!r} out")
         vectors = np.empty((len(texts), self.dim), dtype=np.float32)
-        for length, batch in self._batches(token_ids):
-            (vectors[batch],) = self._session.run(None, _pad([token_ids[index] for index in batch], length))
-        _check_unit_rows(vectors, texts)
+
+        def run(batch: tuple[int, list[int]]) -> None:
+            length, indices = batch
+            (vectors[indices],) = self._session.run(None, _pad([token_ids[index] for index in indices], length))
+
+        batches = list(self._batches(token_ids))
+        if self._workers > 1 and len(batches) > 1:
+            with ThreadPoolExecutor(min(self._workers, len(batches)), "encoder") as pool:
+                list(pool.map(run, batches))
+        else:
+            for batch in batches:
+                run(batch)
+        require_unit_rows(vectors, texts)
         return vectors
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Return the uncut length of each text in tokens, special tokens and prompt included."""
-        return [uncut_length(encoding, self._special_tokens) for encoding in self._tokenize(texts, None)]
+        encodings = [self._tokenize(self.prompt + text) for text in texts]
+        return [uncut_length(encoding, self._special_tokens) for encoding in encodings]
 
-    def _tokenize(self, texts: Sequence[str], prompt: str | None) -> list[Encoding]:
+    def _read(self, text: str, prompt: str | None) -> Encoding:
+        """Tokenise as much of a text as the encoder can read."""
+        text = (self.prompt if prompt is None else prompt) + text
+        for characters in _CHARACTERS_PER_TOKEN:
+            limit = characters * self.max_tokens
+            if len(text) <= limit:
+                break
+            cut = self._tokenize(text[:limit])
+            # The cut may change the tokens next to it; where some were left over it is far from those that count.
+            if (
+                uncut_length(cut, self._special_tokens) >= 2 * self.max_tokens
+                or characters == _CHARACTERS_PER_TOKEN[-1]
+            ):
+                return cut
+        return self._tokenize(text)
+
+    def _tokenize(self, text: str) -> Encoding:
         # One by one: `encode_batch` starts a thread pool, which a later fork would find dead.
-        prompt = self.prompt if prompt is None else prompt
-        special = self._has_special_tokens
-        return [self._tokenizer.encode(prompt + text, add_special_tokens=special) for text in texts]
+        return self._tokenizer.encode(text, add_special_tokens=self._has_special_tokens)
 
     def _batches(self, token_ids: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[int]]]:
         """Yield a padded length and the indices of texts that have it."""
@@ -117,7 +154,7 @@ class OnnxEncoder:
 def _load_tokenizer(folder: Path, max_tokens: int) -> Tokenizer:
     path = folder / "tokenizer.json"
     if not path.is_file():
-        raise IncompleteModel(f"{path} is missing; export the query encoder again")
+        raise IncompleteModel(f"{path} is missing; export the encoder again")
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises bare Exception
@@ -150,7 +187,7 @@ def session_options(threads: int, *, exact_kernels: bool) -> onnxruntime.Session
 
 def _load_session(path: Path, dim: int, threads: int) -> onnxruntime.InferenceSession:
     if not path.is_file():
-        raise IncompleteModel(f"{path} is missing; export the query encoder again")
+        raise IncompleteModel(f"{path} is missing; export the encoder again")
     options = session_options(threads, exact_kernels=int8_saturates())
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
@@ -172,12 +209,9 @@ def _pad(token_ids: Sequence[Sequence[int]], length: int) -> dict[str, npt.NDArr
     return {"input_ids": input_ids, "attention_mask": attention_mask}
 
 
-def _check_unit_rows(vectors: Vectors, texts: Sequence[str]) -> None:
-    norms = np.linalg.norm(vectors, axis=1)
-    bad = np.flatnonzero(~(np.abs(norms - 1) < 1e-3))
-    if bad.size:
-        text = texts[bad[0]]
-        raise EncodingError(
-            f"the query encoder gave a vector of length {norms[bad[0]]} for text {bad[0]} ({text[:40]!r}); "
-            "expected 1: check the model with `care model verify`"
-        )
+def usable_cores() -> int:
+    """Return the number of cores that this process may use: no more than ``OMP_NUM_THREADS``, where that is set."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    return min(cores, int(limit)) if limit.isdecimal() and int(limit) > 0 else cores

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from care_qdrant.checkpoint.card import static_limit
 from care_qdrant.encoders.batching import token_batches
 from care_qdrant.encoders.tokens import uncut_length
+from care_qdrant.encoders.usable import require_unit_rows
 from care_qdrant.errors import needs_extra
 from care_qdrant.types import Vectors
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 BATCH_TOKENS = 16_384
 """Padded tokens of one forward pass; bounds memory whatever the lengths are."""
+_TOLERANCE = 1e-2
+"""Of a vector's length: bfloat16 has eight bits of precision."""
 
 
 class TorchEncoder:
@@ -63,7 +66,11 @@ class TorchEncoder:
         return str(self._model.device)
 
     def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
-        """Encode texts into unit vectors, in order: ``(len(texts), dim)`` float32."""
+        """Encode texts into unit vectors, in order: ``(len(texts), dim)`` float32.
+
+        Raises:
+            EncodingError: A text has no token that the model reads, or the model gave a vector of another length.
+        """
         prompt = self.prompt if prompt is None else prompt
         vectors = np.empty((len(texts), self.dim), dtype=np.float32)
         lengths = [min(length, self.max_tokens) for length in self._lengths(texts, prompt)]
@@ -76,6 +83,7 @@ class TorchEncoder:
                     show_progress_bar=False,
                     normalize_embeddings=True,
                 )
+        require_unit_rows(vectors, texts, tolerance=_TOLERANCE)
         return vectors
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
@@ -123,13 +131,13 @@ def load_sentence_transformer(folder: Path, device: str | None = None) -> "Sente
 
     device = device or get_device_name()
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    with _no_progress_bars():
+    with no_progress_bars():
         model = SentenceTransformer(str(folder), device=device, local_files_only=True, model_kwargs={"dtype": dtype})
     return model.eval()
 
 
 @contextmanager
-def _no_progress_bars() -> Iterator[None]:
+def no_progress_bars() -> Iterator[None]:
     """Let transformers draw nothing: bars are for whoever runs the program to draw."""
     from transformers.utils import logging
 

@@ -1,6 +1,6 @@
 """Refuses what an encoder should never return: Qdrant's engine would take it and never find the point again."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -27,4 +27,28 @@ def require_usable(vectors: Vectors, shape: tuple[int, int], name_of: Callable[[
         raise EncodingError(
             f"the document encoder gave a vector of length {norms[bad[0]]} for {name_of(int(bad[0]))}; "
             "nothing of its batch was written. Check the model with: care model verify"
+        )
+
+
+def require_unit_rows(vectors: Vectors, texts: Sequence[str], *, tolerance: float = 1e-3) -> None:
+    """Check that an encoder gave unit vectors.
+
+    Args:
+        vectors: One row per text.
+        texts: What was encoded.
+        tolerance: Largest difference of a row's length from 1.
+
+    Raises:
+        EncodingError: A row has another length; a text in which the model reads nothing is named as such.
+    """
+    norms = np.linalg.norm(vectors, axis=1)
+    bad = np.flatnonzero(~(np.abs(norms - 1) < tolerance))
+    if bad.size:
+        row = int(bad[0])
+        text = texts[row][:40]
+        if norms[row] < tolerance:
+            raise EncodingError(f"text {row} has no tokens that the model weighs, so no vector: leave {text!r} out")
+        raise EncodingError(
+            f"the encoder gave a vector of length {norms[row]} for text {row} ({text!r}); expected 1: check the model "
+            "with: care model verify"
         )

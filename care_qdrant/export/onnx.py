@@ -1,4 +1,4 @@
-"""Export a query encoder to ONNX, in float32 and in int8, and measure what int8 costs (extra ``onnx``).
+"""Export encoders to ONNX (extra ``onnx``): queries in float32 and int8, with what int8 costs; documents in float32.
 
 The graph takes ``input_ids`` and ``attention_mask`` and gives unit vectors. Pooling and normalisation are inside, so
 the serving side needs only onnxruntime and tokenizers.
@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from care_qdrant.checkpoint.card import OnnxFiles
+from care_qdrant.checkpoint.card import DOCUMENT_ONNX, OnnxFiles
 from care_qdrant.checkpoint.folder import describe_side
+from care_qdrant.checkpoint.references import REFERENCE_TEXTS, Reference, make_references
 from care_qdrant.encoders.onnx import OnnxEncoder
+from care_qdrant.encoders.torch import no_progress_bars
 from care_qdrant.errors import InputError, ModelError, needs_extra
 from care_qdrant.export.gate import compare
 from care_qdrant.export.int8 import quantize
+from care_qdrant.export.shared_weights import share_weights
 from care_qdrant.types import Vectors
 
 if TYPE_CHECKING:
@@ -64,10 +67,10 @@ def export_query_encoder(
     with tempfile.TemporaryDirectory(dir=query_folder, prefix=".onnx.") as building:
         fp32, int8 = Path(building) / "fp32.onnx", Path(building) / "int8.onnx"
         _export_fp32(tower, fp32)
-        exact = _encode(query_folder, fp32, probe_texts)
-        _check_equal(query_folder, exact, tower, probe_texts)
+        exact = _encode(query_folder, "query", fp32, probe_texts)
+        _check_equal(query_folder, exact, tower, "query", probe_texts)
         quantize(fp32, int8)
-        gate = compare(exact, _encode(query_folder, int8, probe_texts), document_vectors, relevant)
+        gate = compare(exact, _encode(query_folder, "query", int8, probe_texts), document_vectors, relevant)
         logger.info("int8 gate of %s: %s", query_folder, gate)
         keep_fp32 = keep_fp32 or not gate.passed
         (query_folder / FP32_FILE).parent.mkdir(exist_ok=True)
@@ -80,7 +83,57 @@ def export_query_encoder(
         int8=INT8_FILE,
         default="int8" if gate.passed else "fp32",
         gate={**asdict(gate), "passed": gate.passed},
+        references=_references(tower, "query"),
     )
+
+
+def export_document_encoder(document_folder: Path, probe_texts: Sequence[str] = REFERENCE_TEXTS) -> OnnxFiles:
+    """Write ``model.onnx`` into a saved sentence-transformers document encoder.
+
+    The graph is small: it reads the weights of ``model.safetensors`` beside it (`care_qdrant.export.shared_weights`).
+    There is no int8 form: documents are encoded once, and what that loses is lost for every query.
+
+    Args:
+        document_folder: A complete sentence-transformers model.
+        probe_texts: Documents on which the graph is compared with sentence-transformers.
+
+    Raises:
+        MissingExtra: Torch, sentence-transformers or onnx are not installed.
+        ModelError: The model cannot be exported, or the exported graph gives other vectors.
+    """
+    tower = _load_tower(document_folder)
+    import onnx
+
+    # Built beside its destination, since external weights are found below the folder of the graph only.
+    building = document_folder / ".model.onnx.partial"
+    try:
+        with tempfile.TemporaryDirectory(prefix="care-onnx-") as scratch:
+            _export_fp32(tower, Path(scratch) / "whole.onnx")
+            model = onnx.load(Path(scratch) / "whole.onnx")
+        share_weights(model, document_folder)
+        for node in model.graph.node:
+            del node.metadata_props[:]  # where in which source each node was traced: most of the file
+        building.write_bytes(model.SerializeToString())
+        _check_equal(
+            document_folder,
+            _encode(document_folder, "document", building, probe_texts),
+            tower,
+            "document",
+            probe_texts,
+        )
+        building.replace(document_folder / DOCUMENT_ONNX)
+    finally:
+        building.unlink(missing_ok=True)
+    return OnnxFiles(fp32=DOCUMENT_ONNX, int8=None, default="fp32", references=_references(tower, "document"))
+
+
+def make_side_references(folder: Path) -> tuple[Reference, ...]:
+    """Return the reference vectors of a saved encoder, whose folder is named after its side.
+
+    Raises:
+        MissingExtra: Torch, sentence-transformers or onnx are not installed.
+    """
+    return _references(_load_tower(folder), folder.name)
 
 
 def _load_tower(folder: Path) -> "SentenceTransformer":
@@ -89,12 +142,13 @@ def _load_tower(folder: Path) -> "SentenceTransformer":
         import torch
         from sentence_transformers import SentenceTransformer
 
-    tower = SentenceTransformer(
-        str(folder),
-        device="cpu",
-        local_files_only=True,
-        model_kwargs={"dtype": torch.float32, "attn_implementation": "sdpa"},
-    )
+    with no_progress_bars():
+        tower = SentenceTransformer(
+            str(folder),
+            device="cpu",
+            local_files_only=True,
+            model_kwargs={"dtype": torch.float32, "attn_implementation": "sdpa"},
+        )
     if not all(getattr(module, "include_prompt", True) for module in tower):
         raise ModelError(
             f"{folder}: pools without its prompt, which the exported graph cannot; pool over the prompt too"
@@ -130,15 +184,24 @@ def _export_fp32(tower: "SentenceTransformer", file: Path) -> None:
         )
 
 
-def _encode(folder: Path, onnx_file: Path, texts: Sequence[str]) -> Vectors:
-    side, dim = describe_side(folder, "query")
-    return OnnxEncoder.of_side(folder, str(onnx_file.resolve()), side, dim).encode(texts)
+def _references(tower: "SentenceTransformer", side: str) -> tuple[Reference, ...]:
+    return make_references(lambda texts: _encode_stock(tower, side, texts))
 
 
-def _check_equal(folder: Path, found: Vectors, tower: "SentenceTransformer", texts: Sequence[str]) -> None:
+def _encode_stock(tower: "SentenceTransformer", side: str, texts: Sequence[str]) -> Vectors:
+    encode = tower.encode_query if side == "query" else tower.encode_document
     # One by one: a tokenizer that pads on the left gives a BERT other positions in a batch, which the graph never does.
-    expected = tower.encode_query(list(texts), batch_size=1, normalize_embeddings=True)
-    difference = float(np.abs(found - expected).max())
+    vectors: Vectors = encode(list(texts), batch_size=1, normalize_embeddings=True, show_progress_bar=False)
+    return vectors
+
+
+def _encode(folder: Path, side: str, onnx_file: Path, texts: Sequence[str]) -> Vectors:
+    settings, dim = describe_side(folder, side)
+    return OnnxEncoder.of_side(folder, str(onnx_file.resolve()), settings, dim).encode(texts)
+
+
+def _check_equal(folder: Path, found: Vectors, tower: "SentenceTransformer", side: str, texts: Sequence[str]) -> None:
+    difference = float(np.abs(found - _encode_stock(tower, side, texts)).max())
     if not difference <= FP32_TOLERANCE:
         raise ModelError(
             f"{folder}: its ONNX graph gives other vectors than sentence-transformers (largest difference "

@@ -4,14 +4,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling, WordWeights
 from transformers import GteConfig, GteModel, set_seed
 
+from care_qdrant.checkpoint.card import read_card
+from care_qdrant.checkpoint.folder import verify
 from care_qdrant.encoders.onnx import OnnxEncoder
 from care_qdrant.errors import InputError, ModelError
-from care_qdrant.export.onnx import export_query_encoder
+from care_qdrant.export.existing import add_onnx
+from care_qdrant.export.onnx import export_document_encoder, export_query_encoder
+from care_qdrant.model import CareModel
 from tests import tiny
 from tests.encoders.conftest import Exported
 
@@ -101,3 +107,35 @@ def test_a_weighted_mean_is_exported_with_its_weights(tmp_path: Path) -> None:
 
     vectors = OnnxEncoder(folder, "onnx/model.onnx", dim=32, max_tokens=48).encode(tiny.TEXTS)
     np.testing.assert_allclose(vectors, model.encode(tiny.TEXTS), atol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
+def test_a_document_encoder_is_exported_without_a_second_copy_of_its_weights(tmp_path: Path, precision: str) -> None:
+    folder = tiny.document_tower(tmp_path / "document")
+    weights = load_file(folder / "model.safetensors")
+    kind = getattr(torch, precision)
+    save_file({name: value.to(kind) for name, value in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+
+    files = export_document_encoder(folder)
+
+    assert files.fp32 == "model.onnx"
+    assert (folder / "model.onnx").stat().st_size < (folder / "model.safetensors").stat().st_size
+    stock = SentenceTransformer(str(folder), device="cpu", model_kwargs={"dtype": torch.float32})
+    texts = tiny.medical_texts(12)
+    vectors = OnnxEncoder(folder, "model.onnx", dim=32, max_tokens=96, workers=2).encode(texts)
+    np.testing.assert_allclose(vectors, stock.encode_document(texts), atol=1e-5, rtol=0)
+    assert not list(folder.glob(".model.onnx*"))
+
+
+def test_a_folder_gets_its_document_encoder_and_keeps_its_fingerprint(tmp_path: Path) -> None:
+    folder = tiny.care_folder(tmp_path / "pair", onnx=True)
+    before = read_card(folder)
+
+    add_onnx(folder)
+    card = add_onnx(folder)
+
+    assert card.fingerprint == before.fingerprint == verify(folder).fingerprint
+    model, stock = CareModel.load(folder), CareModel.load(folder, device="cpu")
+    assert isinstance(model.document_encoder, OnnxEncoder)
+    texts = [*tiny.TEXTS, "很长" * 100]
+    np.testing.assert_allclose(model.encode_document(texts), stock.encode_document(texts), atol=1e-5, rtol=0)
