@@ -22,7 +22,7 @@ def info(model: str, as_json: bool) -> None:
     Example:
       care model info built-in
     """
-    from care_qdrant.checkpoint.card import UNLIMITED, read_card
+    from care_qdrant.checkpoint.card import UNLIMITED, license_notice, read_card
     from care_qdrant.checkpoint.hub import find_folder
 
     card = read_card(find_folder(model))
@@ -30,11 +30,17 @@ def info(model: str, as_json: bool) -> None:
         click.echo(json.dumps(asdict(card), ensure_ascii=False, indent=2))
         return
     click.echo(f"{card.name}  {card.fingerprint[:12]}  {card.dim} dimensions, temperature {card.temperature}")
+    if card.geometry == "cut":
+        click.echo("  geometry  document vectors are cut after normalising, and scored by dot product")
+    if card.license:
+        click.echo(f"  license   {license_notice(card.license)}")
     for side, settings in (("query", card.query), ("document", card.document)):
         size = sum(entry.bytes for path, entry in card.files.items() if path.startswith(f"{side}/")) / 1e6
         end = f", ends with {settings.eos}" if settings.eos else ""
         prompt = f", prompt {settings.prompt!r}" if settings.prompt else ""
         limit = "any number of" if settings.max_tokens == UNLIMITED else settings.max_tokens
+        for task, text in settings.tasks.items():
+            click.echo(f"  task      {task}, {side} prompt {text!r}")
         click.echo(f"  {side:9} {size:8.1f} MB, {settings.pooling} pooling, {limit} tokens{end}{prompt}")
     if card.onnx is not None:
         click.echo(f"  onnx      {card.onnx.default} by default; gate: {json.dumps(dict(card.onnx.gate))}")
@@ -123,3 +129,50 @@ def join(query: Path, document: Path, folder: Path, name: str | None, probe: Pat
     click.echo(
         "not checked: that the two encoders share one space; score the pair on your data before you use it", err=True
     )
+
+
+@command.command(name="import")
+@click.argument("sources", nargs=-1, required=True)
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--name", help="Name of the pair.  [default: the folder's name]")
+@click.option("--revision", help="Branch, tag or commit of the sources on the hub.  [default: the newest]")
+@click.option("--base", help="Folder or hub name of a document adapter's base.  [default: the one that it names]")
+@click.option("--license", help="SPDX identifier of the weights' license.  [default: read from the model card]")
+@click.option(
+    "--probe",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="JSON lines with a 'text': real queries, on which the int8 query encoder is tested.  [default: use float32]",
+)
+def import_command(
+    sources: tuple[str, ...],
+    folder: Path,
+    name: str | None,
+    revision: str | None,
+    base: str | None,
+    license: str | None,
+    probe: Path | None,
+) -> None:
+    """Make a pair FOLDER of published weights: one SOURCE with both encoders, or the query's and the document's.
+
+    A source is a folder or a hub name: a published CARE pair (query_encoder/ and doc_encoder/, merged or not), or an
+    asymmetric sentence-transformers model. No code from the hub is run, and the document encoder is never loaded.
+
+    \b
+    Example:
+      care model import PhilipGAQ/CARE-0.3B-4B ./care-0.3b-4b --probe queries.jsonl
+    """
+    from care_qdrant.checkpoint.card import license_notice
+    from care_qdrant.importing import import_model
+    from care_qdrant.join import read_probe_texts
+
+    card = import_model(
+        sources,
+        folder,
+        name=name or folder.name,
+        revision=revision,
+        base=base,
+        license=license,
+        probe_texts=read_probe_texts(probe) if probe else None,
+    )
+    click.echo(f"{folder}: {card.name}, {card.dim} dimensions ({card.fingerprint[:12]})")
+    click.echo(f"license: {license_notice(card.license) if card.license else 'not stated'}", err=True)
