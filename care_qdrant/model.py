@@ -7,8 +7,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from care_qdrant.checkpoint.card import CARD_FILE, STORED, Card, OnnxFiles, Side, is_onnx, read_card
-from care_qdrant.checkpoint.folder import describe_side
+from care_qdrant.checkpoint.card import CARD_FILE, STORED, Card, Geometry, OnnxFiles, Side, is_onnx, read_card
+from care_qdrant.checkpoint.folder import describe_side, geometry_of
 from care_qdrant.checkpoint.hub import BUILT_IN, fetch_document_side, find_folder
 from care_qdrant.checkpoint.integrity import verified, verify_files
 from care_qdrant.checkpoint.references import check_references
@@ -44,10 +44,12 @@ class CareModel:
         load_document_encoder: Callable[[], Encoder],
         load_document_tokenizer: Callable[[], TokenCounter] | None = None,
         require_documents: Callable[[], None] = lambda: None,
+        geometry: Geometry = "unit",
         card: Card | None = None,
     ) -> None:
         """Put a pair together; `CareModel.load` is the usual way."""
         self.name, self.dim, self.fingerprint, self.temperature = name, dim, fingerprint, temperature
+        self.geometry: Geometry = geometry
         self.card = card
         """None for a plain sentence-transformers model that stands in as a symmetric pair."""
         self._loaders = {"query": load_query_encoder, "document": load_document_encoder}
@@ -105,7 +107,7 @@ class CareModel:
         return self.query_encoder.encode(texts, prompt=prompt)
 
     def encode_document(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
-        """Encode documents: (len(texts), dim) float32 unit rows. None takes the model's own prompt."""
+        """Encode documents: (len(texts), dim) float32 rows, of length 1 unless the geometry is ``cut``."""
         return self.document_encoder.encode(texts, prompt=prompt)
 
     def require_documents(self) -> None:
@@ -122,7 +124,18 @@ class CareModel:
         # Here, because it takes the Qdrant client with it: a second that a process that only encodes need not pay.
         from care_qdrant.store.contracts import VectorContract
 
-        return VectorContract(fingerprint=self.fingerprint, model=self.name, dim=self.dim)
+        distance = "Cosine" if self.geometry == "unit" else "Dot"
+        return VectorContract(fingerprint=self.fingerprint, model=self.name, dim=self.dim, distance=distance)
+
+    def query_prompt(self, task: str | None = None) -> str | None:
+        """Return the prompt of queries of a task, for ``encode_query(prompt=)``; None is the model's own prompt.
+
+        Raises:
+            InputError: The model has no prompt of that name.
+        """
+        if task is None:
+            return None
+        return (self.card.query if self.card else Side(pooling="", max_tokens=0)).task_prompt(task)
 
     def _encoder(self, side: str) -> Encoder:
         with self._lock:
@@ -161,7 +174,15 @@ def _pair(
         from care_qdrant.encoders.onnx import usable_cores
 
         with verified(whole, card, "document", [f"document/{files.fp32}", *_torch_files(card, "document")]):
-            return _onnx_side(whole / "document", files.fp32, card.document, files, card.dim, workers=usable_cores())
+            return _onnx_side(
+                whole / "document",
+                files.fp32,
+                card.document,
+                files,
+                card.dim,
+                workers=usable_cores(),
+                geometry=card.geometry,
+            )
 
     def load_document_tokenizer() -> TokenCounter:
         _require_document_side(card)
@@ -174,6 +195,7 @@ def _pair(
         dim=card.dim,
         fingerprint=card.fingerprint,
         temperature=card.temperature,
+        geometry=card.geometry,
         load_query_encoder=load_query_encoder,
         load_document_encoder=load_document_encoder,
         load_document_tokenizer=load_document_tokenizer,
@@ -215,6 +237,7 @@ def _symmetric(folder: Path, name: str, device: str | None) -> CareModel:
         dim=dim,
         fingerprint=fingerprint,
         temperature=0.05,
+        geometry=geometry_of(folder),
         load_query_encoder=lambda: TorchEncoder(load(), "query"),
         load_document_encoder=lambda: TorchEncoder(load(), "document"),
         load_document_tokenizer=(lambda: _tokenizer(folder, side)) if (folder / "tokenizer.json").is_file() else None,
@@ -266,10 +289,12 @@ def _onnx_file(card: Card, precision: Precision, folder: Path) -> str | None:
     return file
 
 
-def _onnx_side(folder: Path, file: str, side: Side, files: OnnxFiles, dim: int, workers: int = 1) -> Encoder:
+def _onnx_side(
+    folder: Path, file: str, side: Side, files: OnnxFiles, dim: int, workers: int = 1, geometry: Geometry = "unit"
+) -> Encoder:
     from care_qdrant.encoders.onnx import OnnxEncoder
 
-    encoder = OnnxEncoder.of_side(folder, file, side, dim, workers=workers)
+    encoder = OnnxEncoder.of_side(folder, file, side, dim, workers=workers, geometry=geometry)
     check_references(encoder.encode, files.references, folder / file, files.min_cosine(file))
     return encoder
 

@@ -174,7 +174,7 @@ def _prepare(
     if has_vector:
         remove_orphaned_hashes(collection, vector_name)
     else:
-        dense = models.DenseVectorConfig(size=contract.dim, distance=models.Distance.COSINE)
+        dense = models.DenseVectorConfig(size=contract.dim, distance=contract.qdrant_distance)
         collection.add_vector(vector_name, models.DenseVectorNameConfig(dense=dense))
     _configure(collection, vector_name, settings)
 

@@ -238,7 +238,7 @@ def _with_vector(
     schema: CollectionSchema, name: str, contract: VectorContract, settings: AttachSettings
 ) -> CollectionSchema:
     """Return the same schema with one more vector and its contract."""
-    added = models.VectorParams(size=contract.dim, distance=models.Distance.COSINE)
+    added = models.VectorParams(size=contract.dim, distance=contract.qdrant_distance)
     if not schema.embedded:
         added.quantization_config, added.on_disk = QUANTIZATION[settings.quantization], settings.on_disk or None
     params = schema.config.params.model_copy(update={"vectors": {**schema.dense, name: added}})

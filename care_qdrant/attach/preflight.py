@@ -162,7 +162,7 @@ def _require_room(schema: CollectionSchema, vector_name: str, contract: VectorCo
             f"{where} {limits.max_points_count:,} points, and there are {points:,}: the server takes no vectors any "
             "more. Have its operator raise max_points_count"
         )
-    added = models.VectorParams(size=contract.dim, distance=models.Distance.COSINE)
+    added = models.VectorParams(size=contract.dim, distance=contract.qdrant_distance)
     needed = points * sum(map(bytes_per_point, {**schema.dense, vector_name: added}.values()))
     most = limits.max_collection_vector_size_bytes
     if most is not None and needed > most:

@@ -5,25 +5,35 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from care_qdrant.checkpoint.references import COSINE_MARGIN, Reference, references_digest
-from care_qdrant.errors import AlteredModel, IncompleteModel, ModelError, NewerFormat
+from care_qdrant.errors import AlteredModel, IncompleteModel, InputError, ModelError, NewerFormat
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 CARD_FILE = "care.json"
 FORMAT = 2
-"""Format 2 adds an ONNX document encoder and reference vectors; format 1 is read as it is."""
+"""Format 2 adds an ONNX document encoder, reference vectors, the geometry and prompts by task; format 1 is read as it
+is."""
 DOCUMENT_ONNX = "model.onnx"
 """Relative to ``document/``: onnxruntime reads external weights only below the folder of a graph, and this one takes
-them from ``document/model.safetensors``."""
+its weights from ``document/model.safetensors``."""
 _FP32_MIN_COSINE = 0.9999
 UNLIMITED = 2**31 - 1
 """Tokens."""
 STORED = "stored"
 """Pooling of a document side without weights: the documents are the vectors that a collection holds."""
+Geometry = Literal["unit", "cut"]
+"""``unit``: both sides give vectors of length 1, compared by cosine. ``cut``: document vectors are normalised at the
+full width of their encoder, then cut to the query dimension and not normalised again, so they are shorter than 1; the
+score is the dot product. Under a cosine they would be normalised, and rank otherwise."""
+
+
+def license_notice(license: str) -> str:
+    """Return a license by its SPDX identifier, with the words that a non-commercial one needs."""
+    return f"{license}: non-commercial use only" if "-nc" in license.lower() else license
 
 
 def static_limit(tokenizer: "Tokenizer") -> int:
@@ -43,11 +53,27 @@ class Side:
     prompt: str = ""
     eos: str | None = None
     """The marker that the tokenizer must append, for last-token pooling (paper, appendix G)."""
+    tasks: Mapping[str, str] = field(default_factory=dict)
+    """Prompts by the name of a task, which are used instead of ``prompt`` where one is asked for."""
 
     @property
     def special_tokens(self) -> bool:
         """Whether the encoder reads the markers that its tokenizer puts around a text; a static one does not."""
         return self.pooling != "static"
+
+    def task_prompt(self, task: str | None) -> str:
+        """Return the prompt of a task; None is the side's own prompt.
+
+        Raises:
+            InputError: The model has no prompt of that name.
+        """
+        if task is None:
+            return self.prompt
+        if task not in self.tasks:
+            raise InputError(
+                f"task {task!r} is unknown to this model; its tasks are: {', '.join(self.tasks) or 'none'}"
+            )
+        return self.tasks[task]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +120,7 @@ class Card:
     document_onnx: OnnxFiles | None = None
     references_sha256: str = ""
     """Digest of the fingerprint and of both sides' reference vectors; empty where there are none."""
+    geometry: Geometry = "unit"
     license: str = ""
     stages: tuple[Mapping[str, Any], ...] = ()
     """The training stages in order, each with its configuration and figures."""
@@ -137,7 +164,7 @@ def read_card(folder: Path) -> Card:
         card = _parse(values)
     except (KeyError, TypeError) as error:
         raise IncompleteModel(f"{path}: a field is missing or wrong: {error}") from error
-    expected = fingerprint(card.dim, card.query, card.document, card.files)
+    expected = fingerprint(card.dim, card.query, card.document, card.files, card.geometry)
     if card.fingerprint != expected:
         raise AlteredModel(f"{path}: fingerprint {card.fingerprint[:12]} is not that of its content ({expected[:12]})")
     if card.references_sha256 != bind_references(card.fingerprint, card.onnx, card.document_onnx):
@@ -153,15 +180,21 @@ def bind_references(fingerprint: str, *sides: OnnxFiles | None) -> str:
     return references_digest(fingerprint, [reference for side in sides if side for reference in side.references])
 
 
-def fingerprint(dim: int, query: Side, document: Side, files: Mapping[str, FileEntry]) -> str:
-    """Return the SHA-256 over everything that changes a vector: dimension, prompts, limits, weights, tokenizers.
+def fingerprint(
+    dim: int, query: Side, document: Side, files: Mapping[str, FileEntry], geometry: Geometry = "unit"
+) -> str:
+    """Return the SHA-256 over all that changes a vector or a score: dimension, prompts, limits, weights, tokenizers.
 
     ONNX files are left out: they are another rendering of the same query encoder into the same space, so a new export
     does not orphan the collections that exist. Their own hashes are in `Card.files` and are checked on load, and so is
     that they give the reference vectors (`care_qdrant.checkpoint.references`).
     """
     sources = {path: entry.sha256 for path, entry in files.items() if not is_onnx(path)}
-    content = [dim, asdict(query), asdict(document), sources]
+    # What format 1 did not know counts only where it is used: other models keep their fingerprint.
+    sides = [
+        {key: value for key, value in asdict(side).items() if key != "tasks" or value} for side in (query, document)
+    ]
+    content = [dim, *sides, sources, *([] if geometry == "unit" else [geometry])]
     return hashlib.sha256(json.dumps(content, ensure_ascii=False, sort_keys=True).encode()).hexdigest()
 
 

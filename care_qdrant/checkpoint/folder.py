@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from care_qdrant.checkpoint.card import (
     UNLIMITED,
     Card,
     FileEntry,
+    Geometry,
     OnnxFiles,
     Side,
     bind_references,
@@ -49,6 +51,8 @@ def write_checkpoint(
     onnx: OnnxFiles | None = None,
     document_onnx: OnnxFiles | None = None,
     temperature: float = 0.02,
+    query_tasks: Mapping[str, str] | None = None,
+    document_tasks: Mapping[str, str] | None = None,
     license: str = "",
     stages: Sequence[Mapping[str, Any]] = (),
     bases: Sequence[Mapping[str, Any]] = (),
@@ -69,6 +73,8 @@ def write_checkpoint(
         onnx: What the query encoder's ``onnx/`` folder holds.
         document_onnx: What the document encoder's folder holds for onnxruntime.
         temperature: Of the contrastive loss.
+        query_tasks: Prompts of the query side by task name.
+        document_tasks: Prompts of the document side by task name.
         license: SPDX identifier of the weights.
         stages: Training history.
         bases: Base models.
@@ -91,7 +97,8 @@ def write_checkpoint(
             if source is None:
                 continue
             shutil.copytree(source, building / side, ignore=shutil.ignore_patterns("README.md", ".*"))
-        card = _describe(building, name, (onnx, document_onnx), temperature, license, stages, bases, data)
+        tasks = (query_tasks or {}, document_tasks or {})
+        card = _describe(building, name, (onnx, document_onnx), temperature, tasks, license, stages, bases, data)
         _write_router(building, card)
         (building / "README.md").write_text(model_card or f"# {name}\n\nA CARE pair.\n", encoding="utf-8")
         card.save(building)
@@ -116,10 +123,13 @@ def verify_checkpoint(folder: Path, sides: Iterable[str] | None = None) -> Card:
         ModelError: Dimensions disagree, or a tokenizer does not append its end marker.
     """
     card = read_card(folder)
-    for side in card.saved_sides if sides is None else sides:
+    sides = card.saved_sides if sides is None else tuple(sides)
+    for side in sides:
         verify_files(folder, card, [path for path in card.files if path.startswith(f"{side}/")])
         refuse_unlisted(folder, card, side)
         _check_side(folder / side, card.query if side == "query" else card.document, card.dim)
+    if "document" in sides and geometry_of(folder / "document") != card.geometry:
+        raise ModelError(f"{folder}: its document encoder has not the geometry {card.geometry!r} that care.json names")
     for required in ("modules.json", "router_config.json"):
         if not (folder / required).is_file():
             raise IncompleteModel(f"{folder}: {required} is missing, so sentence-transformers cannot load it")
@@ -156,11 +166,18 @@ def describe_side(folder: Path, side: str) -> tuple[Side, int]:
     return found, int(dim)
 
 
+def geometry_of(folder: Path) -> Geometry:
+    """Read from a saved sentence-transformers model whether its vectors are cut after they are normalised."""
+    kinds = [module["type"].rsplit(".", 1)[-1] for module in _read_json(folder / "modules.json")]
+    return "cut" if "Normalize" in kinds and "Dense" in kinds[kinds.index("Normalize") :] else "unit"
+
+
 def _describe(
     folder: Path,
     name: str,
     onnx: tuple[OnnxFiles | None, OnnxFiles | None],
     temperature: float,
+    tasks: tuple[Mapping[str, str], Mapping[str, str]],
     license: str,
     stages: Sequence[Mapping[str, Any]],
     bases: Sequence[Mapping[str, Any]],
@@ -175,13 +192,17 @@ def _describe(
             f"the query encoder gives {query_dim} dimensions and the document encoder {document_dim}: "
             "they cannot share a space. Slice the document encoder to the query dimension (stage 'document')."
         )
+    if geometry_of(folder / "query") != "unit":
+        raise ModelError(f"{folder / 'query'}: cuts its vectors after normalising them; only a document encoder may")
+    query, document = replace(query, tasks=dict(tasks[0])), replace(document, tasks=dict(tasks[1]))
+    geometry = geometry_of(folder / "document")
     files = {
         path: FileEntry(sha256(folder / path), (folder / path).stat().st_size)
         for side in SIDES
         if (folder / side).is_dir()
         for path in list_files(folder / side, folder)
     }
-    digest = fingerprint(query_dim, query, document, files)
+    digest = fingerprint(query_dim, query, document, files, geometry)
     return Card(
         name=name,
         dim=query_dim,
@@ -192,6 +213,7 @@ def _describe(
         fingerprint=digest,
         onnx=onnx[0],
         document_onnx=onnx[1],
+        geometry=geometry,
         references_sha256=bind_references(digest, *onnx),
         license=license,
         stages=tuple(stages),
@@ -219,7 +241,7 @@ def _write_router(folder: Path, card: Card) -> None:
             "model_type": "SentenceTransformer",
             "prompts": prompts,
             "default_prompt_name": None,
-            "similarity_fn_name": "cosine",
+            "similarity_fn_name": "cosine" if card.geometry == "unit" else "dot",
         },
     )
 

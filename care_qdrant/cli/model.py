@@ -40,17 +40,22 @@ def info(model: str, as_json: bool) -> None:
 
 def _lines(card: "Card") -> Iterator[str]:
     """Return the card as a person reads it."""
+    from care_qdrant.checkpoint.card import license_notice
     from care_qdrant.progress import duration
 
-    license = f", license {card.license}" if card.license else ""
+    license = f", license {license_notice(card.license)}" if card.license else ""
     yield f"{card.name}: a pair of encoders into one space of {card.dim} dimensions{license}"
     yield f"  fingerprint  {card.fingerprint}"
+    if card.geometry == "cut":
+        yield "  geometry     document vectors are cut after normalising, and scored by dot product"
     for side, settings, onnx in (
         ("query", card.query, card.onnx),
         ("document", card.document, card.document_onnx),
     ):
         yield f"  {side:11}  {_side_line(card, side, settings)}"
         yield f"  {'':11}  {_runtime_line(onnx)}"
+        for task, text in settings.tasks.items():
+            yield f"  {'':11}  task {task}: prompt {text!r}"
     bases = {
         f"{base.get('side', '')}: {base.get('name', '?')} {base.get('revision', '')}".strip() for base in card.bases
     }
@@ -166,3 +171,50 @@ def join(query: Path, document: Path, folder: Path, name: str | None, probe: Pat
     click.echo(
         "not checked: that the two encoders share one space; score the pair on your data before you use it", err=True
     )
+
+
+@command.command(name="import")
+@click.argument("sources", nargs=-1, required=True)
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--name", help="Name of the pair.  [default: the folder's name]")
+@click.option("--revision", help="Branch, tag or commit of the sources on the hub.  [default: the newest]")
+@click.option("--base", help="Folder or hub name of a document adapter's base.  [default: the one that it names]")
+@click.option("--license", help="SPDX identifier of the weights' license.  [default: read from the model card]")
+@click.option(
+    "--probe",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="JSON lines with a 'text': real queries, on which the int8 query encoder is tested.  [default: use float32]",
+)
+def import_command(
+    sources: tuple[str, ...],
+    folder: Path,
+    name: str | None,
+    revision: str | None,
+    base: str | None,
+    license: str | None,
+    probe: Path | None,
+) -> None:
+    """Make a pair FOLDER of published weights: one SOURCE with both encoders, or the query's and the document's.
+
+    A source is a folder or a hub name: a published CARE pair (query_encoder/ and doc_encoder/, merged or not), or an
+    asymmetric sentence-transformers model. No code from the hub is run, and the document encoder is never loaded.
+
+    \b
+    Example:
+      care model import PhilipGAQ/CARE-0.3B-4B ./care-0.3b-4b --probe queries.jsonl
+    """
+    from care_qdrant.checkpoint.card import license_notice
+    from care_qdrant.importing import import_model
+    from care_qdrant.join import read_probe_texts
+
+    card = import_model(
+        sources,
+        folder,
+        name=name or folder.name,
+        revision=revision,
+        base=base,
+        license=license,
+        probe_texts=read_probe_texts(probe) if probe else None,
+    )
+    click.echo(f"{folder}: {card.name}, {card.dim} dimensions ({card.fingerprint[:12]})")
+    click.echo(f"license: {license_notice(card.license) if card.license else 'not stated'}", err=True)

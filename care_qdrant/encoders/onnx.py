@@ -15,11 +15,11 @@ import numpy.typing as npt
 import onnxruntime  # type: ignore[import-untyped]
 from tokenizers import Encoding, Tokenizer
 
-from care_qdrant.checkpoint.card import Side
+from care_qdrant.checkpoint.card import Geometry, Side
 from care_qdrant.encoders import MAX_CHARACTERS_PER_TOKEN
 from care_qdrant.encoders.saturation import int8_saturates
 from care_qdrant.encoders.tokens import uncut_length
-from care_qdrant.encoders.usable import require_unit_rows
+from care_qdrant.encoders.usable import require_lengths
 from care_qdrant.errors import EncodingError, IncompleteModel, ModelError
 from care_qdrant.types import Vectors
 
@@ -52,6 +52,7 @@ class OnnxEncoder:
         threads: int = 1,
         batch_tokens: int = BATCH_TOKENS,
         workers: int = 1,
+        geometry: Geometry = "unit",
     ) -> None:
         """Load tokenizer and graph.
 
@@ -65,20 +66,23 @@ class OnnxEncoder:
             threads: Cores that one run may use.
             batch_tokens: Padded tokens of one run.
             workers: Runs that one call may have at a time: the calling thread alone, or this many threads of its own.
+            geometry: Whether the graph gives unit vectors, or cuts them after normalising.
 
         Raises:
             IncompleteModel: A file is missing.
             ModelError: A file cannot be read, or the graph gives another dimension.
         """
         self.dim, self.max_tokens, self.prompt, self.batch_tokens = dim, max_tokens, prompt, batch_tokens
-        self._workers = workers
+        self._workers, self._geometry = workers, geometry
         self._tokenizer = _load_tokenizer(folder, max_tokens)
         self._has_special_tokens = special_tokens
         self._special_tokens = self._tokenizer.num_special_tokens_to_add(False) if special_tokens else 0
         self._session = _load_session(folder / onnx_file, dim, threads)
 
     @classmethod
-    def of_side(cls, folder: Path, onnx_file: str, side: Side, dim: int, *, workers: int = 1) -> "OnnxEncoder":
+    def of_side(
+        cls, folder: Path, onnx_file: str, side: Side, dim: int, *, workers: int = 1, geometry: Geometry = "unit"
+    ) -> "OnnxEncoder":
         """Load an encoder as a CARE folder's card describes its side."""
         return cls(
             folder,
@@ -88,6 +92,7 @@ class OnnxEncoder:
             prompt=side.prompt,
             special_tokens=side.special_tokens,
             workers=workers,
+            geometry=geometry,
         )
 
     def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
@@ -113,7 +118,7 @@ class OnnxEncoder:
         else:
             for batch in batches:
                 run(batch)
-        require_unit_rows(vectors, texts)
+        require_lengths(vectors, texts, self._geometry)
         return vectors
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:

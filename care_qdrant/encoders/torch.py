@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from tokenizers import Tokenizer
 
-from care_qdrant.checkpoint.card import static_limit
+from care_qdrant.checkpoint.architecture import native_folder
+from care_qdrant.checkpoint.card import Geometry, static_limit
 from care_qdrant.encoders.batching import token_batches
 from care_qdrant.encoders.tokens import uncut_length
-from care_qdrant.encoders.usable import require_unit_rows
+from care_qdrant.encoders.usable import require_lengths
 from care_qdrant.errors import needs_extra
 from care_qdrant.types import Vectors
 
@@ -58,6 +59,7 @@ class TorchEncoder:
         self.prompt = prompt if prompt is not None else (self._model.prompts.get(side) or "")
         self.dim = int(self._model.get_embedding_dimension() or 0)
         self.batch_tokens = batch_tokens
+        self._geometry: Geometry = "cut" if cuts_unit_vectors(model) else "unit"
         self._lock = threading.Lock()
 
     @property
@@ -81,9 +83,9 @@ class TorchEncoder:
                     prompt=prompt,
                     batch_size=len(batch),
                     show_progress_bar=False,
-                    normalize_embeddings=True,
+                    normalize_embeddings=self._geometry == "unit",
                 )
-        require_unit_rows(vectors, texts, tolerance=_TOLERANCE)
+        require_lengths(vectors, texts, self._geometry, tolerance=_TOLERANCE)
         return vectors
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
@@ -114,6 +116,12 @@ class TorchEncoder:
         return [len(ids) for ids in encoded["input_ids"]]
 
 
+def cuts_unit_vectors(model: "SentenceTransformer") -> bool:
+    """Return whether a model has a linear layer after its normalisation: its vectors are to stay as they are."""
+    kinds = [type(module).__name__ for module in model.children()]
+    return "Normalize" in kinds and "Dense" in kinds[kinds.index("Normalize") :]
+
+
 def load_sentence_transformer(folder: Path, device: str | None = None) -> "SentenceTransformer":
     """Load a saved sentence-transformers model for inference.
 
@@ -131,8 +139,8 @@ def load_sentence_transformer(folder: Path, device: str | None = None) -> "Sente
 
     device = device or get_device_name()
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    with no_progress_bars():
-        model = SentenceTransformer(str(folder), device=device, local_files_only=True, model_kwargs={"dtype": dtype})
+    with no_progress_bars(), native_folder(folder) as native:
+        model = SentenceTransformer(str(native), device=device, local_files_only=True, model_kwargs={"dtype": dtype})
     return model.eval()
 
 

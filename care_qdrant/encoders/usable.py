@@ -8,6 +8,7 @@ from importlib.util import find_spec
 
 import numpy as np
 
+from care_qdrant.checkpoint.card import Geometry
 from care_qdrant.errors import EncodingError, needs_extra
 from care_qdrant.types import Vectors
 
@@ -34,27 +35,31 @@ def require_usable(vectors: Vectors, shape: tuple[int, int], name_of: Callable[[
         )
 
 
-def require_unit_rows(vectors: Vectors, texts: Sequence[str], *, tolerance: float = 1e-3) -> None:
-    """Check that an encoder gave unit vectors.
+def require_lengths(
+    vectors: Vectors, texts: Sequence[str], geometry: Geometry = "unit", *, tolerance: float = 1e-3
+) -> None:
+    """Check that an encoder gave unit vectors, or parts of unit vectors where they are cut.
 
     Args:
         vectors: One row per text.
         texts: What was encoded.
+        geometry: Of the encoder's side; cut rows may have any length between the tolerance and 1.
         tolerance: Largest difference of a row's length from 1.
 
     Raises:
         EncodingError: A row has another length; a text in which the model reads nothing is named as such.
     """
     norms = np.linalg.norm(vectors, axis=1)
-    bad = np.flatnonzero(~(np.abs(norms - 1) < tolerance))
+    is_usable = np.abs(norms - 1) < tolerance if geometry == "unit" else (norms > tolerance) & (norms < 1 + tolerance)
+    bad = np.flatnonzero(~is_usable)
     if bad.size:
-        row = int(bad[0])
+        row, expected = int(bad[0]), "1" if geometry == "unit" else "at most 1"
         text = texts[row][:40]
         if norms[row] < tolerance:
             raise EncodingError(f"text {row} has no tokens that the model weighs, so no vector: leave {text!r} out")
         raise EncodingError(
-            f"the encoder gave a vector of length {norms[row]} for text {row} ({text!r}); expected 1: check the model "
-            "with: care model verify"
+            f"the encoder gave a vector of length {norms[row]} for text {row} ({text!r}); expected {expected}: "
+            "check the model with: care model verify"
         )
 
 

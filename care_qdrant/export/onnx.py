@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from care_qdrant.checkpoint.card import DOCUMENT_ONNX, OnnxFiles
-from care_qdrant.checkpoint.folder import describe_side
+from care_qdrant.checkpoint.folder import describe_side, geometry_of
 from care_qdrant.checkpoint.references import REFERENCE_TEXTS, Reference, make_references
 from care_qdrant.encoders.onnx import OnnxEncoder
-from care_qdrant.encoders.torch import no_progress_bars
+from care_qdrant.encoders.torch import cuts_unit_vectors, no_progress_bars
 from care_qdrant.errors import InputError, ModelError, needs_extra
 from care_qdrant.export.gate import compare
 from care_qdrant.export.int8 import quantize
@@ -191,13 +191,16 @@ def _references(tower: "SentenceTransformer", side: str) -> tuple[Reference, ...
 def _encode_stock(tower: "SentenceTransformer", side: str, texts: Sequence[str]) -> Vectors:
     encode = tower.encode_query if side == "query" else tower.encode_document
     # One by one: a tokenizer that pads on the left gives a BERT other positions in a batch, which the graph never does.
-    vectors: Vectors = encode(list(texts), batch_size=1, normalize_embeddings=True, show_progress_bar=False)
+    vectors: Vectors = encode(
+        list(texts), batch_size=1, normalize_embeddings=not cuts_unit_vectors(tower), show_progress_bar=False
+    )
     return vectors
 
 
 def _encode(folder: Path, side: str, onnx_file: Path, texts: Sequence[str]) -> Vectors:
     settings, dim = describe_side(folder, side)
-    return OnnxEncoder.of_side(folder, str(onnx_file.resolve()), settings, dim).encode(texts)
+    geometry = geometry_of(folder)
+    return OnnxEncoder.of_side(folder, str(onnx_file.resolve()), settings, dim, geometry=geometry).encode(texts)
 
 
 def _check_equal(folder: Path, found: Vectors, tower: "SentenceTransformer", side: str, texts: Sequence[str]) -> None:

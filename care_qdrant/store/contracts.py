@@ -35,7 +35,14 @@ class VectorContract:
     text_field: str | None = None
     """Payload field whose text was encoded, where ``care attach`` added the vector; None for any other vector."""
     tool_version: str = __version__
+    distance: str = "Cosine"
+    """Of the model's geometry, as Qdrant names it: ``Cosine`` or ``Dot``."""
     kind: str = "dense"
+
+    @property
+    def qdrant_distance(self) -> models.Distance:
+        """The distance that the named vector has to have."""
+        return models.Distance(self.distance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +121,11 @@ def check_contract(schema: "CollectionSchema", vector_name: str, expected: Vecto
         check_learned(schema, vector_name, learned)
         return
     params = schema.dense[vector_name]
-    if params.size != expected.dim or params.distance != models.Distance.COSINE:
+    if params.size != expected.dim or params.distance != expected.qdrant_distance:
         raise SchemaMismatch(
             f"vector {vector_name!r} of collection {collection!r} is {params.size}-dimensional with "
-            f"{params.distance.value} distance; model {expected.model!r} needs {expected.dim} dimensions and Cosine. "
+            f"{params.distance.value} distance; model {expected.model!r} needs {expected.dim} dimensions and "
+            f"{expected.distance}. "
             "Use another --vector-name."
         )
     found = schema.contracts.get(vector_name)

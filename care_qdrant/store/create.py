@@ -110,7 +110,7 @@ def create_collection(
     sparse = models.SparseVectorParams(modifier=models.Modifier.IDF)
     try:
         collection.create(
-            vectors_config={vectors.vector_name: _vector_params(vectors.dense.dim, storage, waits)},
+            vectors_config={vectors.vector_name: _vector_params(vectors.dense, storage, waits)},
             sparse_vectors_config=None if vectors.sparse is None else {SPARSE_VECTOR_NAME: sparse},
             quantization_config=QUANTIZATION[storage.quantization],
             shard_number=storage.shards,
@@ -196,10 +196,10 @@ def _require_own_chunks(schema: CollectionSchema, vector_name: str) -> None:
         )
 
 
-def _vector_params(dim: int, storage: Storage, waits: bool) -> models.VectorParams:
+def _vector_params(contract: VectorContract, storage: Storage, waits: bool) -> models.VectorParams:
     return models.VectorParams(
-        size=dim,
-        distance=models.Distance.COSINE,
+        size=contract.dim,
+        distance=contract.qdrant_distance,
         on_disk=storage.on_disk or None,
         datatype=None if storage.datatype == "float32" else models.Datatype(storage.datatype),
         hnsw_config=models.HnswConfigDiff(m=0) if waits else None,

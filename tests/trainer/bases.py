@@ -1,7 +1,13 @@
-"""Stand-ins for the paper's base models: their architecture, widths and tokenizer layout, with next to no layers."""
+"""Stand-ins for the published bases: their architecture, widths, dtypes, file layout, key names and tokenizer layout.
 
+They have next to no layers. The query base is float16 and says ``model_type: new`` with an ``auto_map`` to code that
+would have to be run; the document base is bfloat16 in several safetensors files.
+"""
+
+import json
 from pathlib import Path
 
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
     GteConfig,
@@ -45,9 +51,36 @@ def gte_mlm_base(folder: Path) -> Path:
     config = GteConfig(
         vocab_size=len(fast), hidden_size=768, num_hidden_layers=1, num_attention_heads=12, intermediate_size=64
     )
-    GteForMaskedLM(config).save_pretrained(folder)
+    GteForMaskedLM(config).half().save_pretrained(folder)
     fast.save_pretrained(folder)
+    as_published(folder)
     return folder
+
+
+def as_published(folder: Path) -> None:
+    """Give a saved GTE model the key names and the configuration of gte-multilingual-mlm-base."""
+    weights = load_file(folder / "model.safetensors")
+    renamed = {name.replace("gte.", "new.", 1) if name.startswith("gte.") else name: weights[name] for name in weights}
+    save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    del config["rope_parameters"], config["dtype"]
+    published = {
+        "model_type": "new",
+        "architectures": ["NewForMaskedLM"],
+        "auto_map": {"AutoConfig": "someone/new-impl--configuration.NewConfig"},
+        "torch_dtype": "float16",
+        "layer_norm_type": "layer_norm",
+        "logn_attention_clip1": False,
+        "logn_attention_scale": False,
+        "pack_qkv": True,
+        "position_embedding_type": "rope",
+        "rope_scaling": None,
+        "rope_theta": 160000,
+        "unpad_inputs": False,
+        "use_memory_efficient_attention": False,
+    }
+    path.write_text(json.dumps(config | published), encoding="utf-8")
 
 
 def qwen3_base(folder: Path, hidden: int) -> Path:
@@ -84,6 +117,6 @@ def qwen3_base(folder: Path, hidden: int) -> Path:
         bos_token_id=0,
         tie_word_embeddings=True,
     )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    Qwen3ForCausalLM(config).bfloat16().save_pretrained(folder, max_shard_size="100KB")
     fast.save_pretrained(folder)
     return folder

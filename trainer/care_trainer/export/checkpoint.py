@@ -25,9 +25,9 @@ from care_trainer.export.model_card import render
 from care_trainer.models import towers
 
 TOLERANCE = 1e-4
-"""Largest accepted difference of a coordinate between trained and exported vectors; merging costs about 1e-6."""
-HALF_TOLERANCE = 5e-3
-"""Largest accepted difference where the weights are stored in float16."""
+"""Largest accepted difference of a coordinate between trained and merged vectors, both float32; it is about 1e-6."""
+LEAST_COSINE = 0.999
+"""Least accepted cosine between trained and exported vectors where the weights are stored in half precision."""
 
 
 def export(run: Run, command: str) -> Card:
@@ -74,21 +74,37 @@ def export(run: Run, command: str) -> Card:
 
 
 def _write_side(run: Run, source: Path, folder: Path, texts: list[str]) -> Vectors:
-    """Save one encoder, reload it, and return its vectors of the texts, checked against the trained encoder's."""
-    side, half = folder.name, run.export.half_weights
-    trained = _encode(towers.load(source), side, texts)
+    """Save one encoder, reload it, and return its vectors of the texts, checked against the trained encoder's.
+
+    Adapters are merged and compared in float32: rounding to the dtype of the base would hide an error of the merge.
+    """
+    side = folder.name
+    dtype = torch.float16 if run.export.half_weights else towers.base_dtype(source)
+    trained = _encode(towers.load(source).float(), side, texts)
     model = towers.load_merged(source)
+    _require_close(source, side, trained, _encode(model, side, texts))
     model.save_pretrained(str(folder), create_model_card=False)
-    if half and not _is_static(folder):
-        _halve(folder)
-    exported = _encode(towers.load(folder), side, texts)
-    difference = float(np.abs(trained - exported).max())
-    if not difference <= (HALF_TOLERANCE if half else TOLERANCE):
+    if dtype != torch.float32 and not _is_static(folder):
+        _store_as(folder, dtype)
+    exported = _encode(towers.load(folder).float(), side, texts)
+    if dtype == torch.float32:
+        _require_close(source, side, trained, exported)
+    lowest = float((trained * exported).sum(axis=1).min())
+    if not lowest >= LEAST_COSINE:
         raise TrainingError(
-            f"{source}: the exported {side} encoder gives other vectors than the trained one (largest difference "
-            f"{difference:.1e}, allowed {HALF_TOLERANCE if half else TOLERANCE:.0e}); nothing was written"
+            f"{source}: the exported {side} encoder gives other vectors than the trained one (least cosine "
+            f"{lowest:.5f}, at least {LEAST_COSINE} expected of weights in {dtype}); nothing was written"
         )
     return exported
+
+
+def _require_close(source: Path, side: str, trained: Vectors, found: Vectors) -> None:
+    difference = float(np.abs(trained - found).max())
+    if not difference <= TOLERANCE:
+        raise TrainingError(
+            f"{source}: the exported {side} encoder gives other vectors than the trained one (largest difference "
+            f"{difference:.1e}, allowed {TOLERANCE:.0e}); nothing was written"
+        )
 
 
 def _exports(folder: Path) -> bool:
@@ -119,15 +135,21 @@ def _is_static(folder: Path) -> bool:
     return not (folder / "config.json").exists()
 
 
-def _halve(folder: Path) -> None:
-    """Store the weights as float16; the configuration still says float32, so that they load as float32."""
+def _store_as(folder: Path, dtype: torch.dtype) -> None:
+    """Store the weights in half precision.
+
+    For float16 the configuration says float32, so that they load as float32; bfloat16 is what its base said, too.
+    """
     for file in folder.rglob("*.safetensors"):
         tensors = load_file(file)
-        halves = {name: tensor.half() if tensor.dtype == torch.float32 else tensor for name, tensor in tensors.items()}
-        save_file(halves, file, metadata={"format": "pt"})
+        stored = {
+            name: tensor.to(dtype) if tensor.dtype == torch.float32 else tensor for name, tensor in tensors.items()
+        }
+        save_file(stored, file, metadata={"format": "pt"})
     path = folder / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps({**config, "dtype": "float32"}, indent=2) + "\n", encoding="utf-8")
+    loaded_as = "bfloat16" if dtype == torch.bfloat16 else "float32"
+    path.write_text(json.dumps({**config, "dtype": loaded_as}, indent=2) + "\n", encoding="utf-8")
 
 
 def _probe_pairs(run: Run) -> list[Pair]:

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoModelForMaskedLM
 
+from care_qdrant.checkpoint.architecture import native_folder
+from care_qdrant.checkpoint.hub import fetch_document_side
 from care_trainer.losses.keys import Features
 from care_trainer.models import towers
 
@@ -29,6 +31,7 @@ class RetroMaeLoss(nn.Module):
         base: Pretrained masked language model whose vocabulary head is used; None makes a new head.
         encoder_masked: Fraction of the tokens that the encoder does not see.
         decoder_masked: Fraction of the tokens that each decoder position does not see.
+        revision: Branch, tag or commit of ``base`` on the hub.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class RetroMaeLoss(nn.Module):
         model: SentenceTransformer,
         *,
         base: str | None = None,
+        revision: str | None = None,
         encoder_masked: float = 0.3,
         decoder_masked: float = 0.5,
     ) -> None:
@@ -47,7 +51,7 @@ class RetroMaeLoss(nn.Module):
         self.mask_id, self.vocabulary = tokenizer.mask_token_id, len(tokenizer)
         self.special: Tensor
         self.register_buffer("special", torch.tensor(sorted(tokenizer.all_special_ids)), persistent=False)
-        self.head = masked_head(model, base)
+        self.head = masked_head(model, base, revision)
         self.embeddings = transformer.model.get_input_embeddings()
         self.scale = 1.0 if base is not None else output_scale(model)
         self.position = nn.Embedding(tokenizer.model_max_length, config.hidden_size)
@@ -135,18 +139,20 @@ def decoder_visibility(attention: Tensor, hidden_fraction: float) -> Tensor:
     return visible
 
 
-def masked_head(model: SentenceTransformer, base: str | None) -> nn.Module:
+def masked_head(model: SentenceTransformer, base: str | None, revision: str | None = None) -> nn.Module:
     """Return the vocabulary head of a masked language model, tied to the encoder's embeddings.
 
     Args:
         model: The encoder.
         base: A pretrained masked language model of the same architecture; None is a new head.
+        revision: Branch, tag or commit of the base on the hub.
     """
     encoder = towers.transformer_of(model).model
     if base is None:
         language_model = AutoModelForMaskedLM.from_config(encoder.config)  # type: ignore[no-untyped-call]
     else:
-        language_model = AutoModelForMaskedLM.from_pretrained(base)
+        with native_folder(fetch_document_side(base, revision=revision)) as folder:
+            language_model = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32)
     language_model.get_output_embeddings().weight = encoder.get_input_embeddings().weight
     head = next(getattr(language_model, name) for name in ("cls", "lm_head", "head") if hasattr(language_model, name))
     assert isinstance(head, nn.Module)

@@ -2,6 +2,9 @@
 
 A reloaded adapter is frozen and a reloaded identity slice is trainable, both silently. So the trainable parameters are
 set here after every load, counted and logged, and a side that should train but has nothing to train is refused.
+
+Published bases are bfloat16, and transformers gives an adapter the dtype of its base. Adam at a learning rate of 1e-4
+hardly moves a bfloat16 weight, so everything that trains is float32; a frozen base keeps its own dtype.
 """
 
 import logging
@@ -9,20 +12,24 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from peft import LoraConfig, PeftConfig, PeftModel, TaskType
+from peft import LoraConfig, PeftConfig, PeftModel, TaskType, set_peft_model_state_dict
+from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Module, Normalize, Router, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding, WordWeights
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoModel, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 
-from care_qdrant.errors import InputError
+from care_qdrant.checkpoint.architecture import native_folder
+from care_qdrant.checkpoint.hub import fetch_document_side
+from care_qdrant.errors import InputError, ModelError
 from care_trainer.config import Tower
 
 logger = logging.getLogger(__name__)
 
 ADAPTER_FILE = "adapter_config.json"
 """The file in which peft describes an encoder's adapter."""
+_ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 def build_query(base: str, tower: Tower, dim: int) -> SentenceTransformer:
@@ -80,6 +87,7 @@ def build_document(base: str, tower: Tower, dim: int) -> SentenceTransformer:
                 task_type=TaskType.FEATURE_EXTRACTION,
             )
         )
+        _adapters_in_float32(model)
     return model
 
 
@@ -113,12 +121,13 @@ def is_static(model: SentenceTransformer) -> bool:
 
 
 def _transformer(base: str, tower: Tower) -> Transformer:
-    options = {"revision": tower.revision} if tower.revision else {}
     try:
-        transformer: Transformer = Transformer(
-            base, max_seq_length=tower.max_tokens, model_kwargs=dict(options), processor_kwargs=dict(options)
-        )
-    except (OSError, ValueError) as error:  # ValueError: an architecture that only code from the hub knows
+        # The folder of one revision: a hub name would be resolved again, to the newest one, at every reload.
+        source = fetch_document_side(base, revision=tower.revision)
+        with native_folder(source) as folder:
+            transformer: Transformer = Transformer(str(folder), max_seq_length=tower.max_tokens)
+        transformer.model.name_or_path = transformer.model.config.name_or_path = str(source)
+    except (OSError, ValueError, ModelError) as error:  # ValueError: an architecture that only code knows
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"base {base}: cannot be loaded without running code from the hub ({reason})") from error
     if not isinstance(transformer.tokenizer, PreTrainedTokenizerFast):
@@ -197,23 +206,46 @@ def unsliced(model: SentenceTransformer) -> SentenceTransformer:
 
 
 def load(folder: Path) -> SentenceTransformer:
-    """Load an encoder that a stage saved, on whatever device there is."""
-    return SentenceTransformer(str(folder), local_files_only=True)
+    """Load an encoder that a stage saved, on whatever device there is, with adapters in float32.
+
+    sentence-transformers reads an adapter in the dtype of its base, which rounds it: its weights are read again.
+    """
+    encoder = SentenceTransformer(str(folder), local_files_only=True)
+    if (folder / ADAPTER_FILE).exists():
+        _adapters_in_float32(encoder)
+        set_peft_model_state_dict(transformer_of(encoder).model, load_file(folder / _ADAPTER_WEIGHTS))
+    return encoder
+
+
+def _adapters_in_float32(encoder: SentenceTransformer) -> None:
+    for name, parameter in encoder.named_parameters():
+        if "lora_" in name:
+            parameter.data = parameter.data.float()
 
 
 def load_merged(folder: Path) -> SentenceTransformer:
-    """Load an encoder, with its adapter merged when it has one.
+    """Load an encoder in float32, with its adapter merged when it has one.
 
     Merging the adapter of a reloaded model in place looks right and saves garbage: the saved keys carry a prefix, and a
     reload starts from random weights. So a fresh base takes the adapter and is merged outside.
     """
-    encoder = load(folder)
+    encoder = load(folder).float()
     if (folder / ADAPTER_FILE).exists():
         config = PeftConfig.from_pretrained(str(folder))
-        base = AutoModel.from_pretrained(config.base_model_name_or_path, revision=config.revision)
+        base = AutoModel.from_pretrained(config.base_model_name_or_path, revision=config.revision, dtype=torch.float32)
         merged = PeftModel.from_pretrained(base, str(folder)).merge_and_unload()
         transformer_of(encoder).model = merged.to(encoder.device)
     return encoder
+
+
+def base_dtype(folder: Path) -> torch.dtype:
+    """Return the dtype in which the weights of a saved encoder, or of its adapter's base, are stored."""
+    source, revision = str(folder), None
+    if (folder / ADAPTER_FILE).exists():
+        config = PeftConfig.from_pretrained(str(folder))
+        source, revision = str(config.base_model_name_or_path), config.revision
+    dtype = AutoConfig.from_pretrained(source, revision=revision).dtype
+    return dtype if isinstance(dtype, torch.dtype) else torch.float32
 
 
 def pair(query: SentenceTransformer, document: SentenceTransformer) -> SentenceTransformer:
@@ -225,7 +257,7 @@ def pair(query: SentenceTransformer, document: SentenceTransformer) -> SentenceT
 
 
 def make_trainable(model: torch.nn.Module, *, side: str, lora: bool) -> int:
-    """Set which parameters of an encoder train, and return their number.
+    """Set which parameters of an encoder train, in float32, and return their number.
 
     With adapters these are the adapters alone. Otherwise everything but the slice, the token weights
     (sentence-transformers reloads them from their configuration, so their training would be lost) and BERT's unused
@@ -240,6 +272,8 @@ def make_trainable(model: torch.nn.Module, *, side: str, lora: bool) -> int:
         InputError: nothing would train.
     """
     model.requires_grad_(True)
+    if not lora:
+        model.float()
     for module in model.modules():
         if is_slice(module) or isinstance(module, WordWeights):
             module.requires_grad_(False)

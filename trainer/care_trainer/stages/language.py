@@ -3,6 +3,7 @@
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 from sentence_transformers.sentence_transformer.modules import Pooling
+from transformers import set_seed
 
 from care_trainer.config import RetroMae
 from care_trainer.losses.language import CausalLoss, RetroMaeLoss
@@ -15,9 +16,11 @@ def train_retromae(context: Context) -> Trained:
     stage = context.stage
     assert isinstance(stage, RetroMae)
     query, trainable = context.load_trainable("query")
+    set_seed(context.run.seed)  # its decoder starts from random weights, the same ones in every process
     loss = RetroMaeLoss(
         _without_normalisation(query),
         base=context.run.query.base,
+        revision=context.run.query.revision,
         encoder_masked=stage.encoder_masked,
         decoder_masked=stage.decoder_masked,
     )

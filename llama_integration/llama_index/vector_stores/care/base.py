@@ -495,7 +495,8 @@ class CareVectorStore(QdrantVectorStore):
             average = bm25.average_length(node.get_content(MetadataMode.EMBED) for node in nodes)
             constants = SparseContract(bm25.ANALYSER, bm25.DEFAULT_K1, bm25.DEFAULT_B, average)
             metadata |= contract_metadata(self.sparse_vector_name, constants)
-        dense = self._dense_config or models.VectorParams(size=dim, distance=models.Distance.COSINE)
+        distance = models.Distance.COSINE if contract is None else contract.qdrant_distance
+        dense = self._dense_config or models.VectorParams(size=dim, distance=distance)
         sparse = self._sparse_config or models.SparseVectorParams(modifier=modifier)
         name = self.collection_name
         yield from create_unless_there(
