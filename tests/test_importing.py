@@ -16,7 +16,7 @@ from transformers import AutoModel, AutoTokenizer, GteConfig, GteModel, PreTrain
 
 from care_qdrant.checkpoint.architecture import native_config
 from care_qdrant.checkpoint.card import read_card
-from care_qdrant.checkpoint.folder import verify
+from care_qdrant.checkpoint.folder import verify_checkpoint
 from care_qdrant.cli import model as model_cli
 from care_qdrant.errors import InputError, ModelError, SchemaMismatch
 from care_qdrant.importing import import_model
@@ -102,7 +102,7 @@ def test_import_ingest_search_and_score_are_those_of_the_publication(
 
 
 def test_the_folder_says_geometry_license_tasks_and_bases(imported: Path) -> None:
-    card = verify(imported)
+    card = verify_checkpoint(imported)
     assert card.geometry == "cut" and card.license == "cc-by-nc-sa-4.0"
     assert card.query.prompt == card.query.tasks["retrieval"] == RETRIEVAL
     assert card.document.prompt == "" and card.document.tasks.keys() == {"sts"}
