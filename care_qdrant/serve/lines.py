@@ -142,8 +142,9 @@ def _counted(encoder: Encoder, side: Side, name: str, metrics: Metrics) -> Calla
         vectors = encoder.encode(texts)
         if vectors.shape != (len(texts), encoder.dim) or not np.isfinite(vectors).all():
             raise EncodingError(
-                f"the {side} encoder of {name} gave vectors of shape {vectors.shape}, not all finite perhaps; expected "
-                f"finite ones of {(len(texts), encoder.dim)}. Check the model with: care model verify"
+                f"the {side} encoder of {name} gave vectors of shape {vectors.shape}, "
+                f"{np.isfinite(vectors).all(axis=-1).sum()} of them finite; expected {(len(texts), encoder.dim)}, "
+                "all finite. Check the model with: care model verify"
             )
         seconds.observe(time.perf_counter() - started)
         batch.observe(len(texts))

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import lru_cache, partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import ValidationError
 from qdrant_client import QdrantClient, models
@@ -17,7 +17,8 @@ from care_qdrant.encoders import bm25
 from care_qdrant.errors import CareError, InputError, Rejected
 from care_qdrant.model import CareModel
 from care_qdrant.search.conditions import parse_filter
-from care_qdrant.search.retriever import Retriever
+from care_qdrant.search.fusion import Fusion
+from care_qdrant.search.retriever import Mode, Retriever
 from care_qdrant.serve.marks import mark
 from care_qdrant.serve.pairs import Pairs, ServedPair, check_texts
 from care_qdrant.serve.refusal import Refusal, invalid_body
@@ -112,7 +113,7 @@ class Searching:
         return CollectionState(name=name, models=pairs, sparse=sparse)
 
     def _make_retriever(
-        self, collection: str, pair: ServedPair | None, mode: Any, fusion: Any, alpha: float
+        self, collection: str, pair: ServedPair | None, mode: Mode, fusion: Fusion, alpha: float
     ) -> Retriever:
         model = None if pair is None else self._batched(pair)
         return Retriever(self._qdrant(), collection, model, mode=mode, fusion=fusion, alpha=alpha)
