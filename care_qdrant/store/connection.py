@@ -13,6 +13,7 @@ from qdrant_client import QdrantClient
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
 from care_qdrant.errors import FolderLocked, InputError, Rejected, ServerTooOld, Unreachable
+from care_qdrant.redaction import remember_secret
 
 DEFAULT_PATH = Path("qdrant")
 REQUEST_TIMEOUT_SECONDS = 60
@@ -41,6 +42,7 @@ def open_client(
         Unreachable: No server answers at the URL.
         Rejected: The server does not accept the key.
     """
+    remember_secret(api_key)
     client = _embedded(path) if path is not None else _server(url, api_key, grpc, timeout_seconds)
     try:
         yield client

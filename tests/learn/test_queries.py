@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from care_qdrant.errors import EncodingError, InputError
-from care_qdrant.learn.queries import Endpoint, SpendingCap, embed_with_endpoint, read_questions
 from care_qdrant.learn.quality import agreement
+from care_qdrant.learn.queries import Endpoint, SpendingCap, embed_with_endpoint, read_questions
 
 TEXTS = [f"question {number}" for number in range(100)]
 
