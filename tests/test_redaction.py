@@ -61,6 +61,7 @@ def test_what_a_command_prints(command: list[str], pair_folder: Path) -> None:
     assert PASSWORD not in printed and KEY not in printed
 
 
+@pytest.mark.timeout(300)
 def test_everything_that_a_run_writes_and_prints(
     task_directory: Path,  # noqa: F811
     pair_folder: Path,

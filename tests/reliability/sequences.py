@@ -14,6 +14,7 @@ import random
 import signal
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -134,6 +135,8 @@ def run_killed(open_client: Open, rows: Rows, settings: IngestSettings, limit: i
             ingest(documents, model, client, COLLECTION, settings=settings)
             client.close()
             code = 0
+        except Exception:
+            traceback.print_exc()
         finally:
             os._exit(code)
     deadline = None if seconds is None else time.monotonic() + seconds
