@@ -28,11 +28,16 @@ Every message says where, what was found, what was expected, and what to do.
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from care_qdrant.redaction import redact
+
 
 class CareError(Exception):
-    """The root of all errors that this package raises on purpose."""
+    """The root of all errors that this package raises on purpose. Its message holds no secret."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return redact(super().__str__())
 
 
 class InputError(CareError):

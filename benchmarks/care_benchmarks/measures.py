@@ -34,10 +34,15 @@ def per_query(qrels: Qrels, run: Run) -> dict[str, dict[str, float]]:
     """
     measures = [ir_measures.parse_measure(name) for name in RANKING_MEASURES]
     scores: dict[str, dict[str, float]] = {name: dict.fromkeys(qrels, 0.0) for name in RANKING_MEASURES}
-    judged = {query: dict(documents) for query, documents in run.items() if query in qrels and documents}
+    judged = {query: _without_ties(documents) for query, documents in run.items() if query in qrels and documents}
     for metric in ir_measures.iter_calc(measures, qrels, judged):
         scores[str(metric.measure)][metric.query_id] = float(metric.value)
     return scores
+
+
+def _without_ties(answers: Mapping[str, float]) -> dict[str, float]:
+    """Return scores that rank as `ranked` does: the providers of ir_measures break ties in different ways."""
+    return {document: float(-rank) for rank, document in enumerate(ranked(answers))}
 
 
 def ranked(answers: Mapping[str, float]) -> list[str]:
@@ -55,7 +60,9 @@ def pearson_shares(labels: Sequence[float], similarities: Sequence[float]) -> np
 
 
 def spearman(labels: Sequence[float], similarities: Sequence[float]) -> float:
-    """Return Spearman's rank correlation, from -1 to 1."""
+    """Return Spearman's rank correlation, from -1 to 1; 0 if one side is constant, as for Pearson's."""
+    if np.ptp(labels) == 0 or np.ptp(similarities) == 0:
+        return 0.0
     return float(stats.spearmanr(labels, similarities).statistic)
 
 

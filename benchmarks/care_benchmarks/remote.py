@@ -24,6 +24,7 @@ from tokenizers import Encoding, Tokenizer
 from care_qdrant.encoders.batching import token_batches
 from care_qdrant.errors import EncodingError, InputError, ModelError, Unreachable
 from care_qdrant.model import CareModel
+from care_qdrant.redaction import redact, remember_secret
 from care_qdrant.store.retry import RetryPolicy
 from care_qdrant.types import Vectors
 
@@ -148,7 +149,7 @@ class RemoteEncoder:
                 problem, at_least = f"{answer.status_code}", _seconds(answer.headers.get("Retry-After", "0"))
             if self._retries.is_over(attempt, time.monotonic() - start):
                 break
-            logger.warning("%s: attempt %d failed (%s)", self._client.base_url, attempt, problem)
+            logger.warning("%s: attempt %d failed (%s)", redact(str(self._client.base_url)), attempt, problem)
             time.sleep(max(self._retries.delay(attempt - 1), at_least))
         raise Unreachable(f"{self._client.base_url}: gave up after {attempt} attempts ({problem})")
 
@@ -239,6 +240,7 @@ def served_documents(
     """
     if model.card is None:
         raise InputError(f"{model.name}: only a pair can have its documents encoded by a server")
+    remember_secret(api_key)
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     with httpx.Client(base_url=url, headers=headers, timeout=REQUEST_TIMEOUT_SECONDS) as client:
         tokenizer = Tokenizer.from_file(str(tokenizer_file))
@@ -256,7 +258,7 @@ def served_documents(
             batch_tokens=batch_tokens,
         )
         logger.info(
-            "%s: reference vectors agree, smallest cosine %.5f", url, check_reference(encoder, model, reference)
+            "%s: reference vectors agree, smallest cosine %.5f", redact(url), check_reference(encoder, model, reference)
         )
         yield CareModel(
             name=model.name,

@@ -9,12 +9,13 @@ from care_benchmarks.charts import Bar, Point, bars, scatter
 from care_benchmarks.paper import CMEDQA_1, CMEDQA_2, RERANK, RETRIEVAL, STS, TABLES, Row
 from care_benchmarks.results import Result, System, TaskInfo
 from care_benchmarks.statistics import RESAMPLES
+from care_qdrant.redaction import redact
 
 MARKDOWN_FILE, HTML_FILE = "report.md", "report.html"
 
 
 def write_report(result: Result, folder: Path) -> None:
-    """Write ``report.md`` and ``report.html`` into a folder."""
+    """Write ``report.md`` and ``report.html`` into a folder; without secrets."""
     context = _context(result)
     environment = Environment(
         loader=PackageLoader("care_benchmarks"),
@@ -25,9 +26,9 @@ def write_report(result: Result, folder: Path) -> None:
         keep_trailing_newline=True,
     )
     markdown = environment.get_template("report.md.j2").render(context)
-    (folder / MARKDOWN_FILE).write_text(markdown.strip() + "\n", encoding="utf-8")
+    (folder / MARKDOWN_FILE).write_text(redact(markdown.strip()) + "\n", encoding="utf-8")
     page = environment.get_template("report.html.j2").render(context, **_charts(result))
-    (folder / HTML_FILE).write_text(page, encoding="utf-8")
+    (folder / HTML_FILE).write_text(redact(page), encoding="utf-8")
 
 
 def format_parameters(count: int) -> str:

@@ -14,6 +14,7 @@ from care_benchmarks.machine import Machine
 from care_benchmarks.measures import Kind
 from care_benchmarks.statistics import Comparison, Interval
 from care_qdrant.errors import InputError
+from care_qdrant.redaction import redact
 
 T = TypeVar("T")
 
@@ -202,9 +203,9 @@ _PER_QUERY = TypeAdapter(list[PerQuery])
 
 
 def save_result(result: Result, per_query: list[PerQuery], folder: Path) -> None:
-    """Write the two JSON files into a folder, which is created if it is missing."""
+    """Write the two JSON files into a folder, which is created if it is missing; without secrets."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / RESULT_FILE).write_bytes(_RESULT.dump_json(result, indent=2) + b"\n")
+    (folder / RESULT_FILE).write_text(redact(_RESULT.dump_json(result, indent=2).decode()) + "\n", encoding="utf-8")
     lines = (TypeAdapter(PerQuery).dump_json(entry).decode() for entry in per_query)
     (folder / PER_QUERY_FILE).write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
 

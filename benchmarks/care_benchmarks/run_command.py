@@ -12,6 +12,7 @@ import click
 
 from care_qdrant.cli.options import Target
 from care_qdrant.errors import InputError
+from care_qdrant.redaction import redact, remember_secret
 
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
@@ -162,6 +163,8 @@ def _run(tasks: "list[AbsTask]", output: Path, name: str, options: dict[str, Any
     models = options["models"] or ("built-in",)
     systems = load_systems(models, options["controls"], precision=options["precision"], device=options["device"])
     store = None if options["url"] and options["path"] is None else options["path"] or output / "qdrant"
+    for secret in (options["api_key"], options["document_server_key"]):
+        remember_secret(secret)
     target = Target(store, options["url"] if store is None else None, options["api_key"], options["grpc"])
     with ExitStack() as stack:
         if options["document_server"]:
@@ -204,9 +207,9 @@ def _use_document_server(
 
 
 def _command_line() -> str:
-    """Return the command as it was typed, with absolute paths cut to their last part, since results are published."""
+    """Return the command as it was typed, since results are published: without secrets, absolute paths cut short."""
     parts = (f"…/{Path(part).name}" if part.startswith(("/", "~")) else part for part in sys.argv[1:])
-    return " ".join(["care-bench", *parts])
+    return redact(" ".join(["care-bench", *parts]))
 
 
 def _print(result: "Result") -> None:

@@ -10,6 +10,7 @@ import click
 from typing_extensions import override
 
 from care_qdrant.cli.options import add_options
+from care_qdrant.redaction import redact
 
 _LOGGERS = ("care_qdrant", "care_trainer", "care_benchmarks", "llama_index.embeddings.care")
 
@@ -26,6 +27,10 @@ class _JsonLines(logging.Formatter):
 
 class _Stderr(logging.StreamHandler[Any]):
     """Writes to the stderr of the moment, which a test or a progress bar may have replaced."""
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        return redact(super().format(record))
 
     @override
     def emit(self, record: logging.LogRecord) -> None:
@@ -52,7 +57,7 @@ def log_error(message: str) -> None:
         record = logging.LogRecord("care_qdrant", logging.ERROR, "", 0, "%s", (message,), None)
         click.echo(_handler.format(record), err=True)
     else:
-        click.echo(f"error: {message}", err=True)
+        click.echo(f"error: {redact(message)}", err=True)
 
 
 def _apply(ctx: click.Context, _parameter: click.Parameter, value: Any) -> Any:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from care_qdrant.redaction import redact, remember_secret
+
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient
 
@@ -47,7 +49,7 @@ class Target:
         return open_client(path=self.path, url=self.url, api_key=self.api_key, grpc=self.grpc, grpc_port=self.grpc_port)
 
     def __str__(self) -> str:
-        return self.url or str(self.path)
+        return redact(self.url) if self.url else str(self.path)
 
 
 def add_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -91,6 +93,7 @@ def target_options(command: Command) -> Command:
     ) -> Any:
         if path is not None and url is not None:
             path, url = _choose(path, url)
+        remember_secret(api_key)
         server = url if path is None else None
         folder = None if server else (path or Path("qdrant"))
         return command(
@@ -101,7 +104,8 @@ def target_options(command: Command) -> Command:
         click.option(
             "--path",
             type=click.Path(path_type=Path, file_okay=False),
-            help="Folder of the embedded database.  [default: qdrant]",
+            help="Folder of the embedded database. Open none from a stranger: its files are unpickled, and can run "
+            "code.  [default: qdrant]",
         ),
         click.option(
             "--url", envvar="QDRANT_URL", show_envvar=True, help="URL of a Qdrant server, instead of a folder."

@@ -18,6 +18,7 @@ from qdrant_client import QdrantClient
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
 from care_qdrant.errors import FolderLocked, InputError, Rejected, ServerTooOld, Unreachable
+from care_qdrant.redaction import remember_secret
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ def open_client(
         Unreachable: No server answers at the URL, or at its gRPC port.
         Rejected: The server does not accept the key.
     """
+    remember_secret(api_key)
     client = _embedded(path) if path is not None else _server(url, api_key, grpc, grpc_port, timeout_seconds)
     try:
         yield client

@@ -18,6 +18,7 @@ from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
 from care_qdrant.errors import QdrantError, Rejected
+from care_qdrant.redaction import redact
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +154,11 @@ def _is_transient(error: Exception) -> bool:
 
 
 def describe_error(error: Exception) -> str:
-    """Return an error in one line of at most some 300 characters."""
+    """Return an error in one line of at most some 300 characters, without secrets."""
+    return redact(_describe(error))
+
+
+def _describe(error: Exception) -> str:
     if isinstance(error, UnexpectedResponse):
         return f"{error.status_code} {error.content.decode(errors='replace')[:300]}"
     if callable(details := getattr(error, "details", None)):

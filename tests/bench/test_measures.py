@@ -106,3 +106,16 @@ def test_pearson_shares_average_to_pearson(seed: int) -> None:
 
 def test_a_constant_similarity_correlates_with_nothing() -> None:
     assert pearson_shares([0, 1, 1], [0.5, 0.5, 0.5]).tolist() == [0, 0, 0]
+
+
+def test_every_measure_breaks_ties_in_the_same_way() -> None:
+    """Of equal scores the greater document id comes first, as in trec_eval."""
+    run = {"q": {"a": 1.0, "b": 1.0, "c": 0.5}}
+    first, second = (per_query({"q": {relevant: 1}}, run) for relevant in ("b", "a"))
+    assert {name: first[name]["q"] for name in ("RR@10", "AP@10")} == {"RR@10": 1.0, "AP@10": 1.0}
+    assert {name: second[name]["q"] for name in ("RR@10", "AP@10")} == {"RR@10": 0.5, "AP@10": 0.5}
+
+
+def test_the_rank_correlation_of_a_constant_is_zero() -> None:
+    assert spearman([1.0, 2.0, 3.0], [0.5, 0.5, 0.5]) == 0.0
+    assert spearman([1.0, 1.0, 1.0], [0.1, 0.5, 0.3]) == 0.0

@@ -1,0 +1,82 @@
+"""No password and no key in what is printed, logged or written."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from care_qdrant.errors import CareError, Unreachable
+from care_qdrant.redaction import redact, remember_secret
+from care_qdrant.store.connection import open_client
+from tests.bench.conftest import task_directory  # noqa: F401  # a fixture
+from tests.standin import StandIn
+
+PASSWORD, KEY, SERVER_KEY = "pa55w0rd", "k3y-of-qdrant", "k3y-of-vllm"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("http://user:pa55w0rd@host:6333/x", "http://***@host:6333/x"),
+        ("see https://u:p@ss@host, and http://host/a@b", "see https://***@host, and http://host/a@b"),
+        ("care-bench run --api-key abc --grpc", "care-bench run --api-key *** --grpc"),
+        ("--document-server-key=abc x", "--document-server-key=*** x"),
+        ("http://host/v1?api_key=abc&limit=3", "http://host/v1?api_key=***&limit=3"),
+        ("mail me@example.com, --keep 3 --batch-tokens 60", "mail me@example.com, --keep 3 --batch-tokens 60"),
+    ],
+)
+def test_texts(text: str, expected: str) -> None:
+    assert redact(text) == expected
+
+
+def test_a_known_secret_is_hidden_wherever_it_stands() -> None:
+    remember_secret("xyzzy-plugh")
+    remember_secret(None)
+    assert redact("the server says: bad key xyzzy-plugh!") == "the server says: bad key ***!"
+    assert str(CareError("key xyzzy-plugh")) == "key ***"
+
+
+def test_an_error_of_the_library() -> None:
+    with pytest.raises(Unreachable) as caught, open_client(url=f"http://user:{PASSWORD}@127.0.0.1:9"):
+        pass
+    assert PASSWORD not in str(caught.value)
+    assert "***@127.0.0.1:9" in str(caught.value)
+
+
+def _run(program: str, *arguments: str) -> str:
+    code = f"import sys; sys.argv = [{program!r}, *sys.argv[1:]]; "
+    code += {
+        "care": "from care_qdrant.cli import main; main()",
+        "care-bench": "from care_benchmarks.cli import main; main()",
+    }[program]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("command", [["collections"], ["search", "x"], ["doctor", "corpus"]])
+def test_what_a_command_prints(command: list[str], pair_folder: Path) -> None:
+    printed = _run("care", *command, "--url", f"http://user:{PASSWORD}@127.0.0.1:9", "--api-key", KEY)
+    assert "127.0.0.1:9" in printed
+    assert PASSWORD not in printed and KEY not in printed
+
+
+@pytest.mark.timeout(300)
+def test_everything_that_a_run_writes_and_prints(
+    task_directory: Path,  # noqa: F811
+    pair_folder: Path,
+    tmp_path: Path,
+) -> None:
+    with StandIn() as server:
+        url = server.url.replace("http://", f"http://user:{PASSWORD}@")
+        arguments = ["--url", url, "--api-key", KEY, "--document-server-key", SERVER_KEY, "--no-speed"]
+        output = tmp_path / "out"
+        printed = _run(
+            "care-bench", "run", str(task_directory), "--model", str(pair_folder), "--output", str(output), *arguments
+        )
+    files = [file for file in tmp_path.rglob("*") if file.is_file() and output in file.parents]
+    assert {"result.json", "report.md", "report.html"} <= {file.name for file in files}, printed
+    written = "".join(file.read_bytes().decode(errors="replace") for file in files)
+    assert "--api-key ***" in written
+    for secret in (PASSWORD, KEY, SERVER_KEY):
+        assert secret not in written + printed
