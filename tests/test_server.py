@@ -17,13 +17,17 @@ from care_qdrant.publishing.promote import promote_collection
 from care_qdrant.publishing.publish import publish_collection, roll_back
 from care_qdrant.store.collection import Collection
 from care_qdrant.store.connection import open_client
+from care_qdrant.store.contracts import SparseContract
 from tests.standin.server import StandIn
 from tests.tiny import HashModel, medical_texts
 
 DOCUMENTS = [Document(f"d{number}", text) for number, text in enumerate(medical_texts(300))]
 
 
-@pytest.fixture(params=["stand-in", pytest.param("real", marks=pytest.mark.server)])
+REAL = ("real-http", "real-grpc")
+
+
+@pytest.fixture(params=["stand-in", *(pytest.param(name, marks=pytest.mark.server) for name in REAL)])
 def server(request: pytest.FixtureRequest) -> Iterator[QdrantClient]:
     """A client of a server, and nothing left there afterwards."""
     if request.param == "stand-in":
@@ -33,7 +37,9 @@ def server(request: pytest.FixtureRequest) -> Iterator[QdrantClient]:
     url = os.environ.get("QDRANT_URL")
     if not url:
         pytest.skip("QDRANT_URL names no server")
-    with open_client(url=url, api_key=os.environ.get("QDRANT_API_KEY")) as client:
+    grpc_port = int(os.environ["QDRANT_GRPC_PORT"]) if "QDRANT_GRPC_PORT" in os.environ else None
+    key, grpc = os.environ.get("QDRANT_API_KEY"), request.param == "real-grpc"
+    with open_client(url=url, api_key=key, grpc=grpc, grpc_port=grpc_port) as client:
         before = {found.name for found in client.get_collections().collections}
         yield client
         for found in client.get_collections().collections:
@@ -119,6 +125,16 @@ def test_promote_publish_and_roll_back(server: QdrantClient, collection: str, tm
     assert server.count(live, exact=True).count == 60
     [hits] = Retriever(server, live, model).search([DOCUMENTS[7].text], top_k=1)  # type: ignore[arg-type]
     assert hits[0].document_id == "d7"
+
+
+@pytest.mark.parametrize("length", [200.02333333333334, 0.1 + 0.2, 1 / 3, 187.35000000000002])
+def test_the_constants_that_enter_a_hash_come_back_bit_for_bit(
+    server: QdrantClient, collection: str, length: float
+) -> None:
+    server.create_collection(collection, {"v": models.VectorParams(size=2, distance=models.Distance.COSINE)})
+    contract = SparseContract("analyser", k1=1.2, b=0.75, average_length=length)
+    Collection(server, collection).write_contract("bm25", contract)
+    assert Collection(server, collection).schema.contracts == {"bm25": contract}
 
 
 def _content(client: QdrantClient, collection: str) -> list[tuple[object, object, object]]:

@@ -297,6 +297,7 @@ def _is_among(
 def _search(
     collection: Collection, vector_name: str, vectors: Sequence[Any], limit: int
 ) -> list[list[models.ScoredPoint]]:
+    limit = min(limit, collection.limits.query or limit)
     requests = [
         models.QueryRequest(query=vector, using=vector_name or None, limit=limit, with_payload=True)
         for vector in vectors

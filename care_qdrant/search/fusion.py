@@ -33,7 +33,13 @@ BM25_SCALE = 10.0
 
 
 def fused_request(
-    dense: models.Prefetch, sparse: models.Prefetch, *, fusion: Fusion, alpha: float, limit: int
+    dense: models.Prefetch,
+    sparse: models.Prefetch,
+    *,
+    fusion: Fusion,
+    alpha: float,
+    limit: int,
+    max_limit: int | None = None,
 ) -> models.QueryRequest:
     """Build the request for the best points by both vectors.
 
@@ -43,13 +49,29 @@ def fused_request(
         fusion: See the module.
         alpha: Share of the dense score; only ``linear`` uses it.
         limit: Number of points to return.
+        max_limit: Highest number of candidates that the server allows; None for no limit.
     """
-    leaves = [leaf.model_copy(update={"limit": max(CANDIDATES, limit)}) for leaf in (dense, sparse)]
+    offered = candidates(limit, fusion=fusion, max_limit=max_limit)
+    leaves = [leaf.model_copy(update={"limit": offered}) for leaf in (dense, sparse)]
     if fusion == "linear":
         prefetch = [_rescored(leaves, by=leaf) for leaf in leaves]
         return models.QueryRequest(prefetch=prefetch, query=_formula(sparse, alpha), limit=limit, with_payload=True)
     query = models.FusionQuery(fusion=models.Fusion(fusion))
     return models.QueryRequest(prefetch=leaves, query=query, limit=limit, with_payload=True)
+
+
+def candidates(limit: int, *, fusion: Fusion | None, max_limit: int | None) -> int:
+    """Return the number of points that each kind of vector offers.
+
+    Args:
+        limit: Number of points to return.
+        fusion: See the module; ``linear`` scores the points of both lists in one, which the server's limit also bounds.
+        max_limit: Highest number of candidates that the server allows; None for no limit.
+    """
+    wanted = max(CANDIDATES, limit)
+    if max_limit is None:
+        return wanted
+    return min(wanted, max(1, max_limit // 2 if fusion == "linear" else max_limit))
 
 
 def bm25_weight(terms: int) -> float:

@@ -5,8 +5,7 @@ from typing import Any
 
 from qdrant_client import models
 
-from care_qdrant.search import fusion
-from care_qdrant.search.fusion import DEFAULT_ALPHA, Fusion, fused_request
+from care_qdrant.search.fusion import DEFAULT_ALPHA, Fusion, candidates, fused_request
 from care_qdrant.search.resolve import ResolvedCollection
 
 
@@ -24,6 +23,8 @@ class QueryPlan:
     """Share of the dense score in a fused one, from 0 to 1."""
     with_vectors: bool = False
     """Return candidates with their dense vector, from which the caller chooses ``top_k``."""
+    max_limit: int | None = None
+    """Highest number of candidates that the server allows; None for no limit."""
     shard_key: Any | None = None
     """Shards to search; None for all."""
 
@@ -35,10 +36,17 @@ class QueryPlan:
     def requests(self) -> list[models.QueryRequest]:
         """Return one request per list, or a single one for two lists that Qdrant fuses; none for an empty query."""
         if self.dense is not None and self.sparse is not None and self.fusion is not None:
-            fused = fused_request(self.dense, self.sparse, fusion=self.fusion, alpha=self.alpha, limit=self.top_k)
+            fused = fused_request(
+                self.dense,
+                self.sparse,
+                fusion=self.fusion,
+                alpha=self.alpha,
+                limit=self.top_k,
+                max_limit=self.max_limit,
+            )
             return [fused.model_copy(update={"shard_key": self.shard_key})]
         chosen_later = self.is_hybrid or self.with_vectors
-        limit = max(fusion.CANDIDATES, self.top_k) if chosen_later else self.top_k
+        limit = candidates(self.top_k, fusion=None, max_limit=self.max_limit) if chosen_later else self.top_k
         return [self._request(leaf, limit) for leaf in (self.dense, self.sparse) if leaf is not None]
 
     def _request(self, leaf: models.Prefetch, limit: int) -> models.QueryRequest:

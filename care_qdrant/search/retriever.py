@@ -1,5 +1,6 @@
 """Queries in, hits out: the online half. It reads the query encoder and never the document encoder."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
@@ -7,18 +8,20 @@ from typing import TYPE_CHECKING, Literal
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.encoders import bm25
-from care_qdrant.errors import InputError
-from care_qdrant.search.fusion import DEFAULT_ALPHA, Fusion
+from care_qdrant.errors import InputError, Rejected
+from care_qdrant.search.fusion import DEFAULT_ALPHA, Fusion, candidates
 from care_qdrant.search.hits import best_of_each_document, read_hit
 from care_qdrant.search.plan import QueryPlan, dense_search, sparse_search
 from care_qdrant.search.resolve import CHECK_SECONDS, CollectionResolver, ResolvedCollection, StoreConfig
 from care_qdrant.search.steps import Steps, ask, run
 from care_qdrant.store.collection import Collection
-from care_qdrant.store.retry import RetryPolicy
+from care_qdrant.store.retry import RequestTooLarge, RetryPolicy
 from care_qdrant.types import Hit
 
 if TYPE_CHECKING:
     from care_qdrant.model import CareModel
+
+logger = logging.getLogger(__name__)
 
 Mode = Literal["dense", "sparse", "hybrid"]
 
@@ -84,6 +87,7 @@ class Retriever:
         self._mode, self._fusion, self._alpha = mode, fusion, alpha
         self._params = None if self._collection.is_embedded else params
         self._unique_documents = unique_documents
+        self._told_fewer = False
         config = StoreConfig(
             dense=mode != "sparse",
             sparse=mode != "dense",
@@ -122,10 +126,16 @@ class Retriever:
         asked = [number for number, query in enumerate(queries) if query.strip()]
         texts = [queries[number] for number in asked]
         client, what = self._collection.client, f"searching for {len(texts)} queries"
-        found = run(
-            self._resolver.use(lambda resolved: self._search(resolved, texts, top_k, filter)),
-            lambda operation: self._collection.call(what, lambda: operation(client)),
-        )
+        try:
+            found = run(
+                self._resolver.use(lambda resolved: self._search(resolved, texts, top_k, filter)),
+                lambda operation: self._collection.call(what, lambda: operation(client)),
+            )
+        except RequestTooLarge as error:
+            if len(texts) == 1:
+                raise Rejected(f"{what}: the server finds even one query too large ({error})") from error
+            half = len(texts) // 2
+            found = self.search(texts[:half], top_k, filter) + self.search(texts[half:], top_k, filter)
         answers: list[list[Hit]] = [[] for _ in queries]
         for number, hits in zip(asked, found, strict=True):
             answers[number] = hits
@@ -151,7 +161,7 @@ class Retriever:
         if self._mode != "dense":
             sparse = [sparse_search(resolved, bm25.query_vector(text), filter=filter_) for text in texts]
         return [
-            QueryPlan(*searches, top_k, fusion=self._fusion, alpha=self._alpha)
+            QueryPlan(*searches, top_k, fusion=self._fusion, alpha=self._alpha, max_limit=resolved.limits.query)
             for searches in zip(dense, sparse, strict=True)
         ]
 
@@ -159,7 +169,9 @@ class Retriever:
         """Ask, and ask again for more points where chunks of few documents fill the answer."""
         answers: list[list[Hit]] = [[] for _ in plans]
         numbers = [number for number, plan in enumerate(plans) if plan.dense or plan.sparse]
-        for limit in (top_k * times for times in _WIDER):
+        self._tell_fewer_candidates(resolved, top_k)
+        most = max(top_k, resolved.limits.query or top_k * max(_WIDER))
+        for limit in (min(top_k * times, most) for times in _WIDER):
             if not numbers:
                 break
             requests = [request for n in numbers for request in replace(plans[n], top_k=limit).requests()]
@@ -168,10 +180,25 @@ class Retriever:
             for number, response in zip(numbers, responses, strict=True):
                 hits = [read_hit(point, resolved.text_field) for point in response.points]
                 answers[number] = best_of_each_document(hits)[:top_k] if self._unique_documents else hits
-                if len(response.points) == limit and len(answers[number]) < top_k:
+                if len(response.points) == limit < most and len(answers[number]) < top_k:
                     unfinished.append(number)
             numbers = unfinished
         return answers
+
+    def _tell_fewer_candidates(self, resolved: ResolvedCollection, top_k: int) -> None:
+        """Log once where the server's limit lets a hybrid search look at fewer points than it should."""
+        wanted = candidates(top_k, fusion=self._fusion, max_limit=None)
+        offered = candidates(top_k, fusion=self._fusion, max_limit=resolved.limits.query)
+        if self._mode == "hybrid" and offered < wanted and not self._told_fewer:
+            self._told_fewer = True
+            logger.warning(
+                "collection %r: max_query_limit is %d, so a hybrid search fuses the best %d points of each kind "
+                "instead of %d: a point that is further down in both lists is not found",
+                resolved.name,
+                resolved.limits.query,
+                offered,
+                wanted,
+            )
 
 
 def _query(name: str, requests: list[models.QueryRequest]) -> Steps[list[models.QueryResponse]]:

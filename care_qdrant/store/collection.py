@@ -360,7 +360,13 @@ class Collection:
         """Return the points that each request finds, best first."""
         if not requests:
             return []
-        responses = self.call(what, lambda: self.client.query_batch_points(self.name, requests))
+        try:
+            responses = self.call(what, lambda: self.client.query_batch_points(self.name, requests))
+        except RequestTooLarge:
+            if len(requests) == 1:
+                raise
+            half = len(requests) // 2
+            return self.search(what, requests[:half]) + self.search(what, requests[half:])
         return [response.points for response in responses]
 
     # Changing points. What is not there is left alone: others may delete points at any time, and a request that names

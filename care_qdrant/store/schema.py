@@ -29,6 +29,8 @@ class Limits:
 
     write: int = MAX_POINTS
     page: int = MAX_PAGE
+    query: int | None = None
+    """Highest number of candidates of a search, each prefetch included; None for no limit."""
     exact_count: bool = True
     """Whether the server counts exactly; otherwise points are counted by scrolling."""
 
@@ -90,8 +92,10 @@ class CollectionSchema:
         if strict is None:
             return Limits()
         return Limits(
-            write=min(MAX_POINTS, strict.upsert_max_batchsize or MAX_POINTS),
-            page=min(MAX_PAGE, strict.max_query_limit or MAX_PAGE),
+            # A request beyond the points of a minute would never pass.
+            write=min(MAX_POINTS, strict.upsert_max_batchsize or MAX_POINTS, strict.write_rate_limit or MAX_POINTS),
+            page=min(MAX_PAGE, strict.max_query_limit or MAX_PAGE, strict.read_rate_limit or MAX_PAGE),
+            query=strict.max_query_limit,
             exact_count=strict.search_allow_exact is not False,
         )
 

@@ -137,6 +137,19 @@ def test_a_key_that_may_only_read_is_refused_at_once(corpus: Path) -> None:
         assert server.count("PUT", "/collections/corpus") == 1
 
 
+def test_rates_and_forbidden_exact_counts_are_lived_with(write_corpus: WriteCorpus, client: QdrantClient) -> None:
+    rows, model = short_rows(60), HashModel()
+    ingest(write_corpus(rows[:1]), model, client, "corpus", retries=IMPATIENT)
+    strict = models.StrictModeConfig(enabled=True, write_rate_limit=7, read_rate_limit=9, search_allow_exact=False)
+    client.update_collection("corpus", strict_mode_config=strict)
+    report = ingest(write_corpus(rows), model, client, "corpus", retries=IMPATIENT)
+    assert (report.encoded, report.points) == (59, 60)
+    report = ingest(
+        write_corpus(rows[:50]), model, client, "corpus", settings=IngestSettings(sync=True), retries=IMPATIENT
+    )
+    assert (report.deleted, report.points) == (10, 50)
+
+
 def test_limits_of_strict_mode_are_kept(corpus: Path, client: QdrantClient) -> None:
     model = HashModel()
     ingest(corpus, model, client, "corpus", settings=IngestSettings(limit=1))

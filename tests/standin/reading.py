@@ -9,6 +9,7 @@ from tests.standin.call import Call, NotFound, route
 
 def _retrieve(call: Call) -> Any:
     body = call.parse(models.PointRequest)
+    call.strict.check_reads(len(body.ids))
     payload = True if body.with_payload is None else body.with_payload
     return call.local.retrieve(call.collection, body.ids, with_payload=payload, with_vectors=body.with_vector or False)
 
@@ -41,6 +42,7 @@ def _scroll(call: Call) -> Any:
 
 def _count(call: Call) -> Any:
     body = call.parse(models.CountRequest)
+    call.strict.check_exact(True if body.exact is None else body.exact)
     call.strict.check_filter(body.filter)
     return call.local.count(call.collection, count_filter=body.filter)
 
@@ -55,6 +57,7 @@ def _answer_query(call: Call, body: models.QueryRequest) -> Any:
     strict = call.strict
     strict.check_filter(body.filter)
     strict.check_limit(body.limit)
+    strict.check_prefetch(body.prefetch)
     idf = body.params.idf if body.params is not None else None
     return call.local.query_points(
         call.collection,
@@ -77,7 +80,9 @@ def _query(call: Call) -> Any:
 
 
 def _query_batch(call: Call) -> Any:
-    return [_answer_query(call, body) for body in call.parse(models.QueryRequestBatch).searches]
+    searches = call.parse(models.QueryRequestBatch).searches
+    call.strict.check_reads(len(searches))
+    return [_answer_query(call, body) for body in searches]
 
 
 def _query_groups(call: Call) -> Any:

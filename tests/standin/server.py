@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 from tests.standin.call import NoRoute, NotFound
 from tests.standin.engine import Engine, is_write
 from tests.standin.faults import Fault, Faults
+from tests.standin.strict import RateExceeded
 
 RESET = struct.pack("ii", 1, 0)
 """SO_LINGER that turns a close into a TCP reset."""
@@ -185,6 +186,8 @@ def _result(engine: Engine, method: str, path: str, body: bytes) -> tuple[int, A
         return 404, ""
     except (NotFound, KeyError) as error:
         return 404, _error(f"Not found: {error}")
+    except RateExceeded as error:
+        return 429, _error(str(error))
     except ValueError as error:
         text = str(error)
         if text.startswith("Forbidden"):

@@ -7,6 +7,10 @@ from typing import Any
 from qdrant_client import models
 
 
+class RateExceeded(Exception):
+    """A request costs more than the rate of a minute; the server answers it with 429 and no time to wait."""
+
+
 @dataclass(frozen=True)
 class StrictMode:
     """The limits of one collection; checks raise ValueError, which the server answers with 400."""
@@ -22,6 +26,7 @@ class StrictMode:
         return any(self.limit(name) for name in ("max_points_count", "max_collection_vector_size_bytes"))
 
     def check_batch(self, size: int) -> None:
+        self.check_writes(size)
         most = self.limit("upsert_max_batchsize")
         if most is not None and size > most:
             raise ValueError(f"Forbidden: Upsert limit exceeded: {size} > {most} for upsert limit")
@@ -30,6 +35,28 @@ class StrictMode:
         most = self.limit("max_query_limit")
         if most is not None and asked is not None and asked > most:
             raise ValueError(f"Forbidden: Limit exceeded: {asked} > {most} for limit")
+
+    def check_prefetch(self, prefetch: models.Prefetch | list[models.Prefetch] | None) -> None:
+        """Check the limit of every prefetch, at every level."""
+        for one in prefetch if isinstance(prefetch, list) else [prefetch] if prefetch else []:
+            self.check_limit(one.limit)
+            self.check_filter(one.filter)
+            self.check_prefetch(one.prefetch)
+
+    def check_exact(self, exact: bool | None) -> None:
+        if exact and self.limit("search_allow_exact") is False:
+            raise ValueError("Forbidden: Exact search disabled. Help: Set exact=false.")
+
+    def check_reads(self, points: int) -> None:
+        self._check_rate("read_rate_limit", points)
+
+    def check_writes(self, points: int) -> None:
+        self._check_rate("write_rate_limit", points)
+
+    def _check_rate(self, name: str, cost: int) -> None:
+        most = self.limit(name)
+        if most is not None and cost > most:
+            raise RateExceeded("Rate limiting exceeded: Request larger than rate limiter capacity, please try to split")
 
     def check_size(self, points: int, vector_bytes: int) -> None:
         """Check what the collection holds before the write, as a server does: it refuses when the limit is reached."""

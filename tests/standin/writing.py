@@ -43,6 +43,7 @@ def _delete_vectors(call: Call) -> Any:
 def _delete_points(call: Call) -> Any:
     body = call.parse(models.PointsSelector)
     call.strict.check_update(getattr(body, "filter", None))
+    call.strict.check_writes(len(getattr(body, "points", [])))
     return call.local.delete(call.collection, body)
 
 

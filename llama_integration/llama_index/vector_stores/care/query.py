@@ -59,6 +59,7 @@ def build_plan(
         fusion=fusion,
         alpha=DEFAULT_ALPHA if query.alpha is None else query.alpha,
         with_vectors=query.mode == VectorStoreQueryMode.MMR and query.query_embedding is not None,
+        max_limit=resolved.limits.query,
         shard_key=shard_key,
     )
 
