@@ -25,7 +25,7 @@ from care_qdrant.model import CareModel
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.store.collection import Collection
 from care_qdrant.store.contracts import check_contract
-from care_qdrant.types import Vectors
+from care_qdrant.types import Document, Vectors
 from tests import tiny
 from tests.trainer import bases
 
@@ -123,6 +123,24 @@ def test_a_query_has_the_prompt_of_its_task(checkpoint: Path, imported: Path) ->
     np.testing.assert_allclose(model.encode_query(QUERIES), _query_vectors(checkpoint, QUERIES).numpy(), atol=1e-5)
     with pytest.raises(InputError, match="its tasks are: rerank, retrieval, sts"):
         model.query_prompt("summary")
+
+
+def test_tasks_of_one_pair_search_one_collection(imported: Path, client: QdrantClient) -> None:
+    from llama_index.embeddings.care import CareEmbedding
+
+    model = CareModel.load(imported)
+    ingest([Document(str(number), text) for number, text in enumerate(tiny.TEXTS)], model, client, "care")
+    scores = {
+        task: Retriever(client, "care", model, task=task).search(QUERIES[:1], 3)[0][0].score
+        for task in (None, "retrieval", "rerank")
+    }
+    assert scores[None] == scores["retrieval"] != scores["rerank"]
+    stored = model.contract()
+    for task in ("retrieval", "rerank"):
+        embedding = CareEmbedding(model=str(imported), query_task=task)
+        assert embedding.contract() == stored
+        expected = model.encode_query(QUERIES[:1], prompt=model.query_prompt(task))[0]
+        np.testing.assert_allclose(embedding.get_query_embedding(QUERIES[0]), expected, atol=1e-6)
 
 
 def test_geometry_and_tasks_are_part_of_the_fingerprint(imported: Path, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     context_settings=CONTEXT,
     groups={
         "Options": ["collection", "model", "path", "url", "mode", "top_k", "conditions", "as_json"],
-        "Vectors and fusion": ["vector_name", "sparse_vector_name", "fusion", "alpha"],
+        "Vectors and fusion": ["vector_name", "sparse_vector_name", "fusion", "alpha", "task"],
         "Index": ["exact", "hnsw_ef", "oversampling"],
         "Model and server": ["device", "precision", "api_key", "grpc"],
     },
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 @click.option(
     "--alpha", type=click.FloatRange(0, 1), help="Weight of the dense score in the linear fusion.  [default: 0.4]"
 )
+@click.option("--task", help="Task whose prompt the query gets; `care model info` lists them.")
 @click.option("--exact", is_flag=True, help="Compare with every vector instead of using the index.")
 @click.option("--hnsw-ef", type=click.IntRange(1), help="Candidates of the HNSW search.  [default: left to the server]")
 @click.option(
@@ -80,6 +81,7 @@ def command(
     sparse_vector_name: str | None,
     fusion: "Fusion",
     alpha: float | None,
+    task: str | None,
     exact: bool,
     hnsw_ef: int | None,
     oversampling: float | None,
@@ -112,6 +114,7 @@ def command(
             client,
             collection := collection or only_collection(client, str(target)),
             None if mode == "sparse" else load_model(),
+            task=task,
             mode=mode,
             vector_name=vector_name,
             sparse_vector_name=sparse_vector_name,
@@ -136,6 +139,7 @@ def _refuse_without_effect(mode: "Mode", fusion: "Fusion") -> None:
         ("fusion", mode == "hybrid", "--mode hybrid"),
         ("alpha", mode == "hybrid" and fusion == "linear", "--mode hybrid and --fusion linear"),
         ("sparse_vector_name", mode != "dense", "--mode sparse or hybrid"),
+        ("task", mode != "sparse", "--mode dense or hybrid"),
         ("vector_name", mode != "sparse", "--mode dense or hybrid"),
         ("exact", mode != "sparse", "--mode dense or hybrid"),
         ("hnsw_ef", mode != "sparse", "--mode dense or hybrid"),

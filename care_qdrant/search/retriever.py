@@ -56,6 +56,7 @@ class Retriever:
         sparse_vector_name: str | None = None,
         fusion: Fusion = "linear",
         alpha: float = DEFAULT_ALPHA,
+        task: str | None = None,
         params: models.SearchParams | None = None,
         unique_documents: bool = True,
         check_seconds: float = CHECK_SECONDS,
@@ -71,6 +72,7 @@ class Retriever:
             sparse_vector_name: Of the BM25 vector; None takes the one that is there.
             fusion: How a hybrid search fuses the two lists (`care_qdrant.search.fusion`).
             alpha: Share of the dense score in the linear fusion, from 0 to 1.
+            task: Name of the task whose prompt queries get; None is the model's own prompt.
             params: Of Qdrant for the dense vector: exact, hnsw_ef, quantization.
             unique_documents: Return each document once, by its best chunk.
             check_seconds: How long a check of the contract holds; it costs two short requests.
@@ -84,6 +86,7 @@ class Retriever:
             raise InputError(f"alpha is {alpha}; it is the share of the dense list, from 0 to 1")
         self._collection = Collection(client, collection, _POLICY)
         self._model = model if mode != "sparse" else None
+        self._prompt = self._model.query_prompt(task) if self._model is not None and task is not None else None
         self._mode, self._fusion, self._alpha = mode, fusion, alpha
         self._params = None if self._collection.is_embedded else params
         self._unique_documents = unique_documents
@@ -156,7 +159,7 @@ class Retriever:
         dense: list[models.Prefetch | None] = [None] * len(texts)
         sparse: list[models.Prefetch | None] = [None] * len(texts)
         if self._model is not None:
-            vectors = self._model.encode_query(texts).tolist()
+            vectors = self._model.encode_query(texts, prompt=self._prompt).tolist()
             dense = [dense_search(resolved, vector, filter=filter_, params=self._params) for vector in vectors]
         if self._mode != "dense":
             sparse = [sparse_search(resolved, bm25.query_vector(text), filter=filter_) for text in texts]

@@ -79,18 +79,17 @@ def _write_side(run: Run, source: Path, folder: Path, texts: list[str]) -> Vecto
     Adapters are merged and compared in float32: rounding to the dtype of the base would hide an error of the merge.
     """
     side = folder.name
-    dtype = torch.float16 if run.export.half_weights else towers.base_dtype(source)
+    dtype = torch.float16 if run.export.half_weights and not _is_static(source) else towers.base_dtype(source)
     trained = _encode(towers.load(source).float(), side, texts)
     model = towers.load_merged(source)
     _require_close(source, side, trained, _encode(model, side, texts))
     model.save_pretrained(str(folder), create_model_card=False)
-    if dtype != torch.float32 and not _is_static(folder):
+    if dtype != torch.float32:
         _store_as(folder, dtype)
     exported = _encode(towers.load(folder).float(), side, texts)
     if dtype == torch.float32:
         _require_close(source, side, trained, exported)
-    lowest = float((trained * exported).sum(axis=1).min())
-    if not lowest >= LEAST_COSINE:
+    elif not (lowest := float((trained * exported).sum(axis=1).min())) >= LEAST_COSINE:
         raise TrainingError(
             f"{source}: the exported {side} encoder gives other vectors than the trained one (least cosine "
             f"{lowest:.5f}, at least {LEAST_COSINE} expected of weights in {dtype}); nothing was written"

@@ -244,6 +244,8 @@ def base_dtype(folder: Path) -> torch.dtype:
     if (folder / ADAPTER_FILE).exists():
         config = PeftConfig.from_pretrained(str(folder))
         source, revision = str(config.base_model_name_or_path), config.revision
+    elif not (folder / "config.json").exists():
+        return torch.float32  # a static encoder
     dtype = AutoConfig.from_pretrained(source, revision=revision).dtype
     return dtype if isinstance(dtype, torch.dtype) else torch.float32
 

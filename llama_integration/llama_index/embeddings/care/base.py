@@ -61,6 +61,9 @@ class CareEmbedding(BaseEmbedding):
     query_prompt: str | None = Field(
         default=None, frozen=True, description="Put before each query; None is the model's own prompt."
     )
+    query_task: str | None = Field(
+        default=None, frozen=True, description="Task of the model whose prompt queries get, where no prompt is given."
+    )
     document_prompt: str | None = Field(
         default=None, frozen=True, description="Put before each document; None is the model's own prompt."
     )

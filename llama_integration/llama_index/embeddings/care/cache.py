@@ -80,6 +80,9 @@ class RoleCache(BaseKVStore):
         parts += [settings.precision] if is_query else []
         # A text that is too long must not come out of what an embedding that cuts texts has put in.
         parts += ["whole"] if settings.on_truncation == "error" else []
+        parts += (
+            ["task", settings.query_task] if is_query and settings.query_task and settings.query_prompt is None else []
+        )
         prompt = settings.query_prompt if is_query else settings.document_prompt
         return "/".join(parts if prompt is None else [*parts, prompt])
 

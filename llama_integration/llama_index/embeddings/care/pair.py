@@ -39,6 +39,7 @@ class PairSettings:
     fingerprint: str | None
     documents: bool
     query_prompt: str | None
+    query_task: str | None
     document_prompt: str | None
     on_truncation: OnTruncation
     query_batch_size: int
@@ -193,8 +194,9 @@ def _saved_at(source: str) -> int | None:
 
 def _encode_queries(model: CareModel, texts: Sequence[str], settings: PairSettings) -> Vectors:
     encoder = model.query_encoder
-    _check_lengths(encoder, texts, "query", settings.query_prompt, settings.on_truncation)
-    return encoder.encode(texts, prompt=settings.query_prompt)
+    prompt = settings.query_prompt if settings.query_prompt is not None else model.query_prompt(settings.query_task)
+    _check_lengths(encoder, texts, "query", prompt, settings.on_truncation)
+    return encoder.encode(texts, prompt=prompt)
 
 
 def _check_lengths(
