@@ -15,6 +15,7 @@ from care_qdrant.errors import InputError
 from care_qdrant.search.steps import Steps, T, ask
 from care_qdrant.store.contracts import SparseContract, VectorContract, check_contract, check_sparse_contract
 from care_qdrant.store.layout import Layout, Payload, guess_layout, lookup
+from care_qdrant.store.learned import check_probes, probe_ids, probe_vectors
 from care_qdrant.store.retry import is_not_found
 from care_qdrant.store.schema import CollectionSchema, Limits
 
@@ -112,6 +113,7 @@ class CollectionResolver:
         if resolved is None or now - resolved.checked_at >= self._check_seconds:
             name, schema = yield from self._read()
             resolved = resolve_vectors(name, schema, self.config, checked_at=now)
+            yield from _check_probes(name, schema, resolved.vector_name, self.config.expected)
             if before is not None and before.name == name:
                 resolved = replace(resolved, layout=before.layout, is_sampled=before.is_sampled)
         if self.config.sample_points and not resolved.is_sampled:
@@ -217,6 +219,7 @@ def choose_dense(schema: CollectionSchema, config: StoreConfig) -> str:
         return config.vector_name
     marked = [name for name in schema.dense if isinstance(schema.contracts.get(name), VectorContract)]
     ours = [name for name in marked if schema.contracts[name].fingerprint == config.expected]
+    ours += [name for name, learned in schema.learned.items() if learned.fingerprint == config.expected]
     if ours:
         return ours[0]
     for choice in (marked, list(schema.dense)) if config.only_vector else ():
@@ -276,6 +279,16 @@ def _check_dense(schema: CollectionSchema, vector_name: str, config: StoreConfig
             f"(it has: {', '.join(map(repr, schema.dense)) or 'none'}); add it, with --model naming the one that you "
             f"ask with, and --path or --url this database: care attach {schema.name} --vector-name {vector_name}"
         )
+
+
+def _check_probes(name: str, schema: CollectionSchema, vector_name: str | None, expected: str | None) -> Steps[None]:
+    """Refuse a query encoder that was learned from other vectors than those stored now: one request, and only then."""
+    learned = None if vector_name is None else schema.learned.get(vector_name)
+    if vector_name is None or learned is None or learned.fingerprint != expected:
+        return
+    ids = probe_ids(learned)
+    records = yield from ask(lambda client: client.retrieve(name, ids, with_payload=False, with_vectors=[vector_name]))
+    check_probes(schema, vector_name, learned, probe_vectors(records, vector_name))
 
 
 def _schema_of(name: str) -> Callable[[QdrantClient], models.CollectionInfo]:
