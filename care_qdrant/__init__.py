@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from care_qdrant.attach.detach import DetachReport, detach_vector
     from care_qdrant.attach.doctor import Diagnosis, diagnose
     from care_qdrant.attach.verify import VerifyReport, VerifySettings, verify_collection
+    from care_qdrant.checkpoint.architecture import native_folder
     from care_qdrant.checkpoint.card import CARD_FILE, Card, OnnxFiles
     from care_qdrant.checkpoint.folder import verify_checkpoint, write_checkpoint
     from care_qdrant.checkpoint.hub import BUILT_IN, fetch_document_side, find_folder
@@ -50,11 +51,13 @@ if TYPE_CHECKING:
     from care_qdrant.ingestion.report import IngestReport, Progress
     from care_qdrant.ingestion.run import ingest
     from care_qdrant.ingestion.settings import IngestSettings
+    from care_qdrant.ingestion.source import Reading
     from care_qdrant.join import join_encoders
     from care_qdrant.model import CareModel, Precision
     from care_qdrant.progress import progress_bar
     from care_qdrant.publishing.promote import PromotionReport, promote_collection
     from care_qdrant.publishing.publish import PublicationReport, PublishSettings, publish_collection, roll_back
+    from care_qdrant.redaction import redact, remember_secret
     from care_qdrant.search.fusion import CANDIDATES, DEFAULT_ALPHA, Fusion, bm25_weight
     from care_qdrant.search.retriever import Mode, Retriever
     from care_qdrant.store.collection import Collection
@@ -70,6 +73,7 @@ _NAMES = {
     "attach.detach": ("DetachReport", "detach_vector"),
     "attach.doctor": ("Diagnosis", "diagnose"),
     "attach.verify": ("VerifyReport", "VerifySettings", "verify_collection"),
+    "checkpoint.architecture": ("native_folder",),
     "checkpoint.card": ("CARD_FILE", "Card", "OnnxFiles"),
     "checkpoint.folder": ("verify_checkpoint", "write_checkpoint"),
     "checkpoint.hub": ("BUILT_IN", "fetch_document_side", "find_folder"),
@@ -104,11 +108,13 @@ _NAMES = {
     "ingestion.report": ("IngestReport", "Progress"),
     "ingestion.run": ("ingest",),
     "ingestion.settings": ("IngestSettings",),
+    "ingestion.source": ("Reading",),
     "join": ("join_encoders",),
     "model": ("CareModel", "Precision"),
     "progress": ("progress_bar",),
     "publishing.promote": ("PromotionReport", "promote_collection"),
     "publishing.publish": ("PublicationReport", "PublishSettings", "publish_collection", "roll_back"),
+    "redaction": ("redact", "remember_secret"),
     "search.fusion": ("CANDIDATES", "DEFAULT_ALPHA", "Fusion", "bm25_weight"),
     "search.retriever": ("Mode", "Retriever"),
     "store.collection": ("Collection",),
@@ -166,6 +172,7 @@ __all__ = [
     "PublicationReport",
     "PublishSettings",
     "QdrantError",
+    "Reading",
     "Reject",
     "Rejected",
     "Retriever",
@@ -196,12 +203,15 @@ __all__ = [
     "is_embedded",
     "join_encoders",
     "load_sentence_transformer",
+    "native_folder",
     "needs_extra",
     "open_client",
     "point_id",
     "progress_bar",
     "promote_collection",
     "publish_collection",
+    "redact",
+    "remember_secret",
     "roll_back",
     "token_batches",
     "verify_checkpoint",

@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from care_qdrant.checkpoint.card import (
     CARD_FILE,
@@ -184,9 +184,10 @@ def _describe(
     data: Sequence[Mapping[str, Any]],
 ) -> Card:
     query, query_dim = describe_side(folder / "query", "query")
-    document, document_dim = Side(STORED, UNLIMITED), query_dim
+    document, document_dim, geometry = Side(STORED, UNLIMITED), query_dim, cast(Geometry, "unit")
     if (folder / "document").is_dir():
         document, document_dim = describe_side(folder / "document", "document")
+        geometry = geometry_of(folder / "document")
     if query_dim != document_dim:
         raise ModelError(
             f"the query encoder gives {query_dim} dimensions and the document encoder {document_dim}: "
@@ -195,7 +196,6 @@ def _describe(
     if geometry_of(folder / "query") != "unit":
         raise ModelError(f"{folder / 'query'}: cuts its vectors after normalising them; only a document encoder may")
     query, document = replace(query, tasks=dict(tasks[0])), replace(document, tasks=dict(tasks[1]))
-    geometry = geometry_of(folder / "document")
     files = {
         path: FileEntry(sha256(folder / path), (folder / path).stat().st_size)
         for side in SIDES
