@@ -11,6 +11,7 @@ from care_qdrant.errors import InputError, Rejected
 from care_qdrant.store.collection import Collection, PointId
 from care_qdrant.store.layout import Layout, guess_layout
 from care_qdrant.store.payload import CARE_KEY, content_hash, node_embedded_texts
+from care_qdrant.store.sender import hash_removal
 from care_qdrant.types import embedded_text
 
 WINDOW_POINTS = 4_096
@@ -189,7 +190,10 @@ class Addition:
         return Addition(self.points[start:end])
 
     def send(self, collection: Collection) -> None:
-        """Write the vectors and then their hashes. The request names ids, so it fails where one has been deleted."""
+        """Remove old hashes, write the vectors and then their hashes.
+
+        The request names ids, so it fails where one has been deleted.
+        """
         points = list(self.points)
         while points:
             try:
@@ -208,6 +212,7 @@ def _operations(points: Sequence[models.PointStruct]) -> list[models.UpdateOpera
         models.SetPayload(payload=point.payload or {}, key=f"{CARE_KEY}.vectors", points=[point.id]) for point in points
     )
     return [
+        hash_removal(vectors),
         models.UpdateVectorsOperation(update_vectors=models.UpdateVectors(points=vectors)),
         *(models.SetPayloadOperation(set_payload=each) for each in hashes),
     ]

@@ -5,12 +5,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from qdrant_client import models
 
 from care_qdrant.errors import QdrantError, Rejected
 from care_qdrant.store.collection import Collection
+from care_qdrant.store.payload import CARE_KEY
 from care_qdrant.store.retry import RequestTooLarge
 
 MAX_BYTES = 5_000_000
@@ -55,11 +56,15 @@ class Change:
         return Change(self.points[start:end])
 
     def send(self, collection: Collection) -> None:
-        """Write the vectors and then the payloads, whose hashes stand for the vectors."""
+        """Remove the hashes of the vectors, write the vectors, and then the payloads with the new hashes.
+
+        A run may end between any two of them: a point never says that its vector is of a text of which it is not.
+        """
         vectors = [models.PointVectors(id=point.id, vector=point.vector) for point in self.points if point.vector]
         operations: list[models.UpdateOperation] = []
         if vectors:
             update = models.UpdateVectors(points=vectors)
+            operations.append(hash_removal(vectors))
             operations.append(models.UpdateVectorsOperation(update_vectors=update))
         operations += [
             models.OverwritePayloadOperation(
@@ -68,6 +73,24 @@ class Change:
             for point in self.points
         ]
         collection.apply(f"writing {len(self)} points", operations)
+
+
+def hash_removal(vectors: Sequence[models.PointVectors], shard_key: Any | None = None) -> models.DeletePayloadOperation:
+    """Return the operation that removes the hashes of vectors that are about to be replaced.
+
+    Without it, a point whose writer was killed would keep the hash of its former text beside the vector of the new
+    one, and count as unchanged when the former text comes back.
+
+    Args:
+        vectors: As they will be written, each point with the same names.
+        shard_key: Of the shards; None for the server's choice.
+    """
+    names = {name for point in vectors for name in (point.vector if isinstance(point.vector, dict) else ())}
+    keys = [f'{CARE_KEY}.vectors."{name}"' for name in sorted(names)]
+    ids = [point.id for point in vectors]
+    return models.DeletePayloadOperation(
+        delete_payload=models.DeletePayload(keys=keys, points=ids, shard_key=shard_key)
+    )
 
 
 class Write(Protocol):

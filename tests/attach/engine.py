@@ -83,6 +83,9 @@ class EngineClient:
             if isinstance(operation, models.UpdateVectorsOperation):
                 rows = [edge.PointVectors(_id(p.id), _vectors(p.vector)) for p in operation.update_vectors.points]
                 self._update(edge.UpdateOperation.update_vectors(rows))
+            elif isinstance(operation, models.DeletePayloadOperation):
+                cut = operation.delete_payload
+                self._update(edge.UpdateOperation.delete_payload([_id(each) for each in cut.points], cut.keys))
             else:
                 put = operation.set_payload
                 ids = [_id(each) for each in put.points]

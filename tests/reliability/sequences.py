@@ -155,7 +155,7 @@ def run_killed(open_client: Open, rows: Rows, settings: IngestSettings, limit: i
 
 def check_points(client: QdrantClient, rows: Rows, overflow: str, limit: int) -> tuple[int, list[str]]:
     """Return the number of points, and what is wrong with them."""
-    records, _ = client.scroll(COLLECTION, limit=100_000, with_payload=True, with_vectors=True)
+    records: list[Any] = client.scroll(COLLECTION, limit=100_000, with_payload=True, with_vectors=True)[0]
     parts: dict[str, list[Any]] = {name: [] for name in rows}
     faults = [f"extra: {each.payload['doc_id']}" for each in records if each.payload["doc_id"] not in rows]
     for each in records:

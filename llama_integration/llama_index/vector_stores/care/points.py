@@ -13,6 +13,7 @@ from qdrant_client import models
 from care_qdrant.errors import InputError
 from care_qdrant.store.layout import Layout
 from care_qdrant.store.payload import CARE_KEY, content_hash
+from care_qdrant.store.sender import hash_removal
 
 Point = models.ScoredPoint | models.Record | models.PointStruct
 
@@ -146,6 +147,7 @@ def merge_operations(
     if old:
         vectors = [models.PointVectors(id=point.id, vector=point.vector) for point in old]
         update = models.UpdateVectors(points=vectors, shard_key=shard_key)
+        operations.append(hash_removal(vectors, shard_key))
         operations.append(models.UpdateVectorsOperation(update_vectors=update))
     for point in old:
         payload = _merged(there[_uuid(point)], point.payload or {})
