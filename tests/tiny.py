@@ -86,7 +86,7 @@ class HashModel:
 
 
 def medical_texts(count: int, seed: int = 0) -> list[str]:
-    """Give distinct short texts of varied length."""
+    """Return distinct short texts of varied length."""
     rng = random.Random(seed)
     return [f"{rng.choice(TEXTS)}{'，'.join(rng.sample(TEXTS, rng.randint(0, 2)))}（{n}）" for n in range(count)]
 

@@ -71,7 +71,7 @@ def vector(schema: str, number: int) -> Any:
 
 
 def contents(client: QdrantClient, without: str | None = None, name: str = NAME) -> dict[Any, Any]:
-    """Give every point, bit for bit; without what an attach may add, if its vector is named."""
+    """Return every point, bit for bit; without what an attach may add, if its vector is named."""
     records, _ = client.scroll(name, limit=10_000, with_payload=True, with_vectors=True)
     found = {}
     for record in records:

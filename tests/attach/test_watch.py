@@ -19,7 +19,7 @@ from tests.tiny import HashModel
 
 
 def _reports(process: "subprocess.Popen[str]") -> Iterator[dict[str, object]]:
-    """Give what each pass prints, as it prints it."""
+    """Return what each pass prints, as it prints it."""
     assert process.stdout is not None
     for line in process.stdout:
         yield json.loads(line)

@@ -19,7 +19,7 @@ MATRICES |= {"fi": (INTERMEDIATE, HIDDEN), "fo": (HIDDEN, INTERMEDIATE)}
 
 
 def _tensors() -> dict[str, np.ndarray]:
-    """Give weights that 4 bits hold exactly: sixteen steps of one scale in each block."""
+    """Return weights that 4 bits hold exactly: sixteen steps of one scale in each block."""
     random = np.random.default_rng(0)
 
     def matrix(rows: int, columns: int) -> np.ndarray:

@@ -46,7 +46,7 @@ class PlainEncoder(AbsEncoder):
 
 
 def hash_pair(dim: int = 24) -> CareModel:
-    """Give a pair whose two sides differ, and whose vectors do not depend on their batch."""
+    """Return a pair whose two sides differ, and whose vectors do not depend on their batch."""
     query, document = HashEncoder(dim, salt="query"), HashEncoder(dim, salt="document")
     return CareModel(
         name="hash-pair",

@@ -40,7 +40,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 
 
 def point(number: int, schema: dict[str, Any], seed: int = 0) -> models.PointStruct:
-    """Give a point; every seventh lacks the vector that comes last, every fifth has no payload."""
+    """Return a point; every seventh lacks the vector that comes last, every fifth has no payload."""
     random = np.random.default_rng([number, seed])
     vectors: dict[str, Any] = {}
     config = schema["vectors_config"]
@@ -76,7 +76,7 @@ Contents = dict[Any, tuple[dict[str, Any], dict[str, Any]]]
 
 
 def contents(client: QdrantClient, name: str) -> Contents:
-    """Give id → payload and vectors by name; of a sparse vector, its numbers by index.
+    """Return id → payload and vectors by name; of a sparse vector, its numbers by index.
 
     Vectors under Cosine get length 1: a folder that was opened again gives them as they were sent, a server does not.
     """

@@ -26,7 +26,7 @@ class Engine:
         """So many more times a collection says that its index is being built."""
 
     def answer(self, method: str, path: str, body: bytes) -> Any:
-        """Give the result of a request. Raises: NoRoute, NotFound, KeyError, ValueError as a server's 404 and 400."""
+        """Return the result of a request. Raises: NoRoute, NotFound, KeyError, ValueError as a server's 404 and 400."""
         for route_method, pattern, handler in ROUTES:
             match = pattern.fullmatch(path)
             if match and route_method == method:
@@ -50,5 +50,5 @@ READS = re.compile(r".*/(points|points/scroll|points/count|facet|points/query(/b
 
 
 def is_write(method: str, path: str) -> bool:
-    """Say whether a read-only key may not send this."""
+    """Return whether a read-only key may not send this."""
     return method != "GET" and not (method == "POST" and READS.fullmatch(path))

@@ -52,7 +52,7 @@ class Faults:
             self._pending.clear()
 
     def take(self, method: str, path: str) -> Fault | None:
-        """Give the fault for this request, and count it."""
+        """Return the fault for this request, and count it."""
         with self._lock:
             for fault in self._pending:
                 if not fault.matches(method, path):

@@ -68,7 +68,7 @@ class StandIn:
         return f"http://127.0.0.1:{self.port}"
 
     def count(self, method: str, path_ends: str) -> int:
-        """Give how many requests came to a path."""
+        """Return how many requests came to a path."""
         return sum(each.method == method and each.path.endswith(path_ends) for each in list(self.requests))
 
     def go_away(self) -> None:

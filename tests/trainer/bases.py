@@ -58,7 +58,7 @@ def gte_mlm_base(folder: Path) -> Path:
 
 
 def as_published(folder: Path) -> None:
-    """Give a saved GTE model the key names and the configuration of gte-multilingual-mlm-base."""
+    """Return a saved GTE model the key names and the configuration of gte-multilingual-mlm-base."""
     weights = load_file(folder / "model.safetensors")
     renamed = {name.replace("gte.", "new.", 1) if name.startswith("gte.") else name: weights[name] for name in weights}
     save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
