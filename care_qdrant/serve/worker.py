@@ -64,9 +64,6 @@ def work(
         parent: File descriptor that reads as ended when the parent process has.
         report: File descriptor that takes `READY` when the worker is ready, else the reason why it ends.
     """
-    # The server raises the signal that ended it once more; without a handler that would kill the process.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
     try:
         service = Service(settings, models)
     except CareError as error:
@@ -83,6 +80,10 @@ def work(
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
     server = _Server(config, service, settings.drain_seconds)
+    # Until here a signal ends the process at once. From here on it is kept for the server, which takes over the
+    # handlers when it starts, and raises the signal once more when it has ended.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: setattr(server, "should_exit", True))
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         failed = runner.run(_serve(server, service, port, parent, report))
     service.close()
