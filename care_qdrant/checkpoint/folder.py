@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from care_qdrant.checkpoint.card import (
     CARD_FILE,
@@ -184,7 +184,7 @@ def _describe(
     data: Sequence[Mapping[str, Any]],
 ) -> Card:
     query, query_dim = describe_side(folder / "query", "query")
-    document, document_dim, geometry = Side(STORED, UNLIMITED), query_dim, cast(Geometry, "unit")
+    document, document_dim, geometry = Side(STORED, UNLIMITED), query_dim, "unit"
     if (folder / "document").is_dir():
         document, document_dim = describe_side(folder / "document", "document")
         geometry = geometry_of(folder / "document")
