@@ -184,7 +184,8 @@ def _describe(
     data: Sequence[Mapping[str, Any]],
 ) -> Card:
     query, query_dim = describe_side(folder / "query", "query")
-    document, document_dim, geometry = Side(STORED, UNLIMITED), query_dim, "unit"
+    document, document_dim = Side(STORED, UNLIMITED), query_dim
+    geometry: Geometry = "unit"
     if (folder / "document").is_dir():
         document, document_dim = describe_side(folder / "document", "document")
         geometry = geometry_of(folder / "document")
