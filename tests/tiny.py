@@ -78,6 +78,10 @@ class HashModel:
     def encode_document(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
         return self.document_encoder.encode(texts, prompt=prompt)
 
+    def query_prompt(self, task: str | None = None) -> None:
+        """Return the model's own prompt: it has none by task."""
+        assert task is None
+
     def require_documents(self) -> None:
         """Every machine can encode these."""
 
