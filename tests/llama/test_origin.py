@@ -41,7 +41,8 @@ class OtherEmbedding(BaseEmbedding):
 
 @pytest.fixture
 def embedding(hash_model: HashModel) -> CareEmbedding:
-    return CareEmbedding(model="m")
+    # A name of its own: models of other tests that are not collected yet stay open under theirs.
+    return CareEmbedding(model=f"m-{uuid.uuid4()}")
 
 
 def _node(text: str, made_of: str | None = None, salt: str = "", **metadata: Any) -> TextNode:
