@@ -3,8 +3,9 @@
 import re
 
 _HIDDEN = "***"
-_SHORTEST = 4
-"""Characters of the shortest known secret: a shorter one would be found in ordinary words."""
+_SHORTEST = 8
+"""Characters of the shortest known secret: a shorter one may be an ordinary word, and is hidden only where the patterns
+below find it."""
 
 _PATTERNS = (
     # user:password@ of a URL, whatever the scheme; the password may hold an @.
@@ -28,5 +29,5 @@ def redact(text: str) -> str:
     for pattern, replacement in _PATTERNS:
         text = pattern.sub(replacement, text)
     for value in _known:
-        text = text.replace(value, _HIDDEN)
+        text = re.sub(rf"(?<![\w-]){re.escape(value)}(?![\w-])", _HIDDEN, text)
     return text

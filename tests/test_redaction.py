@@ -80,3 +80,10 @@ def test_everything_that_a_run_writes_and_prints(
     assert "--api-key ***" in written
     for secret in (PASSWORD, KEY, SERVER_KEY):
         assert secret not in written + printed
+
+
+def test_a_key_that_is_an_ordinary_word_does_not_spoil_other_texts() -> None:
+    remember_secret("read")
+    remember_secret("reading-room-key")
+    assert redact("cannot be read: machine.threads") == "cannot be read: machine.threads"
+    assert redact("key reading-room-key, reading-room-keys") == "key ***, reading-room-keys"
