@@ -83,7 +83,7 @@ def _measure(client: QdrantClient, way: Way, grpc: bool, corpus: Path, points: i
     cpu, start = _cpu_seconds(), time.perf_counter()
     try:
         if way == "care":
-            ingest(corpus, ReadyModel(dim), client, name)
+            ingest(corpus, ReadyModel(dim, max_tokens=128), client, name)
         else:
             _upload(client, name, corpus, dim)
         seconds = time.perf_counter() - start
