@@ -99,7 +99,7 @@ def _measure(client: QdrantClient, way: Way, grpc: bool, corpus: Path, points: i
 def _upload(client: QdrantClient, name: str, corpus: Path, dim: int) -> None:
     """Load a collection as the stock client does, with the vectors and the smallest payload of the same documents.
 
-    The server builds no graph meanwhile, as during an ingestion; else the graph takes the cores of the measured process.
+    The server builds no graph meanwhile, as during an ingestion; else the graph takes cores of the client.
     """
     params = models.VectorParams(size=dim, distance=models.Distance.COSINE, hnsw_config=models.HnswConfigDiff(m=0))
     client.create_collection(name, {"v": params})
