@@ -10,7 +10,7 @@ MIN_DOCUMENTS = 200
 
 @dataclass(frozen=True, slots=True)
 class LearnSettings:
-    """Settings of one training run; the defaults were chosen on collections made from training data."""
+    """Settings of one training run; the defaults were chosen on held-out documents."""
 
     sample: int = 100_000
     """Points that are read at most, drawn at random; memory does not grow beyond them."""

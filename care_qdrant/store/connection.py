@@ -103,7 +103,9 @@ def _server(
         parts = urlsplit(url if "://" in url else f"http://{url}")
         port = grpc_port or (parts.port or DEFAULT_HTTP_PORT) + 1
     except ValueError as error:
-        raise InputError(f"{url}: is no URL of a Qdrant server ({error}); expected one as http://localhost:6333") from error
+        raise InputError(
+            f"{url}: is no URL of a Qdrant server ({error}); expected one as http://localhost:6333"
+        ) from error
     if api_key and parts.scheme == "http" and not _is_loopback(parts.hostname):
         logger.warning("%s: the API key is sent without encryption; give an https URL", url)
     try:
@@ -120,7 +122,9 @@ def _server(
                 cloud_inference=True,
             )
     except ValueError as error:
-        raise InputError(f"{url}: is no URL of a Qdrant server ({error}); expected one as http://localhost:6333") from error
+        raise InputError(
+            f"{url}: is no URL of a Qdrant server ({error}); expected one as http://localhost:6333"
+        ) from error
     try:
         _check_answer(client, url, f"{parts.hostname}:{port}", grpc)
     except Exception:

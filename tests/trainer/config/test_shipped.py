@@ -126,11 +126,16 @@ def test_the_papers_chain_on_stand_ins_of_its_base_models(name: str, tmp_path: P
     ids = document.tokenizer("高血压" * 2000, truncation=True)["input_ids"]
     assert len(ids) == 512 and document.tokenizer.convert_ids_to_tokens(ids[-1]) == "<|endoftext|>"
     texts = [row["query"] for row in pairs()[:4]]
-    stock, care = SentenceTransformer(str(folder)), CareModel.load(str(folder), precision="fp32")
+    # Stock sentence-transformers keeps the slice of the document side in float32, so the half-precision base is told to be.
+    stock = SentenceTransformer(str(folder), model_kwargs={"dtype": "float32"})
+    care = CareModel.load(str(folder), precision="fp32")
     vectors = care.encode_query(texts)
     assert vectors.shape == (4, 768)
     np.testing.assert_allclose(stock.encode_query(texts), vectors, atol=1e-5)
-    np.testing.assert_allclose(stock.encode_document(texts), document.encode_document(texts), atol=1e-4)
+    # The base is bfloat16 as the published one: computing in it rounds, and merging is gated by this cosine.
+    rounded = document.encode_document(texts).astype(np.float32)
+    rounded /= np.linalg.norm(rounded, axis=1, keepdims=True)
+    assert np.einsum("td,td->t", stock.encode_document(texts), rounded).min() > 0.999
     base = towers.load(tmp_path / "out/base/document").encode_document(texts)
     assert np.abs(base - document.encode_document(texts)).max() > 1e-5, "the adapter trained"
 
