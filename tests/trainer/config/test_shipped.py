@@ -126,7 +126,7 @@ def test_the_papers_chain_on_stand_ins_of_its_base_models(name: str, tmp_path: P
     ids = document.tokenizer("高血压" * 2000, truncation=True)["input_ids"]
     assert len(ids) == 512 and document.tokenizer.convert_ids_to_tokens(ids[-1]) == "<|endoftext|>"
     texts = [row["query"] for row in pairs()[:4]]
-    # Stock sentence-transformers keeps the slice of the document side in float32, so the half-precision base is told to be.
+    # Stock sentence-transformers keeps the slice of the document side in float32, so its base has to be, too.
     stock = SentenceTransformer(str(folder), model_kwargs={"dtype": "float32"})
     care = CareModel.load(str(folder), precision="fp32")
     vectors = care.encode_query(texts)
