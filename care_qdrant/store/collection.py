@@ -1,5 +1,6 @@
 """`Collection`: one collection of one Qdrant, and the only module that calls the client on its points and schema."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -8,11 +9,24 @@ from typing import Any, TypeVar
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import InputError, Rejected, Unreachable
+from care_qdrant.store import bulk
 from care_qdrant.store.connection import client_lock, is_embedded, require_server
+from care_qdrant.store.contract_checks import check_probes
 from care_qdrant.store.contracts import Contract, contract_metadata, contract_removal
-from care_qdrant.store.learned import LearnedContract, check_probes, learned_metadata, probe_ids, probe_vectors
-from care_qdrant.store.retry import NotCompleted, Outage, RequestTooLarge, RetryPolicy, describe_error, least_delay
-from care_qdrant.store.schema import CollectionSchema, Limits
+from care_qdrant.store.learned import LearnedContract, learned_metadata, probe_ids, probe_vectors
+from care_qdrant.store.nodes import ClusterClient
+from care_qdrant.store.retry import (
+    NotCompleted,
+    Outage,
+    RequestTooLarge,
+    RetryPolicy,
+    describe_error,
+    is_unanswered,
+    least_delay,
+)
+from care_qdrant.store.schema import IDENTITY_KEY, CollectionSchema, Limits
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 PointId = models.ExtendedPointId
@@ -24,9 +38,9 @@ Written = models.UpdateResult | Sequence[models.UpdateResult]
 class Collection:
     """One collection of one Qdrant, reached with retries; may be used from several threads.
 
-    The schema is read once and kept: pure checks (`care_qdrant.store.contracts`) share it. `refresh` reads it again,
-    and so does the next use after this object has changed it. Calls to the embedded database, which is not made for
-    threads, wait for each other, also those of other objects on the same client.
+    The schema is read once and kept: pure checks (`care_qdrant.store.contract_checks`) share it. `refresh` reads it
+    again, and so does the next use after this object has changed it. Calls to the embedded database, which is not made
+    for threads, wait for each other, also those of other objects on the same client.
 
     Every method that calls Qdrant raises:
         Unreachable: The patience of the policy is used up.
@@ -44,6 +58,11 @@ class Collection:
         self.client, self.name = client, name
         self.policy = policy or RetryPolicy()
         self.is_embedded = is_embedded(client)
+        self._grpc = bulk.prefers_grpc(client)
+        """Whether `upsert` uses gRPC: by default as the client does."""
+        self._asked_node: int | None = None
+        """Node whose gRPC port was asked for this collection; None where none had to be."""
+        self._cluster = client if isinstance(client, ClusterClient) else None
         self._lock = client_lock(client)
         self._stopped = threading.Event()
         self._outage = Outage()
@@ -61,7 +80,7 @@ class Collection:
     def call(self, what: str, operation: Callable[[], T]) -> T:
         """Return the result of ``operation``, called as long as the policy allows.
 
-        Waiting that the server itself has asked for (``Retry-After``) does not count against the patience.
+        Waiting that the server itself has asked for (``Retry-After``) counts against the patience like any other.
 
         Args:
             what: For messages, as in "writing 256 points".
@@ -75,15 +94,21 @@ class Collection:
         where = f"{what} in collection {self.name!r}"
         attempts, since = 0, 0.0
         while True:
+            node = self._node
             try:
                 with self._lock:
+                    start = time.monotonic()
                     result = operation()
+                    logger.debug("%s: %.0f ms", where, (time.monotonic() - start) * 1e3)
             except Exception as error:
                 least_seconds = least_delay(error, where)
+                if self._cluster and is_unanswered(error):
+                    self._cluster.leave(node)
                 now = time.monotonic()
-                since = (since if attempts else now) + least_seconds
+                since = since if attempts else now
                 attempts += 1
-                if self.policy.is_over(attempts, max(0.0, now - since)):
+                logger.debug("%s: attempt %d failed (%s)", where, attempts, describe_error(error))
+                if self.policy.is_over(attempts, now - since):
                     raise Unreachable(
                         f"{where}: gave up after {attempts} attempts ({describe_error(error)})"
                     ) from error
@@ -96,6 +121,11 @@ class Collection:
                 if attempts:
                     self._outage.end(where)
                 return result
+
+    @property
+    def _node(self) -> int:
+        """Return the node of a cluster that calls go to now."""
+        return self._cluster.node if self._cluster else 0
 
     def write(self, what: str, operation: Callable[[], Written]) -> None:
         """Call a write that has ``wait=True``, and accept nothing less than ``completed``."""
@@ -224,8 +254,8 @@ class Collection:
         records = self.retrieve(probe_ids(learned), what, payload=False, vectors=[vector_name])
         check_probes(self.schema, vector_name, learned, probe_vectors(records.values(), vector_name))
 
-    def add_vector(self, vector_name: str, config: models.DenseVectorNameConfig) -> None:
-        """Add a dense vector to the schema; existing points do not have it yet."""
+    def add_vector(self, vector_name: str, config: models.VectorNameConfig) -> None:
+        """Add a vector to the schema; existing points do not have it yet."""
         self._schema = None
         self.call("adding the vector", lambda: self.client.create_vector_name(self.name, vector_name, config))
 
@@ -375,11 +405,31 @@ class Collection:
     def upsert(self, points: Sequence[models.PointStruct]) -> None:
         """Write whole points in one request; those that are there lose all that they held.
 
+        Args:
+            points: A named vector may be a row of `Vectors` instead of a list of numbers.
+
         Raises:
             RequestTooLarge: The server takes no request of this size.
         """
-        what = f"writing {len(points)} points"
-        self.write(what, lambda: self.client.upsert(self.name, list(points), wait=True))
+
+        def write() -> models.UpdateResult:
+            if self._asked_node not in (None, self._node):
+                self._ask_grpc()
+            if self._grpc:
+                return bulk.upsert(self.client, self.name, points)
+            return self.client.upsert(self.name, bulk.with_lists(points), wait=True)
+
+        self.write(f"writing {len(points)} points", write)
+
+    def upsert_over_grpc(self) -> bool:
+        """Let `upsert` use gRPC from now on if its port reaches this very collection; return whether it does."""
+        if not self._grpc:
+            self._ask_grpc()
+        return self._grpc
+
+    def _ask_grpc(self) -> None:
+        self._asked_node = self._node
+        self._grpc = bulk.answers_over_grpc(self.client, self.name, self.schema.metadata.get(IDENTITY_KEY))
 
     def apply(self, what: str, operations: Sequence[models.UpdateOperation]) -> None:
         """Apply several operations in one request and in order.

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 from weakref import WeakKeyDictionary
 
 from grpc import RpcError, StatusCode  # type: ignore[import-untyped]
@@ -19,6 +19,7 @@ from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedR
 
 from care_qdrant.errors import FolderLocked, InputError, Rejected, ServerTooOld, Unreachable
 from care_qdrant.redaction import remember_secret
+from care_qdrant.store.nodes import ClusterClient
 
 logger = logging.getLogger(__name__)
 
@@ -41,14 +42,16 @@ def open_client(
 
     Args:
         path: Folder of the embedded database; created when it is not there. Exactly one of path and url.
-        url: Of a server, as ``http://localhost:6333``.
+        url: Of a server, as ``http://localhost:6333``; or of several nodes of a cluster with commas between them, of
+            which another one is used when one does not answer.
         api_key: Of the server.
         grpc: Prefer gRPC to REST for points.
-        grpc_port: Of the server; None takes the port of the URL plus one.
+        grpc_port: Of the server, and of each node; None takes the port of the URL plus one.
         timeout_seconds: Of one request.
 
     Raises:
         FolderLocked: Another process holds the folder.
+        InputError: The URL is none, or several are not of one cluster.
         Unreachable: No server answers at the URL, or at its gRPC port.
         Rejected: The server does not accept the key.
     """
@@ -99,19 +102,28 @@ def _server(
 ) -> QdrantClient:
     if not url:
         raise InputError("neither a folder nor a URL of Qdrant was given: pass --path or --url")
+    urls = [part for each in url.split(",") if (part := each.strip())]
+    nodes = [(each, _node(each, api_key, grpc, grpc_port, timeout_seconds)) for each in urls]
     try:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
+        client = ClusterClient(nodes) if len(nodes) > 1 else nodes[0][1]
+        _check_answer(client, url, grpc)
+    except Exception:
+        for _, node in nodes:
+            node.close()
+        raise
+    return client
+
+
+def _node(url: str, api_key: str | None, grpc: bool, grpc_port: int | None, timeout_seconds: int) -> QdrantClient:
+    """Return a client of one server; nothing is sent."""
+    try:
+        parts = _parse(url)
         port = grpc_port or (parts.port or DEFAULT_HTTP_PORT) + 1
-    except ValueError as error:
-        raise InputError(
-            f"{url}: is no URL of a Qdrant server ({error}); expected one as http://localhost:6333"
-        ) from error
-    if api_key and parts.scheme == "http" and not _is_loopback(parts.hostname):
-        logger.warning("%s: the API key is sent without encryption; give an https URL", url)
-    try:
+        if api_key and parts.scheme == "http" and not _is_loopback(parts.hostname):
+            logger.warning("%s: the API key is sent without encryption; give an https URL", url)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Api key is used with an insecure connection", UserWarning)
-            client = QdrantClient(
+            return QdrantClient(
                 url=url,
                 api_key=api_key,
                 prefer_grpc=grpc,
@@ -125,15 +137,9 @@ def _server(
         raise InputError(
             f"{url}: is no URL of a Qdrant server ({error}); expected one as http://localhost:6333"
         ) from error
-    try:
-        _check_answer(client, url, f"{parts.hostname}:{port}", grpc)
-    except Exception:
-        client.close()
-        raise
-    return client
 
 
-def _check_answer(client: QdrantClient, url: str, grpc_address: str, grpc: bool) -> None:
+def _check_answer(client: QdrantClient, url: str, grpc: bool) -> None:
     try:
         if grpc:
             client.info()  # over HTTP, as all that is not about points
@@ -149,12 +155,17 @@ def _check_answer(client: QdrantClient, url: str, grpc_address: str, grpc: bool)
     except RpcError as error:
         if error.code() in (StatusCode.UNAUTHENTICATED, StatusCode.PERMISSION_DENIED):
             raise Rejected(f"{url}: the server does not accept this API key ({error.details()})") from error
+        address = f"{_parse(client.init_options['url']).hostname}:{client.init_options['grpc_port']}"
         raise Unreachable(
-            f"{url}: answers over HTTP, but no Qdrant answers over gRPC at {grpc_address} ({error.code().name}); "
+            f"{url}: answers over HTTP, but no Qdrant answers over gRPC at {address} ({error.code().name}); "
             "give the gRPC port of the server with --grpc-port, or leave out --grpc"
         ) from error
     except (ResponseHandlingException, OSError) as error:
         raise Unreachable(f"{url}: no Qdrant server answers there ({error})") from error
+
+
+def _parse(url: str) -> SplitResult:
+    return urlsplit(url if "://" in url else f"http://{url}")
 
 
 def _is_loopback(host: str | None) -> bool:

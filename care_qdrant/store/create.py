@@ -11,13 +11,8 @@ from qdrant_client import models
 from care_qdrant.encoders import bm25
 from care_qdrant.errors import InputError, Rejected, ServerTooOld
 from care_qdrant.store.collection import Collection
-from care_qdrant.store.contracts import (
-    SparseContract,
-    VectorContract,
-    check_contract,
-    check_sparse_contract,
-    contract_metadata,
-)
+from care_qdrant.store.contract_checks import check_contract, check_sparse_contract
+from care_qdrant.store.contracts import SparseContract, VectorContract, contract_metadata
 from care_qdrant.store.schema import IDENTITY_KEY, LOAD_KEY, CollectionSchema
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from care_qdrant.errors import InputError
 from care_qdrant.store.payload import CARE_KEY, LLAMA_INDEX_KEYS, RESERVED_KEYS
@@ -30,6 +30,7 @@ Tool = Literal["care", "llama-index", "langchain", "haystack", "plain"]
 TEXT_NAMES = ("text", "content", "page_content", "body", "chunk", "chunk_text", "document", "passage")
 """Names under which a text is looked for: the first that is there wins, at the top level before nested."""
 
+_TOOLS: tuple[Tool, ...] = get_args(Tool)
 _DOCUMENT_NAMES = ("doc_id", "document_id", "ref_doc_id", "source_id", "id", "_id")
 _LLAMA_INDEX_IDS = ("doc_id", "document_id", "ref_doc_id")
 _MAX_DEPTH = 3
@@ -125,8 +126,9 @@ CARE_LAYOUT = Layout("care", "text", title_path="title", document_paths=("doc_id
 """Of the points that ingestion writes."""
 
 _OUR_TEXTS = ("text", "_node_content.text")
-_NODE_TEXTS = ("_node_content.text", "_node_content.text_resource.text")
-_OTHER_TEXT_PATHS: dict[Tool, tuple[str, ...]] = {"llama-index": (*_NODE_TEXTS, "text"), "care": _NODE_TEXTS}
+NODE_TEXTS = ("_node_content.text", "_node_content.text_resource.text")
+"""Where LlamaIndex keeps the text of a node."""
+_OTHER_TEXT_PATHS: dict[Tool, tuple[str, ...]] = {"llama-index": (*NODE_TEXTS, "text"), "care": NODE_TEXTS}
 
 
 def guess_layout(payloads: Sequence[Payload], *, text_field: str | None = None) -> Layout:
@@ -146,8 +148,9 @@ def guess_layout(payloads: Sequence[Payload], *, text_field: str | None = None) 
             f"none of {len(payloads)} sampled payloads has a text under {wanted} "
             f"(their keys: {_key_names(payloads)}); name the field that holds it, as body or document.body"
         )
-    layout, count = votes.most_common(1)[0]
-    evidence = f"{count} of {len(payloads)} sampled payloads have a text under {layout.text_field!r}"
+    # A sample is drawn at random: where two layouts hold equally many texts, its order must not decide.
+    layout = min(votes, key=lambda each: (-votes[each], _TOOLS.index(each.tool), each.text_field))
+    evidence = f"{votes[layout]} of {len(payloads)} sampled payloads have a text under {layout.text_field!r}"
     return replace(layout, evidence=evidence)
 
 

@@ -7,24 +7,18 @@ gives the same signs again, an edited text moves some of them, and another model
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 import numpy as np
 from qdrant_client import models
 
 from care_qdrant import __version__
-from care_qdrant.errors import FingerprintMismatch, SchemaMismatch
 from care_qdrant.types import Vectors
-
-if TYPE_CHECKING:
-    from care_qdrant.store.schema import CollectionSchema
 
 LEARNED_PREFIX = "care-learned:"
 PROBES = 16
 """Stored vectors whose signs a contract keeps."""
-_MAX_CHANGED_SIGNS = 0.3
-"""Fraction of a vector's signs; from here on it counts as made by another model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +55,10 @@ def parse_learned(metadata: Mapping[str, Any]) -> dict[str, LearnedContract]:
     for key, entry in metadata.items():
         if key.startswith(LEARNED_PREFIX) and isinstance(entry, Mapping):
             values = {name: value for name, value in entry.items() if name in known}
-            if "alpha" in values:
-                values["alpha"] = float(values["alpha"])
             try:
-                found[key.removeprefix(LEARNED_PREFIX)] = LearnedContract(**values)
-            except TypeError:  # a field is missing: written by a newer version
+                alpha = float(values["alpha"]) if "alpha" in values else None
+                found[key.removeprefix(LEARNED_PREFIX)] = LearnedContract(**values | {"alpha": alpha})
+            except (TypeError, ValueError):  # a field is missing or of another kind: not written by this version
                 continue
     return found
 
@@ -94,59 +87,3 @@ def probe_vectors(records: Iterable[models.Record], vector_name: str) -> dict[st
     """Return the vectors of sampled points by id, without those that have none."""
     stored = {str(record.id): stored_vector(record.vector, vector_name) for record in records}
     return {key: vector for key, vector in stored.items() if vector is not None}
-
-
-def check_learned(schema: "CollectionSchema", vector_name: str, learned: LearnedContract) -> None:
-    """Refuse a learned query encoder where the schema says that the vectors are no longer those it was learned from.
-
-    Raises:
-        SchemaMismatch: Dimension or distance differ.
-        FingerprintMismatch: The vector's own contract names another model than it did.
-    """
-    params = schema.dense[vector_name]
-    where = f"vector {vector_name!r} of collection {schema.name!r}"
-    if (params.size, params.distance.value) != (learned.dim, learned.distance):
-        raise SchemaMismatch(
-            f"{where} is {params.size}-dimensional with {params.distance.value} distance; query encoder "
-            f"{learned.model!r} was learned from {learned.dim} dimensions and {learned.distance}. {_again(schema)}"
-        )
-    found = schema.contracts.get(vector_name)
-    documents = None if found is None else found.fingerprint
-    if documents != learned.documents:
-        raise FingerprintMismatch(
-            f"{where} has got another model since query encoder {learned.model!r} was learned from it "
-            f"({(documents or 'unknown')[:12]}, then {(learned.documents or 'unknown')[:12]}). {_again(schema)}"
-        )
-
-
-def check_probes(
-    schema: "CollectionSchema", vector_name: str, learned: LearnedContract, stored: Mapping[str, Vectors]
-) -> None:
-    """Refuse a learned query encoder where most sampled vectors were made by another model than before.
-
-    Args:
-        schema: Of the collection.
-        vector_name: Of the dense vector.
-        learned: Contract of the query encoder.
-        stored: Vectors that the probes have now, by point id; those of deleted points are left out.
-
-    Raises:
-        FingerprintMismatch: More than half of the sampled vectors differ, or none of their points is left.
-    """
-    changed = sum(_changed(learned.probes[point_id], vector) for point_id, vector in stored.items())
-    if changed * 2 > len(stored) or not stored:
-        raise FingerprintMismatch(
-            f"vector {vector_name!r} of collection {schema.name!r}: of {len(learned.probes)} sampled vectors "
-            f"{len(stored)} are left and {changed} are other vectors than when query encoder {learned.model!r} was "
-            f"learned, so another model may have made them. {_again(schema)}"
-        )
-
-
-def _changed(before: str, vector: Vectors) -> bool:
-    now = np.frombuffer(bytes.fromhex(signs(vector)), np.uint8)
-    then = np.frombuffer(bytes.fromhex(before), np.uint8)
-    return now.shape != then.shape or int(np.bitwise_count(now ^ then).sum()) > _MAX_CHANGED_SIGNS * len(vector)
-
-
-def _again(schema: "CollectionSchema") -> str:
-    return f"Learn it anew: care learn {schema.name}"

@@ -10,7 +10,8 @@ Layout::
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from json.encoder import c_make_encoder, encode_basestring  # type: ignore[attr-defined]  # missing in typeshed
 from typing import Any
 
 from care_qdrant.types import Chunk, Hit, embedded_text
@@ -20,9 +21,23 @@ LLAMA_INDEX_KEYS = ("_node_content", "_node_type", "doc_id", "document_id", "ref
 RESERVED_KEYS = frozenset({CARE_KEY, "text", "title", *LLAMA_INDEX_KEYS})
 """Keys that a user's metadata may not use."""
 
-# json.dumps would make an encoder for every call, which takes longer than encoding a short document.
-_TEXT = json.JSONEncoder(ensure_ascii=False)
-_CANONICAL = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+
+def _json_encoder(encoder: json.JSONEncoder) -> Callable[[Any], str]:
+    """Return what ``encoder.encode`` does, as a function that keeps the encoder written in C.
+
+    `json.JSONEncoder` makes one for every call, which takes longer than encoding a short document.
+    """
+    if c_make_encoder is None:  # not CPython
+        return encoder.encode
+    colon, comma = encoder.key_separator, encoder.item_separator
+    encode = c_make_encoder(
+        None, encoder.default, encode_basestring, None, colon, comma, encoder.sort_keys, False, True
+    )
+    return lambda value: "".join(encode(value, 0))
+
+
+_text = _json_encoder(json.JSONEncoder(ensure_ascii=False))
+_canonical = _json_encoder(json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":")))
 
 
 def content_hash(fingerprint: str, title: str, text: str) -> str:
@@ -104,7 +119,7 @@ def _node_content(chunk: Chunk, title: Mapping[str, str]) -> str:
     silently differ from ours. Excluding all keys but the title, and the templates, make it read `embedded_text`.
     """
     excluded = sorted(chunk.document.metadata)
-    return _TEXT.encode(
+    return _text(
         {
             "id_": chunk.point_id,
             "embedding": None,
@@ -128,4 +143,4 @@ def _node_content(chunk: Chunk, title: Mapping[str, str]) -> str:
 
 
 def _digest(value: Any) -> str:
-    return hashlib.sha256(_CANONICAL.encode(value).encode()).hexdigest()[:32]
+    return hashlib.sha256(_canonical(value).encode()).hexdigest()[:32]

@@ -122,8 +122,18 @@ def least_delay(error: Exception, where: str) -> float:
         ) from error
     if not isinstance(error, UnexpectedResponse | grpc.RpcError | ValueError | KeyError):
         raise error
-    advice = ". Give a key that may write" if "access is required" in message else ""
+    needs_more = "access is required" in message or "Write access to" in message
+    advice = ". Give a key that may write" if needs_more else ""
     raise Rejected(f"{where}: Qdrant refuses it: {message}{advice}") from error
+
+
+def is_unanswered(error: Exception) -> bool:
+    """Return whether no server has answered, so that another node of its cluster may."""
+    if isinstance(error, UnexpectedResponse):
+        return error.status_code in (502, 503, 504)
+    if isinstance(error, grpc.RpcError):
+        return _grpc_code(error) in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+    return isinstance(error, ResponseHandlingException | httpx.TransportError)
 
 
 def is_not_found(error: Exception) -> bool:
@@ -138,6 +148,14 @@ def is_not_found(error: Exception) -> bool:
     if isinstance(cause, grpc.RpcError):
         return bool(_grpc_code(cause) is grpc.StatusCode.NOT_FOUND)
     return isinstance(cause, ValueError) and "not found" in str(cause)
+
+
+def is_forbidden(error: Rejected) -> bool:
+    """Return whether the server says that the key has not the right to do this."""
+    cause = error.__cause__
+    if isinstance(cause, UnexpectedResponse):
+        return cause.status_code == 403
+    return isinstance(cause, grpc.RpcError) and bool(_grpc_code(cause) is grpc.StatusCode.PERMISSION_DENIED)
 
 
 def _is_too_large(error: Exception, message: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 from qdrant_client import models
 
 from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch
-from care_qdrant.store.contracts import Contract, VectorContract, parse_contracts
+from care_qdrant.store.contracts import Contract, SparseContract, VectorContract, parse_contracts
 from care_qdrant.store.learned import LearnedContract, parse_learned
 
 LOAD_KEY = "care_bulk_load"
@@ -77,7 +77,7 @@ class CollectionSchema:
     def portable_metadata(self) -> dict[str, Any]:
         """Metadata that a copy of the collection keeps: without what belongs to this very collection."""
         own = (IDENTITY_KEY, PUBLISH_KEY)
-        return {key: value for key, value in self.metadata.items() if key not in own and RUN_PREFIX not in key}
+        return {key: value for key, value in self.metadata.items() if key not in own and not key.startswith(RUN_PREFIX)}
 
     @property
     def strict_mode(self) -> models.StrictModeConfigOutput | None:
@@ -102,7 +102,7 @@ class CollectionSchema:
     def text_field(self, vector_name: str) -> str | None:
         """Return the payload field from which ``care attach`` made a vector; None where it did not make it."""
         contract = self.contracts.get(vector_name)
-        return contract.text_field if isinstance(contract, VectorContract) else None
+        return contract.text_field if isinstance(contract, VectorContract | SparseContract) else None
 
     @property
     def attached(self) -> list[str]:
@@ -115,11 +115,19 @@ class CollectionSchema:
         return next((name for name, contract in found if contract.fingerprint == fingerprint), None)
 
     def require_whole(self) -> None:
-        """Refuse a collection whose ingestion was interrupted.
+        """Refuse a collection into which an ingestion is writing, or was when it was interrupted.
 
         Raises:
-            InputError: It was, and no later run has finished it.
+            InputError: One has begun and has not ended, and no later run has finished its work.
         """
+        runs = (entry for key, entry in self.metadata.items() if key.startswith(RUN_PREFIX))
+        begun = next((entry for entry in runs if isinstance(entry, Mapping)), None)
+        if begun is not None:
+            raise InputError(
+                f"an ingestion into collection {self.name!r} began at {begun.get('started', 'an unknown time')} and "
+                "has not ended: it writes now, or was interrupted, and chunks of former texts may be among the points. "
+                "Let it end, or run the same care ingest again without --limit; and then this"
+            )
         load = self.metadata.get(LOAD_KEY)
         if load and not load["done"]:
             raise InputError(

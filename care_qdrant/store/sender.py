@@ -10,6 +10,7 @@ from typing import Any, Protocol, Self
 from qdrant_client import models
 
 from care_qdrant.errors import QdrantError, Rejected
+from care_qdrant.store.bulk import with_lists
 from care_qdrant.store.collection import Collection
 from care_qdrant.store.payload import CARE_KEY
 from care_qdrant.store.retry import RequestTooLarge
@@ -60,7 +61,8 @@ class Change:
 
         A run may end between any two of them: a point never says that its vector is of a text of which it is not.
         """
-        vectors = [models.PointVectors(id=point.id, vector=point.vector) for point in self.points if point.vector]
+        plain = with_lists(self.points)
+        vectors = [models.PointVectors(id=point.id, vector=point.vector) for point in plain if point.vector]
         operations: list[models.UpdateOperation] = []
         if vectors:
             update = models.UpdateVectors(points=vectors)

@@ -4,14 +4,17 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from qdrant_client import models
 
-from care_qdrant.errors import FolderLocked, InputError, Unreachable
+from care_qdrant.errors import FolderLocked, InputError, QdrantError, Unreachable
+from care_qdrant.ingestion.run import ingest
 from care_qdrant.store.connection import is_embedded, open_client, tune_embedded
+from care_qdrant.types import Document
 from tests.standin.server import StandIn
-from tests.tiny import medical_texts
+from tests.tiny import HashModel, medical_texts
 
 
 def test_a_locked_folder_names_its_holder(tmp_path: Path) -> None:
@@ -122,3 +125,14 @@ def test_a_full_disk_is_an_error_in_one_line_and_the_next_run_finishes(tmp_path:
     assert finished.returncode == 0, finished.stderr
     with open_client(path=tmp_path / "qdrant") as client:
         assert client.count("corpus").count >= 400
+
+
+def test_a_folder_that_is_read_only_is_an_error_in_one_line(tmp_path: Path) -> None:
+    """SQLite answers as it does on a read-only file system; root would write through any permission."""
+    model = HashModel()
+    with open_client(path=tmp_path / "qdrant") as client:
+        ingest([Document("a", "高血压")], model, client, "corpus")
+        database: Any = client._client
+        database.collections["corpus"].storage.storage.execute("PRAGMA query_only = ON")
+        with pytest.raises(QdrantError, match=r"folder of the embedded database cannot be .*readonly database"):
+            ingest([Document("b", "糖尿病")], model, client, "corpus")

@@ -5,7 +5,10 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import ContractError, FingerprintMismatch, InputError, SchemaMismatch
 from care_qdrant.store.collection import Collection
-from care_qdrant.store.contracts import SparseContract, UnreadableContract, VectorContract, check_contract
+from care_qdrant.store.contract_checks import check_contract
+from care_qdrant.store.contracts import SparseContract, UnreadableContract, VectorContract
+from care_qdrant.store.inventory import describe_all
+from care_qdrant.store.learned import LearnedContract, learned_metadata, parse_learned
 
 OURS = VectorContract(fingerprint="a" * 64, model="pair-a", dim=4)
 
@@ -80,11 +83,19 @@ def test_two_writers_of_different_vectors_keep_both_entries(client: QdrantClient
 def test_an_entry_that_cannot_be_read_is_refused_and_hides_no_other(
     client: QdrantClient, collection: Collection, entry: object
 ) -> None:
-    client.update_collection("docs", metadata={"care:foreign": entry})
+    client.update_collection("docs", metadata={"care:foreign": entry, "care": entry})
     schema = collection.refresh()
     assert schema.contracts == {"pair-a": OURS, "foreign": UnreadableContract()}
     with pytest.raises(FingerprintMismatch, match="this version cannot read"):
         check_contract(schema, "foreign", OURS)
+    [summary] = describe_all(client)
+    assert [(each.name, each.made_by) for each in summary.vectors] == [("foreign", "unreadable"), ("pair-a", "pair-a")]
+
+
+def test_a_query_encoders_entry_that_cannot_be_read_is_left_out() -> None:
+    right = LearnedContract(fingerprint="f", model="m", dim=2, distance="Cosine", probes={"1": "80"}, alpha=0.7)
+    broken = learned_metadata("later", right)["care-learned:later"] | {"alpha": "automatic"}
+    assert parse_learned(learned_metadata("v", right) | {"care-learned:later": broken}) == {"v": right}
 
 
 def test_floats_survive_a_server_that_rounds_numbers(client: QdrantClient, collection: Collection) -> None:

@@ -105,3 +105,11 @@ def test_a_key_that_contains_a_dot_is_found() -> None:
 
 def test_none_written_by_llama_index_is_no_document_id() -> None:
     assert guess_layout([{**LLAMA_INDEX, "doc_id": "None"}]).ref_doc_id({**LLAMA_INDEX, "doc_id": "None"}) is None
+
+
+def test_of_equally_many_texts_the_order_does_not_decide() -> None:
+    """The sample is drawn at random, and the next one has another order."""
+    payloads = [OURS, LLAMA_INDEX, LANGCHAIN, HAYSTACK, PLAIN, NESTED]
+    for turn in range(len(payloads)):
+        assert guess_layout(payloads[turn:] + payloads[:turn]).tool == "care"
+    assert {guess_layout(pair).text_field for pair in ([PLAIN, NESTED], [NESTED, PLAIN])} == {"article.body"}

@@ -1,5 +1,10 @@
 """The payload: stock LlamaIndex reads it, and it embeds the text that we embed."""
 
+import hashlib
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
 from llama_index.core.schema import MetadataMode
 from llama_index.core.vector_stores.utils import metadata_dict_to_node
 
@@ -36,3 +41,17 @@ def test_the_content_hash_follows_the_vector_and_the_payload_hash_the_rest() -> 
     assert content_hash("m1", "t", "x") != content_hash("m2", "t", "x")
     assert content_hash("m1", "", "x") != content_hash("m1", "", "y")
     assert payload_hash(relabelled) != payload_hash(CHUNK)
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=4), st.none() | st.booleans() | st.integers() | st.floats() | st.text(), max_size=4
+    )
+)
+def test_hash_and_node_are_plain_json(metadata: dict[str, object]) -> None:
+    chunk = Chunk(Document("d", 'a"\\\u2028文', "t", metadata), 'a"\\\u2028文')
+    parts = ["d", "t", chunk.text, metadata, 0, 1]
+    canonical = json.dumps(parts, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    assert payload_hash(chunk) == hashlib.sha256(canonical.encode()).hexdigest()[:32]
+    node = chunk_payload(chunk, {})["_node_content"]
+    assert node == json.dumps(json.loads(node), ensure_ascii=False)
