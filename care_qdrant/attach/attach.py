@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, TypeVar
 
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.attach.points import Addition, Text, read_windows
+from care_qdrant.attach.makers import Bm25Vectors, DenseVectors, VectorMaker
+from care_qdrant.attach.points import Addition, Text, read_windows, stored_text
 from care_qdrant.attach.preflight import Preflight, examine
+from care_qdrant.encoders import bm25
 from care_qdrant.encoders.batching import token_batches
-from care_qdrant.encoders.usable import require_usable
 from care_qdrant.errors import FolderLocked, InputError, Unreachable
 from care_qdrant.ingestion.ahead import read_ahead
 from care_qdrant.ingestion.report import Stopwatch
@@ -25,17 +27,18 @@ from care_qdrant.ingestion.settings import DocumentModel
 from care_qdrant.ingestion.vector_hashes import remove_orphaned_hashes
 from care_qdrant.store.collection import Collection, PointId
 from care_qdrant.store.connection import tune_embedded
-from care_qdrant.store.contracts import VectorContract
+from care_qdrant.store.contracts import SparseContract, VectorContract
 from care_qdrant.store.create import QUANTIZATION
 from care_qdrant.store.layout import Layout
+from care_qdrant.store.quantization import record_rescoring
 from care_qdrant.store.retry import RetryPolicy
 from care_qdrant.store.sender import Sender, Write, in_requests
-from care_qdrant.types import Vectors
 
 WINDOWS_AHEAD = 2
 WATCHING = RetryPolicy(attempts=5)
 """Of one pass of `watch`: there is another pass soon, and a signal should not wait for longer than some seconds."""
 
+Pass = TypeVar("Pass")
 OnProgress = Callable[[int, int], None]
 """Called with the number of points that are done and the number of all points."""
 
@@ -135,12 +138,64 @@ def attach_vector(
     preflight = examine(target, name, contract, settings.text_field)
     on_preflight(preflight)
     layout = preflight.require_layout()
+    if not preflight.has_vector:
+        model.require_documents()
+    elif not preflight.adopts:
+        _require_same_field(target, name, layout, settings)
+    _prepare(target, name, contract, layout, settings)
+    maker = DenseVectors(model, contract)
+    run = _Run(target, maker, name, contract.fingerprint, layout, settings, on_progress, stop or threading.Event())
+    return run.go(preflight.points)
+
+
+def attach_bm25(
+    client: QdrantClient,
+    collection: str,
+    *,
+    vector_name: str | None = None,
+    settings: AttachSettings | None = None,
+    retries: RetryPolicy | None = None,
+    stop: threading.Event | None = None,
+    on_preflight: Callable[[Preflight], None] = lambda _: None,
+    on_progress: OnProgress = lambda _done, _total: None,
+) -> AttachReport:
+    """Add to every point of a collection the BM25 vector of its text, as ingestion writes it; needs no model.
+
+    The first run reads all texts once more before, for their mean length, which the contract keeps.
+
+    Args:
+        client: An open Qdrant.
+        collection: Name or alias; with an alias, the collection that is behind it now.
+        vector_name: None takes ``bm25``.
+        settings: How; quantization and storage are those of dense vectors, and not used.
+        retries: How often to try a call again.
+        stop: When it is set, the run ends after the batch that is being made, with a report of what it has done.
+        on_preflight: Called before anything is written.
+        on_progress: Called after each window and each batch.
+
+    Raises:
+        InputError: As for `attach_vector`.
+        ContractError: Another analyser, or another tool, made the vectors of this name.
+        QdrantError: Qdrant refused or could not be reached; what was written stays, and another run goes on from there.
+    """
+    settings, name = settings or AttachSettings(), vector_name or bm25.VECTOR_NAME
+    target = Collection(client, collection, retries).resolve()
+    contract = SparseContract(bm25.ANALYSER, bm25.DEFAULT_K1, bm25.DEFAULT_B, average_length=1.0)
+    preflight = examine(target, name, contract, settings.text_field)
+    on_preflight(preflight)
+    layout = preflight.require_layout()
     if preflight.has_vector:
         _require_same_field(target, name, layout, settings)
+    begun = target.schema.contracts.get(name)
+    if isinstance(begun, SparseContract) and begun.fingerprint == bm25.ANALYSER:
+        contract = begun
     else:
-        model.require_documents()
+        payloads = (record.payload or {} for page in target.scroll("reading texts") for record in page)
+        texts = (stored_text(layout, payload) for payload in payloads if layout.of_point(payload).find_text(payload))
+        contract = replace(contract, average_length=bm25.average_length(texts))
     _prepare(target, name, contract, layout, settings)
-    run = _Run(target, model, name, contract, layout, settings, on_progress, stop or threading.Event())
+    maker = Bm25Vectors(contract)
+    run = _Run(target, maker, name, bm25.ANALYSER, layout, settings, on_progress, stop or threading.Event())
     return run.go(preflight.points)
 
 
@@ -160,23 +215,33 @@ def _require_same_field(collection: Collection, vector_name: str, layout: Layout
 
 
 def _prepare(
-    collection: Collection, vector_name: str, contract: VectorContract, layout: Layout, settings: AttachSettings
+    collection: Collection,
+    vector_name: str,
+    contract: VectorContract | SparseContract,
+    layout: Layout,
+    settings: AttachSettings,
 ) -> None:
     """Create the vector, or repair the hashes of an earlier run.
 
     The contract comes first: a run that is killed after it finds its own contract without a vector and goes on; a
     vector without a contract could be of any model. Its text field is what makes a vector removable by detach, so one
-    that ingestion made does not get any.
+    that ingestion made does not get any. One that has lost its contract gets it again.
     """
-    has_vector = vector_name in collection.schema.dense
-    is_attached = not has_vector or vector_name in collection.schema.attached or settings.text_field is not None
+    schema = collection.schema
+    has_vector = vector_name in {*schema.dense, *schema.sparse}
+    is_adopted = has_vector and vector_name not in schema.contracts and layout.tool not in ("care", "llama-index")
+    is_attached = not has_vector or vector_name in schema.attached or settings.text_field is not None or is_adopted
     collection.write_contract(vector_name, replace(contract, text_field=layout.text_field if is_attached else None))
     if has_vector:
         remove_orphaned_hashes(collection, vector_name)
+    elif isinstance(contract, SparseContract):
+        sparse = models.SparseVectorConfig(modifier=models.Modifier.IDF)
+        collection.add_vector(vector_name, models.SparseVectorNameConfig(sparse=sparse))
     else:
         dense = models.DenseVectorConfig(size=contract.dim, distance=contract.qdrant_distance)
         collection.add_vector(vector_name, models.DenseVectorNameConfig(dense=dense))
-    _configure(collection, vector_name, settings)
+    if isinstance(contract, VectorContract):
+        _configure(collection, vector_name, settings)
 
 
 def _configure(collection: Collection, vector_name: str, settings: AttachSettings) -> None:
@@ -196,9 +261,9 @@ class _Run:
     """One attach, after everything was checked."""
 
     collection: Collection
-    model: DocumentModel
+    maker: VectorMaker
     vector_name: str
-    contract: VectorContract
+    fingerprint: str
     layout: Layout
     settings: AttachSettings
     on_progress: OnProgress
@@ -215,8 +280,8 @@ class _Run:
             self.collection,
             self.layout,
             self.vector_name,
-            self.contract.fingerprint,
-            counter := self.model.document_tokenizer,
+            self.maker.hashed,
+            counter := self.maker.counter,
         )
         with closing(read_ahead(source, WINDOWS_AHEAD)) as windows, Sender(self.collection) as sender:
             for window in windows:
@@ -228,7 +293,7 @@ class _Run:
                         break
                     texts = [window.texts[index] for index in batch]
                     with watch.running():
-                        vectors = self._encode(texts)
+                        vectors = self.maker.make([text.text for text in texts], [text.id for text in texts])
                     sender.submit(partial(self._requests, texts, vectors))
                     encoded += len(texts)
                     truncated += sum(text.tokens > counter.max_tokens for text in texts)
@@ -237,12 +302,15 @@ class _Run:
                 if self.stop.is_set():
                     break
                 self.on_progress(unchanged + without_text + encoded, max(total, read))
-        removed = 0 if self.stop.is_set() else self._remove(outlived)
+        removed = 0
+        if not self.stop.is_set():
+            removed = self._remove(outlived)
+            record_rescoring(self.collection, self.vector_name)
         seconds = time.perf_counter() - start
         return AttachReport(
             collection=self.collection.name,
             vector_name=self.vector_name,
-            fingerprint=self.contract.fingerprint,
+            fingerprint=self.fingerprint,
             tool=self.layout.tool,
             text_field=self.layout.text_field,
             encoded=encoded,
@@ -277,18 +345,13 @@ class _Run:
             remove_orphaned_hashes(self.collection, self.vector_name)
         return len(ids)
 
-    def _encode(self, texts: list[Text]) -> Vectors:
-        vectors = self.model.document_encoder.encode([text.text for text in texts])
-        require_usable(vectors, (len(texts), self.contract.dim), lambda row: f"point {texts[row].id!r}")
-        return vectors
-
-    def _requests(self, texts: list[Text], vectors: Vectors) -> Iterator[Write]:
+    def _requests(self, texts: list[Text], vectors: list[Any]) -> Iterator[Write]:
         """Build points; called in a sender's thread, so that the encoder does not wait for it."""
         points = [
             models.PointStruct(id=text.id, vector={self.vector_name: row}, payload={self.vector_name: text.hash})
-            for text, row in zip(texts, vectors.tolist(), strict=True)
+            for text, row in zip(texts, vectors, strict=True)
         ]
-        yield from in_requests(Addition(points), self.contract.dim, self.collection.limits.write)
+        yield from in_requests(Addition(points), self.maker.numbers, self.collection.limits.write)
 
 
 class Pace:
@@ -312,16 +375,14 @@ class FailedPass:
     error: Unreachable | FolderLocked
 
 
-def watch(
-    run_pass: Callable[[], AttachReport], seconds: float, stop: threading.Event
-) -> Iterator[AttachReport | FailedPass]:
-    """Keep a collection attached while others write to it: yield what each pass did, until ``stop`` is set.
+def watch(run_pass: Callable[[], Pass], seconds: float, stop: threading.Event) -> Iterator[Pass | FailedPass]:
+    """Follow a collection while others write to it: yield what each pass did, until ``stop`` is set.
 
     A pass fails where a server cannot be reached, or where another process has the folder open: the next one tries
     again. Whatever else goes wrong is raised, since trying again would not help.
 
     Args:
-        run_pass: Opens the database, attaches and closes it, so that others can open a folder in between.
+        run_pass: Opens the database, does its work and closes it, so that others can open a folder in between.
         seconds: From the end of a pass to the beginning of the next.
         stop: Ends the waiting at once; a pass that is under way is expected to look at it, too.
 

@@ -10,6 +10,7 @@ from care_qdrant.errors import InputError, ServerTooOld
 from care_qdrant.store.collection import Collection, PointId
 from care_qdrant.store.connection import tune_embedded
 from care_qdrant.store.payload import CARE_KEY
+from care_qdrant.store.quantization import rescoring_removal
 from care_qdrant.store.retry import RetryPolicy
 from care_qdrant.store.schema import CollectionSchema
 from care_qdrant.store.version_record import VersionRecord, version_record
@@ -58,8 +59,10 @@ def detach_vector(
     name, points = _checked_name(target.schema, vector_name), target.count()
     tune_embedded(client, target.name)
     cleaned = _clean_payloads(target, name)
-    if name in target.schema.dense:
+    if name in {*target.schema.dense, *target.schema.sparse}:
         target.remove_vector(name)
+    if rescoring_removal(name).keys() & target.schema.metadata.keys():
+        target.update("removing what was measured", metadata=rescoring_removal(name))
     target.remove_contract(name)
     return DetachReport(target.name, name, points, cleaned)
 
@@ -95,7 +98,7 @@ def _checked_name(schema: CollectionSchema, vector_name: str | None) -> str:
             f"vector {vector_name!r} of collection {schema.name!r} was not attached (attached: {there}); "
             "detach removes nothing else"
         )
-    if vector_name in schema.dense and not {*schema.dense, *schema.sparse} - {vector_name}:
+    if {*schema.dense, *schema.sparse} == {vector_name}:
         raise InputError(
             f"vector {vector_name!r} is the only one of collection {schema.name!r}; without it no point could be "
             "found. Delete the collection if that is what you want"

@@ -10,7 +10,7 @@ from qdrant_client import QdrantClient
 from care_qdrant.attach.by_copy import plan_copy
 from care_qdrant.attach.points import stored_text
 from care_qdrant.attach.preflight import SAMPLE_POINTS, Preflight, examine
-from care_qdrant.errors import CareError, InputError, ServerTooOld
+from care_qdrant.errors import CareError, InputError
 from care_qdrant.ingestion.settings import DocumentModel
 from care_qdrant.store.collection import Collection
 from care_qdrant.store.contracts import VectorContract
@@ -51,7 +51,7 @@ class Diagnosis:
     refusals: list[str]
     """Empty where nothing stands in the way."""
     copy_plan: list[str]
-    """What ``care attach --via copy`` would do instead, where the server is too old to add a vector."""
+    """What ``care attach --via copy`` would do, where it can and an attach in place cannot."""
     notices: list[str]
 
 
@@ -88,6 +88,7 @@ def diagnose(
         target.schema.strict_mode,
     )
     layout, texts = preflight.layout, _texts(target, preflight)
+    needs_copy = bool(preflight.problems) and not examine(target, name, contract, text_field, in_place=False).problems
     todo = summary.points - next((vector.points for vector in summary.vectors if vector.name == name), 0)
     return Diagnosis(
         summary=summary,
@@ -105,7 +106,7 @@ def diagnose(
         new_bytes=todo * contract.dim * BYTES_PER_NUMBER,
         seconds=todo * _seconds_per_text(texts, model) if timed and texts and not _no_documents(model) else None,
         refusals=[str(problem) for problem in preflight.problems] + _no_documents(model),
-        copy_plan=_copy_plan(target, name, contract) if _is_too_old(preflight) else [],
+        copy_plan=_copy_plan(target, name, contract) if needs_copy else [],
         notices=list(preflight.notices),
     )
 
@@ -117,10 +118,6 @@ def _no_documents(model: DocumentModel) -> list[str]:
     except CareError as error:
         return [str(error)]
     return []
-
-
-def _is_too_old(preflight: Preflight) -> bool:
-    return any(isinstance(problem, ServerTooOld) for problem in preflight.problems)
 
 
 def _copy_plan(collection: Collection, vector_name: str, contract: VectorContract) -> list[str]:

@@ -9,7 +9,7 @@ from qdrant_client import models
 from care_qdrant.encoders import TokenCounter
 from care_qdrant.errors import InputError, Rejected
 from care_qdrant.store.collection import Collection, PointId
-from care_qdrant.store.layout import Layout, guess_layout
+from care_qdrant.store.layout import NODE_TEXTS, Layout, guess_layout, lookup
 from care_qdrant.store.payload import CARE_KEY, content_hash, node_embedded_texts
 from care_qdrant.store.sender import hash_removal
 from care_qdrant.types import embedded_text
@@ -97,7 +97,16 @@ def stored_text(layout: Layout, payload: Mapping[str, Any]) -> str:
 
 def possible_texts(layout: Layout, payload: Mapping[str, Any]) -> list[str]:
     """Return every text that the vector of a point may rightly have been made of; first what attach encodes."""
-    return list(dict.fromkeys([stored_text(layout, payload), *node_embedded_texts(payload)]))
+    return list(dict.fromkeys([stored_text(layout, payload), *_texts_of_node(layout, payload)]))
+
+
+def _texts_of_node(layout: Layout, payload: Mapping[str, Any]) -> list[str]:
+    """Return what LlamaIndex may have embedded of a point; empty where its node holds another text than the point.
+
+    The points of ingestion hold a text and a node: whoever edits the text leaves the former one in the node.
+    """
+    texts = (lookup(payload, path) for path in NODE_TEXTS)
+    return node_embedded_texts(payload) if layout.of_point(payload).find_text(payload) in texts else []
 
 
 def stored_hash(payload: Mapping[str, Any], vector_name: str) -> str | None:
@@ -118,7 +127,7 @@ def expected_hash(layout: Layout, payload: Mapping[str, Any], vector_name: str, 
     expected, stored = content_hash(fingerprint, "", stored_text(layout, payload)), stored_hash(payload, vector_name)
     if stored in (None, expected) or "_node_content" not in payload:
         return expected
-    others = {content_hash(fingerprint, "", text) for text in node_embedded_texts(payload)}
+    others = {content_hash(fingerprint, "", text) for text in _texts_of_node(layout, payload)}
     return stored if stored in others else expected
 
 

@@ -7,10 +7,17 @@ from typing import Any
 
 from qdrant_client import models
 
-from care_qdrant.attach.points import NOTICEABLE_FRACTION, other_text_field, require_free_key
+from care_qdrant.attach.points import (
+    NOTICEABLE_FRACTION,
+    expected_hash,
+    other_text_field,
+    require_free_key,
+    stored_hash,
+)
 from care_qdrant.errors import CareError, FingerprintMismatch, InputError, SchemaMismatch, ServerTooOld
 from care_qdrant.store.collection import Collection
-from care_qdrant.store.contracts import VectorContract, check_contract
+from care_qdrant.store.contract_checks import check_contract, check_sparse_contract
+from care_qdrant.store.contracts import SparseContract, VectorContract
 from care_qdrant.store.layout import Layout, guess_layout
 from care_qdrant.store.schema import CollectionSchema
 from care_qdrant.store.version_record import version_record
@@ -36,6 +43,8 @@ class Preflight:
     """Why attaching is refused; empty where it is not."""
     notices: tuple[str, ...]
     """What the owner of the collection should know before."""
+    adopts: bool = False
+    """The vector has lost its contract, and the hashes in the payloads say that this model made it."""
 
     def require_layout(self) -> Layout:
         """Return where the texts are.
@@ -51,7 +60,7 @@ class Preflight:
 def examine(
     collection: Collection,
     vector_name: str,
-    contract: VectorContract,
+    contract: VectorContract | SparseContract,
     text_field: str | None,
     *,
     in_place: bool = True,
@@ -61,16 +70,24 @@ def examine(
     Args:
         collection: Not an alias.
         vector_name: To be added, or to be completed.
-        contract: Of the model that would make it.
+        contract: Of the model that would make it, or of BM25.
         text_field: Where the user says the text is; None takes what an earlier run took, or guesses.
         in_place: The vector is for this collection; False where it is for a copy of it.
     """
     schema, points, sample = collection.schema, collection.count(), collection.sample(SAMPLE_POINTS)
     payloads = [record.payload or {} for record in sample]
     layout, no_layout = _layout(payloads, text_field or schema.text_field(vector_name), collection.name)
+    adopts = isinstance(contract, VectorContract) and _has_lost_contract(
+        schema, vector_name, contract, layout, payloads
+    )
     checks: list[Callable[[], object]] = [
         lambda: _require_named_vectors(collection, vector_name) if in_place else _require_new(schema, vector_name),
-        lambda: _require_free_or_ours(schema, vector_name, contract),
+        lambda: _require_reopenable(schema, vector_name, payloads) if in_place else None,
+        lambda: (
+            _require_free_or_ours(schema, vector_name, contract, adopts=adopts)
+            if isinstance(contract, VectorContract)
+            else _require_free_or_bm25(schema, vector_name, contract)
+        ),
         lambda: _require_free_keys(collection.name, sample),
         lambda: _require_room(schema, vector_name, contract, points),
     ]
@@ -79,9 +96,10 @@ def examine(
         layout=layout,
         sampled=len(payloads),
         sampled_without_text=sum(layout is None or layout.find_text(payload) is None for payload in payloads),
-        has_vector=vector_name in schema.dense,
+        has_vector=vector_name in {*schema.dense, *schema.sparse},
         problems=(*filter(None, map(_problem, checks)), *no_layout),
         notices=(*_notices(schema), *_text_notices(layout, payloads)),
+        adopts=adopts,
     )
 
 
@@ -110,7 +128,7 @@ def _problem(check: Callable[[], object]) -> CareError | None:
 
 
 def _require_named_vectors(collection: Collection, vector_name: str) -> None:
-    if vector_name in collection.schema.dense:
+    if vector_name in {*collection.schema.dense, *collection.schema.sparse}:
         return
     try:
         feature = f"adding a vector to collection {collection.name!r} while it is in use"
@@ -122,6 +140,28 @@ def _require_named_vectors(collection: Collection, vector_name: str) -> None:
         ) from error
 
 
+def _require_reopenable(schema: CollectionSchema, vector_name: str, payloads: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a collection that Haystack wrote without sparse vectors.
+
+    Its ``QdrantDocumentStore`` opens a collection only where the configuration has one unnamed vector and nothing
+    else, or where one is named ``text-dense``. A second vector makes a mapping of the first case, for good.
+    """
+    is_unnamed = isinstance(schema.config.params.vectors, models.VectorParams)
+    if vector_name not in schema.dense and is_unnamed and any(map(_is_of_haystack, payloads)):
+        raise InputError(
+            f"Haystack wrote collection {schema.name!r} without sparse vectors, and its QdrantDocumentStore could not "
+            "open it any more once it has a second vector, not even after care detach. Write the documents into a "
+            "store with use_sparse_embeddings=True (on a server, Haystack's migrate_to_sparse_embeddings_support does "
+            "it), open that one from then on, and attach to it; or leave this one to Haystack and let others search a "
+            "copy behind an alias, which gets nothing that is written later, with the same --model and --path/--url: "
+            f"care attach {schema.name} --via copy --as {schema.name}-live"
+        )
+
+
+def _is_of_haystack(payload: Mapping[str, Any]) -> bool:
+    return isinstance(payload.get("meta"), Mapping) and {"id", "content"} <= payload.keys()
+
+
 def _require_new(schema: CollectionSchema, vector_name: str) -> None:
     if vector_name in schema.dense:
         raise InputError(
@@ -130,13 +170,36 @@ def _require_new(schema: CollectionSchema, vector_name: str) -> None:
         )
 
 
-def _require_free_or_ours(schema: CollectionSchema, vector_name: str, contract: VectorContract) -> None:
+def _has_lost_contract(
+    schema: CollectionSchema,
+    vector_name: str,
+    contract: VectorContract,
+    layout: Layout | None,
+    payloads: Sequence[Mapping[str, Any]],
+) -> bool:
+    """Return whether a vector without a contract is of this model: most texts carry the hash of the two."""
+    params = schema.dense.get(vector_name)
+    if layout is None or params is None or vector_name in schema.contracts:
+        return False
+    found = [
+        expected == stored_hash(payload, vector_name)
+        for payload in payloads
+        if (expected := expected_hash(layout, payload, vector_name, contract.fingerprint)) is not None
+    ]
+    is_alike = params.size == contract.dim and params.distance == contract.qdrant_distance
+    return is_alike and 2 * sum(found) > len(found)
+
+
+def _require_free_or_ours(
+    schema: CollectionSchema, vector_name: str, contract: VectorContract, *, adopts: bool
+) -> None:
     if not vector_name:
         raise InputError("a vector that is added needs a name: give --vector-name")
     if vector_name in schema.sparse:
         raise SchemaMismatch(f"{vector_name!r} is a sparse vector of collection {schema.name!r}; use another name")
     if vector_name in schema.dense:
-        check_contract(schema, vector_name, contract)
+        if not adopts:
+            check_contract(schema, vector_name, contract)
         return
     begun = schema.contracts.get(vector_name)
     if begun is not None and begun.fingerprint != contract.fingerprint:
@@ -146,12 +209,21 @@ def _require_free_or_ours(schema: CollectionSchema, vector_name: str, contract: 
         )
 
 
+def _require_free_or_bm25(schema: CollectionSchema, vector_name: str, contract: SparseContract) -> None:
+    if vector_name in schema.dense:
+        raise SchemaMismatch(f"{vector_name!r} is a dense vector of collection {schema.name!r}; use another name")
+    if vector_name in schema.sparse:
+        check_sparse_contract(schema, vector_name, contract.fingerprint)
+
+
 def _require_free_keys(collection: str, sample: Sequence[models.Record]) -> None:
     for record in sample:
         require_free_key(collection, record.payload or {}, record.id)
 
 
-def _require_room(schema: CollectionSchema, vector_name: str, contract: VectorContract, points: int) -> None:
+def _require_room(
+    schema: CollectionSchema, vector_name: str, contract: VectorContract | SparseContract, points: int
+) -> None:
     """Refuse what strict mode would stop in the middle: a server writes no vector once one of these is reached."""
     limits = schema.strict_mode
     if limits is None:
@@ -162,6 +234,8 @@ def _require_room(schema: CollectionSchema, vector_name: str, contract: VectorCo
             f"{where} {limits.max_points_count:,} points, and there are {points:,}: the server takes no vectors any "
             "more. Have its operator raise max_points_count"
         )
+    if not isinstance(contract, VectorContract):
+        return
     added = models.VectorParams(size=contract.dim, distance=contract.qdrant_distance)
     needed = points * sum(map(bytes_per_point, {**schema.dense, vector_name: added}.values()))
     most = limits.max_collection_vector_size_bytes

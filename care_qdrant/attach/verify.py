@@ -1,5 +1,6 @@
 """Checks the vectors of a collection: made of the present texts, by this model, and found by its query encoder."""
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.attach.makers import Bm25Vectors
 from care_qdrant.attach.points import (
     elsewhere_warning,
     expected_hash,
@@ -18,12 +20,21 @@ from care_qdrant.attach.points import (
     stored_text,
 )
 from care_qdrant.attach.preflight import examine
-from care_qdrant.encoders import Encoder
+from care_qdrant.encoders import Encoder, bm25
 from care_qdrant.ingestion.settings import DocumentModel
+from care_qdrant.search.resolve import find_bm25
 from care_qdrant.store.collection import Collection, PointId
-from care_qdrant.store.contracts import check_contract
+from care_qdrant.store.contract_checks import check_contract, check_sparse_contract
 from care_qdrant.store.layout import Layout
 from care_qdrant.store.point_equality import vectors_of
+from care_qdrant.store.quantization import (
+    MAX_LOSS,
+    Rescoring,
+    describe_loss,
+    is_quantized,
+    measure_rescoring,
+    recorded_rescoring,
+)
 from care_qdrant.store.retry import RetryPolicy
 from care_qdrant.types import Vectors
 
@@ -85,6 +96,9 @@ class VerifyReport:
     """Another vector of the collection, whoever made it; ``""`` is the unnamed one."""
     overlap_at_10: float | None = None
     """Mean fraction of the ten nearest neighbours that both vectors share. A low one is no fault of either model."""
+    rescoring: Rescoring | None = None
+    """Of a quantised vector: what searches by the query encoder find with the recorded oversampling, or with the
+    least one that is enough."""
     problems: list[str] = field(default_factory=list)
     """Empty where all is right."""
 
@@ -138,12 +152,58 @@ def verify_collection(
     preflight = examine(target, name, contract, text_field)
     if preflight.layout is None:
         raise preflight.problems[0]
+    report, sample = _count(target, name, preflight.layout, contract.fingerprint, settings)
+    _check_sample(target, report, model, preflight.layout, sample)
+    report.problems += _problems(report, settings)
+    return report
+
+
+def verify_bm25(
+    client: QdrantClient,
+    collection: str,
+    *,
+    vector_name: str | None = None,
+    text_field: str | None = None,
+    settings: VerifySettings | None = None,
+    retries: RetryPolicy | None = None,
+) -> VerifyReport:
+    """Check the BM25 vectors of a collection as `verify_collection` checks those of a model; needs no model.
+
+    Args:
+        client: An open Qdrant.
+        collection: Name or alias.
+        vector_name: None takes the one by the analyser of this package.
+        text_field: Payload field with the text; None takes what attach took, or guesses.
+        settings: What counts as right.
+        retries: How often to try a call again.
+
+    Raises:
+        ContractError: Another analyser, or another tool, made the vectors.
+        InputError: There is no such collection or vector, or no text in its payloads.
+    """
+    settings, target = settings or VerifySettings(), Collection(client, collection, retries).resolve()
+    name = vector_name or find_bm25(target.schema) or bm25.VECTOR_NAME
+    contract = check_sparse_contract(target.schema, name, bm25.ANALYSER)
+    preflight = examine(target, name, contract, text_field)
+    if preflight.layout is None:
+        raise preflight.problems[0]
+    report, sample = _count(target, name, preflight.layout, contract.constants, settings)
+    report.fingerprint = contract.fingerprint
+    _check_terms(target, report, Bm25Vectors(contract), preflight.layout, sample)
+    report.problems += _problems(report, settings)
+    return report
+
+
+def _count(
+    target: Collection, name: str, layout: Layout, fingerprint: str, settings: VerifySettings
+) -> tuple[VerifyReport, list[tuple[PointId, Mapping[str, Any]]]]:
+    """Read all payloads; return what they say, and a sample of the points whose vector should be right."""
     is_attached = name in target.schema.attached
-    census = _take_census(target, preflight.layout, name, contract.fingerprint, settings.sample)
+    census = _take_census(target, layout, name, fingerprint, settings.sample)
     report = VerifyReport(
         collection=target.name,
         vector_name=name,
-        fingerprint=contract.fingerprint,
+        fingerprint=fingerprint,
         points=census.points,
         with_text=census.with_text,
         covered=target.count_with_vector(name),
@@ -154,12 +214,9 @@ def verify_collection(
         elsewhere=census.elsewhere,
         is_attached=is_attached,
     )
-    sample = census.sample if is_attached else census.sample + census.unhashed_sample
-    _check_sample(target, report, model, preflight.layout, sample)
-    report.problems += _problems(report, settings)
-    if warning := elsewhere_warning(census.points, census.elsewhere, preflight.layout.text_field):
+    if warning := elsewhere_warning(census.points, census.elsewhere, layout.text_field):
         report.problems.append(warning)
-    return report
+    return report, census.sample if is_attached else census.sample + census.unhashed_sample
 
 
 def _take_census(
@@ -233,7 +290,67 @@ def _check_sample(
     found = _search(collection, report.vector_name, openings.tolist(), TOP_K)
     known = [_is_among(point_id, payload, hits, layout) for (point_id, payload), hits in zip(pairs, found, strict=True)]
     report.known_items = sum(known) / len(known)
+    _check_quantization(collection, report, openings.tolist())
     _compare_neighbours(collection, report, {point_id: stored[point_id] for point_id, _ in pairs})
+
+
+def _check_terms(
+    collection: Collection,
+    report: VerifyReport,
+    maker: Bm25Vectors,
+    layout: Layout,
+    sample: list[tuple[PointId, Mapping[str, Any]]],
+) -> None:
+    """Make the BM25 vectors of a sample again, and search for its points by their own openings."""
+    records = collection.retrieve([point_id for point_id, _ in sample], payload=False, vectors=True)
+    stored = {point_id: vectors_of(record).get(report.vector_name) for point_id, record in records.items()}
+    pairs = [(point_id, payload) for point_id, payload in sample if stored.get(point_id) is not None]
+    report.sampled = len(pairs)
+    if len(pairs) < len(sample):
+        missing = len(sample) - len(pairs)
+        report.problems.append(f"{missing} of {len(sample)} sampled points name a vector that they do not have")
+    if not pairs:
+        return
+    report.lowest_cosine = min(
+        max(_sparse_cosine(stored[point_id], made) for made in maker.make(possible_texts(layout, payload), []))
+        for point_id, payload in pairs
+    )
+    openings = [bm25.query_vector(stored_text(layout, payload)[:OPENING_CHARACTERS]) for _, payload in pairs]
+    found = _search(collection, report.vector_name, openings, TOP_K)
+    known = [_is_among(point_id, payload, hits, layout) for (point_id, payload), hits in zip(pairs, found, strict=True)]
+    report.known_items = sum(known) / len(known)
+
+
+def _sparse_cosine(stored: Any, made: models.SparseVector) -> float:
+    """Return the cosine of two sparse vectors; two empty ones are equal."""
+    one = dict(zip(stored.indices, stored.values, strict=True))
+    other = dict(zip(made.indices, made.values, strict=True))
+    lengths = math.hypot(*one.values()) * math.hypot(*other.values())
+    return (
+        sum(value * other.get(index, 0.0) for index, value in one.items()) / lengths if lengths else float(one == other)
+    )
+
+
+def _check_quantization(collection: Collection, report: VerifyReport, queries: Sequence[Sequence[float]]) -> None:
+    schema, name = collection.schema, report.vector_name
+    if not is_quantized(schema, name) or not collection.limits.exact_count:  # a server that refuses exact searches
+        return
+    recorded = recorded_rescoring(schema, name)
+    report.rescoring = measured = measure_rescoring(
+        collection, name, queries, at_least=1.0 if recorded is None else recorded.oversampling
+    )
+    if measured.loses_too_much:
+        report.problems.append(describe_loss(name, measured))
+    elif recorded is None or recorded.oversampling < measured.oversampling:
+        advice = (
+            "none is recorded: run the command that wrote the vectors again, which measures and records it"
+            if recorded is None
+            else f"{recorded.oversampling:g} is recorded: search with --oversampling {measured.oversampling:g}"
+        )
+        report.problems.append(
+            f"searches of quantised vector {name!r} need oversampling {measured.oversampling:g} to lose at most "
+            f"{MAX_LOSS:.0%}, and {advice}"
+        )
 
 
 def _compare_neighbours(

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -101,10 +101,10 @@ def parse_values(values: Mapping[str, Any], line: int, fields: Fields) -> Row | 
     if isinstance(document_id, int) and not isinstance(document_id, bool):
         document_id = str(document_id)
     named = document_id if isinstance(document_id, str) else ""
-    if problem := _field_problem(values, fields, values) or _metadata_problem(values, fields):
-        return Reject(line, problem, named)
-    roles = {fields.id, fields.text, fields.title, fields.metadata}
+    roles = (fields.id, fields.text, fields.title, fields.metadata)
     extra = {key: value for key, value in values.items() if key not in roles}
+    if problem := _field_problem(values, fields, values) or _metadata_problem(values, fields, extra):
+        return Reject(line, problem, named)
     document = Document(
         id=named,
         text=values[fields.text],
@@ -125,7 +125,7 @@ def check_document(document: Document, line: int) -> Row | Reject:
         _text_problem("id", document.id)
         or _text_problem("text", document.text)
         or (document.title and _text_problem("title", document.title))
-        or next(_value_problems(document.metadata), "")
+        or _value_problem(document.metadata)
     )
     reserved = sorted(RESERVED_KEYS & document.metadata.keys())
     if not problem and reserved:
@@ -146,14 +146,14 @@ def _field_problem(values: Mapping[str, Any], fields: Fields, shown: Mapping[str
     return ""
 
 
-def _metadata_problem(values: Mapping[str, Any], fields: Fields) -> str:
+def _metadata_problem(values: Mapping[str, Any], fields: Fields, extra: Mapping[str, Any]) -> str:
+    """Return what is wrong with the metadata of a row; ``extra`` is its fields without a role, which join them."""
     metadata = values.get(fields.metadata)
     if isinstance(metadata, RepeatedKey):
         return f"{fields.metadata!r} has the key {metadata.key!r} twice"
     if not isinstance(metadata, dict | None):
         return f"{fields.metadata!r} is a JSON {_kind(metadata)}; expected an object"
-    roles = {fields.id, fields.text, fields.title, fields.metadata}
-    twice = sorted((metadata or {}).keys() & (values.keys() - roles))
+    twice = sorted((metadata or {}).keys() & extra.keys())
     return f"{twice[0]!r} is both a field of the row and a key of its metadata" if twice else ""
 
 
@@ -173,19 +173,18 @@ def _string_problem(name: str, text: str) -> str:
     return ""
 
 
-def _value_problems(value: Any, name: str = "metadata", depth: int = 0) -> Iterator[str]:
-    """Walk through metadata and give what is no JSON value, or none that every reader accepts."""
+def _value_problem(value: Any, name: str = "metadata", depth: int = 0) -> str:
+    """Return what in metadata is no JSON value, or none that every reader accepts; empty where all is right."""
     if depth > MAX_DEPTH:
-        yield f"metadata is nested deeper than {MAX_DEPTH} levels"
-    elif isinstance(value, Mapping):
+        return f"metadata is nested deeper than {MAX_DEPTH} levels"
+    if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from filter(None, [_text_problem("metadata key", key)])
-            yield from _value_problems(inner, str(key), depth + 1)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _value_problems(inner, name, depth + 1)
-    else:
-        yield from filter(None, [_scalar_problem(value, name)])
+            if problem := _text_problem("metadata key", key) or _value_problem(inner, str(key), depth + 1):
+                return problem
+        return ""
+    if isinstance(value, list | tuple):
+        return next(filter(None, (_value_problem(inner, name, depth + 1) for inner in value)), "")
+    return _scalar_problem(value, name)
 
 
 def _scalar_problem(value: Any, name: str) -> str:

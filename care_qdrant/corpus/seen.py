@@ -1,6 +1,7 @@
 """Remembers which documents a run has met, on disk, so that memory does not grow with the corpus."""
 
 import sqlite3
+from collections.abc import Mapping
 from contextlib import closing
 from hashlib import blake2b
 from typing import Literal, Self
@@ -30,15 +31,16 @@ class Seen:
     def add(self, document: Document) -> Verdict:
         """Note a document: ``same`` if it was there before, ``other`` if another one has its id."""
         key, content = _key(document.id), payload_hash(Chunk(document, document.text))
+        insert = "INSERT INTO seen VALUES (?, ?, 0) ON CONFLICT DO NOTHING"
+        if self._database.execute(insert, (key, content)).rowcount:
+            return "new"
         row = self._row("SELECT hash FROM seen WHERE id = ?", key)
-        if row is not None:
-            return "same" if row[0] == content else "other"
-        self._database.execute("INSERT INTO seen VALUES (?, ?, 0)", (key, content))
-        return "new"
+        return "same" if row is not None and row[0] == content else "other"
 
-    def set_chunks(self, document_id: str, chunks: int) -> None:
-        """Note how many chunks a document has."""
-        self._database.execute("UPDATE seen SET chunks = ? WHERE id = ?", (chunks, _key(document_id)))
+    def set_chunks(self, chunks: Mapping[str, int]) -> None:
+        """Note how many chunks documents have, by document id."""
+        update = "UPDATE seen SET chunks = ? WHERE id = ?"
+        self._database.executemany(update, [(count, _key(document_id)) for document_id, count in chunks.items()])
 
     def chunks(self, document_id: str) -> int | None:
         """Return how many chunks a document has: 0 for one that could not be cut, None for one that was not met."""

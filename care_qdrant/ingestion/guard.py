@@ -6,18 +6,22 @@ window and at the end. Each run that writes keeps an entry in the collection's m
 run that finds an entry knows that chunks may be left behind which no document leads to.
 """
 
+import logging
 import time
 import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
 from care_qdrant.encoders import bm25
-from care_qdrant.errors import FingerprintMismatch
+from care_qdrant.errors import FingerprintMismatch, Rejected
 from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.store.collection import Collection
-from care_qdrant.store.contracts import check_contract, check_sparse_contract
+from care_qdrant.store.contract_checks import check_contract, check_sparse_contract
 from care_qdrant.store.create import SPARSE_VECTOR_NAME, PointVectors
+from care_qdrant.store.retry import is_forbidden
 from care_qdrant.store.schema import IDENTITY_KEY, RUN_PREFIX, CollectionSchema
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -31,6 +35,8 @@ class RunGuard:
     """Of the collection when the run first checked it; None for a collection that carries none."""
     key: str = field(default_factory=lambda: f"{RUN_PREFIX}{uuid.uuid4().hex}")
     has_begun: bool = False
+    cannot_note: bool = False
+    """Whether the key has no right to change the collection's metadata."""
     may_have_surplus: bool = False
     """Whether another run was interrupted, or writes at the same time: chunks of either may be left behind."""
 
@@ -52,14 +58,35 @@ class RunGuard:
                 "before is gone. Run the same command again"
             )
         self.identity = identity
-        if _other_runs(schema, self.key) or (self.has_begun and self.key not in schema.metadata):
+        if self.has_begun and self.key not in schema.metadata:  # a run that has ended meanwhile removed it
+            self.may_have_surplus, self.has_begun = True, False
+        if _other_runs(schema, self.key):
             self.may_have_surplus = True
 
     def begin(self) -> None:
-        """Leave the trace of this run in the collection's metadata, before its first write."""
-        if not self.has_begun:
-            entry = {"started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "shard": self._shard}
+        """Leave the trace of this run in the collection's metadata, before its first write.
+
+        A key for the points of one collection may not do that: a run with it looks for chunks left behind in any case.
+
+        Raises:
+            Rejected: The key may not write points either.
+        """
+        if self.has_begun or self.cannot_note:
+            return
+        entry = {"started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "shard": self._shard}
+        try:
             self.collection.update("noting the run", metadata={self.key: entry})
+        except Rejected as error:
+            if not is_forbidden(error):
+                raise
+            self.collection.delete([str(uuid.uuid4())])  # whether it may write, asked without writing
+            self.cannot_note = self.may_have_surplus = True
+            logger.warning(
+                "collection %r: this key may write points and not metadata, so the run is not noted. If it is killed, "
+                "the next run with such a key finds what it leaves behind; one with a key for all does not",
+                self.collection.name,
+            )
+        else:
             self.has_begun = True
 
     def end(self) -> None:

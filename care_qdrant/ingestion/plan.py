@@ -40,12 +40,12 @@ class Task:
         """Return whether the stored point has no vector of this name that was made of this text by this model."""
         return self.stored is None or self.stored.vectors.get(vector_name) != self.hashes[vector_name]
 
-    def point(self, vectors: PointVectors, vector: Sequence[float] | None) -> models.PointStruct:
+    def point(self, vectors: PointVectors, vector: Vectors | None) -> models.PointStruct:
         """Build the point, with those of its vectors that have to be written.
 
         Args:
             vectors: What it carries.
-            vector: The dense vector; None leaves the stored one.
+            vector: The dense vector, (dim,); None leaves the stored one.
         """
         written: dict[str, Any] = {} if vector is None else {vectors.vector_name: vector}
         if vectors.sparse is not None and self.lacks(SPARSE_VECTOR_NAME):
@@ -171,12 +171,8 @@ def _hashes(chunk: Chunk, vectors: PointVectors) -> dict[str, str]:
     title = chunk.document.title
     hashes = {vectors.vector_name: content_hash(vectors.dense.fingerprint, title, chunk.text)}
     if vectors.sparse is not None:
-        hashes[SPARSE_VECTOR_NAME] = content_hash(_constants(vectors.sparse), title, chunk.text)
+        hashes[SPARSE_VECTOR_NAME] = content_hash(vectors.sparse.constants, title, chunk.text)
     return hashes
-
-
-def _constants(sparse: SparseContract) -> str:
-    return f"{sparse.fingerprint}/{sparse.k1}/{sparse.b}/{sparse.average_length}"
 
 
 def _sparse_vector(chunk: Chunk, sparse: SparseContract) -> models.SparseVector:

@@ -62,7 +62,7 @@ class Reader:
     def plans(self, rows: Iterable[Row | Reject], share_read: Callable[[], float | None]) -> Iterator[Plan]:
         """Return the work of one window after the other."""
         for window in self._windows(rows):
-            plan = make_plan(self.collection, self.vectors, list(self._cut(window)), is_new=self.is_new)
+            plan = make_plan(self.collection, self.vectors, self._cut(window), is_new=self.is_new)
             if self.has_others:
                 plan.others = points_of_other_writers(self.collection, [row.document.id for row in window])
             plan.share_read = share_read()
@@ -94,13 +94,15 @@ class Reader:
         self.tally.duplicates += verdict == "same"
         return row if verdict == "new" else None
 
-    def _cut(self, window: Sequence[Row]) -> Iterator[list[Sized]]:
+    def _cut(self, window: Sequence[Row]) -> list[list[Sized]]:
+        documents: list[list[Sized]] = []
         for chunks in cut_rows(window, self.counter(), self.overflow):
             if isinstance(chunks, Reject):
                 self._reject(chunks)
             else:
-                self.seen.set_chunks(chunks[0].chunk.document.id, len(chunks))
-                yield chunks
+                documents.append(chunks)
+        self.seen.set_chunks({chunks[0].chunk.document.id: len(chunks) for chunks in documents})
+        return documents
 
     def _reject(self, reject: Reject) -> None:
         self.tally.rejected += 1

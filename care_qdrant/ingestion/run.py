@@ -4,9 +4,11 @@ Three things run at once: a reader that cuts and compares a few windows ahead, t
 behind it. The hashes in the stored payloads are the only checkpoint: a killed run is finished by running it again.
 """
 
+import gc
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -32,11 +34,14 @@ from care_qdrant.ingestion.vector_hashes import remove_orphaned_hashes
 from care_qdrant.store.collection import Collection
 from care_qdrant.store.connection import tune_embedded
 from care_qdrant.store.create import PointVectors, Storage, create_collection, finish_load, join_collection
+from care_qdrant.store.quantization import record_rescoring
 from care_qdrant.store.retry import RetryPolicy
 from care_qdrant.store.schema import Limits
 from care_qdrant.store.sender import Change, Insert, Sender, Write, in_requests
 from care_qdrant.store.version_record import version_record
 from care_qdrant.types import Document, Vectors
+
+logger = logging.getLogger(__name__)
 
 WINDOWS_AHEAD = 2
 
@@ -100,6 +105,22 @@ def ingest(
         return run.go(replace(source, rows=rows), on_stopped)
 
 
+@contextmanager
+def _untraced_heap() -> Iterator[None]:
+    """Keep what is in memory now, as modules and the model, out of garbage collections until the end of the block.
+
+    Else each of the many collections of an ingestion walks through all of it, which took a fifth of the CPU time.
+    """
+    if gc.get_freeze_count():  # by the program around, which would not expect an unfreeze
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 def _refuse_version(collection: Collection) -> None:
     """Refuse what ``care publish`` made, while its source is there: the next version would lose what is written."""
     record = version_record(collection.schema)
@@ -130,7 +151,8 @@ class _Run:
         """Read, encode and write, then delete, count and report."""
         start = time.perf_counter()
         try:
-            expected, points = self._do(source)
+            with _untraced_heap():
+                expected, points = self._do(source)
         except (CareError, KeyboardInterrupt) as error:
             stored = self._stored() + self.tally.unchanged
             report = self._report(source.rejects, stored, time.perf_counter() - start, None)
@@ -178,6 +200,9 @@ class _Run:
         self.tally.unchanged += plan.unchanged
         self.tally.planned += plan.unchanged + len(plan.encode) + len(plan.update)
         self.tally.planned_tokens += sum(task.tokens for task in plan.encode)
+        self.tally.other_points += len(plan.others)
+        if self.settings.replace_others and self.settings.dry_run:
+            self.tally.deleted += len(plan.others)
         self._show(plan)
         return plan
 
@@ -192,6 +217,8 @@ class _Run:
     def _write(self, plans: Iterable[Plan]) -> None:
         tune_embedded(self.collection.client, self.collection.name)
         limits = self.collection.limits
+        if self.settings.grpc and not self.collection.is_embedded and not self.collection.upsert_over_grpc():
+            logger.info("%s: points are written over HTTP, since no gRPC port reaches it", self.collection.name)
         plan = None
         with Sender(self.collection) as sender:
             self.sender = sender
@@ -214,8 +241,7 @@ class _Run:
             self._show(plan)
 
     def _settle_others(self, plan: Plan) -> None:
-        """Count the points that another writer made of documents of this plan, or delete them if that was asked for."""
-        self.tally.other_points += len(plan.others)
+        """Delete the points that another writer made of documents of this plan, if that was asked for."""
         if self.settings.replace_others:
             self.collection.delete(plan.others)
             self.tally.deleted += len(plan.others)
@@ -237,7 +263,7 @@ class _Run:
         """Build points; called in a sender's thread, so that the encoder does not wait for it."""
         for start in range(0, len(tasks), limits.write):
             page = tasks[start : start + limits.write]
-            rows = [None] * len(page) if vectors is None else vectors[start : start + limits.write].tolist()
+            rows = [None] * len(page) if vectors is None else vectors[start : start + limits.write]
             points = [task.point(self.vectors, row) for task, row in zip(page, rows, strict=True)]
             new = [point for task, point in zip(page, points, strict=True) if task.stored is None]
             stored = [point for task, point in zip(page, points, strict=True) if task.stored is not None]
@@ -277,6 +303,7 @@ class _Run:
         if self.settings.dry_run:
             return points
         finish_load(self.collection)
+        record_rescoring(self.collection, self.vectors.vector_name)
         self.guard.end()
         # Other shards of the corpus may be written, and synchronised, at the same time.
         lowest = before + self.tally.inserted - self.tally.deleted if self.settings.shard.of == 1 else 0

@@ -56,6 +56,8 @@ class IngestSettings:
     """Of this machine, in any currency: a dry run then says what encoding costs."""
     batch_tokens: int = 16_384
     """Padded tokens that the encoder gets at once."""
+    grpc: bool = True
+    """Write new points over gRPC where that port of the server answers, also with a client for HTTP."""
 
     def __post_init__(self) -> None:
         if self.sync and self.limit is not None:

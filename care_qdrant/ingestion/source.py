@@ -90,7 +90,8 @@ def _readable(rows: Iterator[Row | Reject]) -> Iterator[Row | Reject]:
         ((reason, count),) = reasons.most_common(1)
         raise InputError(
             f"not one of the first {len(first):,} rows can be ingested; {count:,} of them: {reason}. Nothing was "
-            "written; where a field has another name, give --id-field, --text-field or --title-field"
+            "written; where a field has another name, give --id-field, --text-field or --title-field; for "
+            "rows without an id, --id-field :hash"
         )
     return chain(first, rows)
 

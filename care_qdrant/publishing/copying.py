@@ -209,6 +209,8 @@ def verify_copy(
 ) -> None:
     """Count both sides exactly, and compare the points of a sample.
 
+    A count does not show that documents were edited meanwhile, but an ingestion that has begun leaves its entry.
+
     Args:
         source: What was copied.
         target: The copy.
@@ -217,8 +219,10 @@ def verify_copy(
         beside: A vector that only the target has.
 
     Raises:
+        InputError: An ingestion into the source has begun and has not ended.
         NotVerified: They differ.
     """
+    source.refresh().require_whole()
     expected, found = source.count(), target.count()
     if expected != found:
         raise NotVerified(

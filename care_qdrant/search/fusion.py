@@ -82,7 +82,8 @@ def bm25_weight(terms: int) -> float:
 def _rescored(leaves: list[models.Prefetch], *, by: models.Prefetch) -> models.Prefetch:
     """Return the candidates of all leaves, each with its exact score by one of them."""
     limit = sum(leaf.limit or 0 for leaf in leaves)
-    return models.Prefetch(prefetch=leaves, query=by.query, using=by.using, limit=limit)
+    # Validation would walk the vector again.
+    return models.Prefetch.model_construct(prefetch=leaves, query=by.query, using=by.using, limit=limit)
 
 
 def _formula(sparse: models.Prefetch, alpha: float) -> models.FormulaQuery:

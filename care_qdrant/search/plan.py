@@ -5,6 +5,7 @@ from typing import Any
 
 from qdrant_client import models
 
+from care_qdrant.encoders.sparse import SparseQuery
 from care_qdrant.search.fusion import DEFAULT_ALPHA, Fusion, candidates, fused_request
 from care_qdrant.search.resolve import ResolvedCollection
 
@@ -75,14 +76,17 @@ def dense_search(
         resolved: The collection.
         vector: Of the query, ``(dim,)``; None selects points by the filter alone, all with the score 0.
         filter: Points to search.
-        params: Of Qdrant: exact, hnsw_ef, quantization.
+        params: Of Qdrant: exact, hnsw_ef, quantization. Without a word on quantization, what was measured on the
+            collection is used.
     """
+    if resolved.quantization is not None and (params is None or params.quantization is None):
+        params = (params or models.SearchParams()).model_copy(update={"quantization": resolved.quantization})
     return models.Prefetch(query=vector, using=resolved.vector_name, filter=filter, params=params)
 
 
 def sparse_search(
     resolved: ResolvedCollection,
-    terms: models.SparseVector,
+    terms: SparseQuery,
     *,
     filter: models.Filter | None,  # noqa: A002
     top_k: int | None = None,
@@ -91,10 +95,10 @@ def sparse_search(
 
     Args:
         resolved: The collection.
-        terms: Of the query.
+        terms: Of the query, or its text where the server makes the terms.
         filter: Points to search.
         top_k: Number of points of this list; None takes that of the plan.
     """
-    if not terms.indices:
+    if isinstance(terms, models.SparseVector) and not terms.indices:
         return None
     return models.Prefetch(query=terms, using=resolved.sparse_vector_name, filter=filter, limit=top_k)

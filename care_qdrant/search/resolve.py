@@ -12,10 +12,13 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.encoders import bm25
 from care_qdrant.errors import InputError
+from care_qdrant.search.fusion import DEFAULT_ALPHA
 from care_qdrant.search.steps import Steps, T, ask
-from care_qdrant.store.contracts import SparseContract, VectorContract, check_contract, check_sparse_contract
+from care_qdrant.store.contract_checks import check_contract, check_probes, check_sparse_contract
+from care_qdrant.store.contracts import SparseContract, VectorContract
 from care_qdrant.store.layout import Layout, Payload, guess_layout, lookup
-from care_qdrant.store.learned import check_probes, probe_ids, probe_vectors
+from care_qdrant.store.learned import probe_ids, probe_vectors
+from care_qdrant.store.quantization import recorded_rescoring
 from care_qdrant.store.retry import is_not_found
 from care_qdrant.store.schema import CollectionSchema, Limits
 
@@ -29,8 +32,8 @@ class StoreConfig:
 
     dense: bool = True
     """Whether a dense vector is searched."""
-    sparse: bool = False
-    """Whether a sparse vector is searched."""
+    sparse: bool | None = False
+    """Whether a sparse vector is searched; None where there is one that is BM25 by the analyser of this package."""
     bm25: bool = False
     """Whether the sparse vector must be BM25 by the analyser of this package, not one by functions of the user."""
     vector_name: str | None = None
@@ -69,8 +72,13 @@ class ResolvedCollection:
     unchecked: VectorContract | None
     """What made the dense vector, where the collection says so and nobody says what makes the queries."""
     limits: Limits
+    quantization: models.QuantizationSearchParams | None
+    """How to search a quantised dense vector, by what was measured; None leaves it to the server."""
     checked_at: float
     """By the monotonic clock, in seconds."""
+    alpha: float = DEFAULT_ALPHA
+    """Share of the dense score in the linear fusion where the caller gives none: what `care learn` found to suit the
+    scores of a query encoder that it made, else the default."""
     layout: Layout | None = None
     """How to read payloads; None where none were sampled, and where no sampled node has a text."""
     is_sampled: bool = False
@@ -188,14 +196,17 @@ def resolve_vectors(
     """
     vector_name = choose_dense(schema, config) if config.dense else None
     sparse_name = choose_sparse(schema, config) if config.sparse else None
+    if config.sparse is None:
+        sparse_name = find_bm25(schema, config.sparse_vector_name)
     unchecked = None
     if vector_name is not None:
         _check_dense(schema, vector_name, config)
         made = schema.contracts.get(vector_name)
         unchecked = made if config.expected is None and isinstance(made, VectorContract) else None
     constants = None
-    if sparse_name is not None and config.bm25:
+    if sparse_name is not None and (config.bm25 or config.sparse is None):
         constants = check_sparse_contract(schema, sparse_name, bm25.ANALYSER)
+    rescoring = None if vector_name is None else recorded_rescoring(schema, vector_name)
     return ResolvedCollection(
         name=name,
         vector_name=vector_name,
@@ -205,8 +216,17 @@ def resolve_vectors(
         text_field=None if vector_name is None else schema.text_field(vector_name),
         unchecked=unchecked,
         limits=schema.limits,
+        quantization=None if rescoring is None else rescoring.params,
         checked_at=checked_at,
+        alpha=_alpha(schema, vector_name, config),
     )
+
+
+def _alpha(schema: CollectionSchema, vector_name: str | None, config: StoreConfig) -> float:
+    learned = None if vector_name is None else schema.learned.get(vector_name)
+    if learned is None or learned.alpha is None or learned.fingerprint != config.expected:
+        return DEFAULT_ALPHA
+    return learned.alpha
 
 
 def choose_dense(schema: CollectionSchema, config: StoreConfig) -> str:
@@ -241,6 +261,21 @@ def choose_sparse(schema: CollectionSchema, config: StoreConfig) -> str:
     if marked:
         return marked[0]
     return next(iter(schema.sparse)) if len(schema.sparse) == 1 else bm25.VECTOR_NAME
+
+
+def find_bm25(schema: CollectionSchema, vector_name: str | None = None) -> str | None:
+    """Return the name of a sparse vector that is BM25 by the analyser of this package; None where there is none.
+
+    Args:
+        schema: Of the collection.
+        vector_name: The only one that is looked at; None looks at all.
+    """
+    for name, params in schema.sparse.items():
+        contract = schema.contracts.get(name)
+        is_ours = isinstance(contract, SparseContract) and contract.fingerprint == bm25.ANALYSER
+        if is_ours and params.modifier == models.Modifier.IDF and vector_name in (None, name):
+            return name
+    return None
 
 
 def choose_layout(payloads: Sequence[Payload], text_field: str | None, attached: str | None) -> Layout | None:

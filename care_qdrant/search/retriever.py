@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Literal
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.encoders import bm25
+from care_qdrant.encoders.sparse import SparseQueryEncoder
 from care_qdrant.errors import InputError, Rejected
-from care_qdrant.search.fusion import DEFAULT_ALPHA, Fusion, candidates
+from care_qdrant.search.fusion import Fusion, candidates
 from care_qdrant.search.hits import best_of_each_document, read_hit
 from care_qdrant.search.plan import QueryPlan, dense_search, sparse_search
 from care_qdrant.search.resolve import CHECK_SECONDS, CollectionResolver, ResolvedCollection, StoreConfig
 from care_qdrant.search.steps import Steps, ask, run
 from care_qdrant.store.collection import Collection
+from care_qdrant.store.embedded_sparse import tune_sparse_search
 from care_qdrant.store.retry import RequestTooLarge, RetryPolicy
 from care_qdrant.types import Hit
 
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Mode = Literal["dense", "sparse", "hybrid"]
+Mode = Literal["auto", "dense", "sparse", "hybrid"]
+"""``auto`` is hybrid where the collection has a BM25 vector of this package, and dense elsewhere."""
 
 BATCH_QUERIES = 64
 """Queries of one request; also the largest batch of the query encoder."""
@@ -51,11 +54,12 @@ class Retriever:
         collection: str,
         model: "CareModel | None" = None,
         *,
-        mode: Mode = "dense",
+        mode: Mode = "auto",
         vector_name: str | None = None,
         sparse_vector_name: str | None = None,
-        fusion: Fusion = "linear",
-        alpha: float = DEFAULT_ALPHA,
+        sparse_encoder: SparseQueryEncoder | None = None,
+        fusion: Fusion | None = None,
+        alpha: float | None = None,
         task: str | None = None,
         params: models.SearchParams | None = None,
         unique_documents: bool = True,
@@ -67,11 +71,15 @@ class Retriever:
             client: An open Qdrant.
             collection: Name or alias.
             model: The pair whose query encoder is used; only a sparse search does without.
-            mode: By vectors of the model, by BM25, or by both.
+            mode: By vectors of the model, by BM25, or by both; ``auto`` takes both where the collection has both.
             vector_name: Of the dense vector; None takes the one that this model made.
             sparse_vector_name: Of the BM25 vector; None takes the one that is there.
-            fusion: How a hybrid search fuses the two lists (`care_qdrant.search.fusion`).
-            alpha: Share of the dense score in the linear fusion, from 0 to 1.
+            sparse_encoder: Makes queries for the vector of ``sparse_vector_name`` where another encoder wrote that
+                (`care_qdrant.encoders.sparse`); nothing checks that it fits the stored vectors.
+            fusion: How a hybrid search fuses the two lists (`care_qdrant.search.fusion`); None is ``linear``, and
+                ``rrf`` with a ``sparse_encoder``.
+            alpha: Share of the dense score in the linear fusion, from 0 to 1; None takes what `care learn` recorded for
+                this model and vector, else 0.4.
             task: Name of the task whose prompt queries get; None is the model's own prompt.
             params: Of Qdrant for the dense vector: exact, hnsw_ef, quantization.
             unique_documents: Return each document once, by its best chunk.
@@ -81,20 +89,29 @@ class Retriever:
             InputError: The arguments do not fit together.
         """
         if mode != "sparse" and model is None:
-            raise InputError(f"a {mode} search needs a model; only a sparse one does without")
-        if not 0 <= alpha <= 1:
+            what = "search" if mode == "auto" else f"{mode} search"
+            raise InputError(f"a {what} needs a model; only a sparse one does without")
+        if alpha is not None and not 0 <= alpha <= 1:
             raise InputError(f"alpha is {alpha}; it is the share of the dense list, from 0 to 1")
         self._collection = Collection(client, collection, _POLICY)
         self._model = model if mode != "sparse" else None
         self._prompt = self._model.query_prompt(task) if self._model is not None and task is not None else None
-        self._mode, self._fusion, self._alpha = mode, fusion, alpha
+        if sparse_encoder is not None and (sparse_vector_name is None or mode in ("auto", "dense")):
+            raise InputError("sparse_encoder= needs sparse_vector_name= and the mode hybrid or sparse")
+        if sparse_encoder is not None and fusion == "linear":
+            raise InputError(
+                "the linear fusion knows the scale of this package's BM25 alone; with sparse_encoder= take rrf"
+            )
+        self._sparse_query = sparse_encoder or bm25.query_vector
+        self._mode, self._alpha = mode, alpha
+        self._fusion: Fusion = fusion or ("linear" if sparse_encoder is None else "rrf")
         self._params = None if self._collection.is_embedded else params
         self._unique_documents = unique_documents
         self._told_fewer = False
         config = StoreConfig(
             dense=mode != "sparse",
-            sparse=mode != "dense",
-            bm25=True,
+            sparse=None if mode == "auto" else mode != "dense",
+            bm25=sparse_encoder is None,
             vector_name=vector_name,
             sparse_vector_name=sparse_vector_name,
             contract=None if self._model is None else self._model.contract(),
@@ -102,6 +119,14 @@ class Retriever:
         self._resolver = CollectionResolver(
             collection, config, embedded=self._collection.is_embedded, check_seconds=check_seconds
         )
+
+    @property
+    def mode(self) -> Mode:
+        """The mode of the last search, or the one that was asked for where there was none yet."""
+        resolved = self._resolver.resolved
+        if self._mode != "auto" or resolved is None:
+            return self._mode
+        return "dense" if resolved.sparse_vector_name is None else "hybrid"
 
     def search(
         self,
@@ -147,6 +172,8 @@ class Retriever:
     def _search(
         self, resolved: ResolvedCollection, texts: Sequence[str], top_k: int, filter_: models.Filter | None
     ) -> Steps[list[list[Hit]]]:
+        if resolved.sparse_vector_name is not None:
+            tune_sparse_search(self._collection.client, resolved.name)
         answers: list[list[Hit]] = []
         for start in range(0, len(texts), BATCH_QUERIES):
             plans = self._plans(resolved, texts[start : start + BATCH_QUERIES], top_k, filter_)
@@ -161,10 +188,11 @@ class Retriever:
         if self._model is not None:
             vectors = self._model.encode_query(texts, prompt=self._prompt).tolist()
             dense = [dense_search(resolved, vector, filter=filter_, params=self._params) for vector in vectors]
-        if self._mode != "dense":
-            sparse = [sparse_search(resolved, bm25.query_vector(text), filter=filter_) for text in texts]
+        if resolved.sparse_vector_name is not None:
+            sparse = [sparse_search(resolved, self._sparse_query(text), filter=filter_) for text in texts]
+        alpha = resolved.alpha if self._alpha is None else self._alpha
         return [
-            QueryPlan(*searches, top_k, fusion=self._fusion, alpha=self._alpha, max_limit=resolved.limits.query)
+            QueryPlan(*searches, top_k, fusion=self._fusion, alpha=alpha, max_limit=resolved.limits.query)
             for searches in zip(dense, sparse, strict=True)
         ]
 
@@ -192,7 +220,7 @@ class Retriever:
         """Log once where the server's limit lets a hybrid search look at fewer points than it should."""
         wanted = candidates(top_k, fusion=self._fusion, max_limit=None)
         offered = candidates(top_k, fusion=self._fusion, max_limit=resolved.limits.query)
-        if self._mode == "hybrid" and offered < wanted and not self._told_fewer:
+        if self.mode == "hybrid" and offered < wanted and not self._told_fewer:
             self._told_fewer = True
             logger.warning(
                 "collection %r: max_query_limit is %d, so a hybrid search fuses the best %d points of each kind "

@@ -37,7 +37,9 @@ class EngineClient:
     ) -> None:
         params = SimpleNamespace(vectors=vectors_config, sparse_vectors=sparse_vectors_config)
         self._name = name
-        self._config = SimpleNamespace(params=params, metadata=dict(metadata or {}), strict_mode_config=None)
+        self._config = SimpleNamespace(
+            params=params, metadata=dict(metadata or {}), strict_mode_config=None, quantization_config=None
+        )
         named = isinstance(vectors_config, dict)
         dense = {key: _params(value) for key, value in vectors_config.items()} if named else _params(vectors_config)
         sparse = {key: edge.EdgeSparseVectorParams() for key in sparse_vectors_config or {}}

@@ -14,8 +14,11 @@ from tests.tiny import HashModel, medical_texts
 SMALL_BATCHES = AttachSettings(batch_tokens=200)
 
 
-@pytest.mark.parametrize("tool", TOOLS)
-@pytest.mark.parametrize("schema", SCHEMAS)
+CASES = [(schema, tool) for schema in SCHEMAS for tool in TOOLS if (schema, tool) != ("unnamed", "haystack")]
+"""Haystack could not open the one that is left out again (tests/attach/test_peers.py)."""
+
+
+@pytest.mark.parametrize(("schema", "tool"), CASES)
 def test_attach_kill_resume_detach(any_qdrant: QdrantClient, schema: str, tool: str) -> None:
     fill(any_qdrant, schema, tool)
     before, answers = contents(any_qdrant), old_answers(any_qdrant, schema)

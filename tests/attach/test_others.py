@@ -10,7 +10,7 @@ from care_qdrant.attach.attach import AttachSettings, attach_vector
 from care_qdrant.attach.detach import detach_vector
 from care_qdrant.attach.doctor import diagnose
 from care_qdrant.attach.verify import verify_collection
-from care_qdrant.errors import InputError
+from care_qdrant.errors import ContractError, InputError
 from care_qdrant.ingestion.run import ingest
 from care_qdrant.store.collection import Collection
 from care_qdrant.store.connection import open_client
@@ -72,6 +72,53 @@ def test_a_detach_beside_an_attach_leaves_no_contract(client: QdrantClient) -> N
     _at_metadata_write(client, 1, lambda: detach_vector(client, NAME, "a"))
     attach_vector(client, NAME, new)
     assert _contracts(client) == {"b": new.fingerprint}
+
+
+@pytest.mark.parametrize("tool", ["plain", "llama-index"])
+def test_a_vector_that_lost_its_contract_is_adopted_by_its_hashes(
+    qdrant: QdrantClient, model: HashModel, tool: str
+) -> None:
+    fill(qdrant, "named", tool)
+    attach_vector(qdrant, NAME, model)
+    before = contents(qdrant)
+    Collection(qdrant, NAME).remove_contract("care")
+    with pytest.raises(ContractError, match="carries no fingerprint"):
+        verify_collection(qdrant, NAME, model, vector_name="care")
+    other = HashModel(name="care", salt="other")
+    with pytest.raises(ContractError, match="carries no fingerprint"):
+        attach_vector(qdrant, NAME, other)
+    assert diagnose(qdrant, NAME, model).refusals == []
+    report = attach_vector(qdrant, NAME, model)
+    assert (report.encoded, report.unchanged, report.covered) == (0, 40, 40)
+    assert contents(qdrant) == before
+    assert verify_collection(qdrant, NAME, model).problems == []
+    if tool == "plain":
+        detach_vector(qdrant, NAME)
+        assert not any("_care" in payload for payload, _ in contents(qdrant).values())
+
+
+def test_a_vector_of_an_ingestion_that_lost_its_contract_is_not_taken_for_an_attached_one(
+    qdrant: QdrantClient, model: HashModel
+) -> None:
+    rows = [Document(f"d{n}", f"第{n}段", "标题") for n in range(9)]
+    ingest(rows, model, qdrant, NAME)
+    Collection(qdrant, NAME).remove_contract(model.name)
+    assert attach_vector(qdrant, NAME, model).encoded == 0
+    assert Collection(qdrant, NAME).schema.attached == []
+    assert ingest(rows, model, qdrant, NAME).unchanged == 9
+
+
+def test_a_vector_with_few_hashes_is_not_adopted(qdrant: QdrantClient, model: HashModel) -> None:
+    """Those of the others could be of anything."""
+    fill(qdrant, "named", "plain")
+    attach_vector(qdrant, NAME, model)
+    collection = Collection(qdrant, NAME)
+    collection.remove_contract("care")
+    collection.delete_payload_key([each for each in contents(qdrant) if each not in (1, 3, 5)], "_care")
+    before = contents(qdrant)
+    with pytest.raises(ContractError, match="carries no fingerprint"):
+        attach_vector(qdrant, NAME, model)
+    assert contents(qdrant) == before
 
 
 @pytest.mark.parametrize("theirs", ["intensive", {"level": 3}, ["a"], {"vectors": "x"}, None], ids=str)

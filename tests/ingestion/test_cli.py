@@ -69,6 +69,10 @@ def test_a_file_whose_fields_have_other_names_is_refused_before_anything_is_writ
     corpus.write_text('"no object"\n' * 3, encoding="utf-8")
     with pytest.raises(InputError, match="not one of the first"):
         run(corpus)
+    corpus = write_corpus([{"text": row["text"]} for row in short_rows(3)])
+    with pytest.raises(InputError, match="without an id, --id-field :hash"):
+        run(corpus)
+    assert run(corpus, "--id-field", ":hash").exit_code == 0
 
 
 def test_standard_input_needs_a_collection() -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -71,7 +72,7 @@ def test_in_a_pipe_there_is_a_line_a_minute(monkeypatch: pytest.MonkeyPatch, cap
     monkeypatch.setattr(progress_module, "LINE_SECONDS", 0.05)
     with caplog.at_level("INFO"), progress_module.progress_bar("corpus") as show:
         show(Progress(100, 60, 60, 2, 1_000.0, 240, 5_400.0, 0.5))
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while not caplog.messages and time.monotonic() < deadline:
             time.sleep(0.01)
     assert caplog.messages[0] == "corpus: 60 of 240 (25%) stored, 1,000 tokens/s, 2 rejected, 1 h 30 min left"
@@ -95,12 +96,34 @@ def test_a_terminal_gets_a_summary_and_a_pipe_the_report(write_corpus: WriteCorp
     assert process.returncode == 8
     assert "done: 5 documents as 5 points (5 encoded, 1 rejected)" in shown
     assert 'next: care search "…" --collection corpus' in shown
+    assert "\x1b" not in shown, "no colours, with NO_COLOR or without"
     assert "line 6: is not JSON" in errors
     os.close(master)
     process = start(corpus)
     report = json.loads(process.communicate(timeout=60)[0])
     assert report["unchanged"] == 5
     assert report["first_rejects"][0].startswith("line 6: is not JSON")
+
+
+def test_a_terminal_without_a_size_shows_the_bar(write_corpus: WriteCorpus) -> None:
+    """Job runners and containers open a terminal of 0 columns and 0 lines, on which tqdm paints nothing."""
+    master, slave = pty.openpty()
+    assert os.get_terminal_size(slave) == (0, 0)
+    process = start(write_corpus(short_rows(5)), stderr=slave)
+    os.close(slave)
+    process.communicate(timeout=60)
+    assert "100%|" in (shown := os.read(master, 100_000).decode()) and "5/5 stored" in shown and "\x1b" not in shown
+    os.close(master)
+
+
+def test_verbose_tells_each_request_and_quiet_only_warnings(write_corpus: WriteCorpus) -> None:
+    corpus = write_corpus(short_rows(5))
+    plain = run(corpus).stderr
+    assert "corpus.jsonl: JSON lines" in plain and " ms" not in plain
+    assert re.search(
+        r"^writing 5 points in collection 'other': \d+ ms$", run(corpus, "--collection", "other", "-v").stderr, re.M
+    )
+    assert run(corpus, "-q").stderr == ""
 
 
 def test_a_refused_sync_reports_what_it_stored(write_corpus: WriteCorpus, tmp_path: Path) -> None:
@@ -118,7 +141,8 @@ def test_a_refused_sync_reports_what_it_stored(write_corpus: WriteCorpus, tmp_pa
 
 
 def test_ctrl_c_ends_an_idle_pipe_and_reports(tmp_path: Path) -> None:
-    process = start("-", "--collection", "c")
+    # A shell lets what it puts in the background ignore SIGINT, and children inherit that.
+    process = start("-", "--collection", "c", preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     assert process.stdin is not None
     for row in short_rows(150):
         process.stdin.write(json.dumps(row) + "\n")
@@ -129,7 +153,7 @@ def test_ctrl_c_ends_an_idle_pipe_and_reports(tmp_path: Path) -> None:
         assert "JSON lines" in errors.readline()
         time.sleep(2)  # until the collection is there and the reader waits
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) == 130
+        assert process.wait(timeout=60) == 130
         assert json.loads(output.read())["stopped"] == "interrupted"
         assert "Fatal" not in errors.read()
     finally:

@@ -109,6 +109,7 @@ def test_requests_that_are_too_large_are_halved(write_corpus: WriteCorpus) -> No
 def test_a_point_that_is_too_large_alone_is_named(write_corpus: WriteCorpus) -> None:
     rows = [{"id": "small", "text": "短"}, {"id": "huge", "text": "长" * 50_000}]
     with StandIn(max_bytes=60_000) as server, open_client(url=server.url) as client:
+        ingest(write_corpus(rows[:1]), HashModel(max_tokens=100_000), client, "corpus", retries=IMPATIENT)
         with pytest.raises(Rejected, match=r"document 'huge' makes a request that the server finds too large"):
             ingest(write_corpus(rows), HashModel(max_tokens=100_000), client, "corpus", retries=IMPATIENT)
         assert stored_texts(client) == {"small": "短"}
@@ -128,6 +129,12 @@ def test_retry_after_is_kept(standin: StandIn, client: QdrantClient) -> None:
     start = time.monotonic()
     Collection(client, "c", IMPATIENT).call("asking", client.get_collections)
     assert time.monotonic() - start >= 1
+
+
+def test_a_server_that_always_asks_to_wait_ends_with_the_patience(standin: StandIn, client: QdrantClient) -> None:
+    standin.faults.add("429", times=1_000, path="/collections$", seconds=1)
+    with pytest.raises(Unreachable, match=r"asking in collection 'c': gave up after [23] attempts"):
+        Collection(client, "c", RetryPolicy(patience_seconds=1.5)).call("asking", client.get_collections)
 
 
 def test_a_key_that_may_only_read_is_refused_at_once(corpus: Path) -> None:

@@ -1,6 +1,7 @@
 """A run writes into the collection that it checked, and what an interrupted run left behind is found."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from care_qdrant.ingestion.run import ingest
 from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.store.collection import Collection
 from care_qdrant.store.schema import RUN_PREFIX
-from care_qdrant.types import Document
+from care_qdrant.types import Document, Vectors
 from tests.ingestion.conftest import WriteCorpus, short_rows
 from tests.tiny import HashModel, medical_texts
 
@@ -135,3 +136,75 @@ def test_points_of_another_writer_are_reported_and_replaced_if_asked(qdrant: Qdr
     assert (report.other_points, report.deleted, qdrant.count("corpus").count) == (7, 0, 17)
     report = ingest(documents(10), model, qdrant, "corpus", settings=IngestSettings(replace_others=True))
     assert (report.other_points, report.deleted, qdrant.count("corpus").count) == (7, 7, 10)
+
+
+def test_a_dry_run_counts_the_points_of_another_writer(qdrant: QdrantClient) -> None:
+    model = HashModel()
+    ingest(documents(10), model, qdrant, "corpus")
+    vector: Any = {model.name: [1.0] + [0.0] * (model.dim - 1)}
+    qdrant.upsert("corpus", [models.PointStruct(id=n, vector=vector, payload={"doc_id": f"d{n}"}) for n in range(7)])
+    for replaces, deleted in ((False, 0), (True, 7)):
+        settings = IngestSettings(dry_run=True, sync=True, replace_others=replaces)
+        report = ingest(documents(10), model, qdrant, "corpus", settings=settings)
+        assert (report.other_points, report.deleted, qdrant.count("corpus").count) == (7, deleted, 17)
+
+
+def test_a_collection_that_is_made_again_under_the_last_window_is_noticed_at_the_end(qdrant: QdrantClient) -> None:
+    model, last = HashModel(), short_rows(50)[-1]["text"]
+    ingest(documents(5), model, qdrant, "corpus")
+    encode = model.query_encoder.encode
+
+    def encode_and_replace(texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
+        if last in texts:
+            qdrant.delete_collection("corpus")
+            ingest(documents(5), HashModel(salt="2"), qdrant, "corpus")
+        return encode(texts, prompt=prompt)
+
+    model.query_encoder.encode = encode_and_replace  # type: ignore[method-assign]
+    with pytest.raises((ContractError, QdrantError), match=r"made by|made again|not found"):
+        ingest(documents(50), model, qdrant, "corpus")
+
+
+def test_two_runs_at_once_with_other_chunking_leave_no_chunk_behind(qdrant: QdrantClient) -> None:
+    """The second run begins and ends while the first one writes; a later run without sync makes everything right."""
+    one, other, ended = HashModel(max_tokens=64), HashModel(max_tokens=20), threading.Event()
+    rows = [Document(f"d{n}", f"{n} {LONG[n : n + 150]}") for n in range(120)]
+    encode = one.query_encoder.encode
+
+    def encode_after_the_other(texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
+        """Wait in the third window until the other run, which begins in the fifth, has ended."""
+        assert not any(text.startswith("50 ") for text in texts) or ended.wait(60)
+        return encode(texts, prompt=prompt)
+
+    def interrupted() -> Iterator[Document]:
+        for number, document in enumerate(rows):
+            if number == 90:
+                ingest(rows, other, qdrant, "corpus")
+                ended.set()
+            yield document
+
+    ingest(rows[:1], one, qdrant, "corpus")
+    one.query_encoder.encode = encode_after_the_other  # type: ignore[method-assign]
+    ingest(interrupted(), one, qdrant, "corpus")
+    report = ingest(rows, one, qdrant, "corpus")
+    assert qdrant.count("corpus").count == report.points == report.chunks
+    assert ingest(rows, one, qdrant, "corpus").unchanged == report.chunks
+
+
+def test_a_run_whose_trace_another_run_removed_leaves_it_again(qdrant: QdrantClient) -> None:
+    """Else a run that is killed after another one has ended would leave chunks of which nobody knows."""
+    model = HashModel()
+    ingest(documents(5), model, qdrant, "corpus")
+
+    def interrupted() -> Iterator[Document]:
+        for number, row in enumerate(short_rows(300)):
+            if number == 100:
+                ingest(documents(40), model, qdrant, "corpus")
+            if number == 280:
+                raise ZeroDivisionError
+            yield Document(row["id"], row["text"])
+
+    with pytest.raises(ZeroDivisionError):
+        ingest(interrupted(), model, qdrant, "corpus")
+    metadata = Collection(qdrant, "corpus").schema.metadata
+    assert sum(key.startswith(RUN_PREFIX) for key in metadata) == 1

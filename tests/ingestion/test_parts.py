@@ -58,7 +58,7 @@ def test_seen_documents() -> None:
         assert seen.add(Document("1", "a", metadata={"x": 2})) == "other"
         assert seen.add(Document("1", "b")) == "other"
         assert not seen.has_chunk("1", 0)
-        seen.set_chunks("1", 2)
+        seen.set_chunks({"1": 2})
         assert [seen.has_chunk("1", number) for number in (0, 1, 2)] == [True, True, False]
         assert not seen.has_chunk("2", 0)
 

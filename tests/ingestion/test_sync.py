@@ -1,4 +1,10 @@
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
+import zstandard
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import InputError
@@ -83,3 +89,20 @@ def test_a_shard_deletes_only_its_own(qdrant: QdrantClient, write_corpus: WriteC
     assert sum(deleted) == 10
     assert all(deleted)
     assert stored_texts(qdrant).keys() == {row["id"] for row in rows[10:]}
+
+
+@pytest.mark.parametrize(("ending", "compress"), [("gz", gzip.compress), ("zst", zstandard.compress)])
+def test_a_compressed_corpus_that_is_cut_off_deletes_nothing(
+    qdrant: QdrantClient, tmp_path: Path, ending: str, compress: Callable[[bytes], bytes]
+) -> None:
+    """Whatever fraction may be deleted: what was not read is not known to be gone."""
+    rows = [{"id": f"d{n}", "text": f"{n * 7919 % 10007} {text[:50]}"} for n, text in enumerate(medical_texts(600))]
+    whole = compress("".join(json.dumps(row) + "\n" for row in rows).encode())
+    corpus = tmp_path / f"corpus.jsonl.{ending}"
+    corpus.write_bytes(whole)
+    assert ingest(corpus, HashModel(), qdrant, "corpus", settings=ANY_SHARE).points == 600
+    for kept in (0.5, 0.99):
+        corpus.write_bytes(whole[: int(kept * len(whole))])
+        with pytest.raises(InputError, match="is damaged after row"):
+            ingest(corpus, HashModel(), qdrant, "corpus", settings=ANY_SHARE)
+        assert qdrant.count("corpus").count == 600

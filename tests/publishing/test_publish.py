@@ -10,14 +10,18 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import InputError, NotVerified, QdrantError, ServerTooOld
+from care_qdrant.ingestion import reading
+from care_qdrant.ingestion.run import ingest
 from care_qdrant.publishing.publish import PublishSettings, publish_collection, roll_back
 from care_qdrant.store.collection import Collection
 from care_qdrant.store.connection import open_client
 from care_qdrant.store.retry import RetryPolicy
-from care_qdrant.store.schema import LOAD_KEY
+from care_qdrant.store.schema import LOAD_KEY, RUN_PREFIX
+from care_qdrant.types import Document
 from tests.publishing.conftest import CONTRACT, SCHEMAS, assert_same, contents, fill, point
 from tests.reliability.killing import kill_after, run_publish
 from tests.standin import StandIn
+from tests.tiny import HashModel
 
 IMPATIENT = RetryPolicy(attempts=4, base_seconds=0.001, cap_seconds=0.002)
 PAIR = SCHEMAS["two-and-sparse"]
@@ -182,6 +186,42 @@ def test_an_ingestion_that_was_interrupted_is_not_published(client: QdrantClient
     client.update_collection("docs", metadata={LOAD_KEY: {"vector": "pair", "done": False}})
     with pytest.raises(InputError, match="care ingest again"):
         publish_collection(client, "docs", "live")
+
+
+def test_an_ingestion_that_has_not_ended_is_not_published(
+    qdrant: QdrantClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "WINDOW_DOCUMENTS", 20)
+
+    def documents(failing_at: int | None = None) -> Iterator[Document]:
+        for number in range(100):
+            if number == failing_at:
+                raise ZeroDivisionError
+            yield Document(f"d{number}", f"第{number}篇")
+
+    model = HashModel()
+    with pytest.raises(ZeroDivisionError):
+        ingest(documents(failing_at=90), model, qdrant, "docs")
+    qdrant.update_collection("docs", metadata={LOAD_KEY: None})
+    for dry_run in (False, True):
+        with pytest.raises(InputError, match=r"began at 20.* run the same care ingest again"):
+            publish_collection(qdrant, "docs", "live", PublishSettings(dry_run=dry_run))
+    assert versions(qdrant) == []
+    ingest(documents(), model, qdrant, "docs")
+    assert publish_collection(qdrant, "docs", "live").points == 100
+
+
+def test_an_ingestion_that_begins_during_the_copy_stops_the_switch(qdrant: QdrantClient) -> None:
+    """It has only edited points so far, so that both sides count the same."""
+    fill(qdrant, "docs", PAIR, 20)
+
+    def begin(done: int, _total: int) -> None:
+        if done == 20:
+            qdrant.update_collection("docs", metadata={f"{RUN_PREFIX}other": {"started": "2026", "shard": "1/1"}})
+
+    with pytest.raises(InputError, match="has not ended"):
+        publish_collection(qdrant, "docs", "live", on_progress=begin)
+    assert behind(qdrant) is None
 
 
 def test_settings_and_indexes_of_a_server_come_along(client: QdrantClient) -> None:

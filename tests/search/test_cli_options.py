@@ -18,11 +18,12 @@ from tests.tiny import TEXTS
 @pytest.mark.parametrize(
     "options",
     [
-        ["--alpha", "0.3"],
-        ["--fusion", "rrf"],
+        ["--mode", "dense", "--alpha", "0.3"],
+        ["--mode", "dense", "--fusion", "rrf"],
+        ["--fusion", "rrf", "--alpha", "0.3"],
         ["--mode", "hybrid", "--fusion", "rrf", "--alpha", "0.3"],
         ["--mode", "sparse", "--exact"],
-        ["--sparse-vector-name", "bm25"],
+        ["--mode", "dense", "--sparse-vector-name", "bm25"],
     ],
 )
 def test_an_option_that_the_mode_ignores_is_refused(options: Sequence[str], tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_a_switched_alias_is_not_followed_before_it_is_checked(qdrant: QdrantCli
     fill(qdrant, model, CHUNKS)
     fill(qdrant, RETRAINED, CHANGED, "corpus_v2")
     point_alias(qdrant, "live", COLLECTION)
-    retriever = Retriever(qdrant, "live", model)
+    retriever = Retriever(qdrant, "live", model, mode="dense")
     assert retriever.search(["感冒"])[0][0].document_id == "d0"
     point_alias(qdrant, "live", "corpus_v2")
     [hit] = retriever.search(["感冒"])[0]

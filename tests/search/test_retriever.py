@@ -20,10 +20,17 @@ from tests.tiny import HashModel, point_alias
 QUERIES = ["糖化血红蛋白 HbA1c 6.5% 说明什么", "二甲双胍恶心怎么办", "EGFR 靶向药"]
 
 
+def test_a_search_is_hybrid_where_there_is_bm25(corpus: QdrantClient, model: HashModel) -> None:
+    retriever = Retriever(corpus, COLLECTION, model)
+    assert retriever.mode == "auto"
+    assert retriever.search(QUERIES, top_k=7) == Retriever(corpus, COLLECTION, model, mode="hybrid").search(QUERIES, 7)
+    assert retriever.mode == "hybrid"
+
+
 def test_dense_hits_are_the_nearest_documents(
     corpus: QdrantClient, model: HashModel, documents: list[Document]
 ) -> None:
-    answers = Retriever(corpus, COLLECTION, model).search(QUERIES, top_k=7)
+    answers = Retriever(corpus, COLLECTION, model, mode="dense").search(QUERIES, top_k=7)
     similarity = model.encode_query(QUERIES) @ model.encode_document([document.text for document in documents]).T
     for row, hits in zip(similarity, answers, strict=True):
         nearest = np.argsort(-row)[:7]

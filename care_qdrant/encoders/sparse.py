@@ -1,0 +1,101 @@
+"""Sparse encoders that are not ours: Qdrant's own BM25 on the server, and the models of FastEmbed.
+
+Their scores have no scale that this package knows, so hybrid searches with them are fused by rank. Nothing in a
+collection says which of them wrote a sparse vector: the caller has to know.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from qdrant_client import models
+
+SparseQuery = models.SparseVector | models.Document
+SparseQueryEncoder = Callable[[str], SparseQuery]
+"""Returns a query as Qdrant takes it: its terms, or the text where the server makes the terms."""
+
+
+NATIVE_BM25 = "qdrant/bm25"
+"""Name of the server's own BM25 among its models."""
+
+
+def native_bm25(text: str, *, tokenizer: models.TokenizerType | None = None) -> models.Document:
+    """Return a text, document or query, of which the server makes the terms: it needs a server since Qdrant 1.15.3.
+
+    Example::
+
+        native = partial(native_bm25, tokenizer=models.TokenizerType.MULTILINGUAL)
+        CareVectorStore("corpus", client, sparse_encoder=native, sparse_vector_name="terms")
+
+    Args:
+        text: Of the document or query.
+        tokenizer: The same for both; None is the server's own ``word``, which takes a Chinese sentence as one term.
+    """
+    options = None if tokenizer is None else {"tokenizer": tokenizer.value}
+    return models.Document(text=text, model=NATIVE_BM25, options=options)
+
+
+class SparseEmbedding(Protocol):
+    """What FastEmbed returns for one text."""
+
+    indices: npt.NDArray[np.integer]
+    values: npt.NDArray[np.floating]
+
+
+class SparseTextModel(Protocol):
+    """The part of FastEmbed's ``SparseTextEmbedding`` that is used."""
+
+    def embed(self, documents: Iterable[str]) -> Iterable[SparseEmbedding]:
+        """Encode documents."""
+
+    def query_embed(self, query: Iterable[str]) -> Iterable[SparseEmbedding]:
+        """Encode queries."""
+
+
+class FastEmbedSparse:
+    """A sparse model of FastEmbed (``pip install fastembed``) for `Retriever` and ``CareVectorStore``.
+
+    The stock LlamaIndex store encodes queries with the model's document side, which is wrong for BM25.
+
+    Example::
+
+        encoder = FastEmbedSparse(SparseTextEmbedding("Qdrant/bm25"))
+        Retriever(client, "corpus", model, mode="hybrid", sparse_vector_name="terms", sparse_encoder=encoder)
+        CareVectorStore("corpus", client, sparse_encoder=encoder, sparse_vector_name="terms")
+    """
+
+    def __init__(self, model: SparseTextModel) -> None:
+        """Use a loaded model."""
+        self._model = model
+
+    def __call__(self, text: str) -> models.SparseVector:
+        """Return one query as `Retriever` takes it."""
+        (indices,), (values,) = self.queries([text])
+        return models.SparseVector(indices=indices, values=values)
+
+    def documents(self, texts: Sequence[str]) -> tuple[list[list[int]], list[list[float]]]:
+        """Return indices and values of documents, as LlamaIndex's stores take them."""
+        return _as_lists(self._model.embed(list(texts)))
+
+    def queries(self, texts: Sequence[str]) -> tuple[list[list[int]], list[list[float]]]:
+        """Return indices and values of queries."""
+        return _as_lists(self._model.query_embed(list(texts)))
+
+
+def document_terms(encoder: SparseQueryEncoder, texts: Sequence[str]) -> list[SparseQuery]:
+    """Return what is stored of documents, one of each, for the queries of an encoder to find.
+
+    Args:
+        encoder: A model of FastEmbed, or one that takes both sides alike, such as `native_bm25`.
+        texts: Of the documents.
+    """
+    if isinstance(encoder, FastEmbedSparse):
+        rows = zip(*encoder.documents(texts), strict=True)
+        return [models.SparseVector(indices=indices, values=values) for indices, values in rows]
+    return [encoder(text) for text in texts]
+
+
+def _as_lists(embeddings: Iterable[SparseEmbedding]) -> tuple[list[list[int]], list[list[float]]]:
+    found = [(each.indices.tolist(), each.values.tolist()) for each in embeddings]
+    return [indices for indices, _ in found], [values for _, values in found]

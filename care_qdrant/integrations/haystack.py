@@ -1,0 +1,91 @@
+"""`CareTextEmbedder` and `CareDocumentEmbedder`: the pair as Haystack components (extra ``haystack``)."""
+
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from haystack import Document, component, default_from_dict, default_to_dict
+
+from care_qdrant.checkpoint.hub import BUILT_IN
+from care_qdrant.errors import FingerprintMismatch
+from care_qdrant.model import CareModel
+from care_qdrant.types import embedded_text
+
+
+class _Pair:
+    """What both components share: settings that Haystack writes to YAML, and the pair that they lead to."""
+
+    def __init__(self, model: str = BUILT_IN, device: str | None = None, fingerprint: str | None = None) -> None:
+        """Keep the settings; nothing is read before `warm_up` or the first text.
+
+        Args:
+            model: CARE folder, hub name, ``built-in``, or any sentence-transformers model.
+            device: Of torch models; None takes the fastest there is.
+            fingerprint: Of the pair, refused when the model has another; `to_dict` always writes it.
+        """
+        self.model, self.device, self.fingerprint = model, device, fingerprint
+
+    @cached_property
+    def pair(self) -> CareModel:
+        """The pair.
+
+        Raises:
+            FingerprintMismatch: It is not the one that the settings name.
+        """
+        pair = CareModel.load(self.model, device=self.device)
+        if self.fingerprint not in (None, pair.fingerprint):
+            raise FingerprintMismatch(
+                f"{self.model}: its fingerprint is {pair.fingerprint[:12]}, but this component was saved with "
+                f"{str(self.fingerprint)[:12]}: the model has changed, and vectors of the two do not compare. Give the "
+                "model of that time, or embed the documents again"
+            )
+        return pair
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings, and the fingerprint of the model that they lead to now."""
+        settings: dict[str, Any] = default_to_dict(
+            self, model=self.model, device=self.device, fingerprint=self.pair.fingerprint
+        )
+        return settings
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Any:
+        """Make a component of what `to_dict` returned."""
+        return default_from_dict(cls, data)
+
+
+@component
+class CareTextEmbedder(_Pair):
+    """Embeds a query with the small encoder.
+
+    Example:
+        >>> from care_qdrant.integrations.haystack import CareTextEmbedder
+        >>> len(CareTextEmbedder().run(text="耳鸣吃什么药")["embedding"])
+        256
+    """
+
+    def warm_up(self) -> None:
+        """Load the query encoder."""
+        self.pair.query_encoder  # noqa: B018  # loaded by being read
+
+    @component.output_types(embedding=list[float])
+    def run(self, text: str) -> dict[str, list[float]]:
+        """Return the vector of a query under ``embedding``."""
+        [vector] = self.pair.encode_query([text]).tolist()
+        return {"embedding": vector}
+
+
+@component
+class CareDocumentEmbedder(_Pair):
+    """Embeds documents with the large encoder: title and text, as ``care-ingest`` does, and no other metadata."""
+
+    def warm_up(self) -> None:
+        """Load the document encoder."""
+        self.pair.document_encoder  # noqa: B018  # loaded by being read
+
+    @component.output_types(documents=list[Document])
+    def run(self, documents: list[Document]) -> dict[str, list[Document]]:
+        """Return the documents, each with its vector, under ``documents``."""
+        texts = [embedded_text(str(each.meta.get("title") or ""), each.content or "") for each in documents]
+        vectors = self.pair.encode_document(texts).tolist() if texts else []
+        return {"documents": [replace(each, embedding=row) for each, row in zip(documents, vectors, strict=True)]}

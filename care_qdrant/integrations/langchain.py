@@ -1,0 +1,51 @@
+"""`CareEmbeddings`: the pair as LangChain embeddings (extra ``langchain``)."""
+
+from pathlib import Path
+
+from langchain_core.embeddings import Embeddings
+from typing_extensions import override
+
+from care_qdrant.checkpoint.hub import BUILT_IN
+from care_qdrant.model import CareModel, Precision
+
+
+class CareEmbeddings(Embeddings):
+    """Queries by the small encoder, documents by the large one; each loads when the first text of its side comes.
+
+    Example:
+        >>> from care_qdrant.integrations.langchain import CareEmbeddings
+        >>> len(CareEmbeddings().embed_query("耳鸣吃什么药"))
+        256
+    """
+
+    def __init__(
+        self,
+        model: str | Path = BUILT_IN,
+        *,
+        revision: str | None = None,
+        device: str | None = None,
+        precision: Precision = "auto",
+        query_task: str | None = None,
+    ) -> None:
+        """Open a pair; no weights are read.
+
+        Args:
+            model: CARE folder, hub name, ``built-in``, or any sentence-transformers model.
+            revision: Branch, tag or commit on the hub.
+            device: Of torch models; None takes the fastest there is.
+            precision: Of the ONNX query encoder.
+            query_task: Task of the model whose prompt queries get; None is the model's own prompt.
+        """
+        self.model = CareModel.load(model, revision=revision, device=device, precision=precision)
+        self._query_prompt = None if query_task is None else self.model.query_prompt(query_task)
+
+    @override
+    def embed_query(self, text: str) -> list[float]:
+        [vector] = self.model.encode_query([text], prompt=self._query_prompt).tolist()
+        found: list[float] = vector
+        return found
+
+    @override
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        vectors: list[list[float]] = self.model.encode_document(texts).tolist() if texts else []
+        return vectors

@@ -1,0 +1,54 @@
+"""The components in a Haystack pipeline, and the way to YAML and back."""
+
+import pytest
+
+from care_qdrant import CareModel
+from care_qdrant.errors import FingerprintMismatch
+
+pytest.importorskip("haystack")
+from haystack import Document, Pipeline
+from haystack.components.retrievers.in_memory import InMemoryEmbeddingRetriever
+from haystack.components.writers import DocumentWriter
+from haystack.document_stores.in_memory import InMemoryDocumentStore
+
+from care_qdrant.integrations.haystack import CareDocumentEmbedder, CareTextEmbedder
+
+DOCUMENTS = [
+    Document(content="二甲双胍会引起恶心和腹泻", meta={"title": "二甲双胍的副作用", "dept": "药剂科"}),
+    Document(content="急性阑尾炎要手术吗"),
+]
+
+
+def test_a_pipeline_writes_and_finds() -> None:
+    store = InMemoryDocumentStore(embedding_similarity_function="cosine")
+    indexing = Pipeline()
+    indexing.add_component("embedder", CareDocumentEmbedder())
+    indexing.add_component("writer", DocumentWriter(store))
+    indexing.connect("embedder.documents", "writer.documents")
+    indexing.run({"embedder": {"documents": DOCUMENTS}})
+    querying = Pipeline()
+    querying.add_component("embedder", CareTextEmbedder())
+    querying.add_component("retriever", InMemoryEmbeddingRetriever(store, top_k=1))
+    querying.connect("embedder.embedding", "retriever.query_embedding")
+    querying = Pipeline.loads(querying.dumps(), allowed_modules=["care_qdrant.integrations.haystack"])
+    querying.get_component("retriever").document_store = store
+    [found] = querying.run({"embedder": {"text": "吃二甲双胍拉肚子"}})["retriever"]["documents"]
+    assert found.content == DOCUMENTS[0].content
+
+
+def test_title_and_text_are_embedded_and_nothing_else() -> None:
+    embedded = CareDocumentEmbedder().run(documents=DOCUMENTS)["documents"]
+    expected = CareModel.load().encode_document(["二甲双胍的副作用 二甲双胍会引起恶心和腹泻", "急性阑尾炎要手术吗"])
+    for document, row in zip(embedded, expected.tolist(), strict=True):
+        assert document.embedding == pytest.approx(row, abs=1e-6)
+    assert DOCUMENTS[0].embedding is None
+    assert CareDocumentEmbedder().run(documents=[]) == {"documents": []}
+
+
+@pytest.mark.parametrize("kind", [CareTextEmbedder, CareDocumentEmbedder])
+def test_a_saved_component_knows_its_model(kind: type[CareTextEmbedder] | type[CareDocumentEmbedder]) -> None:
+    saved = kind().to_dict()
+    assert kind.from_dict(saved).to_dict() == saved
+    saved["init_parameters"]["fingerprint"] = "0" * 64
+    with pytest.raises(FingerprintMismatch, match="saved with 000000000000"):
+        kind.from_dict(saved).warm_up()

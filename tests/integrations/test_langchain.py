@@ -1,0 +1,59 @@
+"""LangChain's own conformance tests over the built-in pair, and its stock Qdrant store over a collection of ours."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from qdrant_client import QdrantClient
+
+from care_qdrant import CareModel, Document, ingest
+
+pytest.importorskip("langchain_core")
+from langchain_tests.integration_tests import EmbeddingsIntegrationTests
+from langchain_tests.unit_tests import EmbeddingsUnitTests
+
+from care_qdrant.integrations.langchain import CareEmbeddings
+
+
+class _BuiltIn:
+    """What the conformance tests ask of their subclasses."""
+
+    @property
+    def embeddings_class(self) -> type[CareEmbeddings]:
+        return CareEmbeddings
+
+    @property
+    def embedding_model_params(self) -> dict[str, Any]:
+        return {"model": "built-in"}
+
+
+class TestCareEmbeddingsUnit(_BuiltIn, EmbeddingsUnitTests):
+    pass
+
+
+class TestCareEmbeddings(_BuiltIn, EmbeddingsIntegrationTests):
+    pass
+
+
+def test_each_side_has_its_own_encoder() -> None:
+    embeddings, model = CareEmbeddings(), CareModel.load()
+    text = "耳鸣吃什么药"
+    assert embeddings.embed_query(text) == pytest.approx(model.encode_query([text])[0].tolist(), abs=1e-6)
+    assert embeddings.embed_documents([text])[0] == pytest.approx(model.encode_document([text])[0].tolist(), abs=1e-6)
+    assert not np.allclose(embeddings.embed_query(text), embeddings.embed_documents([text])[0])
+    assert embeddings.embed_documents([]) == []
+
+
+def test_langchains_store_finds_what_care_ingest_wrote(tmp_path: Path) -> None:
+    langchain_qdrant = pytest.importorskip("langchain_qdrant")
+    model = CareModel.load()
+    documents = [Document("a", "二甲双胍会引起恶心和腹泻"), Document("b", "急性阑尾炎要手术吗")]
+    client = QdrantClient(":memory:")
+    ingest(documents, model, client, "corpus")
+    store = langchain_qdrant.QdrantVectorStore(
+        client, "corpus", embedding=CareEmbeddings(), vector_name=model.name, content_payload_key="text"
+    )
+    [found] = store.similarity_search("吃二甲双胍拉肚子", k=1)
+    assert found.page_content == documents[0].text
+    client.close()
