@@ -19,29 +19,33 @@ something average instead of ending in a division by zero."""
 class Composer:
     """Turns tokens into their parts, and a table of parts into a table of tokens."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, parts: bool = True) -> None:
+        """Read the vocabulary of a tokenizer.
+
+        Args:
+            tokenizer: Of the table.
+            parts: Whether longer tokens have parts; without, each token is itself alone.
+        """
         vocabulary = tokenizer.get_vocab()
-        parts = [[number] for number in range(tokenizer.get_vocab_size())]
-        for token, number in vocabulary.items():
+        lists = [[number] for number in range(tokenizer.get_vocab_size())]
+        for token, number in vocabulary.items() if parts else ():
             if len(token) > 1 and not token.startswith("["):
-                parts[number] += [vocabulary[character] for character in token if character in vocabulary]
-        self._parts = TokenLists.of(parts)
+                lists[number] += [vocabulary[character] for character in token if character in vocabulary]
+        self._parts = TokenLists.of(lists)
 
     def expand(self, tokens: TokenLists) -> TokenLists:
         """Return texts as the parts of their tokens."""
         expanded = self._parts.take(tokens.flat)
         return TokenLists(expanded.flat, expanded.starts[tokens.starts])
 
-    def fold(self, table: Vectors, documents: TokenLists, mean: Vectors) -> Vectors:
+    def fold(self, table: Vectors, mean: Vectors) -> Vectors:
         """Return the table whose rows are the sums of their parts.
 
         Args:
-            table: Vectors of the parts, (tokens, width).
-            documents: Texts that were trained on, as tokens.
-            mean: Of the stored vectors, (width,): the direction of tokens that no text has.
+            table: Vectors of the parts, (tokens, width); zero where nothing is known of a part.
+            mean: Of the stored vectors, (width,): the direction of tokens of which nothing is known.
         """
-        trained = np.bincount(self.expand(documents).flat, minlength=len(table)) > 0
-        folded = self._sums(np.where(trained[:, None], table, np.float32(0)))
+        folded = self._sums(table)
         lengths = np.linalg.norm(folded, axis=1)
         empty = lengths < 1e-9
         average = float(lengths[~empty].mean()) if not empty.all() else 1.0

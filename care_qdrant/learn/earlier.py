@@ -14,7 +14,9 @@ from tokenizers import Tokenizer
 
 from care_qdrant.checkpoint.folder import verify_checkpoint
 from care_qdrant.errors import InputError
-from care_qdrant.learn.settings import FOLDER
+from care_qdrant.learn.reading import sample_ids
+from care_qdrant.learn.settings import FOLDER, LearnSettings
+from care_qdrant.store.collection import Collection
 from care_qdrant.types import Vectors
 
 _SEEN = "seen.npy"
@@ -28,7 +30,7 @@ class Earlier:
     table: Vectors
     basis: Vectors | None
     seen: npt.NDArray[np.uint64]
-    """Digests of the ids of the points that it was trained or tested on, sorted."""
+    """Digests of the ids of the points that the run read, sorted."""
 
     def is_new(self, ids: Sequence[object]) -> npt.NDArray[np.bool_]:
         """Return which points the earlier run did not read, (ids,)."""
@@ -43,21 +45,38 @@ def load_earlier(folder: Path) -> Earlier:
         ModelError: It is incomplete or altered.
     """
     verify_checkpoint(folder)
-    path = folder / FOLDER / _SEEN
-    if not path.is_file():
-        raise InputError(f"{folder}: was not written by care learn ({FOLDER}/{_SEEN} is missing); learn into a new one")
+    seen = _load_seen(folder)
     model = SentenceTransformer(str(folder / "query"), device="cpu", local_files_only=True)
     static = model[0]
     assert isinstance(static, StaticEmbedding)
     dense = next((module for module in model if isinstance(module, Dense)), None)
     basis = None if dense is None else np.ascontiguousarray(dense.linear.weight.detach().numpy().T)
-    return Earlier(static.tokenizer, static.embedding.weight.detach().numpy(), basis, np.load(path))
+    return Earlier(static.tokenizer, static.embedding.weight.detach().numpy(), basis, seen)
+
+
+def unseen_fraction(folder: Path, collection: Collection, settings: LearnSettings) -> float:
+    """Return the fraction of a collection's sample that the run which wrote a folder has not read, from 0 to 1.
+
+    Raises:
+        InputError: The folder was not written by `care learn`.
+        QdrantError: Qdrant refused, or cannot be reached.
+    """
+    seen, ids = _load_seen(folder), sample_ids(collection, settings.sample, settings.seed)
+    return float(np.mean(~np.isin(_digests(ids), seen))) if ids else 0.0
 
 
 def save_seen(folder: Path, ids: Sequence[object]) -> None:
     """Keep which points a run has read, eight bytes for each."""
     (folder / FOLDER).mkdir(exist_ok=True)
     np.save(folder / FOLDER / _SEEN, np.sort(_digests(ids)))
+
+
+def _load_seen(folder: Path) -> npt.NDArray[np.uint64]:
+    path = folder / FOLDER / _SEEN
+    if not path.is_file():
+        raise InputError(f"{folder}: was not written by care learn ({FOLDER}/{_SEEN} is missing); learn into a new one")
+    seen: npt.NDArray[np.uint64] = np.load(path)
+    return seen
 
 
 def _digests(ids: Sequence[object]) -> npt.NDArray[np.uint64]:

@@ -42,15 +42,6 @@ def question_of(text: str, title: str, generator: np.random.Generator) -> str:
     return text[start : start + size]
 
 
-def split(
-    documents: int, fraction: float, most: int, generator: np.random.Generator
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the rows to train on and the rows to hold out, both in random order."""
-    order = generator.permutation(documents)
-    held = min(most, max(50, round(documents * fraction)))
-    return order[held:], order[:held]
-
-
 def ranks(
     queries: Vectors, candidates: npt.NDArray[np.floating], answers: Sequence[int] | npt.NDArray[np.integer]
 ) -> npt.NDArray[np.int64]:

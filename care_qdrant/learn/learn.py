@@ -1,7 +1,5 @@
 """Learns a query encoder from a collection: read, train, measure, write the folder, register it."""
 
-import hashlib
-import json
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -9,35 +7,28 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 from qdrant_client import QdrantClient
-from tokenizers import Tokenizer
 
 from care_qdrant.checkpoint.card import Card
+from care_qdrant.checkpoint.hub import BUILT_IN
 from care_qdrant.errors import needs_extra
-from care_qdrant.learn import held_out, quality
-from care_qdrant.learn.checks import require_learnable
-from care_qdrant.learn.compose import Composer
+from care_qdrant.learn import quality
 from care_qdrant.learn.held_out import HeldOut
 from care_qdrant.learn.queries import Questions
 from care_qdrant.learn.reading import Pairs, dense_vector, read_pairs, restored
 from care_qdrant.learn.settings import LearnSettings
-from care_qdrant.learn.tokens import tokenize, train_tokenizer
 from care_qdrant.store.collection import Collection
 from care_qdrant.store.learned import PROBES, LearnedContract, probe_vectors, signs
 from care_qdrant.store.retry import RetryPolicy
-from care_qdrant.types import Vectors, embedded_text
 
 if TYPE_CHECKING:
-    from care_qdrant.learn.earlier import Earlier
+    from care_qdrant.learn.training import Split, Trained
 
 Progress = Callable[[str, int, int], None]
 """Told the name of a part of the work, what is done of it and how much there is."""
 
-MAX_HELD_OUT = 1_000
-_CANDIDATES = 20_000
-"""Documents among which a question has to find its own."""
+_GATE_DOCUMENTS = 1_000
+"""Stored vectors among which the int8 form has to find what the full one finds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +48,13 @@ class LearnReport:
     repeated: int
     text_field: str
     vocabulary: int
+    tokens: str
+    """Whose tokens have vectors: "collection", "built-in", or "earlier" after an update."""
     steps: int
     best_step: int
     seconds: float
+    trained_again: bool
+    """Whether the encoder that was written has then learned the held-out documents, too."""
     held_out: HeldOut
     agreement: quality.Agreement | None
     """With the old model on questions that were not trained on; None without a query log."""
@@ -73,36 +68,6 @@ class LearnReport:
     refused: str | None
     """Why the encoder is not good enough to be registered; None where it is."""
     registered: bool
-    history: list[dict[str, float]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Data:
-    """Everything that training and measuring read."""
-
-    pairs: Pairs
-    texts: list[str]
-    train: npt.NDArray[np.int64]
-    held: npt.NDArray[np.int64]
-    questions: list[str]
-    """One for each held-out document."""
-    candidates: Vectors
-    """Stored vectors of the held-out documents, then of others."""
-
-    def score(self, encode: Callable[[list[str]], Vectors]) -> HeldOut:
-        """Measure an encoder into the learned space."""
-        ranks = held_out.ranks(encode(self.questions), self.candidates, np.arange(len(self.held)))
-        return held_out.measure(ranks, len(self.candidates))
-
-
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """A query encoder in the learned space."""
-
-    tokenizer: Tokenizer
-    table: Vectors
-    steps: int
-    best_step: int
     history: list[dict[str, float]]
 
 
@@ -157,7 +122,10 @@ def learn(
     collection = Collection(client, collection_name, policy).resolve()
     vector_name, params = dense_vector(collection.schema, vector_name)
     log = None if questions is None else questions(params.size)
-    earlier = None if start is None else _load(start)
+    from care_qdrant.learn.earlier import load_earlier, save_seen
+    from care_qdrant.learn.training import Split, train
+
+    earlier = None if start is None else load_earlier(start)
     pairs = read_pairs(
         collection,
         vector_name,
@@ -166,30 +134,31 @@ def learn(
         basis=None if earlier is None else earlier.basis,
         on_progress=lambda done, total: on_progress("reading", done, total),
     )
-    data = _split(pairs, settings)
+    split = Split.of(pairs, settings, earlier)
     where = f"vector {vector_name!r} of collection {collection.name!r}"
-    new_documents = None if earlier is None else _drift(earlier, data, settings)
+    new_documents = None if earlier is None else split.drift(earlier, settings)
     state = output.with_name(f".{output.name}.learning")
-    trained = _train(data, log, settings, where, earlier, state, on_progress)
-    encoder_score = data.score(lambda texts: _encode(trained, texts))
-    refused = quality.verdict(encoder_score)
+    trained = train(
+        split, log, settings, where, earlier, state, lambda done, total: on_progress("training", done, total)
+    )
+    refused = quality.verdict(trained.held_out)
     stage = {
         "name": "learn",
-        "texts": len(data.train),
+        "texts": len(split.texts),
         "settings": asdict(settings),
         "best_step": trained.best_step,
-        "held_out": asdict(encoder_score),
+        "held_out": asdict(trained.held_out),
+        "start": BUILT_IN if trained.built_in_start else "random",
+        "tokens": trained.tokens,
     }
-    from care_qdrant.learn.earlier import save_seen
-
     alpha = quality.fusion_alpha(
-        data.questions,
-        _encode(trained, data.questions),
-        [data.texts[row] for row in data.train],
-        pairs.vectors[data.train],
+        split.questions,
+        trained.questions,
+        [split.texts[row] for row in split.train],
+        pairs.vectors[split.train],
     )
     on_progress("export", 0, 1)
-    card = _write(output, trained, data, name or output.name, document, settings, stage, where)
+    card = _write(output, trained, split, name or output.name, document, settings, stage, where)
     on_progress("export", 1, 1)
     report = LearnReport(
         collection=collection.name,
@@ -205,20 +174,22 @@ def learn(
         repeated=pairs.repeated,
         text_field=pairs.layout.text_field,
         vocabulary=trained.tokenizer.get_vocab_size(),
+        tokens=trained.tokens,
         steps=trained.steps,
         best_step=trained.best_step,
         seconds=round(time.monotonic() - began, 1),
-        held_out=encoder_score,
-        agreement=_agreement(output, log, data),
+        trained_again=trained.trained_again,
+        held_out=trained.held_out,
+        agreement=_agreement(output, log, split),
         new_documents=new_documents,
         alpha=alpha,
-        query_microseconds=_query_microseconds(output, data.questions),
+        query_microseconds=_query_microseconds(output, split.questions),
         onnx_bytes=card.files["query/onnx/model_int8.onnx"].bytes,
         refused=refused,
         registered=refused is None or force,
         history=trained.history,
     )
-    save_seen(output, pairs.ids)
+    save_seen(output, pairs.read)
     if report.registered:
         contract = _contract(collection, vector_name, pairs, card, alpha)
         collection.write_learned(vector_name, contract)
@@ -226,109 +197,10 @@ def learn(
     return report
 
 
-def _split(pairs: Pairs, settings: LearnSettings) -> _Data:
-    generator = np.random.default_rng([settings.seed, 3])
-    train, held = held_out.split(len(pairs.texts), settings.held_out, MAX_HELD_OUT, generator)
-    texts = [embedded_text(title, text) for title, text in zip(pairs.titles, pairs.texts, strict=True)]
-    questions = [held_out.question_of(pairs.texts[row], pairs.titles[row], generator) for row in held]
-    rows = np.concatenate([held, train[: max(0, _CANDIDATES - len(held))]])
-    return _Data(pairs, texts, train, held, questions, pairs.vectors[rows])
-
-
-def _train(
-    data: _Data,
-    log: Questions | None,
-    settings: LearnSettings,
-    where: str,
-    earlier: "Earlier | None",
-    state: Path,
-    on_progress: Progress,
-) -> Trained:
-    from care_qdrant.learn import table as tables
-
-    texts = [data.texts[row] for row in data.train]
-    vectors = data.pairs.vectors[data.train]
-    state.mkdir(parents=True, exist_ok=True)
-    tokenizer = earlier.tokenizer if earlier else _tokenizer(state, texts, settings)
-    size = tokenizer.get_vocab_size()
-    documents = tokenize(tokenizer, texts)
-    require_learnable(vectors, documents, size, where)
-    composer = Composer(tokenizer)
-    tokens = composer.expand(documents)
-    if log is not None:
-        half = len(log.texts) // 2
-        tokens = tokens.joined(composer.expand(tokenize(tokenizer, log.texts[:half])))
-        vectors = np.concatenate([vectors, _reduced(log.vectors[:half], data.pairs.basis)])
-    width = vectors.shape[1]
-    table = composer.unfold(earlier.table) if earlier else tables.start_table(tokens, size, width, settings.seed)
-    asked = composer.expand(tokenize(tokenizer, data.questions))
-    rows = np.arange(len(data.held))
-
-    def score(found: Vectors) -> float:
-        ranks = held_out.ranks(tables.encode(found, asked), data.candidates, rows)
-        return held_out.measure(ranks, len(data.candidates)).mrr
-
-    fit = tables.fit_table(
-        table,
-        tokens,
-        vectors,
-        settings,
-        score,
-        lambda done, total: on_progress("training", done, total),
-        tables.Resume(state / "state.pt", _digest(data, settings)),
-    )
-    finished = composer.fold(fit.table, documents, vectors.mean(axis=0))
-    return Trained(tokenizer, finished, fit.steps, fit.best_step, fit.history)
-
-
-def _tokenizer(state: Path, texts: list[str], settings: LearnSettings) -> Tokenizer:
-    """Return the tokenizer of an interrupted run, or a new one: training one twice need not give the same."""
-    path = state / f"tokenizer-{settings.vocabulary}-{settings.max_tokens}-{settings.seed}.json"
-    if not path.is_file():
-        train_tokenizer(texts, settings.vocabulary, settings.max_tokens).save(str(path))
-    return Tokenizer.from_file(str(path))
-
-
-def _load(folder: Path) -> "Earlier":
-    from care_qdrant.learn.earlier import load_earlier
-
-    return load_earlier(folder)
-
-
-def _drift(earlier: "Earlier", data: _Data, settings: LearnSettings) -> HeldOut | None:
-    """Return the quality of an earlier encoder on documents that it has not seen, None where there are none."""
-    from care_qdrant.learn import table as tables
-
-    new = np.flatnonzero(earlier.is_new(data.pairs.ids))[:MAX_HELD_OUT]
-    if not len(new):
-        return None
-    generator = np.random.default_rng([settings.seed, 4])
-    questions = [held_out.question_of(data.pairs.texts[row], data.pairs.titles[row], generator) for row in new]
-    candidates = np.concatenate([data.pairs.vectors[new], data.candidates])
-    encoded = tables.encode(earlier.table, tokenize(earlier.tokenizer, questions))
-    return held_out.measure(held_out.ranks(encoded, candidates, np.arange(len(new))), len(candidates))
-
-
-def _encode(trained: Trained, texts: list[str]) -> Vectors:
-    from care_qdrant.learn import table as tables
-
-    return tables.encode(trained.table, tokenize(trained.tokenizer, texts))
-
-
-def _digest(data: _Data, settings: LearnSettings) -> str:
-    """Return what an interrupted run must have in common with this one to be continued."""
-    content = [asdict(settings), list(map(str, data.pairs.ids)), len(data.train)]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
-
-
-def _reduced(vectors: Vectors, basis: Vectors | None) -> Vectors:
-    return vectors if basis is None else np.asarray(vectors @ basis.T, dtype=np.float32)
-
-
 def _write(
     output: Path,
-    trained: Trained,
-    data: _Data,
+    trained: "Trained",
+    split: "Split",
     name: str,
     document: Path | None,
     settings: LearnSettings,
@@ -342,18 +214,18 @@ def _write(
         output,
         trained.tokenizer,
         trained.table,
-        data.pairs.basis,
+        split.pairs.basis,
         name=name,
         document=document,
-        probe_texts=[text for text in data.questions if trained.tokenizer.encode(text, add_special_tokens=False).ids],
-        document_vectors=restored(data.candidates[:MAX_HELD_OUT], data.pairs.basis),
+        probe_texts=[text for text in split.questions if trained.tokenizer.encode(text, add_special_tokens=False).ids],
+        document_vectors=restored(split.candidates[:_GATE_DOCUMENTS], split.pairs.basis),
         temperature=settings.temperature,
         stage=stage,
         origin={"side": "document", "name": where},
     )
 
 
-def _agreement(folder: Path, log: Questions | None, data: _Data) -> quality.Agreement | None:
+def _agreement(folder: Path, log: Questions | None, split: "Split") -> quality.Agreement | None:
     from care_qdrant.model import CareModel
 
     if log is None:
@@ -361,7 +233,7 @@ def _agreement(folder: Path, log: Questions | None, data: _Data) -> quality.Agre
     half = len(log.texts) // 2
     rest = Questions(log.texts[half:], log.vectors[half:])
     return quality.agreement(
-        CareModel.load(folder).encode_query(rest.texts), rest, restored(data.candidates, data.pairs.basis)
+        CareModel.load(folder).encode_query(rest.texts), rest, restored(split.candidates, split.pairs.basis)
     )
 
 

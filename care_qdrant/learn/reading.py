@@ -1,5 +1,7 @@
 """Reads a random sample of a collection's texts with the vectors that are stored for them."""
 
+import hashlib
+import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -44,6 +46,8 @@ class Pairs:
     without_vector: int
     repeated: int
     """Points with a text that was read before."""
+    read: list[PointId]
+    """All points of the sample, those without a text, a vector or a new text as well."""
 
 
 def dense_vector(schema: CollectionSchema, vector_name: str | None) -> tuple[str, models.VectorParams]:
@@ -73,20 +77,16 @@ def dense_vector(schema: CollectionSchema, vector_name: str | None) -> tuple[str
 
 
 def sample_ids(collection: Collection, points: int, seed: int) -> list[PointId]:
-    """Return the ids of at most so many points, each point being as likely as any other, in random order."""
-    generator = np.random.default_rng([seed, 0])
-    kept: list[PointId] = []
-    seen = 0
-    for ids in collection.ids():
-        room = max(0, points - len(kept))
-        kept += ids[:room]
-        numbers = np.arange(seen + min(room, len(ids)), seen + len(ids))
-        places = (generator.random(len(numbers)) * (numbers + 1)).astype(np.int64)
-        for place, point_id in zip(places, ids[room:], strict=True):
-            if place < points:
-                kept[place] = point_id
-        seen += len(ids)
-    return [kept[place] for place in generator.permutation(len(kept))]
+    """Return the ids of at most so many points, each point being as likely as any other, in random order.
+
+    They are those whose ids have the smallest digests. So a later sample differs only by what came and went.
+    """
+    key = str(seed).encode()
+
+    def place(point_id: PointId) -> bytes:
+        return hashlib.blake2b(str(point_id).encode(), digest_size=8, key=key).digest()
+
+    return heapq.nsmallest(points, (point_id for ids in collection.ids() for point_id in ids), key=place)
 
 
 def read_pairs(
@@ -123,7 +123,7 @@ def read_pairs(
         reader.add([records[point_id] for point_id in page if point_id in records])
         done += len(page)
         on_progress(done, len(ids))
-    pairs = reader.pairs(collection.count() if len(ids) == settings.sample else len(ids))
+    pairs = reader.pairs(ids, collection.count() if len(ids) == settings.sample else len(ids))
     if len(pairs.ids) < MIN_DOCUMENTS:
         raise InputError(
             f"collection {collection.name!r} has {len(pairs.ids)} different texts with a vector {vector_name!r} in a "
@@ -182,8 +182,8 @@ class _Reader:
         if len(self._raw) >= _BASIS_POINTS:
             self._reduce()
 
-    def pairs(self, points: int) -> Pairs:
-        """Return everything that was kept."""
+    def pairs(self, read: list[PointId], points: int) -> Pairs:
+        """Return everything that was kept of the points that were read."""
         self._reduce()
         width = self._directions[0].shape[1] if self._directions else 0
         vectors = np.concatenate(self._directions) if self._directions else np.empty((0, width), np.float32)
@@ -198,6 +198,7 @@ class _Reader:
             self._without_text,
             self._without_vector,
             self._repeated,
+            read,
         )
 
     def _reduce(self) -> None:

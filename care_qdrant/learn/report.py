@@ -25,7 +25,9 @@ def paragraphs(report: LearnReport) -> list[str]:
         f"{report.texts:,} texts of {report.points:,} points (field {report.text_field!r}) and their vectors "
         f"{report.vector_name or '(unnamed)'!r} of {report.dim} dimensions; {report.without_text:,} points have no "
         f"text, {report.without_vector:,} no vector, {report.repeated:,} a text that was read before. "
-        f"{report.steps:,} steps in {report.seconds:,.0f} s; the table of step {report.best_step:,} is kept.",
+        f"{report.steps:,} steps in {report.seconds:,.0f} s; the table of step {report.best_step:,} is kept, "
+        f"with {report.vocabulary:,} tokens ({report.tokens})"
+        + (", and trained once more with the held-out documents." if report.trained_again else "."),
         f"**Quality.** {found.queries:,} documents were held out. For one of its sentences or its title, a document is "
         f"the first of {found.candidates:,} in {found.recall_at_1:.0%} of the cases and among the first ten in "
         f"{found.recall_at_10:.0%} (mean reciprocal rank {found.mrr:.3f}). Real questions are harder than sentences of "

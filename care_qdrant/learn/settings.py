@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 FOLDER = "learn"
 """Folder inside the CARE folder with the report, the plot and the points that were read."""
+NEWS = 0.05
+"""Fraction of the points that an encoder has not read from which a watched collection is learned from again."""
 MIN_DOCUMENTS = 200
 """Fewer pairs of text and vector teach nothing that a held-out document could confirm."""
 
@@ -28,7 +30,7 @@ class LearnSettings:
     """Of SparseAdam at the first step; it falls linearly to zero."""
     batch: int = 512
     """Texts of one step."""
-    negatives: int = 2_048
+    negatives: int = 1_024
     """Stored vectors of other texts, drawn at random, that each text is told apart from besides those of its batch."""
     epochs: int = 28
     """Passes over the texts at most; early stopping on held-out documents may end sooner."""

@@ -4,8 +4,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
-from care_qdrant.search.fusion import DEFAULT_ALPHA
-
 Texts = Annotated[list[StrictStr], Field(min_length=1)]
 Tokens = Annotated[list[StrictInt], Field(min_length=1)]
 
@@ -125,14 +123,21 @@ class SearchRequest(_Request):
     query: StrictStr
     collection: StrictStr | None = Field(default=None, description="Where not given, the first that is configured.")
     model: StrictStr | None = Field(default=None, description="Where not given, the default pair.")
-    mode: Literal["dense", "sparse", "hybrid"] = "dense"
+    mode: Literal["auto", "dense", "sparse", "hybrid"] = Field(
+        default="auto", description="`auto` is `hybrid` where the collection has a BM25 vector, else `dense`."
+    )
     top_k: int = Field(default=10, ge=1)
     conditions: list[StrictStr] = Field(
         default=[], description="On metadata, as `dept=内科`, `year>=2020`, `dept!=外科`; all must hold."
     )
     filter: dict[str, Any] | None = Field(default=None, description="A filter of Qdrant, beside the conditions.")
     fusion: Literal["linear", "dbsf", "rrf"] = "linear"
-    alpha: float = Field(default=DEFAULT_ALPHA, ge=0, le=1, description="Weight of the dense score in `linear`.")
+    alpha: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Weight of the dense score in `linear`; null is what `care learn` recorded, else 0.4.",
+    )
     marks: bool = Field(default=False, description="Whether the terms of the query are found in the texts.")
 
 

@@ -94,7 +94,7 @@ class Searching:
             collection=collection,
             model=None if pair is None else pair.name,
             fingerprint=None if pair is None else pair.fingerprint,
-            mode=request.mode,
+            mode=retriever.mode,
             hits=_marked(request.query, hits, request.marks),
             timing_ms=Timing(
                 **{name: round(value * 1000, 3) for name, value in seconds.items()},
@@ -113,7 +113,7 @@ class Searching:
         return CollectionState(name=name, models=pairs, sparse=sparse)
 
     def _make_retriever(
-        self, collection: str, pair: ServedPair | None, mode: Mode, fusion: Fusion, alpha: float
+        self, collection: str, pair: ServedPair | None, mode: Mode, fusion: Fusion, alpha: float | None
     ) -> Retriever:
         model = None if pair is None else self._batched(pair)
         return Retriever(self._qdrant(), collection, model, mode=mode, fusion=fusion, alpha=alpha)

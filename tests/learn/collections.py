@@ -22,7 +22,10 @@ class WordModel:
         self.common = generator.normal(size=dim) * 2
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        sums = np.stack([sum(self.words[text[at : at + 2]] for at in range(0, len(text), 3)) for text in texts])
+        unknown = np.zeros_like(self.common)
+        sums = np.stack(
+            [sum(self.words.get(text[at : at + 2], unknown) for at in range(0, len(text), 3)) for text in texts]
+        )
         vectors = np.tanh((sums + self.common) / 3)
         return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
 

@@ -13,7 +13,7 @@ from care_qdrant.learn.learn import learn
 from care_qdrant.learn.settings import UPDATE, LearnSettings
 from care_qdrant.model import CareModel
 from care_qdrant.store.collection import Collection
-from care_qdrant.store.contracts import check_contract
+from care_qdrant.store.contract_checks import check_contract
 from tests.learn.collections import DIM, WordModel, word_texts, write_langchain
 
 SETTINGS = LearnSettings(vocabulary=200, batch=64, epochs=20, learning_rate=2e-2, seed=3)
@@ -55,6 +55,7 @@ def test_its_contract_is_accepted_and_documents_are_refused(learned) -> None:  #
         model.encode_document(["心痛"])
 
 
+@pytest.mark.timeout(400)
 def test_an_interrupted_run_is_continued_to_the_same_encoder(tmp_path: Path) -> None:
     client = QdrantClient(":memory:")
     write_langchain(client, TEXTS, WordModel().encode(TEXTS))

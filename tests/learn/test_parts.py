@@ -50,21 +50,20 @@ def test_a_folded_table_needs_no_parts_and_unfolds_again() -> None:
     tokenizer = train_tokenizer(TEXTS, 150, 64)
     composer, documents = Composer(tokenizer), tokenize(tokenizer, TEXTS)
     parts = np.random.default_rng(0).normal(size=(tokenizer.get_vocab_size(), 8)).astype(np.float32)
-    folded = composer.fold(parts, documents, np.ones(8, np.float32))
+    folded = composer.fold(parts, np.ones(8, np.float32))
     np.testing.assert_allclose(
         table.encode(folded, documents), table.encode(parts, composer.expand(documents)), atol=1e-5
     )
-    again = composer.fold(composer.unfold(folded), documents, np.ones(8, np.float32))
+    again = composer.fold(composer.unfold(folded), np.ones(8, np.float32))
     np.testing.assert_allclose(again, folded, atol=1e-5)
 
 
 def test_a_token_that_no_text_has_points_to_the_mean() -> None:
     tokenizer = train_tokenizer(TEXTS, 150, 64)
     mean = np.array([3.0, 4.0], np.float32)
-    folded = Composer(tokenizer).fold(
-        np.ones((tokenizer.get_vocab_size(), 2), np.float32), tokenize(tokenizer, TEXTS), mean
-    )
-    unknown = folded[tokenizer.token_to_id("[UNK]")]
+    parts = np.ones((tokenizer.get_vocab_size(), 2), np.float32)
+    parts[tokenizer.token_to_id("[UNK]")] = 0
+    unknown = Composer(tokenizer).fold(parts, mean)[tokenizer.token_to_id("[UNK]")]
     np.testing.assert_allclose(unknown / np.linalg.norm(unknown), mean / 5, atol=1e-6)
 
 
@@ -97,6 +96,11 @@ def test_a_sample_is_random_seeded_and_without_repetition() -> None:
     assert first == second and len(set(first)) == 100
     assert 150 < np.mean([int(point) for point in first]) < 350
     assert sorted(map(int, sample_ids(collection, 1_000, 0))) == list(range(500))
+    assert sample_ids(collection, 100, 1) != first
+    client.upsert("c", [models.PointStruct(id=number, vector=[1.0]) for number in range(500, 550)])
+    later = sample_ids(collection, 100, 0)
+    assert len(set(first) & set(later)) >= 80  # 50 of 550 are new
+    assert {int(point) for point in later} - {int(point) for point in first} <= set(range(500, 550))
 
 
 def test_alpha_grows_as_the_dense_scores_get_narrower() -> None:

@@ -1,6 +1,10 @@
 """Learning from a server that goes away, and the command line from end to end."""
 
 import json
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,8 +13,9 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.cli import care
 from care_qdrant.errors import InputError, MissingExtra, Unreachable
+from care_qdrant.learn.earlier import unseen_fraction
 from care_qdrant.learn.learn import learn
-from care_qdrant.learn.settings import LearnSettings
+from care_qdrant.learn.settings import NEWS, LearnSettings
 from care_qdrant.model import CareModel
 from care_qdrant.store.collection import Collection
 from care_qdrant.store.connection import open_client
@@ -106,6 +111,40 @@ def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setitem(__import__("sys").modules, "onnxscript", None)
     with pytest.raises(MissingExtra, match=r"care-qdrant\[learn\]"):
         learn(QdrantClient(":memory:"), "articles", tmp_path / "queries")
+
+
+@pytest.mark.timeout(400)
+def test_a_watched_collection_is_learned_and_then_updated_until_a_signal(tmp_path: Path) -> None:
+    teacher, texts = WordModel(), word_texts(700)
+    with StandIn() as server:
+        client = QdrantClient(url=server.url, check_compatibility=False)
+        write_langchain(client, texts[:600], teacher.encode(texts[:600]))
+        where = ["learn", "articles", "--url", server.url, "--output", str(tmp_path / "queries"), "--force"]
+        command = [sys.executable, "-W", "ignore", "-c", "from care_qdrant.cli import main; main()", *where]
+        with subprocess.Popen([*command, "--watch", "0.1"], stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            first = json.loads(process.stdout.readline())
+            add(client, texts, range(600, 620))  # fewer than 5 %: nothing to learn yet
+            assert unseen_fraction(tmp_path / "queries", Collection(client, "articles"), LearnSettings()) < NEWS
+            add(client, texts, range(620, 700))
+            second = json.loads(process.stdout.readline())
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=60) == 0 and not process.stdout.read()
+        assert (first["texts"], first["new_documents"]) == (600, None)
+        assert second["texts"] > 640 and second["new_documents"]["queries"] == second["texts"] - 600
+        [learned] = Collection(client, "articles").schema.learned.values()
+        assert learned.fingerprint == second["fingerprint"] == CareModel.load(tmp_path / "queries").fingerprint
+        client.close()
+
+
+def add(client: QdrantClient, texts: Sequence[str], numbers: range) -> None:
+    """Write further points of the same model, all at once."""
+    vectors = WordModel().encode([texts[number] for number in numbers])
+    points = [
+        models.PointStruct(id=number, vector=vector.tolist(), payload={"page_content": texts[number], "metadata": {}})
+        for number, vector in zip(numbers, vectors, strict=True)
+    ]
+    client.upsert("articles", points, wait=True)
 
 
 def test_several_vectors_need_a_choice(tmp_path: Path) -> None:

@@ -1,11 +1,15 @@
 """A service in this process, over encoders that need no model, and requests to it."""
 
+import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 
 from care_qdrant.encoders import Encoder
 from care_qdrant.model import CareModel
@@ -62,6 +66,26 @@ async def connect() -> AsyncIterator[Callable[[Service], httpx.AsyncClient]]:
     yield open_client
     for client in clients:
         await client.aclose()
+
+
+@pytest.fixture
+def listen() -> Iterator[Callable[[Service], str]]:
+    """Serve on a free port of loopback, for clients that need a socket; returns the address."""
+    with ExitStack() as stack:
+        yield lambda service: stack.enter_context(_listening(service))
+
+
+@contextmanager
+def _listening(service: Service) -> Iterator[str]:
+    config = uvicorn.Config(service.app, port=0, lifespan="off", log_config=None, access_log=False)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    thread.join()
 
 
 def asked(*texts: str, model: str = "pair", side: str = "search", **fields: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from care_qdrant.cli.logs import set_up_logs
 from care_qdrant.errors import InputError
 from care_qdrant.serve import keys
 from care_qdrant.serve.keys import Keys
@@ -128,6 +129,23 @@ async def test_a_failure_is_answered_without_its_inside(make_service, connect) -
     answer = await connect(make_service(pair(query=Broken()))).post("/inference", json=asked("发烧"))
     assert (answer.status_code, answer.json()["code"]) == (500, "internal")
     assert "secret" not in answer.text
+
+
+async def test_a_failure_is_in_the_log_with_its_traceback(
+    make_service, connect, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Broken(HashEncoder):
+        def encode(self, texts, *, prompt=None):
+            raise RuntimeError("the inside")
+
+    for name in ("care_qdrant", "care_trainer", "care_benchmarks", "llama_index.embeddings.care"):
+        monkeypatch.setattr(logging.getLogger(name), "handlers", [])
+    set_up_logs(form="json")
+    answer = await connect(make_service(pair(query=Broken()))).post("/inference", json=asked("发烧"))
+    set_up_logs()
+    [line] = [entry for text in capsys.readouterr().err.splitlines() if (entry := json.loads(text))["level"] == "error"]
+    assert answer.json()["request_id"] in line["message"]
+    assert "RuntimeError: the inside" in line["exception"]
 
 
 async def test_the_log_holds_neither_texts_nor_keys(

@@ -3,17 +3,16 @@
 import re
 import shutil
 import subprocess
-import threading
-import time
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from urllib.parse import quote
 
+import httpx
 import pytest
-import uvicorn
 from qdrant_client import QdrantClient
 
 import care_qdrant.serve
+from care_qdrant.attach.attach import attach_vector
 from care_qdrant.ingestion.run import ingest
 from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.types import Document
@@ -59,38 +58,73 @@ async def test_the_page_can_be_left_out(make_service, connect) -> None:
 
 
 @pytest.fixture
-def address(make_service, client: QdrantClient) -> Iterator[str]:
-    """Serve a collection with texts that try to be markup."""
+def address(make_service, listen, client: QdrantClient) -> str:
+    """Serve a collection with vectors of two pairs and texts that try to be markup; return the address."""
     documents = [
         Document("<i>d1</i>", f"𠀀 头皮痒 {HOSTILE}", title="<script>0</script>", metadata={"k": HOSTILE}),
         Document("d2", "头皮痒怎么办", title="洗发水"),
+        Document("d3", "糖尿病人能吃西瓜吗", title="水果"),
     ]
     ingest(documents, aligned(), client, "corpus", settings=IngestSettings(sparse=True))
-    service = make_service(aligned(), collections=("corpus",), open_qdrant=lambda: nullcontext(client))
-    config = uvicorn.Config(service.app, port=0, lifespan="off", log_config=None, access_log=False)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    server.should_exit = True
-    thread.join()
+    attach_vector(client, "corpus", aligned("other"))
+    service = make_service(
+        aligned(), aligned("other"), collections=("corpus",), open_qdrant=lambda: nullcontext(client)
+    )
+    address: str = listen(service)
+    return address
+
+
+def shown(page: str, profile: Path) -> str:
+    """Return the document of a page after its scripts have run."""
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+    wait = ["--virtual-time-budget=8000", "--timeout=20000", f"--user-data-dir={profile}", "--disable-sync"]
+    assert CHROMIUM is not None
+    done = subprocess.run([CHROMIUM, *flags, *wait, "--dump-dom", page], capture_output=True, text=True, timeout=90)
+    assert '<section class="column"' in done.stdout, done.stderr
+    return done.stdout
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 def test_a_browser_shows_hits_as_text(address: str, tmp_path: Path) -> None:
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
-    wait = ["--virtual-time-budget=8000", "--timeout=20000", f"--user-data-dir={tmp_path}", "--disable-sync"]
-    page = f"{address}/?q=头皮痒&collection=corpus&lang=zh"
-    assert CHROMIUM is not None
-    done = subprocess.run([CHROMIUM, *flags, *wait, "--dump-dom", page], capture_output=True, text=True, timeout=90)
-    shown = done.stdout
-    assert shown.count('<section class="column"') == 3, done.stderr
-    assert "<mark>头皮痒</mark>" in shown
-    assert "&lt;img src=x onerror=" in shown
-    assert "&lt;script&gt;0&lt;/script&gt;" in shown
-    assert "<img" not in shown
-    assert shown.count("<script") == 1
-    assert "<title>care search</title>" in shown
-    assert "并排比较" in shown
+    page = shown(f"{address}/?q=头皮痒&collection=corpus&lang=zh", tmp_path)
+    assert page.count('<section class="column"') == 3
+    assert "<mark>头皮痒</mark>" in page
+    assert "&lt;img src=x onerror=" in page
+    assert "&lt;script&gt;0&lt;/script&gt;" in page
+    assert "<img" not in page
+    assert page.count("<script") == 1
+    assert "<title>care search</title>" in page
+    assert "并排比较" in page
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+def test_a_link_holds_the_conditions_too(address: str, tmp_path: Path) -> None:
+    page = shown(f"{address}/?q=头皮痒&collection=corpus&lang=en&where={quote('k=' + HOSTILE)}", tmp_path)
+    hits = re.findall(r'<li class="hit".*?</li>', page, re.DOTALL)
+    assert len(hits) == 3
+    assert all("&lt;i&gt;d1&lt;/i&gt;" in hit for hit in hits)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+def test_two_pairs_stand_side_by_side_with_what_moved(address: str, tmp_path: Path) -> None:
+    names = [f"{model.name}@{model.fingerprint[:12]}" for model in (aligned(), aligned("other"))]
+    found = [
+        httpx.post(f"{address}/search", json={"query": "西瓜", "model": name, "mode": "dense", "top_k": 3}).json()[
+            "hits"
+        ]
+        for name in names
+    ]
+    ranks = {hit["document_id"]: rank for rank, hit in enumerate(found[0])}
+    columns = "&".join(f"column=dense:{name}" for name in names)
+    page = shown(f"{address}/?q=西瓜&collection=corpus&lang=en&k=3&{columns}", tmp_path)
+    first, second = page.split('<section class="column"')[1:]
+    assert ("<h2>dense · pair</h2>" in first, "<h2>dense · other</h2>" in second) == (True, True)
+    assert "compared with this one" in first
+    assert "same rank" not in first
+    assert "3 in common with the first column" in second
+    expected = []
+    for rank, hit in enumerate(found[1]):
+        moved = ranks[hit["document_id"]] - rank
+        expected.append("same rank" if not moved else f"up {moved}" if moved > 0 else f"down {-moved}")
+    assert any(move.startswith("up") for move in expected)
+    assert re.findall(r"(same rank|(?:up|down) \d+)<", second) == expected

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -32,6 +33,28 @@ def free_port() -> int:
         return port
 
 
+def start_server(folder: Path, http: int, grpc: int, more: dict[str, str]) -> "subprocess.Popen[bytes]":
+    """Start a server over the storage of a folder, and wait until it is ready."""
+    settings = {
+        "QDRANT__SERVICE__HOST": "127.0.0.1",
+        "QDRANT__SERVICE__HTTP_PORT": str(http),
+        "QDRANT__SERVICE__GRPC_PORT": str(grpc),
+        "QDRANT__STORAGE__STORAGE_PATH": str(folder / "storage"),
+        "QDRANT__STORAGE__SNAPSHOTS_PATH": str(folder / "snapshots"),
+        "QDRANT__TELEMETRY_DISABLED": "true",
+    }
+    with (folder / "qdrant.log").open("wb") as log:
+        server = subprocess.Popen([str(BINARY)], env=os.environ | settings | more, cwd=folder, stdout=log, stderr=log)
+    until = time.monotonic() + WAIT_SECONDS
+    while True:
+        try:
+            httpx.get(f"http://127.0.0.1:{http}/readyz").raise_for_status()
+            return server
+        except httpx.HTTPError:
+            assert server.poll() is None and time.monotonic() < until, (folder / "qdrant.log").read_text()
+            time.sleep(0.1)
+
+
 @pytest.fixture(scope="module")
 def ports(pair_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int]]:
     """Start a service with both sides and a key, and a Qdrant that asks it."""
@@ -40,26 +63,8 @@ def ports(pair_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     options = ("--model", str(pair_folder), "--documents", "--keys", str(folder / "keys"))
     service = Running("--drain-seconds", "0.2", *options, log=folder / "serve.log")
     http, grpc = free_port(), free_port()
-    settings = {
-        "QDRANT__SERVICE__HOST": "127.0.0.1",
-        "QDRANT__SERVICE__HTTP_PORT": str(http),
-        "QDRANT__SERVICE__GRPC_PORT": str(grpc),
-        "QDRANT__STORAGE__STORAGE_PATH": str(folder / "storage"),
-        "QDRANT__STORAGE__SNAPSHOTS_PATH": str(folder / "snapshots"),
-        "QDRANT__TELEMETRY_DISABLED": "true",
-        "QDRANT__INFERENCE__ADDRESS": f"{service.url}/inference",
-        "QDRANT__INFERENCE__TOKEN": KEY,
-    }
-    with (folder / "qdrant.log").open("wb") as log:
-        server = subprocess.Popen([str(BINARY)], env=os.environ | settings, cwd=folder, stdout=log, stderr=log)
-    until = time.monotonic() + WAIT_SECONDS
-    while True:
-        try:
-            httpx.get(f"http://127.0.0.1:{http}/readyz").raise_for_status()
-            break
-        except httpx.HTTPError:
-            assert server.poll() is None and time.monotonic() < until, (folder / "qdrant.log").read_text()
-            time.sleep(0.1)
+    inference = {"QDRANT__INFERENCE__ADDRESS": f"{service.url}/inference", "QDRANT__INFERENCE__TOKEN": KEY}
+    server = start_server(folder, http, grpc, inference)
     yield http, grpc
     server.terminate()
     server.wait(WAIT_SECONDS)
@@ -122,3 +127,31 @@ def test_a_refusal_reaches_the_client_with_its_reason(asking: QdrantClient, text
     asking.create_collection("corpus", {"v": params})
     with pytest.raises(Exception, match=reason):
         asking.query_points("corpus", models.Document(text=text, model=name), using="v", limit=5)
+
+
+def test_a_qdrant_that_goes_and_comes_back_is_searched_again(pair_folder: Path, tmp_path: Path) -> None:
+    http, grpc = free_port(), free_port()
+    address = f"http://127.0.0.1:{http}"
+    ask = {"query": TEXTS[2]}
+    with ExitStack() as stack:
+        server = stack.enter_context(start_server(tmp_path, http, grpc, {}))
+        stack.callback(server.kill)
+        documents = [Document(f"d{number}", text) for number, text in enumerate(TEXTS)]
+        qdrant = QdrantClient(url=address, check_compatibility=False)
+        ingest(documents, CareModel.load(pair_folder), qdrant, "corpus")
+        qdrant.close()
+        options = ("--model", str(pair_folder), "--collection", "corpus", "--url", address)
+        service = Running("--drain-seconds", "0.2", *options, log=tmp_path / "serve.log")
+        stack.callback(service.stop)
+        client = stack.enter_context(httpx.Client(base_url=service.url, timeout=60))
+        before = client.post("/search", json=ask).json()["hits"]
+        assert before
+        server.kill()
+        server.wait()
+        away = client.post("/search", json=ask)
+        assert (away.status_code, away.json()["code"]) == (503, "qdrant_unreachable")
+        assert client.get("/ready").status_code == 200
+        assert client.post("/embed", json={"inputs": TEXTS[2]}).status_code == 200
+        again = stack.enter_context(start_server(tmp_path, http, grpc, {}))
+        stack.callback(again.kill)
+        assert client.post("/search", json=ask).json()["hits"] == before

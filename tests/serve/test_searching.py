@@ -34,7 +34,7 @@ def filled(client: QdrantClient) -> Iterator[QdrantClient]:
     yield client
 
 
-@pytest.mark.parametrize("mode", ["dense", "sparse", "hybrid"])
+@pytest.mark.parametrize("mode", ["auto", "dense", "sparse", "hybrid"])
 async def test_hits_are_those_of_the_retriever(make_service, connect, filled: QdrantClient, mode: str) -> None:
     model = aligned()
     service = make_service(model, collections=("corpus",), open_qdrant=lambda: nullcontext(filled))
@@ -46,6 +46,7 @@ async def test_hits_are_those_of_the_retriever(make_service, connect, filled: Qd
     assert [hit["document_id"] for hit in found["hits"]] == [hit.document_id for hit in expected]
     assert [hit["score"] for hit in found["hits"]] == pytest.approx([hit.score for hit in expected], abs=1e-6)
     assert (found["hits"][0]["text"], found["hits"][0]["title"]) == (TEXTS[3], "第3篇")
+    assert found["mode"] == ("hybrid" if mode == "auto" else mode)
     assert found["fingerprint"] == (None if mode == "sparse" else model.fingerprint)
     times = found["timing_ms"]
     assert times["total"] == pytest.approx(times["wait"] + times["encode"] + times["search"], abs=0.01)

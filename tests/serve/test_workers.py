@@ -46,6 +46,9 @@ class Running:
             time.sleep(0.05)
         raise AssertionError(f"{pattern!r} did not come:\n{self._log.read_text()}")
 
+    def lines(self) -> str:
+        return self._log.read_text()
+
     def workers(self) -> set[int]:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         return {int(pid) for pid in children.read_text().split()}
@@ -103,7 +106,7 @@ class Clients:
         self._pool.shutdown()
 
 
-def test_workers_share_counters_and_one_that_dies_is_replaced(start, pair_folder: Path) -> None:
+def test_workers_share_memory_and_counters_and_one_that_dies_is_replaced(start, pair_folder: Path) -> None:
     service = start("--model", str(pair_folder), "--workers", "2")
     expected = {text: [CareModel.load(pair_folder).encode_query([text])[0]] for text in TEXTS}
     before = service.workers()
@@ -111,6 +114,9 @@ def test_workers_share_counters_and_one_that_dies_is_replaced(start, pair_folder
     with Clients(service.url, expected) as clients:
         time.sleep(0.5)
     assert not clients.failures
+    for worker in before:
+        pages = dict(re.findall(r"^(\w+): +(\d+) kB$", Path(f"/proc/{worker}/smaps_rollup").read_text(), re.MULTILINE))
+        assert int(pages["Private_Dirty"]) < int(pages["Shared_Dirty"]), "a worker has its own copy of what was loaded"
     counted = f'care_requests_total{{route="/inference",status="200"}} {float(clients.answers)}'
     until = time.monotonic() + WAIT_SECONDS
     while counted not in httpx.get(f"{service.url}/metrics").text.splitlines():  # counted after it is sent
@@ -147,6 +153,7 @@ def test_a_reload_serves_the_new_pair_and_loses_nothing(start, pair_folder: Path
         time.sleep(0.3)
     assert not clients.failures
     assert clients.answers > 20
+    assert service.lines().count("reloaded: ") == 1, "each message is logged once"
     [model] = httpx.get(f"{service.url}/health").json()["models"]
     assert model["fingerprint"] == new.fingerprint
     assert not service.workers() & first
@@ -155,21 +162,18 @@ def test_a_reload_serves_the_new_pair_and_loses_nothing(start, pair_folder: Path
 def test_a_service_that_is_stopped_answers_what_it_accepted(start, pair_folder: Path) -> None:
     service = start("--model", str(pair_folder))
     texts = medical_texts(1000)
-    with ThreadPoolExecutor(8) as pool:
+    with ThreadPoolExecutor(4) as pool:
         answers = [
             pool.submit(httpx.post, f"{service.url}/inference", json=asked(*texts, model="tiny-pair"), timeout=60)
-            for _ in range(8)
+            for _ in range(4)
         ]
         until = time.monotonic() + WAIT_SECONDS
-        while _waiting(service) < 3000 and time.monotonic() < until:
-            time.sleep(0.01)
+        while _waiting(service) <= 3000 and time.monotonic() < until:  # three requests have no more than 3,000 texts
+            time.sleep(0.005)
         code = service.stop()
         found = [answer.result() for answer in answers]
     assert code == 0
-    accepted = [answer for answer in found if answer.status_code == 200]
-    assert len(accepted) + sum(answer.status_code == 429 for answer in found) == 8
-    assert len(accepted) >= 4
-    assert all(len(answer.json()["embeddings"]) == 1000 for answer in accepted)
+    assert [(answer.status_code, len(answer.json()["embeddings"])) for answer in found] == [(200, 1000)] * 4
 
 
 def test_what_cannot_be_served_is_one_line_and_an_exit_code(pair_folder: Path, tmp_path: Path) -> None:
@@ -192,6 +196,12 @@ def test_the_query_side_needs_no_torch(start, pair_folder: Path) -> None:
     [worker] = service.workers()
     assert httpx.post(f"{service.url}/inference", json=asked("发烧", model="tiny-pair")).status_code == 200
     assert "libtorch" not in Path(f"/proc/{worker}/maps").read_text()
+
+
+def test_a_service_listens_on_loopback_and_warns_elsewhere(start, pair_folder: Path) -> None:
+    assert start("--model", str(pair_folder)).url.startswith("http://127.0.0.1:")
+    everywhere = start("--model", str(pair_folder), "--host", "0.0.0.0")
+    assert everywhere.wait_for("warning: whoever can reach 0.0.0.0 .* give --keys FILE")
 
 
 def test_workers_end_with_the_process_that_started_them(start, pair_folder: Path) -> None:

@@ -11,8 +11,8 @@ const TEXTS = {
     nothing: "No hits.", none: "This service has no collection to search; start it with --collection.",
     pick: "Choose at least one way to search.", details: "Details", score: "score",
     summary: (hits, columns) => `${hits} hits in ${columns} ${columns === 1 ? "column" : "columns"}`,
-    shared: (common, first) => `${common} in common with “${first}”`,
-    time: (t) => `${t.total.toFixed(1)} ms = encode ${t.encode.toFixed(1)} + Qdrant ${t.search.toFixed(1)} + wait ${t.wait.toFixed(1)}`,
+    shared: (common) => `${common} in common with the first column`, first: "the other columns are compared with this one",
+    encode: "encode", qdrant: "Qdrant", wait: "wait", milliseconds: "ms",
     up: (n) => `up ${n}`, down: (n) => `down ${n}`, same: "same rank", fresh: "not in the first column", unreachable: "The service does not answer.",
   },
   zh: {
@@ -25,8 +25,8 @@ const TEXTS = {
     nothing: "没有结果。", none: "本服务没有可搜索的集合；请用 --collection 启动。",
     pick: "请至少选择一种搜索方式。", details: "详情", score: "得分",
     summary: (hits, columns) => `${columns} 列，共 ${hits} 条`,
-    shared: (common, first) => `与“${first}”有 ${common} 条相同`,
-    time: (t) => `${t.total.toFixed(1)} 毫秒 = 编码 ${t.encode.toFixed(1)} + Qdrant ${t.search.toFixed(1)} + 等待 ${t.wait.toFixed(1)}`,
+    shared: (common) => `与第一列有 ${common} 条相同`, first: "其他列都与这一列比较",
+    encode: "编码", qdrant: "Qdrant", wait: "等待", milliseconds: "毫秒",
     up: (n) => `上升 ${n}`, down: (n) => `下降 ${n}`, same: "名次相同", fresh: "第一列中没有", unreachable: "服务没有回应。",
   },
 };
@@ -66,10 +66,14 @@ function columnsOf(collection) {
   return [...pairs.map((pair) => `dense:${pair}`), ...lexical, ...mixed];
 }
 
+// A pair is shown with its fingerprint only where another one has the same name.
 function columnName(column) {
   const [mode, pair] = split(column);
-  const several = (current()?.models ?? []).length > 1;
-  return pair && several ? `${t(mode)} · ${pair}` : t(mode);
+  const pairs = current()?.models ?? [];
+  if (!pair || pairs.length < 2) return t(mode);
+  const name = pair.slice(0, pair.lastIndexOf("@"));
+  const namesakes = pairs.filter((other) => other.startsWith(`${name}@`)).length;
+  return `${t(mode)} · ${namesakes > 1 ? pair : name}`;
 }
 
 const split = (column) => [column.slice(0, column.indexOf(":")), column.slice(column.indexOf(":") + 1)];
@@ -157,24 +161,29 @@ function renderColumn({ column, answer, error }, number, ranks) {
     section.append(element("p", { class: "error", role: "alert" }, error));
     return section;
   }
-  const time = answer.timing_ms;
-  const bar = element("div", { class: "time", "aria-hidden": "true" });
-  for (const part of ["wait", "encode", "search"]) {
-    const piece = element("span", { class: part });
-    piece.style.width = `${(100 * time[part]) / Math.max(time.total, 0.001)}%`;
-    bar.append(piece);
-  }
-  const facts = [t("time", time)];
-  if (number > 0) {
+  section.append(...renderTime(answer.timing_ms));
+  if (state.last.length > 1) {
     const common = answer.hits.filter((hit) => ranks[0].has(hit.document_id)).length;
-    facts.push(t("shared", common, columnName(state.last[0].column)));
+    section.append(element("p", { class: "facts" }, number ? t("shared", common) : t("first")));
   }
-  section.append(element("p", { class: "facts" }, facts.join(" · ")), bar);
   if (!answer.hits.length) section.append(element("p", {}, t("nothing")));
   const list = element("ol");
   answer.hits.forEach((hit, rank) => list.append(renderHit(hit, rank, number ? ranks[0] : null)));
   section.append(list);
   return section;
+}
+
+function renderTime(time) {
+  const parts = [["wait", "wait"], ["encode", "encode"], ["search", "qdrant"]];
+  const bar = element("div", { class: "time", "aria-hidden": "true" });
+  const facts = element("p", { class: "facts" }, `${time.total.toFixed(1)} ${t("milliseconds")} =`);
+  for (const [part, name] of parts) {
+    const piece = element("span", { class: part });
+    piece.style.width = `${(100 * time[part]) / Math.max(time.total, 0.001)}%`;
+    bar.append(piece);
+    facts.append(part === "wait" ? " " : " + ", element("span", { class: `key ${part}` }, `${t(name)} ${time[part].toFixed(1)}`));
+  }
+  return [facts, bar];
 }
 
 function renderHit(hit, rank, first) {

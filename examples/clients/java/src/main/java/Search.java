@@ -1,11 +1,12 @@
 import static io.qdrant.client.QueryFactory.nearest;
+import static io.qdrant.client.ValueFactory.value;
 import static io.qdrant.client.WithPayloadSelectorFactory.enable;
 
 import io.qdrant.client.QdrantClient;
 import io.qdrant.client.QdrantGrpcClient;
 import io.qdrant.client.grpc.Points.Document;
-import io.qdrant.client.grpc.Points.QueryPoints;
-import io.qdrant.client.grpc.Points.ScoredPoint;
+import io.qdrant.client.grpc.Points.PointGroup;
+import io.qdrant.client.grpc.Points.QueryPointGroups;
 
 /**
  * Searches a CARE vector by text. The server asks `care serve`, because its inference.address says so.
@@ -17,17 +18,26 @@ public final class Search {
     int port = Integer.parseInt(System.getenv().getOrDefault("QDRANT_GRPC_PORT", "6334"));
     try (var client = new QdrantClient(QdrantGrpcClient.newBuilder("localhost", port, false).build())) {
       var query = Document.newBuilder().setText(arguments[3]).setModel(arguments[2]).build();
+      // A long document has several points. One group is one document, by its best point.
       var request =
-          QueryPoints.newBuilder()
+          QueryPointGroups.newBuilder()
               .setCollectionName(arguments[0])
               .setUsing(arguments[1])
               .setQuery(nearest(query))
+              .setGroupBy("doc_id")
+              .setGroupSize(1)
               .setLimit(10)
               .setWithPayload(enable(true))
               .build();
-      for (ScoredPoint hit : client.queryAsync(request).get()) {
-        String title = hit.getPayloadMap().containsKey("title") ? hit.getPayloadMap().get("title").getStringValue() : "";
-        System.out.printf("%.9f\t%s\t%s%n", hit.getScore(), hit.getId().getUuid(), title);
+      for (PointGroup group : client.queryGroupsAsync(request).get()) {
+        var hit = group.getHits(0);
+        var payload = hit.getPayloadMap();
+        System.out.printf(
+            "%.9f\t%s\t%s\t%s%n",
+            hit.getScore(),
+            payload.get("doc_id").getStringValue(),
+            payload.getOrDefault("title", value("")).getStringValue(),
+            payload.get("text").getStringValue());
       }
     }
   }

@@ -1,0 +1,97 @@
+"""The files of examples/deploy start what `care serve` is: its options, its paths, its times."""
+
+import json
+import re
+import shlex
+from configparser import ConfigParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import click
+import pytest
+import yaml
+
+from care_qdrant.cli.serve import command
+from care_qdrant.serve.gateway import OPEN_PATHS
+from care_qdrant.serve.worker import GRACE_SECONDS
+
+FOLDER = Path(__file__).parents[2] / "examples" / "deploy"
+DOCKERFILE = (FOLDER / "Dockerfile").read_text(encoding="utf-8")
+[ENTRYPOINT] = re.findall(r"^ENTRYPOINT (\[.*\])$", DOCKERFILE, re.MULTILINE)
+
+
+def compose() -> Any:
+    return yaml.safe_load((FOLDER / "compose.yaml").read_text(encoding="utf-8"))["services"]
+
+
+def kubernetes() -> Any:
+    return list(yaml.safe_load_all((FOLDER / "kubernetes.yaml").read_text(encoding="utf-8")))
+
+
+def unit() -> ConfigParser:
+    parser = ConfigParser(interpolation=None, delimiters=("=",), strict=False)
+    parser.optionxform = str  # type: ignore[method-assign,assignment]
+    parser.read(FOLDER / "care-serve.service", encoding="utf-8")
+    return parser
+
+
+def started(arguments: list[str]) -> dict[str, Any]:
+    """Return the options of a command line, which the command itself parses."""
+    program, name, *options = arguments
+    assert (Path(program).name, name) == ("care", "serve")
+    with click.Context(command) as context:
+        command.parse_args(context, options)
+    return context.params
+
+
+def pod() -> Any:
+    return kubernetes()[0]["spec"]["template"]["spec"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        json.loads(ENTRYPOINT) + compose()["care"]["command"],
+        json.loads(ENTRYPOINT) + pod()["containers"][0]["args"],
+        shlex.split(unit()["Service"]["ExecStart"]),
+    ],
+    ids=["compose", "kubernetes", "systemd"],
+)
+def test_the_command_line_is_one_and_asks_for_keys(arguments: list[str]) -> None:
+    options = started(arguments)
+    assert options["keys"] is not None
+    assert options["workers"] == 2
+    if options["host"] == "127.0.0.1":
+        assert options["port"] == 8080
+
+
+def test_qdrant_asks_the_service_of_the_compose_file() -> None:
+    services = compose()
+    settings = services["qdrant"]["environment"]
+    address = urlsplit(settings["QDRANT__INFERENCE__ADDRESS"])
+    options = started(json.loads(ENTRYPOINT) + services["care"]["command"])
+    assert (address.hostname, address.port, address.path) == ("care", options["port"], "/inference")
+    assert f"EXPOSE {options['port']}" in DOCKERFILE
+    published = [port for service in services.values() for port in service["ports"]]
+    assert all(port.startswith("127.0.0.1:") for port in published)
+    [asked] = re.findall(r"127\.0\.0\.1:8080(/\w+)", " ".join(services["care"]["healthcheck"]["test"]))
+    assert asked in OPEN_PATHS
+
+
+def test_the_pod_is_asked_where_no_key_is_needed_and_runs_without_rights() -> None:
+    [container] = pod()["containers"]
+    assert {container[probe]["httpGet"]["path"] for probe in ("readinessProbe", "livenessProbe")} <= set(OPEN_PATHS)
+    ports = {container[probe]["httpGet"]["port"] for probe in ("readinessProbe", "livenessProbe")}
+    assert ports == {container["ports"][0]["containerPort"]} == {kubernetes()[1]["spec"]["ports"][0]["targetPort"]}
+    assert f"--uid {pod()['securityContext']['runAsUser']} " in DOCKERFILE
+    mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert str(started(json.loads(ENTRYPOINT) + container["args"])["keys"].parent) in mounted
+
+
+def test_every_platform_waits_for_what_was_accepted() -> None:
+    drain = started(json.loads(ENTRYPOINT) + pod()["containers"][0]["args"])["drain_seconds"]
+    assert pod()["terminationGracePeriodSeconds"] >= GRACE_SECONDS + drain
+    assert int(unit()["Service"]["TimeoutStopSec"]) > GRACE_SECONDS
+    assert int(compose()["care"]["stop_grace_period"].removesuffix("s")) > GRACE_SECONDS
+    assert unit()["Service"]["ExecReload"].endswith("-HUP $MAINPID")
