@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from care_qdrant.encoders import Encoder, TokenCounter
     from care_qdrant.encoders.batching import token_batches
     from care_qdrant.encoders.microbatch import MicroBatcher
+    from care_qdrant.encoders.sparse import FastEmbedSparse, native_bm25
     from care_qdrant.encoders.torch import load_sentence_transformer
     from care_qdrant.errors import (
         AlteredModel,
@@ -82,6 +83,7 @@ _NAMES = {
     "encoders": ("Encoder", "TokenCounter"),
     "encoders.batching": ("token_batches",),
     "encoders.microbatch": ("MicroBatcher",),
+    "encoders.sparse": ("FastEmbedSparse", "native_bm25"),
     "encoders.torch": ("load_sentence_transformer",),
     "errors": (
         "AlteredModel",
@@ -150,6 +152,7 @@ __all__ = [
     "Document",
     "Encoder",
     "EncodingError",
+    "FastEmbedSparse",
     "Fields",
     "FingerprintMismatch",
     "FolderLocked",
@@ -203,6 +206,7 @@ __all__ = [
     "is_embedded",
     "join_encoders",
     "load_sentence_transformer",
+    "native_bm25",
     "native_folder",
     "needs_extra",
     "open_client",

@@ -1,16 +1,16 @@
 """``care attach``: add a model's vector beside those that a collection has."""
 
 import json
-import signal
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import click
 
 from care_qdrant.cli.groups import CONTEXT, GroupedCommand
-from care_qdrant.cli.options import Target, model_options, patience_option, target_options
+from care_qdrant.cli.options import Target, model_options, patience_option, sparse_option, target_options
 
 if TYPE_CHECKING:
     from care_qdrant.attach.attach import AttachReport, AttachSettings
@@ -19,13 +19,15 @@ if TYPE_CHECKING:
     from care_qdrant.model import CareModel
     from care_qdrant.store.retry import RetryPolicy
 
+    Attach = Callable[..., AttachReport]
+
 
 @click.command(
     name="attach",
     cls=GroupedCommand,
     context_settings=CONTEXT,
     groups={
-        "Options": ["model", "path", "url", "vector_name", "text_field", "watch_seconds"],
+        "Options": ["model", "path", "url", "sparse", "vector_name", "text_field", "watch_seconds"],
         "Deletion": ["max_delete_fraction", "change_text_field"],
         "New vector": ["quantization", "on_disk"],
         "Copy behind an alias, for servers before 1.18": ["via", "alias"],
@@ -34,7 +36,8 @@ if TYPE_CHECKING:
     },
 )
 @click.argument("collection")
-@click.option("--vector-name", help="Name of the vector to add.  [default: the model's name]")
+@sparse_option
+@click.option("--vector-name", help="Name of the vector to add.  [default: the model's name, or bm25]")
 @click.option(
     "--text-field",
     help="Payload field with the text, as body or document.body.  [default: the one used before, or guessed]",
@@ -92,6 +95,7 @@ if TYPE_CHECKING:
 @model_options
 def command(
     collection: str,
+    sparse: str | None,
     vector_name: str | None,
     text_field: str | None,
     max_delete_fraction: float,
@@ -112,16 +116,18 @@ def command(
     The collection stays in use. Its other vectors and its payloads are not changed, except for one key _care with the
     hash of each text. Run it again after an interruption, or from cron: it encodes what is new or has changed, and
     nothing else; --watch does so until SIGTERM or Ctrl-C. care detach removes everything again. The report is one line
-    of JSON on stdout, with --watch one for each pass.
+    of JSON on stdout, with --watch one for each pass. With --sparse bm25 the vector is BM25 instead of the model's:
+    run both for hybrid search.
 
     \b
     Example:
       care doctor articles --url http://localhost:6333
       care attach articles --url http://localhost:6333
+      care attach articles --url http://localhost:6333 --sparse bm25
       care attach articles --url http://localhost:6333 --watch 60
       care attach articles --url http://localhost:6333 --via copy --as articles-live
     """
-    from care_qdrant.attach.attach import AttachSettings
+    from care_qdrant.attach.attach import AttachSettings, attach_bm25, attach_vector
     from care_qdrant.store.retry import RetryPolicy
 
     if via == "copy" and watch_seconds is not None:
@@ -130,6 +136,8 @@ def command(
         )
     if alias is not None and via != "copy":
         raise click.UsageError("--as names the alias of a copy: give --via copy, too")
+    if via == "copy" and sparse is not None:
+        raise click.UsageError("--sparse adds BM25 to a collection itself: leave out --via copy")
     settings = AttachSettings(
         text_field=text_field,
         quantization=None if quantization == "none" else quantization,
@@ -139,37 +147,24 @@ def command(
         max_delete_fraction=max_delete_fraction,
         change_text_field=change_text_field,
     )
-    model, retries = load_model(), RetryPolicy(patience)
+    retries = RetryPolicy(patience)
+    if via == "copy":
+        _attach_by_copy(target, collection, load_model(), alias, vector_name, settings, retries)
+        return
+    model = None if sparse is not None else load_model()
+    attach: Attach = attach_bm25 if model is None else partial(attach_vector, model=model)
+    attach = partial(attach, collection=collection, vector_name=vector_name, settings=settings)
     if watch_seconds is not None:
-        _watch(target, collection, model, vector_name, settings, retries, watch_seconds)
-    elif via == "copy":
-        _attach_by_copy(target, collection, model, alias, vector_name, settings, retries)
+        _watch(target, attach, retries, watch_seconds)
     else:
-        _attach(target, collection, model, vector_name, settings, retries)
+        _attach(target, collection, attach, retries)
 
 
-def _attach(
-    target: Target,
-    collection: str,
-    model: "CareModel",
-    vector_name: str | None,
-    settings: "AttachSettings",
-    retries: "RetryPolicy",
-) -> None:
-    from care_qdrant.attach.attach import attach_vector
+def _attach(target: Target, collection: str, attach: "Attach", retries: "RetryPolicy") -> None:
     from care_qdrant.progress import points_bar
 
     with target.open() as client, points_bar(collection) as show:
-        report = attach_vector(
-            client,
-            collection,
-            model,
-            vector_name=vector_name,
-            settings=settings,
-            retries=retries,
-            on_preflight=_tell,
-            on_progress=show,
-        )
+        report = attach(client, retries=retries, on_preflight=_tell, on_progress=show)
     _print_report(report)
     if report.covered + report.without_text < report.points:
         click.echo("points were added or changed meanwhile: run the same command again", err=True)
@@ -204,41 +199,20 @@ def _attach_by_copy(
     _warn(report.attached)
 
 
-def _watch(
-    target: Target,
-    collection: str,
-    model: "CareModel",
-    vector_name: str | None,
-    settings: "AttachSettings",
-    retries: "RetryPolicy",
-    seconds: float,
-) -> None:
-    """Attach again and again; the first signal ends it after the current batch, a second one at once."""
-    from care_qdrant.attach.attach import WATCHING, FailedPass, attach_vector, watch
-
-    stop = threading.Event()
-
-    def end(number: int, _frame: object) -> None:
-        stop.set()
-        signal.signal(number, signal.SIG_DFL)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
+def _watch(target: Target, attach: "Attach", retries: "RetryPolicy", seconds: float) -> None:
+    """Attach again and again, until a signal."""
+    from care_qdrant.attach.attach import WATCHING
+    from care_qdrant.cli.watching import passes
 
     # The next pass goes on, and a signal must not wait for minutes.
     policy = replace(retries, attempts=WATCHING.attempts)
 
-    def run_pass() -> "AttachReport":
+    def run_pass(stop: threading.Event) -> "AttachReport":
         with target.open() as client:
-            return attach_vector(
-                client, collection, model, vector_name=vector_name, settings=settings, retries=policy, stop=stop
-            )
+            return attach(client, retries=policy, stop=stop)
 
-    for done in watch(run_pass, seconds, stop):
-        if isinstance(done, FailedPass):
-            click.echo(f"this pass failed, the next one goes on from there: {done.error}", err=True)
-        else:
-            _print_report(done)
+    for report in passes(run_pass, seconds):
+        _print_report(report)
 
 
 def _print_report(report: "AttachReport") -> None:

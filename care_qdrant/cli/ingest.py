@@ -219,7 +219,7 @@ def command(
             client,
             collection,
             vector_name=vector_name,
-            settings=_settings(options),
+            settings=_settings(options, target),
             storage=Storage(
                 quantization, options["on_disk"], options["datatype"], options["shards"], options["replicas"]
             ),
@@ -300,7 +300,7 @@ def _database(target: Target, dry_run: bool) -> "AbstractContextManager[QdrantCl
     return target.open(create=not dry_run)
 
 
-def _settings(options: dict[str, Any]) -> "IngestSettings":
+def _settings(options: dict[str, Any], target: Target) -> "IngestSettings":
     from care_qdrant.ingestion.reading import Shard
     from care_qdrant.ingestion.settings import IngestSettings
 
@@ -316,6 +316,7 @@ def _settings(options: dict[str, Any]) -> "IngestSettings":
         dry_run=options["dry_run"],
         price_per_hour=options["price_per_hour"],
         batch_tokens=options["batch_tokens"],
+        grpc=target.may_grpc,
     )
 
 

@@ -1,8 +1,11 @@
 """``care learn``: a query encoder learned from the vectors that a collection holds."""
 
 import json
+import threading
 from collections.abc import Callable
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +15,7 @@ from care_qdrant.cli.groups import GroupedCommand
 from care_qdrant.cli.options import Target, add_options, target_options
 
 if TYPE_CHECKING:
+    from care_qdrant.learn.learn import LearnReport, Progress
     from care_qdrant.learn.queries import Questions
 
 _log_options = add_options(
@@ -39,7 +43,7 @@ _log_options = add_options(
     name="learn",
     cls=GroupedCommand,
     groups={
-        "Options": ["vector_name", "output", "update", "force", "path", "url", "seed"],
+        "Options": ["vector_name", "output", "update", "watch_seconds", "force", "path", "url", "seed"],
         "Reading": ["text_field", "sample"],
         "Old model": [
             "queries",
@@ -72,6 +76,13 @@ _log_options = add_options(
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the sample, the split and the training.")
 @click.option("--update", is_flag=True, help="Continue from the folder that an earlier run wrote to --output.")
+@click.option(
+    "--watch",
+    "watch_seconds",
+    type=click.FloatRange(0),
+    help="Run until SIGTERM or Ctrl-C: look at the points after each wait of this many seconds, and update the encoder "
+    "where 5 % of them are new.  [default: learn once]",
+)
 @click.option("--force", is_flag=True, help="Register the query encoder even if its quality is below the limit.")
 @click.option(
     "--document",
@@ -88,6 +99,7 @@ def command(
     sample: int,
     seed: int,
     update: bool,
+    watch_seconds: float | None,
     force: bool,
     document: Path | None,
     target: Target,
@@ -98,41 +110,95 @@ def command(
     It reads texts and vectors, whichever tool wrote them, and trains a table of token vectors on the CPU in minutes:
     no labels, no queries, no access to the old model, and no stored vector is changed. The CARE folder that it writes
     encodes queries only. Held-out documents measure its quality first; below the limit it is not registered, and
-    searching with it is refused. The report is JSON on stdout; a text and a picture lie in OUTPUT/learn. An interrupted
-    run is continued by the same command.
+    searching with it is refused. The report is JSON on stdout, with --watch one line for each time that it learned; a
+    text and a picture lie in OUTPUT/learn. An interrupted run is continued by the same command.
 
     \b
     Example:
       care learn articles --url http://localhost:6333
       care search "糖尿病人能吃西瓜吗" --collection articles --model articles-queries --url http://localhost:6333
       care learn articles --url http://localhost:6333 --update
+      care learn articles --url http://localhost:6333 --watch 600
     """
-    from dataclasses import replace
-
-    from care_qdrant.errors import InputError, MissingExtra
+    from care_qdrant.cli.watching import passes
+    from care_qdrant.errors import InputError
     from care_qdrant.learn.learn import learn
-    from care_qdrant.learn.report import paragraphs, plot, write_report
-    from care_qdrant.learn.settings import FOLDER, UPDATE, LearnSettings
-    from care_qdrant.progress import parts_bar
 
     folder = output or Path(f"{collection}-queries")
     if update and not folder.is_dir():
         raise InputError(f"{folder}: is not there; --update continues from the folder of an earlier run")
+    learn_it = partial(
+        learn,
+        collection_name=collection,
+        output=folder,
+        vector_name=vector_name,
+        text_field=text_field,
+        document=document,
+        questions=_questions(**log),
+        force=force,
+    )
+    if watch_seconds is None:
+        _learn(target, learn_it, folder, sample, seed, update=update)
+    else:
+        for _ in passes(lambda stop: _follow(target, learn_it, collection, folder, sample, seed, stop), watch_seconds):
+            pass
+
+
+class _Ended(Exception):
+    """A signal came while the encoder was trained; the same command goes on from there."""
+
+
+def _follow(
+    target: Target,
+    learn_it: "Callable[..., LearnReport]",
+    collection: str,
+    folder: Path,
+    sample: int,
+    seed: int,
+    stop: threading.Event,
+) -> None:
+    """Learn where there is no encoder yet, and update it where enough points are new."""
+    from care_qdrant.learn.earlier import unseen_fraction
+    from care_qdrant.learn.settings import NEWS, LearnSettings
+    from care_qdrant.store.collection import Collection
+
+    def end(*_: object) -> None:
+        if stop.is_set():
+            raise _Ended
+
+    if update := folder.is_dir():
+        with target.open() as client:
+            found = Collection(client, collection).resolve()
+            if unseen_fraction(folder, found, LearnSettings(sample=sample, seed=seed)) < NEWS:
+                return
+    with suppress(_Ended):
+        _learn(target, learn_it, folder, sample, seed, update=update, on_progress=end)
+
+
+def _learn(
+    target: Target,
+    learn_it: "Callable[..., LearnReport]",
+    folder: Path,
+    sample: int,
+    seed: int,
+    *,
+    update: bool,
+    on_progress: "Progress" = lambda _part, _done, _total: None,
+) -> None:
+    """Learn once, write the report and print it."""
+    from care_qdrant.errors import InputError, MissingExtra
+    from care_qdrant.learn.report import paragraphs, plot, write_report
+    from care_qdrant.learn.settings import FOLDER, UPDATE, LearnSettings
+    from care_qdrant.progress import parts_bar
+
     settings = replace(UPDATE if update else LearnSettings(), sample=sample, seed=seed)
     with target.open() as client, parts_bar() as show:
-        report = learn(
-            client,
-            collection,
-            folder,
-            vector_name=vector_name,
-            settings=settings,
-            text_field=text_field,
-            document=document,
-            questions=_questions(**log),
-            start=folder if update else None,
-            force=force,
-            on_progress=show,
-        )
+
+        def note(part: str, done: int, total: int) -> None:
+            show(part, done, total)
+            on_progress(part, done, total)
+
+        report = learn_it(client, settings=settings, start=folder if update else None, on_progress=note)
     write_report(folder, report)
     try:
         plot(report, folder / FOLDER / "report.png")

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import sys
 import time
 from typing import Any
 
@@ -22,11 +21,13 @@ class _JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created))
         entry = {"time": stamp, "level": record.levelname.lower(), "message": record.getMessage()}
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
         return json.dumps(entry, ensure_ascii=False)
 
 
-class _Stderr(logging.StreamHandler[Any]):
-    """Writes to the stderr of the moment, which a test or a progress bar may have replaced."""
+class _Stderr(logging.Handler):
+    """Writes to the stderr of the moment, which a test or a progress bar may have replaced and closed."""
 
     @override
     def format(self, record: logging.LogRecord) -> str:
@@ -34,8 +35,10 @@ class _Stderr(logging.StreamHandler[Any]):
 
     @override
     def emit(self, record: logging.LogRecord) -> None:
-        self.setStream(sys.stderr)
-        super().emit(record)
+        try:
+            click.echo(self.format(record), err=True)
+        except Exception:
+            self.handleError(record)
 
 
 _handler = _Stderr()

@@ -27,7 +27,10 @@ class Target:
     url: str | None
     api_key: str | None
     grpc: bool
+    """Send all that is about points over gRPC."""
     grpc_port: int | None = None
+    may_grpc: bool = True
+    """Let ingestion choose gRPC where that port answers."""
 
     def open(self, *, create: bool = False) -> "AbstractContextManager[QdrantClient]":
         """Return a context manager that opens it and closes it.
@@ -63,7 +66,11 @@ def add_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return add
 
 
-grpc_option = click.option("--grpc", is_flag=True, help="Send points over gRPC instead of HTTP.")
+grpc_option = click.option(
+    "--grpc/--no-grpc",
+    default=None,
+    help="Send all calls on points over gRPC, or none.  [default: ingestion writes over gRPC where that port answers]",
+)
 grpc_port_option = click.option(
     "--grpc-port",
     type=click.IntRange(1, 65_535),
@@ -78,6 +85,13 @@ patience_option = click.option(
 )
 
 
+sparse_option = click.option(
+    "--sparse",
+    type=click.Choice(["bm25"]),
+    help="BM25 of the texts, for hybrid search, instead of the model's vector; needs no model.  [default: off]",
+)
+
+
 def target_options(command: Command) -> Command:
     """Add ``--path --url --api-key --grpc --grpc-port``; the command takes one argument ``target: Target``."""
 
@@ -87,7 +101,7 @@ def target_options(command: Command) -> Command:
         path: Path | None,
         url: str | None,
         api_key: str | None,
-        grpc: bool,
+        grpc: bool | None,
         grpc_port: int | None,
         **options: Any,
     ) -> Any:
@@ -96,9 +110,9 @@ def target_options(command: Command) -> Command:
         remember_secret(api_key)
         server = url if path is None else None
         folder = None if server else (path or Path("qdrant"))
-        return command(
-            *args, target=Target(folder, server, api_key, grpc or grpc_port is not None, grpc_port), **options
-        )
+        prefers_grpc = grpc if grpc is not None else grpc_port is not None
+        target = Target(folder, server, api_key, prefers_grpc, grpc_port, may_grpc=grpc is not False)
+        return command(*args, target=target, **options)
 
     decorated: Command = add_options(
         click.option(
@@ -108,7 +122,11 @@ def target_options(command: Command) -> Command:
             "code.  [default: qdrant]",
         ),
         click.option(
-            "--url", envvar="QDRANT_URL", show_envvar=True, help="URL of a Qdrant server, instead of a folder."
+            "--url",
+            envvar="QDRANT_URL",
+            show_envvar=True,
+            help="URL of a Qdrant server, instead of a folder; or URLs of a cluster's nodes, with commas between them: "
+            "another one is used when one does not answer.",
         ),
         click.option("--api-key", envvar="QDRANT_API_KEY", show_envvar=True, help="API key of the server."),
         grpc_option,

@@ -16,7 +16,7 @@ from care_qdrant.cli.options import Target, grpc_option, grpc_port_option
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     default="qdrant",
     show_default=True,
-    help="Folder of the embedded database.",
+    help="Folder of the embedded database, which is unpickled when it is opened.",
 )
 @click.option("--url", envvar="QDRANT_URL", show_envvar=True, required=True, help="URL of the Qdrant server.")
 @click.option("--api-key", envvar="QDRANT_API_KEY", show_envvar=True, help="API key of the server.")
@@ -37,7 +37,7 @@ def command(
     path: Path,
     url: str,
     api_key: str | None,
-    grpc: bool,
+    grpc: bool | None,
     grpc_port: int | None,
     name: str | None,
     overwrite: bool,
@@ -62,7 +62,7 @@ def command(
 
     settings = CopySettings(overwrite=overwrite, dry_run=dry_run, sample=sample)
     source = Target(path, None, None, grpc=False)
-    target = Target(None, url, api_key, grpc or grpc_port is not None, grpc_port)
+    target = Target(None, url, api_key, grpc if grpc is not None else grpc_port is not None, grpc_port)
     with source.open() as folder, target.open() as server, points_bar(collection) as show:
         report = promote_collection(
             Collection(folder, collection), Collection(server, name or collection), settings, on_progress=show

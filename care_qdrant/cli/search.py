@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 @click.option("--collection", help="Collection or alias to search.  [default: the only one]")
 @click.option(
     "--mode",
-    type=click.Choice(["dense", "sparse", "hybrid"]),
-    default="dense",
+    type=click.Choice(["auto", "dense", "sparse", "hybrid"]),
+    default="auto",
     show_default=True,
-    help="Search by the vectors of the model, by BM25, or by both.",
+    help="Search by the vectors of the model, by BM25, or by both; auto is hybrid where the collection has BM25.",
 )
 @click.option("--top-k", type=click.IntRange(1), default=10, show_default=True, help="Number of documents to return.")
 @click.option(
@@ -58,7 +58,9 @@ if TYPE_CHECKING:
     help="Fusion of a hybrid search: weighted sum of both scores, or one of Qdrant's own.",
 )
 @click.option(
-    "--alpha", type=click.FloatRange(0, 1), help="Weight of the dense score in the linear fusion.  [default: 0.4]"
+    "--alpha",
+    type=click.FloatRange(0, 1),
+    help="Weight of the dense score in the linear fusion.  [default: as `care learn` recorded it, or 0.4]",
 )
 @click.option("--task", help="Task whose prompt the query gets; `care model info` lists them.")
 @click.option("--exact", is_flag=True, help="Compare with every vector instead of using the index.")
@@ -94,19 +96,18 @@ def command(
     \b
     Example:
       care search "糖尿病人能吃西瓜吗"
-      care search "HbA1c 6.5%" --mode hybrid --top-k 3 --filter dept=内科 --json
+      care search "HbA1c 6.5%" --mode dense --top-k 3 --filter dept=内科 --json
     """
     from qdrant_client import models
 
     from care_qdrant.errors import InputError
     from care_qdrant.search.conditions import parse_filter
-    from care_qdrant.search.fusion import DEFAULT_ALPHA
     from care_qdrant.search.retriever import Retriever
     from care_qdrant.store.collection import Collection, only_collection
 
     if not query.strip():
         raise InputError("the query is empty")
-    _refuse_without_effect(mode, fusion)
+    _refuse_without_effect("hybrid" if mode == "auto" else mode, fusion)
     conditions_filter = parse_filter(conditions)
     quantization = oversampling and models.QuantizationSearchParams(rescore=True, oversampling=oversampling)
     with target.open() as client:
@@ -119,14 +120,20 @@ def command(
             vector_name=vector_name,
             sparse_vector_name=sparse_vector_name,
             fusion=fusion,
-            alpha=DEFAULT_ALPHA if alpha is None else alpha,
+            alpha=alpha,
             params=models.SearchParams(exact=exact, hnsw_ef=hnsw_ef, quantization=quantization or None),
         )
         [hits] = retriever.search([query], top_k, conditions_filter)
+        _refuse_without_effect(retriever.mode, fusion)
         if not hits and conditions_filter is not None:
             _require_known_keys(Collection(client, collection), conditions_filter)
     if as_json:
-        found = {"query": query, "collection": collection, "mode": mode, "hits": [asdict(hit) for hit in hits]}
+        found = {
+            "query": query,
+            "collection": collection,
+            "mode": retriever.mode,
+            "hits": [asdict(hit) for hit in hits],
+        }
         click.echo(json.dumps(found, ensure_ascii=False, indent=2))
     else:
         show = _listing if sys.stdout.isatty() else _table

@@ -119,7 +119,7 @@ def command(
             path=target.path, url=target.url, api_key=target.api_key, grpc=target.grpc, timeout_seconds=10
         )
 
-    _set_up_logging(access_log)
+    _set_up_access_log(access_log)
     settings = ServeSettings(
         load_models=load_models,
         open_qdrant=open_qdrant,
@@ -137,13 +137,11 @@ def command(
     serve(settings, lambda address: click.echo(f"serving on {address}", err=True))
 
 
-def _set_up_logging(access_log: bool) -> None:
-    """Send notes to stderr, and the access log, where it is wanted, to stdout."""
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("care_qdrant").setLevel(logging.INFO)
+def _set_up_access_log(wanted: bool) -> None:
+    """Send the access log to stdout, where it is wanted; everything else goes where the program's log goes."""
     access = logging.getLogger("care_qdrant.serve.access")
     access.propagate = False
-    access.setLevel(logging.INFO if access_log else logging.WARNING)
+    access.setLevel(logging.INFO if wanted else logging.WARNING)
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(message)s"))
     access.addHandler(handler)

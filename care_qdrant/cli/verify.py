@@ -3,12 +3,13 @@
 import json
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
 from care_qdrant.cli.groups import CONTEXT, GroupedCommand
-from care_qdrant.cli.options import Target, model_options, target_options
+from care_qdrant.cli.options import Target, model_options, sparse_option, target_options
 
 if TYPE_CHECKING:
     from care_qdrant.model import CareModel
@@ -19,12 +20,13 @@ if TYPE_CHECKING:
     cls=GroupedCommand,
     context_settings=CONTEXT,
     groups={
-        "Options": ["model", "path", "url", "vector_name", "text_field"],
+        "Options": ["model", "path", "url", "sparse", "vector_name", "text_field"],
         "What counts as right": ["sample", "least_cosine", "least_known"],
         "Model and server": ["device", "precision", "api_key", "grpc"],
     },
 )
 @click.argument("collection")
+@sparse_option
 @click.option("--vector-name", help="Vector to check.  [default: the one that the model made]")
 @click.option("--text-field", help="Payload field with the text.  [default: where attach read it, or guessed]")
 @click.option(
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 @model_options
 def command(
     collection: str,
+    sparse: str | None,
     vector_name: str | None,
     text_field: str | None,
     sample: int,
@@ -64,16 +67,15 @@ def command(
     \b
     Example:
       care verify articles --url http://localhost:6333
+      care verify articles --url http://localhost:6333 --sparse bm25
     """
-    from care_qdrant.attach.verify import VerifySettings, verify_collection
+    from care_qdrant.attach.verify import VerifySettings, verify_bm25, verify_collection
     from care_qdrant.errors import NotVerified
 
     settings = VerifySettings(sample, least_cosine, least_known)
-    model = load_model()
+    verify = verify_bm25 if sparse is not None else partial(verify_collection, model=load_model())
     with target.open() as client:
-        report = verify_collection(
-            client, collection, model, vector_name=vector_name, text_field=text_field, settings=settings
-        )
+        report = verify(client, collection, vector_name=vector_name, text_field=text_field, settings=settings)
     click.echo(json.dumps(asdict(report), ensure_ascii=False, indent=2))
     if report.problems:
         raise NotVerified(f"collection {report.collection!r}: " + "; ".join(report.problems))

@@ -5,6 +5,8 @@ import gc
 import multiprocessing
 import os
 import threading
+import time
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -57,6 +59,42 @@ async def test_the_event_loop_goes_on_while_the_encoder_runs(gate: threading.Eve
     gate.set()
     assert await query == expected("a")
     assert await document == expected("b")
+
+
+async def test_the_event_loop_goes_on_while_the_model_is_loaded(
+    hash_model: HashModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = threading.Event()
+
+    def load(*_: object, **__: object) -> HashModel:
+        assert opened.wait(10)
+        return hash_model
+
+    monkeypatch.setattr(CareModel, "load", load)
+    query = asyncio.create_task(CareEmbedding(model=f"m-{uuid.uuid4()}").aget_query_embedding("a"))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert not query.done()
+    opened.set()
+    assert await query == expected("a")
+
+
+@pytest.mark.parametrize("characters", [200_000, 2_000_000])
+async def test_an_endless_query_does_not_hold_the_event_loop(pair_folder: Path, characters: int) -> None:
+    """A worker thread alone would not help: the tokenizer holds the interpreter's lock.
+
+    The time between two turns of the loop is CPU time of this process, which other programs do not change.
+    """
+    embedding = CareEmbedding(model=str(pair_folder), query_cache_size=0)
+    await embedding.aget_query_embedding("痛")
+    words = "血糖 6.1 mmol/L 正常吗？"
+    query = asyncio.create_task(embedding.aget_query_embedding(words * (characters // len(words))))
+    turns = [time.process_time()]
+    while not query.done():
+        await asyncio.sleep(0.001)
+        turns.append(time.process_time())
+    assert len(await query) == 32
+    assert np.diff(turns).max() < 0.1
 
 
 async def test_cancelled_and_failing_queries_harm_nobody(gate: threading.Event, hash_model: HashModel) -> None:

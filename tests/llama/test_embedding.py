@@ -99,6 +99,15 @@ class TestFields:
         assert close(twin.get_query_embedding(QUERY), embedding.get_query_embedding(QUERY))
         assert not hash_model.query_encoder.encoded, "the cache came along"
 
+    def test_a_pickle_refuses_another_model(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        models = {"pickled": HashModel(salt="one")}
+        monkeypatch.setattr(CareModel, "load", lambda source, **_: models[source])
+        pickled = pickle.dumps(CareEmbedding(model="pickled"))
+        assert close(pickle.loads(pickled).get_query_embedding(QUERY), models["pickled"].encode_query([QUERY])[0])
+        models["pickled"] = HashModel(salt="another")
+        with pytest.raises(FingerprintMismatch):
+            pickle.loads(pickled).get_query_embedding(QUERY)
+
     def test_weights_are_shared(self, pair_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         loads: list[str] = []
         load = CareModel.load
@@ -216,6 +225,14 @@ class TestTruncation:
         with pytest.raises(InputError, match="document of 102 tokens"):
             embedding.get_text_embedding(self.LONG)
         embedding.get_query_embedding("长" * 62)
+
+    def test_many_are_one_warning_with_their_number(
+        self, hash_model: HashModel, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        embedding = CareEmbedding(model="m")
+        embedding.get_text_embedding_batch([self.LONG, "短", *(self.LONG + str(number) for number in range(20))])
+        [record] = caplog.records
+        assert "document of 102 tokens and 20 more of 22 texts are cut at 64 tokens" in record.getMessage()
 
     def test_the_prompt_counts(self, hash_model: HashModel) -> None:
         embedding = CareEmbedding(model="m", on_truncation="error", query_prompt="问：")

@@ -76,12 +76,15 @@ def test_docstore_and_cache_spare_the_encoder(client: QdrantClient, hash_model: 
 
 
 def test_the_ingestion_cache_is_that_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    models = {"m": HashModel(salt="one")}
+    models = {"replaced": HashModel(salt="one")}
     monkeypatch.setattr(CareModel, "load", lambda source, **kwargs: models[source])
     cache = IngestionCache()
-    first = IngestionPipeline(transformations=[CareEmbedding(model="m")], cache=cache).run(documents=documents())
-    models["m"] = HashModel(salt="another")
-    second = IngestionPipeline(transformations=[CareEmbedding(model="m")], cache=cache).run(documents=documents())
+    embedding = CareEmbedding(model="replaced")
+    first = IngestionPipeline(transformations=[embedding], cache=cache).run(documents=documents())
+    embedding.close()  # objects of equal settings share one loaded model, as long as any of them is there
+    models["replaced"] = HashModel(salt="another")
+    embedding = CareEmbedding(model="replaced")
+    second = IngestionPipeline(transformations=[embedding], cache=cache).run(documents=documents())
     assert first[0].embedding != second[0].embedding
 
 

@@ -468,10 +468,23 @@ class TestHybrid:
         with pytest.raises(InputError, match="other terms"):
             CareVectorStore(NAME, client, enable_hybrid=True, sparse_doc_fn=nothing)
 
-    def test_a_hybrid_query_must_be_asked_for(self, client: QdrantClient) -> None:
+    def test_queries_are_hybrid_where_the_collection_has_bm25(
+        self, client: QdrantClient, embedding: CareEmbedding
+    ) -> None:
+        fill(client, sparse=True)
+        asked = self.query("阑尾炎", VectorStoreQueryMode.DEFAULT, alpha=0.0)
+        store = CareVectorStore(NAME, client, embedding=embedding, check_vectors=False)
+        assert (store.query(asked).nodes or [])[0].ref_doc_id == "d3"
+        dense = CareVectorStore(NAME, client, embedding=embedding, check_vectors=False, enable_hybrid=False)
+        assert (dense.query(asked).nodes or [])[0].ref_doc_id == "d0"
+        node = TextNode(id_=node_id(DOCUMENTS[0]), text="肛裂", embedding=vector("肛裂"))
+        store.add([node])
+        assert (store.query(self.query("肛裂", VectorStoreQueryMode.SPARSE)).nodes or [])[0].get_content() == "肛裂"
+
+    def test_a_hybrid_query_can_be_switched_off(self, client: QdrantClient) -> None:
         fill(client, sparse=True)
         with pytest.raises(ValueError, match="enable_hybrid=True"):
-            CareVectorStore(NAME, client).query(self.query("x"))
+            CareVectorStore(NAME, client, enable_hybrid=False).query(self.query("x"))
 
     def test_another_analyser_is_refused(self, client: QdrantClient, monkeypatch: pytest.MonkeyPatch) -> None:
         fill(client, sparse=True)

@@ -2,5 +2,6 @@
 
 from llama_index.embeddings.care.base import CareEmbedding
 from llama_index.embeddings.care.nodes import CareNodeText
+from llama_index.embeddings.care.parser import CareNodeParser
 
-__all__ = ["CareEmbedding", "CareNodeText"]
+__all__ = ["CareEmbedding", "CareNodeParser", "CareNodeText"]

@@ -18,6 +18,7 @@ from care_qdrant.checkpoint.hub import BUILT_IN
 from care_qdrant.model import Precision
 
 if TYPE_CHECKING:
+    from care_qdrant.encoders import TokenCounter
     from care_qdrant.store.contracts import VectorContract
     from care_qdrant.types import Vectors
 
@@ -127,6 +128,14 @@ class CareEmbedding(BaseEmbedding):
         return {**super().to_dict(**kwargs), "fingerprint": self.contract().fingerprint}
 
     @override
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the settings with the fingerprint of their model: whoever unpickles them refuses another one."""
+        state = super().__getstate__()
+        settings = {**state["__dict__"], "fingerprint": self.contract().fingerprint}
+        private = {**(state["__pydantic_private__"] or {}), "_pair": None}
+        return {**state, "__dict__": settings, "__pydantic_private__": private}
+
+    @override
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy; with ``update``, an object of those settings."""
         if update:
@@ -136,6 +145,11 @@ class CareEmbedding(BaseEmbedding):
     def contract(self) -> "VectorContract":
         """Return what a collection must say of its vectors for this embedding to search it; reads no weights."""
         return self._shared().contract()
+
+    @property
+    def document_tokenizer(self) -> "TokenCounter":
+        """Counts tokens as the document encoder does, by the model's own prompt; reads no weights."""
+        return self._shared().document_tokenizer
 
     def encode_query(self, texts: Sequence[str]) -> "Vectors":
         """Encode queries into unit vectors, ``(len(texts), dim)``; without LlamaIndex's events and cache."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from care_qdrant.checkpoint.card import CARD_FILE
-from care_qdrant.encoders import MAX_CHARACTERS_PER_TOKEN, Encoder
+from care_qdrant.encoders import MAX_CHARACTERS_PER_TOKEN, Encoder, TokenCounter
 from care_qdrant.encoders.microbatch import MicroBatcher, Vector
 from care_qdrant.errors import FingerprintMismatch, IncompleteModel, InputError, MissingExtra
 from care_qdrant.model import CareModel, Precision
@@ -72,6 +72,11 @@ class SharedPair:
     def contract(self) -> "VectorContract":
         """Return what a collection must say of its vectors for this pair to search it."""
         return self._model().contract()
+
+    @property
+    def document_tokenizer(self) -> TokenCounter:
+        """Counts the tokens of documents."""
+        return self._model().document_tokenizer
 
     def embed_query(self, text: str) -> list[float]:
         """Return the vector of a query, ``(dim,)``, computed in this thread when nothing else is."""
@@ -207,19 +212,20 @@ def _check_lengths(
         return
     # Counting the tokens of a text that is far too long would stop an event loop for seconds.
     endless = [text for text in doubtful if len(text) > MAX_CHARACTERS_PER_TOKEN * encoder.max_tokens]
-    for text in endless:
-        _complain(f"{role} of {len(text):,} characters", encoder, on_truncation)
+    too_long = [f"{role} of {len(text):,} characters" for text in endless]
     other_prompt = 0
     if prompt is not None:
         with_prompt, with_own_prompt = encoder.count_tokens([prompt, encoder.prompt])
         other_prompt = with_prompt - with_own_prompt
     for count in encoder.count_tokens([text for text in doubtful if text not in endless]):
         if count + other_prompt > encoder.max_tokens:
-            _complain(f"{role} of {count + other_prompt} tokens", encoder, on_truncation)
-
-
-def _complain(what: str, encoder: Encoder, on_truncation: OnTruncation) -> None:
-    message = f"{what} is cut at {encoder.max_tokens} tokens (on_truncation='ignore' accepts that silently)"
+            too_long.append(f"{role} of {count + other_prompt} tokens")
+    if not too_long:
+        return
+    others = f" and {len(too_long) - 1} more of {len(texts)} texts" if len(too_long) > 1 else ""
+    verb = "are" if others else "is"
+    cut = f"{too_long[0]}{others} {verb} cut at {encoder.max_tokens} tokens"
+    message = f"{cut} (on_truncation='ignore' accepts that silently)"
     if on_truncation == "error":
         raise InputError(message)
     logger.warning(message)

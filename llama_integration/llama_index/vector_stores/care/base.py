@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
@@ -38,6 +38,7 @@ from qdrant_client import AsyncQdrantClient, QdrantClient, models
 from typing_extensions import override
 
 from care_qdrant.encoders import bm25
+from care_qdrant.encoders.sparse import NATIVE_BM25, SparseQuery, SparseQueryEncoder, document_terms
 from care_qdrant.errors import InputError
 from care_qdrant.search.fusion import Fusion
 from care_qdrant.search.plan import QueryPlan
@@ -46,6 +47,7 @@ from care_qdrant.search.steps import Steps, T, arun, ask, async_call, locked_cal
 from care_qdrant.store.connection import client_lock, is_embedded
 from care_qdrant.store.contracts import SparseContract, VectorContract, contract_metadata
 from care_qdrant.store.create import SPARSE_VECTOR_NAME
+from care_qdrant.store.embedded_sparse import tune_sparse_search
 from care_qdrant.store.layout import Layout
 
 Ids = list[str] | None
@@ -82,7 +84,9 @@ class CareVectorStore(QdrantVectorStore):
     - `add` keeps the vectors that other models have on a point, and `get_nodes` returns all of them.
     - NE, NIN, CONTAINS, ANY and ALL filters mean what LlamaIndex says they mean, and 2 is 2.0.
     - An MMR query gives diverse answers, and a query of a mode that is not answered is refused.
-    - Hybrid queries use the collection's BM25 vector; scores are in 0…1, and ``alpha=0.0`` is 0, sync and async.
+    - Where the collection has a BM25 vector of this package, queries are hybrid and added nodes get it, too;
+      ``enable_hybrid=False`` searches the dense vector alone.
+    - Scores of hybrid queries are in 0…1, and ``alpha=0.0`` is 0, sync and async.
     - One client serves sync and async callers, from any number of threads.
 
     Example:
@@ -95,6 +99,8 @@ class CareVectorStore(QdrantVectorStore):
 
     _resolver: CollectionResolver = PrivateAttr()
     _fusion: Fusion = PrivateAttr(default="linear")
+    _finds_bm25: bool = PrivateAttr(default=False)
+    _sparse_encoder: SparseQueryEncoder | None = PrivateAttr(default=None)
     _own_fusion: HybridFusionCallable | None = PrivateAttr(default=None)
     _embedding: HasContract | None = PrivateAttr(default=None)
     _has_warned: bool = PrivateAttr(default=False)
@@ -109,6 +115,7 @@ class CareVectorStore(QdrantVectorStore):
         fingerprint: str | None = None,
         vector_name: str | None = None,
         sparse_vector_name: str | None = None,
+        sparse_encoder: SparseQueryEncoder | None = None,
         text_field: str | None = None,
         fusion: Fusion = "linear",
         check_seconds: float = CHECK_SECONDS,
@@ -126,6 +133,9 @@ class CareVectorStore(QdrantVectorStore):
             fingerprint: The same, when only the fingerprint is known.
             vector_name: Of the dense vector; None takes the one of the embedding, or the only one.
             sparse_vector_name: For hybrid queries; None takes the only one.
+            sparse_encoder: Of added nodes and of queries of the modes hybrid and sparse, in place of BM25 by this
+                package: the server's own, or a model of FastEmbed (`care_qdrant.encoders.sparse`). It needs
+                ``sparse_vector_name``, and nothing checks that it fits the stored vectors.
             text_field: Where payloads hold the text, as ``"body"`` or ``"document.body"``; None finds out.
             fusion: Of hybrid queries with BM25 (`care_qdrant.search.fusion`); ``hybrid_fusion_fn`` takes its place.
             check_seconds: How long a check of the collection holds; it costs two short requests. An alias may be
@@ -135,7 +145,9 @@ class CareVectorStore(QdrantVectorStore):
                 it encodes no documents (``documents=False``, or without torch), only the dimension of nodes is checked.
                 False for vectors that are of another text on purpose, as with HyDE.
             dense_vector_name: The stock store's word for ``vector_name``.
-            settings: Of ``QdrantVectorStore``: they are its own, and passed on as they are.
+            settings: Of ``QdrantVectorStore``: they are its own, and passed on as they are. ``enable_hybrid`` is on by
+                default where the collection has a BM25 vector of this package; queries of the default mode are then
+                hybrid, too.
 
         Raises:
             InputError: There is no such setting; the vector is not there; or no point of the collection has a text.
@@ -151,10 +163,16 @@ class CareVectorStore(QdrantVectorStore):
         vector_name = vector_name or dense_vector_name
         default_name = contract.model if contract is not None else DEFAULT_DENSE_VECTOR_NAME
         hybrid = bool(settings.get("enable_hybrid"))
+        if sparse_encoder is not None:
+            _require_encoder_alone(settings, sparse_vector_name)
+            hybrid = True
+            settings.update(sparse_doc_fn=_no_terms, sparse_query_fn=_no_terms)
         own_sparse = bool(settings.get("sparse_query_fn") or settings.get("fastembed_sparse_model"))
         if settings.get("sparse_doc_fn") and not own_sparse:
             raise InputError("sparse_doc_fn= without sparse_query_fn=: queries would be cut into other terms")
-        if hybrid and not own_sparse:
+        finds_bm25 = settings.get("enable_hybrid") is None and not own_sparse
+        settings["enable_hybrid"] = hybrid
+        if not own_sparse:
             settings.update(sparse_doc_fn=self._bm25_of_documents, sparse_query_fn=_bm25_of_queries)
         with client_lock(cast(QdrantClient, client)):
             super().__init__(
@@ -165,11 +183,13 @@ class CareVectorStore(QdrantVectorStore):
                 sparse_vector_name=sparse_vector_name or (SPARSE_VECTOR_NAME if not own_sparse else None),
                 **settings,
             )
-        self._fusion = fusion
+        self._fusion, self._finds_bm25, self._sparse_encoder = fusion, finds_bm25, sparse_encoder
+        if finds_bm25:
+            self._sparse_doc_fn, self._sparse_query_fn = self._bm25_of_documents, _bm25_of_queries
         self._embedding = embedding if check_vectors else None
         self._own_fusion = settings.get("hybrid_fusion_fn")
         config = StoreConfig(
-            sparse=self.enable_hybrid,
+            sparse=None if finds_bm25 else self.enable_hybrid,
             bm25=hybrid and not own_sparse,
             vector_name=vector_name,
             sparse_vector_name=sparse_vector_name,
@@ -205,7 +225,7 @@ class CareVectorStore(QdrantVectorStore):
         if (sparse_doc_fn is None) != (sparse_query_fn is None):
             raise InputError("a sparse encoder has two sides: give sparse_doc_fn= and sparse_query_fn=")
         if sparse_doc_fn is not None:
-            self._sparse_doc_fn, self._sparse_query_fn = sparse_doc_fn, sparse_query_fn
+            self._sparse_doc_fn, self._sparse_query_fn, self._sparse_encoder = sparse_doc_fn, sparse_query_fn, None
             self._resolver.config = replace(self._resolver.config, bm25=False)
             self._resolver.forget()
         if hybrid_fusion_fn is not None:
@@ -322,6 +342,10 @@ class CareVectorStore(QdrantVectorStore):
     ) -> tuple[list[models.PointStruct], list[str]]:
         """Let points be found by the filters of the tool that made the collection, and be read by it."""
         points, ids = super()._build_points(nodes, sparse_vector_name)
+        if self._sparse_encoder is not None:
+            terms = document_terms(self._sparse_encoder, [node.get_content(MetadataMode.EMBED) for node in nodes])
+            for point, vector in zip(points, terms, strict=True):
+                point.vector = {**cast(dict[str, Any], point.vector), sparse_vector_name: vector}
         if (layout := self._layout) is not None:
             for node, point in zip(nodes, points, strict=True):
                 foreign = layout.written(node.get_content(MetadataMode.NONE), node.metadata, node.ref_doc_id)
@@ -360,6 +384,10 @@ class CareVectorStore(QdrantVectorStore):
         """Let the fields of the stock store name the vectors that were chosen."""
         self.dense_vector_name = resolved.vector_name or ""
         self.sparse_vector_name = resolved.sparse_vector_name or self.sparse_vector_name
+        if self._finds_bm25:
+            self.enable_hybrid = resolved.bm25 is not None
+        if resolved.bm25 is not None:
+            tune_sparse_search(cast(QdrantClient, self._client or self._aclient), resolved.name)
         self._legacy_vector_format = self.dense_vector_name == ""
         self._collection_initialized = True
         if resolved.unchecked is not None and not self._has_warned:
@@ -404,6 +432,8 @@ class CareVectorStore(QdrantVectorStore):
     def _search(
         self, resolved: ResolvedCollection, query: VectorStoreQuery, options: dict[str, Any]
     ) -> Steps[VectorStoreQueryResult]:
+        if resolved.bm25 is not None and query.mode == VectorStoreQueryMode.DEFAULT and query.query_str:
+            query = replace(query, mode=VectorStoreQueryMode.HYBRID)
         plan = self._plan(resolved, query, options)
         requests = plan.requests()
         if not requests:
@@ -443,9 +473,11 @@ class CareVectorStore(QdrantVectorStore):
             fusion=self._fusion if resolved.bm25 is not None and self._own_fusion is None else None,
         )
 
-    def _terms(self, query: VectorStoreQuery) -> models.SparseVector | None:
+    def _terms(self, query: VectorStoreQuery) -> SparseQuery | None:
         if not query.query_str or self._sparse_query_fn is None:
             return None
+        if self._sparse_encoder is not None:
+            return self._sparse_encoder(query.query_str)
         (indices,), (values,) = self._sparse_query_fn([query.query_str])
         return models.SparseVector(indices=indices, values=values)
 
@@ -489,7 +521,9 @@ class CareVectorStore(QdrantVectorStore):
         """Create the collection with named vectors and, when the model is known, its contract."""
         contract, dim = self.contract, len(nodes[0].get_embedding())
         metadata = {} if contract is None else contract_metadata(self.dense_vector_name, contract)
-        modifier = None
+        terms = None if self._sparse_encoder is None else self._sparse_encoder(nodes[0].get_content())
+        is_native = isinstance(terms, models.Document) and terms.model == NATIVE_BM25
+        modifier = models.Modifier.IDF if is_native else None
         if self._resolver.config.bm25:
             modifier = models.Modifier.IDF
             average = bm25.average_length(node.get_content(MetadataMode.EMBED) for node in nodes)
@@ -553,6 +587,21 @@ class CareVectorStore(QdrantVectorStore):
 
 def _bm25_of_queries(texts: list[str]) -> tuple[list[list[int]], list[list[float]]]:
     return as_lists(bm25.query_vector(text) for text in texts)
+
+
+def _no_terms(_texts: list[str]) -> tuple[list[list[int]], list[list[float]]]:
+    """Let the stock store write dense vectors alone."""
+    return [], []
+
+
+def _require_encoder_alone(settings: Mapping[str, Any], sparse_vector_name: str | None) -> None:
+    """Refuse settings that contradict ``sparse_encoder``."""
+    others = [name for name in ("sparse_doc_fn", "sparse_query_fn", "fastembed_sparse_model") if settings.get(name)]
+    if others or sparse_vector_name is None or settings.get("enable_hybrid") is False:
+        raise InputError(
+            "sparse_encoder= needs sparse_vector_name=, and excludes enable_hybrid=False and other sparse encoders"
+            + (f" ({', '.join(others)})" if others else "")
+        )
 
 
 def _require_known(settings: Iterable[str]) -> None:

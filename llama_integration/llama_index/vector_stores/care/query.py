@@ -7,6 +7,7 @@ from llama_index.core.indices.query.embedding_utils import get_top_k_mmr_embeddi
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryMode
 from qdrant_client import models
 
+from care_qdrant.encoders.sparse import SparseQuery
 from care_qdrant.search.fusion import DEFAULT_ALPHA, Fusion
 from care_qdrant.search.plan import QueryPlan, dense_search, sparse_search
 from care_qdrant.search.resolve import ResolvedCollection
@@ -25,7 +26,7 @@ LEXICAL = (VectorStoreQueryMode.SPARSE, VectorStoreQueryMode.HYBRID)
 
 def build_plan(
     query: VectorStoreQuery,
-    terms: models.SparseVector | None,
+    terms: SparseQuery | None,
     resolved: ResolvedCollection,
     *,
     filter: models.Filter | None,  # noqa: A002  # the word of Qdrant
@@ -37,7 +38,7 @@ def build_plan(
 
     Args:
         query: As LlamaIndex asks it.
-        terms: Its sparse vector; None where it has none, or none is asked for.
+        terms: Its sparse vector, or its text where the server makes that; None where it has none, or none is asked for.
         resolved: The collection, with its vectors.
         filter: Of both lists.
         params: Of the dense search.
@@ -52,12 +53,13 @@ def build_plan(
         raise ValueError(f"CareVectorStore answers queries of mode {answered}, none of mode {query.mode.value}")
     is_lexical = query.mode == VectorStoreQueryMode.SPARSE and query.query_str is not None
     hybrid_top_k = query.hybrid_top_k if query.mode == VectorStoreQueryMode.HYBRID else None
+    alpha = resolved.alpha if fusion == "linear" else DEFAULT_ALPHA
     return QueryPlan(
         None if is_lexical else dense_search(resolved, query.query_embedding, filter=filter, params=params),
         None if terms is None else sparse_search(resolved, terms, filter=filter, top_k=query.sparse_top_k),
         hybrid_top_k or query.similarity_top_k,
         fusion=fusion,
-        alpha=DEFAULT_ALPHA if query.alpha is None else query.alpha,
+        alpha=alpha if query.alpha is None else query.alpha,
         with_vectors=query.mode == VectorStoreQueryMode.MMR and query.query_embedding is not None,
         max_limit=resolved.limits.query,
         shard_key=shard_key,
@@ -102,7 +104,10 @@ def choose_diverse(
 
 def clip_scores(points: Points) -> list[models.ScoredPoint]:
     """Return points with scores from 0 to 1: very long matches of BM25 go beyond, and opposed vectors below."""
-    return [point.model_copy(update={"score": min(max(point.score, 0.0), 1.0)}) for point in points]
+    return [
+        point if 0.0 <= point.score <= 1.0 else point.model_copy(update={"score": min(max(point.score, 0.0), 1.0)})
+        for point in points
+    ]
 
 
 def _scaled(points: Points) -> list[float]:

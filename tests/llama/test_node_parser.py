@@ -1,0 +1,70 @@
+"""The node parser sized to the model: nothing is cut off, and nodes are the points of care-ingest."""
+
+import logging
+
+import pytest
+from llama_index.core import Document
+from llama_index.core.ingestion import IngestionPipeline
+from llama_index.core.node_parser import SentenceSplitter
+from llama_index.core.schema import MetadataMode
+from llama_index.embeddings.care import CareEmbedding, CareNodeParser, CareNodeText
+from qdrant_client import QdrantClient
+
+from care_qdrant import CareModel, ingest
+from care_qdrant import Document as Row
+from care_qdrant.errors import InputError
+from tests.tiny import medical_texts
+
+LONG = "".join(medical_texts(80))
+DOCUMENTS = [
+    Document(id_="a", text=LONG, metadata={"title": "一本书", "dept": "内科"}),
+    Document(id_="b", text="很短。"),
+    Document(id_="c", text=" "),
+]
+
+
+@pytest.fixture
+def embedding() -> CareEmbedding:
+    return CareEmbedding()
+
+
+def test_no_node_is_longer_than_the_encoder_reads(embedding: CareEmbedding, caplog: pytest.LogCaptureFixture) -> None:
+    nodes = CareNodeParser(embedding=embedding)(DOCUMENTS)
+    lengths = embedding.document_tokenizer.count_tokens([node.get_content(MetadataMode.EMBED) for node in nodes])
+    assert len(nodes) > 2 and max(lengths) <= embedding.document_tokenizer.max_tokens
+    with caplog.at_level(logging.WARNING):
+        embedding(nodes)
+    assert not caplog.records
+    stock = IngestionPipeline(transformations=[SentenceSplitter(chunk_size=2048), CareNodeText(), embedding])
+    stock.run(documents=DOCUMENTS[:1])
+    assert caplog.records
+
+
+def test_nodes_are_the_points_of_care_ingest(embedding: CareEmbedding) -> None:
+    client = QdrantClient(":memory:")
+    rows = [Row("a", LONG, title="一本书", metadata={"dept": "内科"}), Row("b", "很短。")]
+    ingest(rows, CareModel.load(), client, "corpus")
+    points, _ = client.scroll("corpus", limit=100)
+    nodes = CareNodeParser(embedding=embedding).get_nodes_from_documents(DOCUMENTS)
+    assert {point.id: (point.payload or {})["text"] for point in points} == {
+        node.id_: node.get_content() for node in nodes
+    }
+    assert {node.ref_doc_id for node in nodes} == {"a", "b"}
+    assert nodes[0].metadata == {"title": "一本书", "dept": "内科"}
+    assert (
+        nodes[0].get_content(MetadataMode.EMBED).startswith("一本书 ")
+        and "内科" not in nodes[0].get_content(MetadataMode.EMBED).split()
+    )
+    assert DOCUMENTS[0].excluded_embed_metadata_keys == []
+    client.close()
+
+
+def test_a_title_that_leaves_no_room_is_refused(embedding: CareEmbedding) -> None:
+    with pytest.raises(InputError, match="document 'a': its title"):
+        CareNodeParser(embedding=embedding)([Document(id_="a", text="正文。", metadata={"title": LONG})])
+
+
+def test_settings_survive_saving(embedding: CareEmbedding) -> None:
+    parser = CareNodeParser(embedding=embedding)
+    again = CareNodeParser.from_dict(parser.to_dict())
+    assert [node.id_ for node in again(DOCUMENTS)] == [node.id_ for node in parser(DOCUMENTS)]
