@@ -31,7 +31,7 @@ from care_trainer.config import load_run
 
 kill_at = int(sys.argv[2])
 
-def report(what, step, steps, loss):
+def report(what, step, steps, loss, tokens):
     if what == "joint" and step == kill_at:
         os._exit(3)
 
@@ -44,9 +44,9 @@ def _run(root: Path, batch_size: int, document: str) -> Run:
     return tiny_run(root, *stages, overrides=[WITHOUT_DROPOUT], document=document)
 
 
-def _two_processes(root: Path, *overrides: str, kill_at: int = -1) -> int:
+def _two_processes(root: Path, *overrides: str, kill_at: int = -1, script: str = SCRIPT) -> int:
     path = root / "train.py"
-    path.write_text(SCRIPT, encoding="utf-8")
+    path.write_text(script, encoding="utf-8")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     arguments = [str(path), str(root / "run.toml"), str(kill_at), *overrides]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -168,3 +168,47 @@ def test_the_teachers_vectors_are_shared_out_and_whole(
 
     found = teacher.teacher_vectors(load, document_folder, texts, tmp_path / "vectors", dim=32)
     np.testing.assert_allclose(found, towers.load(document_folder).encode_document(texts), atol=1e-3)
+
+
+BEST = """
+import os, sys
+from pathlib import Path
+from care_trainer import pipeline
+from care_trainer.config import load_run
+from care_trainer.stages import contrastive
+from care_trainer.stages.context import Context
+from safetensors.torch import save_file
+
+scores = iter([0.1, 0.3, 0.2, 0.25, 0.9])
+Context.scoring = lambda self, model: lambda: next(scores)
+trained, root = contrastive.fit, Path(sys.argv[1]).parent
+
+def fit(model, *rest):
+    metrics = trained(model, *rest)
+    weights = {name: value.detach().clone() for name, value in model.named_parameters()}
+    save_file(weights, root / f"process-{os.environ['RANK']}.safetensors")
+    return metrics
+
+contrastive.fit = fit
+pipeline.run_stages(load_run(Path(sys.argv[1]), sys.argv[3:]), resume=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_processes_end_early_with_the_same_best_weights(tmp_path: Path) -> None:
+    """Only the main process scores; the other one has to follow it to its best weights, and to its early end."""
+    own = {"learning_rate": 1e-2, "batch_size": 8, "weight_decay": 0.0}
+    weights = []
+    for name, steps in (("early", {"max_steps": 5, "evaluate_steps": 1, "patience": 2}), ("whole", {"max_steps": 5})):
+        root = tmp_path / name
+        settings = {**own, **steps, "schedule": "constant_with_warmup", "warmup": 0.0}
+        run = tiny_run(root, stage("supervised", **settings), overrides=[WITHOUT_DROPOUT])
+        assert _two_processes(root, WITHOUT_DROPOUT, script=BEST) == 0
+        both = [load_file(root / f"process-{rank}.safetensors") for rank in range(2)]
+        for key, value in both[0].items():
+            np.testing.assert_array_equal(both[1][key], value, err_msg=key)
+        weights.append(both[0])
+    lines = (Path(run.output).parents[1] / "early/out/supervised/evaluations.jsonl").read_text(encoding="utf-8")
+    assert len(lines.splitlines()) == 4, "two were no better than the second"
+    assert any(not np.array_equal(weights[1][key], value) for key, value in weights[0].items())

@@ -178,3 +178,14 @@ def test_a_run_without_stages_has_nothing_to_export(tmp_path: Path) -> None:
     pipeline.run_stages(run)
     with pytest.raises(InputError, match="has no stage"):
         export(run, "")
+
+
+def test_what_a_later_stage_lacks_is_said_before_the_first(tmp_path: Path) -> None:
+    overrides = ["data.other={ files = ['other.jsonl'] }", "stage.joint.data=other"]
+    run = tiny_run(tmp_path, stage("align"), stage("joint"), overrides=overrides)
+    with pytest.raises(InputError, match=r"other.jsonl: no such file; set data_root"):
+        pipeline.run_stages(run)
+    assert not Path(run.output).exists()
+    wide = tiny_run(tmp_path, stage("align"), stage("document", matryoshka=[64, 32]))
+    with pytest.raises(InputError, match=r"stage.document.matryoshka: 64 is more than the 48 dimensions"):
+        pipeline.run_stages(wide)

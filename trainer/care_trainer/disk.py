@@ -23,7 +23,7 @@ def writing(what: str | Callable[[], str]) -> Iterator[None]:
     except (OSError, SafetensorError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "PytorchStreamWriter" not in str(error):
             raise
-        reason = str(error).strip().splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise TrainingError(
             f"{what if isinstance(what, str) else what()} ({reason}). Make room, then go on with --resume."
         ) from error

@@ -43,6 +43,13 @@ def agree(decisions: list[bool]) -> list[bool]:
     return [bool(decision) for decision in shared.tolist()]
 
 
+def share_parameters(parameters: list[nn.Parameter]) -> None:
+    """Take the main process's values of parameters outside the wrapped model."""
+    if processes().num_processes > 1:
+        for parameter in parameters:
+            torch.distributed.broadcast(parameter.data, src=0)
+
+
 def average_gradients(parameters: list[nn.Parameter]) -> None:
     """Average gradients over all processes, for parameters outside the wrapped model."""
     state = processes()

@@ -16,7 +16,7 @@ from sentence_transformers import SentenceTransformer
 from care_qdrant.errors import InputError, MissingExtra
 from care_trainer import evaluation
 from care_trainer.config import Run, Stage, stage_name
-from care_trainer.data.read import file_hashes
+from care_trainer.data.read import existing, file_hashes, retrieval_file
 from care_trainer.disk import writing
 from care_trainer.distributed import main_process_first, processes
 from care_trainer.models.towers import ADAPTER_FILE
@@ -75,6 +75,7 @@ def run_stages(
     if only is not None and only not in names:
         raise InputError(f"--stage {only}: there is no such stage (there are: {', '.join(names)})")
     _require_trackers(run)
+    require_files(run)
     records = []
     with main_process_first() as is_main:
         if is_main:
@@ -91,6 +92,22 @@ def _require_trackers(run: Run) -> None:
     for tracker in run.report_to:
         if importlib.util.find_spec(tracker) is None:
             raise MissingExtra(f"report_to: {tracker} is not installed: pip install {tracker}; or leave it out")
+
+
+def require_files(run: Run) -> None:
+    """Refuse a run that would miss a file of a later stage after hours.
+
+    Raises:
+        InputError: a data file, or the evaluation set, is not there.
+    """
+    root = Path(run.data_root)
+    used = {stage.data for stage in run.stage if stage.data} | ({run.vocabulary.data} if run.vocabulary else set())
+    for name in sorted(used):
+        for file in run.data[name].files:
+            existing(root / file)
+    if run.evaluation is not None:
+        for name in ("corpus", "queries", "qrels"):
+            retrieval_file(root / run.evaluation.retrieval, name)
 
 
 def newest(run: Run, side: str, before: Sequence[Stage] | None = None) -> Path:
@@ -258,6 +275,7 @@ def _settings(run: Run, stage: Stage, sources: dict[str, Path]) -> dict[str, Any
     return {
         **dataclasses.asdict(stage),
         "data_set": dataclasses.asdict(run.data[stage.data]) if stage.data else {},
+        "tasks": {name: dataclasses.asdict(run.tasks[name]) for name in _tasks(run, stage)},
         "seed": run.seed,
         "starts_from": {
             side: hashlib.sha256((folder.parent / STAGE_FILE).read_bytes()).hexdigest()
@@ -266,9 +284,13 @@ def _settings(run: Run, stage: Stage, sources: dict[str, Path]) -> dict[str, Any
     }
 
 
+def _tasks(run: Run, stage: Stage) -> list[str]:
+    return sorted(set(run.data[stage.data].tasks.values())) if stage.data else []
+
+
 def _base_settings(run: Run) -> dict[str, Any]:
     whole = dataclasses.asdict(run)
-    return {key: whole[key] for key in ("query", "document", "vocabulary", "dim", "seed")}
+    return {key: whole[key] for key in ("query", "document", "vocabulary", "dim", "geometry", "seed")}
 
 
 def _save(models: dict[str, SentenceTransformer], folder: Path) -> None:

@@ -17,6 +17,7 @@ from care_trainer.config import (
     Run,
     Scratch,
     Stage,
+    Task,
     Tower,
     Vocabulary,
     load_run,
@@ -25,6 +26,7 @@ from care_trainer.config import (
 GUIDE = (Path(__file__).parents[3] / "docs/training.md").read_text(encoding="utf-8")
 TABLES = {
     "": Run,
+    "tasks.NAME": Task,
     "query, document": Tower,
     "query.scratch": Scratch,
     "document.lora": Lora,
@@ -52,7 +54,7 @@ def _keys() -> Iterator[tuple[str, str, str]]:
     tables = {"query", "document", *(name.split(".")[0] for name in TABLES)}
     for table, model in TABLES.items():
         for field in dataclasses.fields(model):
-            if model is not Run or field.name not in tables:
+            if model is not Run or field.name not in tables - {"tasks"}:
                 yield table, field.name, _default(field)
     shared = {field.name for field in dataclasses.fields(Stage)}
     for model in dict.fromkeys(STAGE_TYPES.values()):

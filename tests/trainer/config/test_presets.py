@@ -45,8 +45,8 @@ def test_every_preset_changes_the_run_and_gives_it_its_own_place(recipe: Run, na
         ("without-query-init", ["document", "align", "joint"]),
         ("without-document-init", ["retromae", "unsupervised", "supervised", "align", "joint"]),
         ("without-align", ["retromae", "unsupervised", "supervised", "document", "joint"]),
-        ("fine-tuning-data", ["retromae", "unsupervised", "supervised", "document", "joint", "joint"]),
-        ("fine-tuning-data-only", ["retromae", "unsupervised", "supervised", "document", "joint"]),
+        ("fine-tuning-data", ["retromae", "unsupervised", "supervised", "document", "align", "joint"]),
+        ("fine-tuning-data-only", ["retromae", "unsupervised", "supervised", "document", "align"]),
         ("symmetric-query", ["retromae", "unsupervised", "supervised"]),
         ("symmetric-document", ["document"]),
         ("kale", ["document", "prune", "align"]),
@@ -70,8 +70,9 @@ def test_what_changes_inside_a_stage(recipe: Run) -> None:
     assert isinstance(kale, Align) and (kale.contrastive_weight, kale.mse_weight, kale.kl_weight) == (0.0, 0.0, 1.0)
     pruned = find("pruned", "align")
     assert isinstance(pruned, Align) and pruned == recipe.stage[4], "the student changes, not what it learns"
-    first = find("fine-tuning-data", "joint")
-    assert isinstance(first, Joint) and first.freeze_document and first.name == "align" and first.epochs == 2
+    first = find("fine-tuning-data", "align")
+    assert isinstance(recipe.stage[4], Align) and recipe.stage[4].data == "texts"
+    assert first == replace(recipe.stage[4], data="pairs", pairs=True), "table 20's batch and loss, other data"
     doubled = find("symmetric-query", "supervised")
     assert isinstance(doubled, Contrastive) and doubled.epochs == 2
     longer = find("longer-joint", "joint")
@@ -145,7 +146,11 @@ def test_a_preset_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["kale", *(pytest.param(name, marks=pytest.mark.slow) for name in ("distill", "hotelmatch", "symmetric-document"))],
+    [
+        "kale",
+        "fine-tuning-data-only",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("distill", "hotelmatch", "symmetric-document")),
+    ],
 )
 def test_a_baseline_runs_to_its_exported_folder(tmp_path: Path, name: str) -> None:
     run = apply_preset(tiny_run(tmp_path, *(stage(kind) for kind in RECIPE[2:])), name)

@@ -96,7 +96,7 @@ def test_rows_of_a_run_are_diverse(encoder: Path, tmp_path: Path) -> None:
     data = _data(tmp_path, encoder, query_threshold=0.7, document_threshold=0.7)
     rows = pair_rows(data, tmp_path, tmp_path / "rows").columns
     expected = Counter(diverse_pairs(data, tmp_path))
-    assert Counter(Pair(row["query"], row["positive"]) for row in rows) == expected
+    assert Counter(Pair(row["query"], row["positive"], source=row["source"]) for row in rows) == expected
     assert len(rows) < 20
 
 

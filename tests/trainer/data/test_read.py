@@ -22,7 +22,8 @@ def _data(tmp_path: Path, *rows: Any, **settings: Any) -> tuple[Data, Path]:
 def test_simple_pairs_and_flag_embedding_rows_mean_the_same(tmp_path: Path) -> None:
     flag = {"query": "q", "pos": ["p", "p2"], "neg": ["n"], "pos_scores": [1, 1], "prompt": "问："}
     found = list(iter_pairs(*_data(tmp_path, SIMPLE, flag)))
-    assert found == [Pair("q", "p", ("n",), "s"), Pair("问：q", "p", ("n",)), Pair("问：q", "p2", ("n",))]
+    own = {"source": "rows.jsonl", "prompt": "问："}
+    assert found == [Pair("q", "p", ("n",), "s"), Pair("q", "p", ("n",), **own), Pair("q", "p2", ("n",), **own)]
 
 
 def test_a_gzipped_file_reads_as_a_plain_one(tmp_path: Path) -> None:
@@ -64,6 +65,19 @@ def test_a_license_counts_in_both_spellings(tmp_path: Path, key: str) -> None:
     assert [license_of(row) for row in (*rows, without)] == ["CC0", "research-only", ""]
 
 
+def test_two_texts_with_a_score_are_a_pair_and_single_texts(tmp_path: Path) -> None:
+    data, root = _data(tmp_path, {"sentence1": "a", "sentence2": "b", "score": 1, "source": "sts"})
+    assert list(iter_pairs(data, root)) == [Pair("a", "b", (), "sts", score=1.0)]
+    assert [text.text for text in iter_texts(data, root)] == ["a", "b"]
+    assert [text.text for text in iter_texts(data, root, ("query",))] == ["a"]
+
+
+def test_a_row_without_a_source_has_the_name_of_its_file(tmp_path: Path) -> None:
+    plain = {"query": "plain", "positive": "p"}
+    assert [pair.source for pair in iter_pairs(*_data(tmp_path, SIMPLE, plain))] == ["s", "rows.jsonl"]
+    assert [pair.query for pair in iter_pairs(*_data(tmp_path, SIMPLE, plain, weights={"s": 0}))] == ["plain"]
+
+
 def test_texts_are_both_sides_of_pairs_and_single_texts_once(tmp_path: Path) -> None:
     found = list(iter_texts(*_data(tmp_path, SIMPLE, {"text": "t"}, {"text": "q"})))
     assert [text.text for text in found] == ["q", "p", "n", "t"]
@@ -75,6 +89,13 @@ def test_texts_are_both_sides_of_pairs_and_single_texts_once(tmp_path: Path) -> 
         ({"query": "q"}, r"rows.jsonl:1: is no pair \(keys: query\)"),
         ({"text": "t"}, "is no pair"),
         ({"query": 3, "positive": "p"}, "is no pair"),
+        ({"query": " ", "positive": "p"}, "is no pair"),
+        ({"query": "q", "pos": ["p", ""]}, "is no pair"),
+        ({"query": "q", "positive": "p", "negatives": ["n", 3]}, "is no pair"),
+        ({"query": "q", "positive": "p", "negatives": ["\n"]}, "is no pair"),
+        ({"sentence1": "a", "sentence2": "b"}, r"rows.jsonl:1: is no pair with a score \(keys: sentence1, sentence2\)"),
+        ({"sentence1": "a", "sentence2": "", "score": 1}, "is no pair with a score"),
+        ({"sentence1": "a", "sentence2": "b", "score": True}, "is no pair with a score"),
         (["q", "p"], "expected an object, found list"),
     ],
 )

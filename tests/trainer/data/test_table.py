@@ -27,16 +27,17 @@ def _data(tmp_path: Path, **settings: Any) -> tuple[Data, Path, Path]:
     return Data(files=("rows.jsonl",), **settings), tmp_path, tmp_path / "rows"
 
 
-def test_pairs_come_once_in_the_order_of_the_file_with_as_many_negatives_as_asked_for(tmp_path: Path) -> None:
-    rows = pair_rows(*_data(tmp_path, weights={"b": 0.5}), hard_negatives=2)
-    assert rows.columns.to_list() == [
-        {"query": "q1", "positive": "p1", "negative_1": "n1", "negative_2": "n2", "label": 0},
-        {"query": "q1", "positive": "p2", "negative_1": "n1", "negative_2": "n2", "label": 1},
-        {"query": "q2", "positive": "p3", "negative_1": "n3", "negative_2": "p3", "label": 2},
-        {"query": "q3", "positive": "p4", "negative_1": "p4", "negative_2": "p4", "label": 3},
+def test_pairs_come_once_in_the_order_of_the_file_with_all_their_negatives(tmp_path: Path) -> None:
+    rows = pair_rows(*_data(tmp_path, weights={"b": 0.5}))
+    assert rows.columns.select_columns(["query", "positive", "negatives", "source", "label"]).to_list() == [
+        {"query": "q1", "positive": "p1", "negatives": ["n1", "n2"], "source": "a", "label": 0},
+        {"query": "q1", "positive": "p2", "negatives": ["n1", "n2"], "source": "a", "label": 1},
+        {"query": "q2", "positive": "p3", "negatives": ["n3"], "source": "b", "label": 2},
+        {"query": "q3", "positive": "p4", "negatives": [], "source": "c", "label": 3},
     ]
     assert rows.weights.tolist() == [1.0, 1.0, 0.5, 1.0]
-    assert rows.text_columns().column_names == ["query", "positive", "negative_1", "negative_2"]
+    numbers, names = rows.sources
+    assert [names[at] for at in numbers] == ["a", "a", "b", "c"]
 
 
 def test_texts_come_once_with_their_lengths(tmp_path: Path) -> None:
@@ -46,6 +47,16 @@ def test_texts_come_once_with_their_lengths(tmp_path: Path) -> None:
     assert text_rows(*_data(tmp_path), sides=("query",)).columns["text"][:] == ["q1", "q2", "q3"]
 
 
+def test_a_pair_may_be_one_text_of_title_and_content(tmp_path: Path) -> None:
+    rows = text_rows(*_data(tmp_path), joined=True)
+    assert rows.columns["text"][:] == ["q1 p1", "q1 p2", "q2 p3", "q3 p4"]
+    write_jsonl(tmp_path / "rows.jsonl", [{"text": "alone"}, ROWS[2]])
+    assert text_rows(Data(files=("rows.jsonl",)), tmp_path, tmp_path / "2", joined=True).columns["text"][:] == [
+        "alone",
+        "q2 p3",
+    ]
+
+
 def test_a_table_is_written_once_and_anew_when_file_settings_or_columns_change(tmp_path: Path) -> None:
     data, root, folder = _data(tmp_path)
     pair_rows(data, root, folder)
@@ -53,7 +64,7 @@ def test_a_table_is_written_once_and_anew_when_file_settings_or_columns_change(t
     written = first.stat().st_mtime_ns
     pair_rows(data, root, folder)
     assert [path.stat().st_mtime_ns for path in folder.iterdir()] == [written]
-    pair_rows(data, root, folder, hard_negatives=1)
+    text_rows(data, root, folder)
     pair_rows(Data(files=data.files, max_characters=1), root, folder)
     write_jsonl(tmp_path / "rows.jsonl", ROWS[2:])
     assert len(pair_rows(data, root, folder)) == 2
@@ -94,10 +105,11 @@ def private():
 
 def epoch(name):
     root = Path(sys.argv[1])
-    rows = pair_rows(Data(files=(name,), weights={"b": 0.5}), root, root / "rows", hard_negatives=1)
-    columns, characters = rows.text_columns(), 0
+    rows = pair_rows(Data(files=(name,), weights={"b": 0.5}), root, root / "rows")
+    columns, characters = rows.columns, 0
     for batch in EpochSampler(columns, 64, False, weights=rows.weights):
-        characters += sum(len(text) for row in columns.__getitems__(batch) for text in row.values())
+        read = columns.__getitems__(batch)
+        characters += sum(len(row["query"] + row["positive"] + row["negatives"][0]) for row in read)
     return characters
 
 few = epoch("few.jsonl")

@@ -1,4 +1,7 @@
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,7 @@ from care_trainer.losses.language import (
     IGNORED,
     CausalLoss,
     RetroMaeLoss,
+    chunked_cross_entropy,
     decoder_visibility,
     mask_tokens,
     output_scale,
@@ -95,3 +99,70 @@ def test_after_a_bag_the_first_loss_is_that_of_a_guess(tmp_path: Path) -> None:
     causal = CausalLoss(document)([document.preprocess(_texts())])
     for found in (*parts.values(), causal):
         assert found.item() == pytest.approx(guess, rel=0.25)
+
+
+def _head(hidden: int, vocabulary: int) -> tuple[torch.nn.Linear, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    head = torch.nn.Linear(hidden, vocabulary)
+    return head, torch.randn(50, hidden, requires_grad=True), torch.randint(vocabulary, (50,))
+
+
+def test_a_cross_entropy_in_chunks_is_that_of_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("care_trainer.losses.language.CHUNK_LOGITS", 7 * 90)
+    head, hidden, targets = _head(16, 90)
+    found = []
+    for loss in (
+        torch.nn.functional.cross_entropy(0.5 * head(hidden), targets),
+        chunked_cross_entropy(head, hidden, targets, 90, scale=0.5),
+    ):
+        head.weight.grad = hidden.grad = None
+        loss.backward()
+        found.append((loss.detach(), head.weight.grad, hidden.grad))
+    for whole, chunked in zip(*found, strict=True):
+        torch.testing.assert_close(chunked, whole, rtol=1e-5, atol=1e-7)
+
+
+PEAK = """
+import sys, torch
+from care_trainer.losses.language import chunked_cross_entropy
+
+# Not getrusage: its peak begins with that of the process that started this one.
+def kib(field):
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith(field))
+
+head, tokens = torch.nn.Linear(32, 250_048), 600
+hidden, targets = torch.randn(tokens, 32, requires_grad=True), torch.randint(250_048, (tokens,))
+before = kib("VmRSS:")
+if sys.argv[1] == "chunked":
+    loss = chunked_cross_entropy(head, hidden, targets, 250_048)
+else:
+    loss = torch.nn.functional.cross_entropy(head(hidden).float(), targets)
+loss.backward()
+print((kib("VmHWM:") - before) // 1024)
+"""
+
+
+def _peak_mib(how: str) -> int:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", PEAK, how]
+    return int(subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_full_vocabulary_in_chunks_takes_a_fraction_of_the_memory() -> None:
+    chunked, whole = _peak_mib("chunked"), _peak_mib("whole")
+    logits = 600 * 250_048 * 4 / 2**20
+    assert whole > 1.9 * logits, "logits, and their gradient"
+    assert chunked < 0.4 * whole, f"{chunked} MiB against {whole} MiB"
+
+
+def test_autocast_covers_the_head(query_folder: Path) -> None:
+    dtypes = []
+    for bf16 in (False, True):
+        loss = RetroMaeLoss(_encoder(query_folder), bf16=bf16)
+        loss.head.register_forward_hook(lambda _module, _inputs, output: dtypes.append(output.dtype))
+        parts = loss([loss.model.preprocess(_texts())])
+        assert {part.dtype for part in parts.values()} == {torch.float32}
+    assert set(dtypes[: len(dtypes) // 2]) == {torch.float32} and set(dtypes[len(dtypes) // 2 :]) == {torch.bfloat16}

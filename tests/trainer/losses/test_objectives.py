@@ -1,8 +1,17 @@
 import numpy as np
 import pytest
 import torch
-from care_trainer.losses.objectives import AlignObjective, Batch, InfoNce, Matryoshka, false_negatives
-from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from care_trainer.losses.objectives import (
+    MAX_SCALE,
+    AlignObjective,
+    Batch,
+    DistillObjective,
+    InfoNce,
+    Matryoshka,
+    PairObjective,
+    false_negatives,
+)
+from sentence_transformers.sentence_transformer.losses import CoSENTLoss, MultipleNegativesRankingLoss
 
 ROWS, DIM = 6, 8
 
@@ -103,3 +112,60 @@ def test_align_is_equation_3_with_the_squared_norm_of_equation_2() -> None:
 def test_a_loss_in_half_precision_is_computed_in_float32() -> None:
     columns = [column.bfloat16() for column in _columns(2)]
     assert InfoNce(0.01)(Batch(columns, _distinct_keys(2))).dtype == torch.float32
+
+
+def test_pairs_with_a_score_have_sentence_transformers_cosent() -> None:
+    columns = _columns(2)
+    scores = torch.tensor([0.0, 1.0, 0.5, 0.5, 0.2, 1.0])
+    objective = PairObjective(InfoNce(0.02), score_temperature=0.05)
+    expected = CoSENTLoss(torch.nn.Identity(), scale=20.0).compute_loss_from_embeddings(columns, scores)
+    assert objective(Batch(columns, _distinct_keys(2), scores)).item() == pytest.approx(expected.item(), rel=1e-5)
+    without = objective(Batch(columns, _distinct_keys(2)))
+    assert without.item() == pytest.approx(InfoNce(0.02)(Batch(columns, _distinct_keys(2))).item())
+
+
+def test_cut_documents_are_scored_as_they_are() -> None:
+    query, *documents = _columns(3)
+    documents = [0.1 * column for column in documents]
+    unit = torch.nn.functional.normalize(query, dim=1).numpy()
+    scores = unit @ np.concatenate(documents).T / 0.05
+    expected = np.mean([np.log(np.exp(scores[row]).sum()) - scores[row, row] for row in range(ROWS)])
+    found = InfoNce(0.05, geometry="cut")(Batch([query, *documents], _distinct_keys(3)))
+    assert found.item() == pytest.approx(float(expected), rel=1e-5)
+    aligned = AlignObjective(InfoNce(0.05, geometry="cut"), contrastive_weight=0.0)
+    distance = ((unit - documents[0].half().float().numpy()) ** 2).sum(axis=1).mean()
+    batch = Batch([query], [torch.arange(ROWS)], documents[0].half())
+    assert aligned(batch).item() == pytest.approx(float(distance), rel=1e-5)
+
+
+def test_a_learned_temperature_keeps_its_gradient_at_the_clamp() -> None:
+    loss = InfoNce(0.005, learn=True)
+    optimizer = torch.optim.SGD(loss.parameters(), lr=0.05)
+    found = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss(Batch(_columns(2), _distinct_keys(2))).backward()
+        assert loss.log_scale.grad is not None and loss.log_scale.grad.item() > 0, "this batch wants a higher τ"
+        found.append(loss.temperature)
+        optimizer.step()
+    assert found[0] == pytest.approx(1 / MAX_SCALE) and found[0] < found[1] < found[2]
+
+
+def test_distillation_covers_hard_negatives_and_leaves_repeated_positives_out() -> None:
+    student, teacher = _columns(4), _columns(4, seed=1)
+    keys = _distinct_keys(4)
+    keys[3][2] = keys[1][2]  # row 2 has one negative only, and repeats its positive
+    unit = [
+        [column.numpy() / np.linalg.norm(column.numpy(), axis=1, keepdims=True) for column in side]
+        for side in (student, teacher)
+    ]
+    total = 0.0
+    for row in range(ROWS):
+        kept = [at for at in range(3 * ROWS) if (row, at) != (2, 2 * ROWS + 2)]
+        found, wanted = (np.concatenate(side[1:])[kept] @ side[0][row] / 0.5 for side in unit)
+        p, q = (np.exp(scores) / np.exp(scores).sum() for scores in (wanted, found))
+        total += float((p * np.log(p / q)).sum())
+    batch = Batch(student, keys, torch.stack(teacher, dim=1))
+    contrastive = InfoNce(0.5)
+    difference = DistillObjective(contrastive, kl_weight=2.0)(batch) - contrastive(batch)
+    assert difference.item() == pytest.approx(2 * total / ROWS, rel=1e-4)

@@ -3,6 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from care_trainer.models.vector_cache import VectorCache, encoder_digest
+from filelock import FileLock
 
 from care_qdrant.types import Vectors
 from tests.tiny import TEXTS, HashEncoder
@@ -39,6 +40,35 @@ def test_what_a_killed_process_left_half_written_does_not_count(tmp_path: Path, 
     found = cache.encode(TEXTS, encoder.encode)
     assert encoder.encoded == TEXTS[3:]
     np.testing.assert_array_equal(found, encoder.encode(TEXTS).astype(np.float16))
+
+
+def test_the_lock_is_free_while_texts_are_encoded_and_a_vector_is_stored_once(
+    tmp_path: Path, encoder: HashEncoder
+) -> None:
+    other = HashEncoder(dim=8)
+
+    def encode(texts: list[str]) -> Vectors:
+        with FileLock(tmp_path / ("a" * 16) / "lock", timeout=0):
+            pass
+        VectorCache(tmp_path, "a" * 64, 8).encode(texts[:2], other.encode)  # a second process, meanwhile
+        return encoder.encode(texts)
+
+    cache = VectorCache(tmp_path, "a" * 64, 8)
+    found = cache.encode(TEXTS, encode)
+    np.testing.assert_array_equal(found, encoder.encode(TEXTS).astype(np.float16))
+    assert other.encoded == list(dict.fromkeys(TEXTS))[:2]
+    assert (cache.folder / "keys.bin").stat().st_size == 16 * len(set(TEXTS))
+
+
+def test_the_keys_are_read_once(tmp_path: Path, encoder: HashEncoder) -> None:
+    cache = VectorCache(tmp_path, "a" * 64, 8)
+    cache.encode(TEXTS[:2], encoder.encode)
+    keys = cache.folder / "keys.bin"
+    keys.write_bytes(b"?" * keys.stat().st_size)  # only who reads the keys again would miss the texts
+    VectorCache(tmp_path, "b" * 64, 8).encode(TEXTS, encoder.encode)
+    encoder.encoded.clear()
+    cache.encode(TEXTS[:3], encoder.encode)
+    assert encoder.encoded == [TEXTS[2]]
 
 
 def test_an_encoder_that_stops_leaves_what_it_has_done(

@@ -7,15 +7,18 @@ import numpy as np
 import pytest
 import torch
 from care_trainer import pipeline
-from care_trainer.config import Run
+from care_trainer.config import Data, Run
 from care_trainer.config.presets import apply_preset
+from care_trainer.data.collators import TeacherCollator
+from care_trainer.data.read import text_key
+from care_trainer.data.table import Documents, pair_rows
 from care_trainer.export.checkpoint import export
-from care_trainer.losses.objectives import Batch, FrozenDocuments, InfoNce, vector_keys
+from care_trainer.losses.objectives import Batch, FrozenDocuments, InfoNce
 from care_trainer.models import towers
 from sentence_transformers import SentenceTransformer
 
 from care_qdrant.model import CareModel
-from tests.trainer.tiny_run import pairs, stage, tiny_run
+from tests.trainer.tiny_run import pairs, stage, tiny_run, write_jsonl
 
 TEXTS = [row["query"] for row in pairs()[:6]]
 
@@ -27,19 +30,34 @@ def test_stored_documents_give_the_loss_of_documents_in_memory() -> None:
     stored = torch.stack([positive, negative], dim=1).half()
     keys = [torch.arange(5), torch.tensor([10, 11, 12, 11, 14]), torch.arange(20, 25)]
     expected = InfoNce(0.05)(Batch([query, *stored.float().unbind(dim=1)], keys))
-    found = FrozenDocuments(InfoNce(0.05))(Batch([query], keys[:1], stored))
+    label_keys = torch.stack(keys[1:], dim=1)
+    found = FrozenDocuments(InfoNce(0.05))(Batch([query], keys[:1], stored, label_keys))
     assert found.item() == pytest.approx(expected.item(), rel=1e-6)
-    alone = FrozenDocuments(InfoNce(0.05))(Batch([query], keys[:1], stored[:, 0]))
+    alone = FrozenDocuments(InfoNce(0.05))(Batch([query], keys[:1], stored[:, 0], label_keys[:, :1]))
     assert alone.item() == pytest.approx(InfoNce(0.05)(Batch([query, stored[:, 0].float()], keys[:2])).item(), rel=1e-6)
 
 
-def test_equal_vectors_and_only_they_have_equal_keys() -> None:
-    vectors = torch.randn(50, 16).half()
-    vectors[7] = vectors[3]
-    vectors[8] = vectors[3][torch.arange(15, -1, -1)]
-    keys = vector_keys(vectors)
-    assert keys[7] == keys[3]
-    assert len(set(keys.tolist())) == 49
+def test_documents_are_stored_once_and_equal_texts_have_equal_keys_whatever_their_vectors_bits(tmp_path: Path) -> None:
+    rows = [
+        {"query": "q1", "positive": "p1", "negatives": ["n1", "p2"]},
+        {"query": "q2", "positive": "p2", "negatives": ["n1"]},
+        {"query": "p1", "positive": "p3"},
+    ]
+    write_jsonl(tmp_path / "rows.jsonl", rows)
+    table = pair_rows(Data(files=("rows.jsonl",)), tmp_path, tmp_path / "rows")
+    documents = Documents(table)
+    assert list(documents) == documents[:] == ["p1", "n1", "p2", "p3"]
+    assert [documents.of_row(row).tolist() for row in range(3)] == [[0, 1, 2], [2, 1], [3]]
+    vectors = torch.randn(4, 8).half().numpy()
+    collator = TeacherCollator(documents=(documents, vectors), negatives=2, preprocess_fn=_ids)
+    batch = collator([{**table.columns[at]} for at in range(3)])
+    assert batch["query_label_keys"][1].tolist() == [text_key("p2"), text_key("n1"), text_key("p2")]
+    assert batch["query_keys"][2] == batch["query_label_keys"][0, 0], "this question is the other row's document"
+    np.testing.assert_array_equal(batch["label"][1].numpy(), vectors[[2, 1, 2]])
+
+
+def _ids(texts: list[str], **_: Any) -> dict[str, torch.Tensor]:
+    return {"input_ids": torch.tensor([[ord(text[0])] for text in texts])}
 
 
 @pytest.mark.parametrize("negatives", [0, 1])

@@ -36,7 +36,7 @@ def _train(query_folder: Path, folder: Path, *, kill_at: int | None = None, **op
     towers.make_trainable(model, side="query", lora=False)
     loss = EmbeddingLoss(model, InfoNce(0.05, learn=True), mini_batch_size=4)
 
-    def report(step: int, steps: int, value: float) -> None:
+    def report(step: int, steps: int, value: float, tokens: int) -> None:
         if step == kill_at:
             raise _Killed
 
@@ -103,7 +103,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(
 ) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    def fill(step: int, steps: int, value: float) -> None:
+    def fill(step: int, steps: int, value: float, tokens: int) -> None:
         if step == 3:
             resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, limits[1]))
 

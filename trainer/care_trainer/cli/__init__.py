@@ -2,15 +2,19 @@
 
 import click
 
+from care_qdrant import __version__
 from care_qdrant.cli import run as run_program
+from care_qdrant.cli.logs import log_options
 from care_trainer.cli.data import data
-from care_trainer.cli.listing import configs, presets
+from care_trainer.cli.listing import configs, init, presets
 from care_trainer.cli.mine import mine
 from care_trainer.cli.push import push
 from care_trainer.cli.run import run
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="care-train")
+@log_options
 def care_train() -> None:
     """Train an asymmetric pair, from base models to a CARE folder.
 
@@ -21,7 +25,7 @@ def care_train() -> None:
     """
 
 
-for command in (run, configs, presets, data, mine, push):
+for command in (init, run, configs, presets, data, mine, push):
     care_train.add_command(command)
 
 

@@ -1,8 +1,11 @@
 """``care-train configs`` and ``care-train presets``: the shipped TOML files, listed or printed."""
 
+from pathlib import Path
+
 import click
 
-from care_qdrant.errors import InputError
+from care_qdrant.errors import InputError, needs_extra
+from care_trainer.cli.run import set_option
 
 
 @click.group(invoke_without_command=True)
@@ -38,6 +41,42 @@ def show(name: str) -> None:
     if name not in shipped:
         raise InputError(f"{name}: no shipped configuration or preset (see: care-train configs, care-train presets)")
     click.echo(shipped[name].read_text(encoding="utf-8"), nl=False)
+
+
+@click.command()
+@click.argument("config")
+@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="TOML file to write. Default: none.")
+@click.option("--processes", default=8, show_default=True, type=click.IntRange(min=1), help="Number of GPUs.")
+@click.option(
+    "--tflops",
+    default=400.0,
+    show_default=True,
+    type=click.FloatRange(min=0, min_open=True),
+    help="Operations that a GPU does in a second, in 10^12.",
+)
+@set_option
+def init(config: str, output: Path | None, processes: int, tflops: float, overrides: tuple[str, ...]) -> None:
+    """Print what CONFIG will cost, from the shapes of its models and the data, and write it as a file to edit.
+
+    \b
+    Example:
+      care-train init tiny --output my.toml
+    """
+    from care_trainer.config import find_config, load_run
+
+    path = find_config(config)
+    with needs_extra("train", "training"):
+        from care_trainer.stages.cost import describe_cost
+    cost = describe_cost(load_run(path, overrides), processes, tflops)
+    click.echo(cost)
+    if output is not None:
+        if output.exists():
+            raise InputError(f"{output}: exists; give another file")
+        given = [f"#   --set {override}" for override in overrides]
+        head = "\n".join(
+            ["# Expected cost when this file was written:", *(f"#   {line}" for line in cost.splitlines()), *given]
+        )
+        output.write_text(f"{head}\n\n{path.read_text(encoding='utf-8')}", encoding="utf-8")
 
 
 @click.command()

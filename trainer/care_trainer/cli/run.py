@@ -90,13 +90,24 @@ def run(
 
 @contextmanager
 def progress_bars(visible: bool) -> Iterator["Report"]:
-    """Return, as a context, a report that draws one progress bar for each stage on stderr, with the last loss."""
+    """Return, as a context, a report that draws one progress bar for each stage on stderr.
+
+    It shows the time that is left, the last loss, the tokens a second of all processes since the bar began, and the
+    peak memory of this one.
+    """
     from tqdm import tqdm
 
-    bars: dict[str, tqdm[NoReturn]] = {}
+    from care_trainer.training.loop import peak_memory_bytes
 
-    def report(what: str, step: int, steps: int, loss: float) -> None:
-        if what not in bars:
+    bars: dict[str, tqdm[NoReturn]] = {}
+    started, tokens = time.monotonic(), 0
+
+    def report(what: str, step: int, steps: int, loss: float, of_step: int) -> None:
+        nonlocal started, tokens
+        if what in bars:
+            tokens += of_step
+        else:
+            started, tokens = time.monotonic(), 0  # the first step's tokens took time before the clock started
             for bar in bars.values():
                 bar.close()
             bars[what] = tqdm(
@@ -109,7 +120,10 @@ def progress_bars(visible: bool) -> Iterator["Report"]:
             )
         bars[what].update(step - bars[what].n)
         if not math.isnan(loss):
-            bars[what].set_postfix_str(f"loss {loss:.4f}", refresh=False)
+            shown = f"loss {loss:.4f}"
+            if tokens:
+                shown += f", {tokens / (time.monotonic() - started):,.0f} tokens/s"
+            bars[what].set_postfix_str(f"{shown}, {peak_memory_bytes() / 2**30:.1f} GiB", refresh=False)
 
     try:
         yield report

@@ -12,6 +12,7 @@ from care_trainer.config.run import (
     Lora,
     Run,
     Scratch,
+    Task,
     Tower,
     Vocabulary,
 )
@@ -28,7 +29,7 @@ from care_trainer.config.stages import (
     Static,
     stage_name,
 )
-from care_trainer.config.types import Side
+from care_trainer.config.types import Geometry, Side
 
 __all__ = [
     "STAGE_TYPES",
@@ -40,6 +41,7 @@ __all__ = [
     "Diversify",
     "Evaluation",
     "Export",
+    "Geometry",
     "Joint",
     "Lora",
     "Prune",
@@ -49,6 +51,7 @@ __all__ = [
     "Side",
     "Stage",
     "Static",
+    "Task",
     "Tower",
     "Vocabulary",
     "find_config",

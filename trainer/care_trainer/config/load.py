@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 
 from care_qdrant.errors import InputError
 from care_trainer.config.run import Run, Tower
-from care_trainer.config.stages import STAGE_TYPES, PairStage, stage_name
+from care_trainer.config.stages import STAGE_TYPES, Joint, PairStage, Stage, stage_name
 
 _EXPECTED = {
     "string_type": "a string",
@@ -202,10 +202,26 @@ def _contradictions(run: Run) -> Iterator[str]:
     for where, name in referred:
         if name not in run.data:
             yield f"{where}: there is no data set {name!r} (there are: {', '.join(run.data)})"
+    for name, data in run.data.items():
+        for source, task in data.tasks.items():
+            if task not in run.tasks:
+                yield f"data.{name}.tasks.{source}: there is no task {task!r} (there are: {', '.join(run.tasks)})"
     for stage in run.stage:
-        if isinstance(stage, PairStage) and stage.matryoshka and run.dim not in stage.matryoshka:
-            found = ", ".join(map(str, stage.matryoshka))
-            yield f"stage.{stage_name(stage)}.matryoshka: expected dim {run.dim} among the dimensions, found {found}"
+        yield from _stage_problems(f"stage.{stage_name(stage)}", stage, run)
+
+
+def _stage_problems(where: str, stage: Stage, run: Run) -> Iterator[str]:
+    if stage.batch_size is not None and stage.global_batch_size is not None:
+        yield f"{where}: give batch_size or global_batch_size, not both"
+    if isinstance(stage, PairStage) and stage.matryoshka and run.dim not in stage.matryoshka:
+        found = ", ".join(map(str, stage.matryoshka))
+        yield f"{where}.matryoshka: expected dim {run.dim} among the dimensions, found {found}"
+    if stage.evaluate_steps is not None and (run.evaluation is None or stage.kind in ("retromae", "causal", "static")):
+        yield f"{where}.evaluate_steps: needs an [evaluation] and a stage that trains for retrieval"
+    if stage.patience is not None and stage.evaluate_steps is None:
+        yield f"{where}.patience: needs evaluate_steps"
+    if isinstance(stage, Joint) and stage.freeze_document and stage.instead_of is not None:
+        yield f"{where}.instead_of: needs both sides to train; with frozen documents give it epochs"
 
 
 def _tower_problems(side: str, tower: Tower, run: Run) -> Iterator[str]:
@@ -213,6 +229,7 @@ def _tower_problems(side: str, tower: Tower, run: Run) -> Iterator[str]:
         yield f"{side}: give exactly one of base, scratch and static"
     if tower.static is not None and side == "document":
         yield "document.static: only a query encoder can be static"
+    yield from _base_problems(side, tower)
     for key in ("static", "scratch"):
         if getattr(tower, key) is not None and run.vocabulary is None:
             yield f"{side}.{key}: needs a [vocabulary] to train the tokenizer"
@@ -224,3 +241,11 @@ def _tower_problems(side: str, tower: Tower, run: Run) -> Iterator[str]:
         yield f"{side}.scratch.hidden: {shape.hidden} is smaller than dim {run.dim}"
     if tower.max_tokens > shape.positions:
         yield f"{side}.max_tokens: {tower.max_tokens} is more than its {shape.positions} positions"
+
+
+def _base_problems(side: str, tower: Tower) -> Iterator[str]:
+    for key in ("dtype", "attn_implementation", "quantization"):
+        if getattr(tower, key) is not None and tower.base is None:
+            yield f"{side}.{key}: only for a base"
+    if tower.quantization is not None and tower.lora is None:
+        yield f"{side}.quantization: needs lora; quantised weights do not train"

@@ -11,6 +11,7 @@ from care_trainer.config.types import (
     Count,
     CountOrZero,
     Fraction,
+    Geometry,
     Name,
     PositiveOrZero,
     Side,
@@ -74,6 +75,13 @@ class Tower:
     """Token appended to each text for last-token pooling [G]. None means the tokenizer's own."""
     lora: Lora | None = None
     """Adapters. None trains all weights."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Dtype of a frozen ``base``; what trains is float32. None means that of the checkpoint."""
+    attn_implementation: Literal["eager", "sdpa", "flash_attention_2"] | None = None
+    """Attention of a ``base``. None means the library's choice."""
+    quantization: Literal["nf4", "int8"] | None = None
+    """Load a ``base`` in 4 or 8 bits under trained adapters (QLoRA), on a GPU with bitsandbytes; the export merges into
+    the base as it was. None is off."""
     projection: bool = False
     """Add a trainable linear layer up to ``dim`` to a query encoder, as in HotelMatch. The paper's pairs have none."""
 
@@ -85,7 +93,7 @@ class Vocabulary:
     data: str
     """Name of the data set whose texts train the tokenizer."""
     kind: Literal["bpe", "wordpiece", "unigram"] = "bpe"
-    """Algorithm of the tokenizer."""
+    """Algorithm of the tokenizer. The same texts make the same file."""
     size: Count = 12000
     """Tokens in the vocabulary."""
     min_frequency: Count = 2
@@ -118,14 +126,17 @@ class Data:
     """One data set: JSONL files, plain or ``.gz``.
 
     A row is a pair (``query`` and ``positive``, ``negatives`` optional), FlagEmbedding's shape (``query``, ``pos``,
-    ``neg``), or a single ``text``.
+    ``neg``), two texts with a score (``sentence1``, ``sentence2``, ``score``), or a single ``text``.
     """
 
     files: Annotated[tuple[Name, ...], Field(min_length=1)]
     """File names below ``data_root``."""
     weights: dict[str, PositiveOrZero] = Field(default_factory=dict)
-    """How often an epoch draws the rows of a source. A source that is not named has 1, and 0 leaves it out.
-    Each epoch draws anew, so a weight of 0.25 has seen every row after about four epochs."""
+    """How often an epoch draws the rows of a source. A source that is not named has 1, and 0 leaves it out. A row
+    without a source has the name of its file. Each epoch draws anew, so a weight of 0.25 has seen every row after about
+    four epochs."""
+    tasks: dict[str, Name] = Field(default_factory=dict)
+    """Task of a source, whose prompts its texts get. A source that is not named has the encoders' own prompts."""
     licenses_excluded: tuple[str, ...] = ()
     """Values of a row's ``license`` (or ``licence``) that leave the row out."""
     max_characters: Count | None = None
@@ -134,6 +145,16 @@ class Data:
     """Rows that are kept of those left, in file order. None keeps all."""
     diversify: Diversify | None = None
     """Leaves near-duplicates out of pairs. None is off."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Task:
+    """The prompts of a kind of queries, stored in the exported folder under the task's name."""
+
+    query: str = ""
+    """Prompt of queries."""
+    document: str = ""
+    """Prompt of documents."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -182,8 +203,13 @@ class Run:
     """Data sets by name."""
     stage: tuple[AnyStage, ...] = ()
     """Stages in order. Without any, a run writes the base models and nothing else."""
+    tasks: dict[Name, Task] = Field(default_factory=dict)
+    """Prompts by the name of a task."""
     data_root: str = "."
     """Folder of all data files."""
+    geometry: Geometry = "unit"
+    """Geometry of document vectors: ``unit`` has length 1 at ``dim``, compared by cosine; ``cut`` is normalised at full
+    width, cut to ``dim`` and not normalised again, scored by dot product, as in the published script."""
     symmetric: Side | None = None
     """Side whose encoder encodes both sides: the symmetric models of table 4. None means the pair."""
     seed: CountOrZero = 0
@@ -192,6 +218,10 @@ class Run:
     """Minutes between two checkpoints of a stage. 0 means after every step."""
     teacher_cache: Name | None = None
     """Folder of document vectors that runs share, so that an encoder reads each text once. None is off."""
+    dataloader_workers: CountOrZero = 0
+    """Processes that read and tokenise batches ahead. 0 does so between the steps."""
+    tf32: bool = False
+    """Multiply float32 matrices in TF32 where the device has it."""
     report_to: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()
     """Trackers beside metrics.jsonl."""
     vocabulary: Vocabulary | None = None

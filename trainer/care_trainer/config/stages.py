@@ -5,7 +5,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from care_qdrant.errors import InputError
 from care_trainer.config.types import STRICT, Count, CountOrZero, Fraction, Positive, PositiveOrZero, Share, Side
+
+DEFAULT_BATCH_SIZE = 64
+"""Rows a step and process of a stage that names neither ``batch_size`` nor ``global_batch_size``."""
 
 StageKind = Literal[
     "static", "retromae", "causal", "unsupervised", "supervised", "document", "align", "joint", "prune", "distill"
@@ -25,10 +29,16 @@ class Stage:
     """Passes over the data set."""
     max_steps: Count | None = None
     """Optimizer steps after which the stage ends, the schedule included. None means after ``epochs``."""
-    batch_size: Count = 64
-    """Rows a step and process. It sets the number of in-batch candidates, and does not depend on the memory."""
+    batch_size: Count | None = None
+    """Rows a step and process. It sets the number of in-batch candidates, and does not depend on the memory. None means
+    64, or what ``global_batch_size`` leaves to a process."""
+    global_batch_size: Count | None = None
+    """Rows of a step of all processes with all of ``accumulate``, instead of ``batch_size``: any number of processes
+    that divides it trains the same. None is off."""
     accumulate: Count = 1
     """Steps whose gradients are added before the optimizer moves. They do not share their negatives."""
+    batch_by_source: bool = False
+    """Take the rows of a step, on all processes, from one source. The published script does so."""
     learning_rate: Positive = 1e-4
     """Peak learning rate of AdamW."""
     document_learning_rate: PositiveOrZero | None = None
@@ -55,6 +65,27 @@ class Stage:
     """Tokens after which training cuts a text. None means the encoder's own limit."""
     evaluate: bool = True
     """Score the encoders on ``[evaluation]`` when the stage ends."""
+    evaluate_steps: Count | None = None
+    """Steps between two scores on ``[evaluation]`` while the stage trains; it ends with the weights of the best one.
+    None is off. Stages on pairs and Stage I have it."""
+    patience: Count | None = None
+    """Scores in a row without a better one after which the stage ends early. None trains to the end."""
+
+    def rows_of_process(self, processes: int) -> int:
+        """Return the rows of one process in a step before accumulation.
+
+        Raises:
+            InputError: the processes cannot share ``global_batch_size`` evenly.
+        """
+        if self.global_batch_size is None:
+            return self.batch_size or DEFAULT_BATCH_SIZE
+        rows, rest = divmod(self.global_batch_size, processes * self.accumulate)
+        if rest or not rows:
+            raise InputError(
+                f"stage {stage_name(self)}: global_batch_size {self.global_batch_size} cannot be kept by {processes} "
+                f"processes with accumulate = {self.accumulate}; expected a multiple of {processes * self.accumulate}"
+            )
+        return rows
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -62,6 +93,8 @@ class RetroMae(Stage):
     """Stage ``retromae`` [D.1]: masked language modelling with a one-layer decoder that reads the sentence vector."""
 
     kind: Literal["retromae"]
+    joined: bool = False
+    """Train on each pair as one text, title and content, instead of on its texts one by one."""
     encoder_masked: Fraction = 0.3
     """Fraction of the tokens that the encoder does not see. RetroMAE's own value."""
     decoder_masked: Fraction = 0.5
@@ -84,7 +117,8 @@ class PairStage(Stage):
     learn_temperature: bool = False
     """Train the temperature, from ``temperature`` on."""
     hard_negatives: CountOrZero = 0
-    """Hard negatives a row. A row that has fewer repeats its positive, which the masking removes."""
+    """Hard negatives a row, drawn anew in each epoch. A row that has fewer repeats its positive, which the masking
+    removes."""
     margin: PositiveOrZero | None = None
     """Cosine by which a candidate may exceed the positive before it counts as a false negative. None is off."""
     symmetric: bool = False
@@ -95,6 +129,8 @@ class PairStage(Stage):
     """Fraction of the tokens left out of each text in training."""
     crop: Share = 0.0
     """Fraction of the pairs replaced by a short span of their document and the rest of it."""
+    score_temperature: Positive = 0.05
+    """Temperature of CoSENT, the loss of pairs with a score (``sentence1``, ``sentence2``, ``score``)."""
     query_prompt: str = ""
     """Prompt of queries in stage ``document``, where the document encoder reads both texts."""
 
@@ -134,6 +170,8 @@ class Align(Stage):
     """Weight of KALE's divergence between the two vectors. Not part of the paper's Stage I."""
     teacher_prompt: str | None = None
     """Prompt that the document encoder reads before each text. None means its document prompt."""
+    pairs: bool = False
+    """Learn the vector of a query's document instead of the text's own: the fine-tuning data of table 6."""
     sides: Annotated[tuple[Side, ...], Field(min_length=1)] = ("query", "document")
     """Which texts of pairs are aligned. Single texts always are."""
 

@@ -8,6 +8,8 @@ STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 """Unknown keys are refused, and no value is converted to another type."""
 
 Side = Literal["query", "document"]
+Geometry = Literal["unit", "cut"]
+"""Document vectors of unit length, or normalised at full width, cut, and not normalised again."""
 Name = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]

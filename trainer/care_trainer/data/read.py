@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from care_qdrant.errors import InputError
+from care_qdrant.types import embedded_text
 from care_trainer.config import Data, Side
 
 Row = TypeVar("Row")
@@ -20,12 +22,16 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A query, a document that answers it, and documents that do not."""
+    """A query, a document that answers it, and documents that do not; or two texts with a score."""
 
     query: str
     positive: str
     negatives: tuple[str, ...] = ()
     source: str = ""
+    prompt: str = ""
+    """The row's own prompt, read before its query and after the encoder's."""
+    score: float | None = None
+    """How similar the two texts are, on any scale; None of a pair that belongs together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +57,14 @@ def iter_pairs(data: Data, root: Path) -> Iterator[Pair]:
         for row, where in _rows(data, root):
             yield from _pairs(row, where, data.max_characters)
 
-    yield from _distinct(read, lambda pair: _digest(pair.query, pair.positive), data)
+    yield from _distinct(
+        read, lambda pair: _digest(pair.prompt + pair.query, pair.positive, *[""] * (pair.score is not None)), data
+    )
 
 
-def iter_texts(data: Data, root: Path, sides: Sequence[Side] = ("query", "document")) -> Iterator[Text]:
+def iter_texts(
+    data: Data, root: Path, sides: Sequence[Side] = ("query", "document"), *, joined: bool = False
+) -> Iterator[Text]:
     """Yield every text of a data set once: the given sides of pairs, and single texts.
 
     These are the self-pairs of Stage I: query-side ones come from queries, document-side ones from documents.
@@ -63,6 +73,7 @@ def iter_texts(data: Data, root: Path, sides: Sequence[Side] = ("query", "docume
         data: The data set.
         root: Folder of its files.
         sides: Sides of pairs whose texts are read.
+        joined: Read each pair as one text, without its negatives: the rows of RetroMAE, title and content.
 
     Raises:
         InputError: a file is missing, a row holds no text, or nothing is left.
@@ -70,9 +81,9 @@ def iter_texts(data: Data, root: Path, sides: Sequence[Side] = ("query", "docume
 
     def read() -> Iterator[Text]:
         for row, where in _rows(data, root):
-            source = str(row.get("source", ""))
-            for text in _texts(row, where, data.max_characters, sides):
-                yield Text(text, source)
+            is_pair = joined and any(key in row for key in ("query", "sentence1"))
+            for text in _joined(row, where, data) if is_pair else _texts(row, where, data.max_characters, sides):
+                yield Text(text, source_of(row, where))
 
     yield from _distinct(read, lambda text: _digest(text.text), data)
 
@@ -99,14 +110,24 @@ def license_of(row: Mapping[str, Any]) -> str:
     return str(row.get("license") or row.get("licence") or "")
 
 
-def is_kept(row: Mapping[str, Any], data: Data) -> bool:
+def source_of(row: Mapping[str, Any], where: str) -> str:
+    """Return the source of a row: its ``source``, or the name of its file.
+
+    Args:
+        row: The row.
+        where: Its place, ``file:line``.
+    """
+    return str(row.get("source") or where.rpartition(":")[0])
+
+
+def is_kept(row: Mapping[str, Any], where: str, data: Data) -> bool:
     """Return whether a row passes the filters of its data set: its license, and the weight of its source."""
-    return license_of(row) not in data.licenses_excluded and data.weights.get(str(row.get("source", "")), 1.0) > 0
+    return license_of(row) not in data.licenses_excluded and data.weights.get(source_of(row, where), 1.0) > 0
 
 
 def file_hashes(data: Data, root: Path) -> dict[str, str]:
     """Return the SHA-256 of each file of a data set by name; a stage records them."""
-    return {name: _sha256(_existing(root / name)) for name in data.files}
+    return {name: _sha256(existing(root / name)) for name in data.files}
 
 
 def open_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -127,7 +148,7 @@ def open_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 def read_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield the objects of a JSONL file, each with ``file:line`` for messages."""
-    for number, line in open_lines(_existing(path)):
+    for number, line in open_lines(existing(path)):
         where = f"{path.name}:{number}"
         try:
             row = json.loads(line)
@@ -155,33 +176,56 @@ def retrieval_file(folder: Path, name: str) -> Path:
 def _rows(data: Data, root: Path) -> Iterator[tuple[dict[str, Any], str]]:
     for name in data.files:
         for row, where in read_rows(root / name):
-            if is_kept(row, data):
+            if is_kept(row, where, data):
                 yield row, where
 
 
 def _pairs(row: Mapping[str, Any], where: str, limit: int | None) -> Iterator[Pair]:
+    if "sentence1" in row:
+        yield _scored(row, where, limit)
+        return
     query, positives, negatives = row.get("query"), _positives(row), _negatives(row)
-    if not isinstance(query, str) or not positives or not all(isinstance(text, str) for text in positives):
+    if not positives or not all(_is_text(text) for text in (query, *positives, *negatives)):
         raise InputError(
             f"{where}: is no pair (keys: {', '.join(row)}); expected 'query' with 'positive' and 'negatives', "
-            "or with 'pos' and 'neg'"
+            "or with 'pos' and 'neg', or 'sentence1', 'sentence2' and 'score', all texts strings that are not empty"
         )
-    prompt = str(row.get("prompt") or "")
     for positive in positives:
         yield Pair(
-            query=prompt + query[:limit],
+            query=str(query)[:limit],
             positive=positive[:limit],
             negatives=tuple(text[:limit] for text in negatives),
-            source=str(row.get("source", "")),
+            source=source_of(row, where),
+            prompt=str(row.get("prompt") or ""),
         )
+
+
+def _scored(row: Mapping[str, Any], where: str, limit: int | None) -> Pair:
+    first, second, score = (row.get(key) for key in ("sentence1", "sentence2", "score"))
+    is_number = isinstance(score, int | float) and not isinstance(score, bool) and math.isfinite(score)
+    if not (_is_text(first) and _is_text(second) and is_number):
+        raise InputError(
+            f"{where}: is no pair with a score (keys: {', '.join(row)}); expected 'sentence1' and 'sentence2', strings "
+            "that are not empty, and 'score', a finite number"
+        )
+    prompt = str(row.get("prompt") or "")
+    return Pair(str(first)[:limit], str(second)[:limit], (), source_of(row, where), prompt, float(str(score)))
+
+
+def _joined(row: Mapping[str, Any], where: str, data: Data) -> Iterator[str]:
+    return (embedded_text(pair.query, pair.positive) for pair in _pairs(row, where, data.max_characters))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
 
 
 def _positives(row: Mapping[str, Any]) -> list[Any]:
     return _listed(row, ("positive", "pos"))
 
 
-def _negatives(row: Mapping[str, Any]) -> list[str]:
-    return [text for text in _listed(row, ("negatives", "negative", "neg")) if isinstance(text, str)]
+def _negatives(row: Mapping[str, Any]) -> list[Any]:
+    return _listed(row, ("negatives", "negative", "neg"))
 
 
 def _listed(row: Mapping[str, Any], keys: Sequence[str]) -> list[Any]:
@@ -191,9 +235,10 @@ def _listed(row: Mapping[str, Any], keys: Sequence[str]) -> list[Any]:
 
 
 def _texts(row: Mapping[str, Any], where: str, limit: int | None, sides: Sequence[Side]) -> Iterator[str]:
-    of_side = {"query": [row.get("query")], "document": [*_positives(row), *_negatives(row)]}
+    queries, documents = [row.get("query"), row.get("sentence1")], [*_positives(row), *_negatives(row)]
+    of_side = {"query": queries, "document": [*documents, row.get("sentence2")]}
     candidates = [row.get("text"), *(text for side in sides for text in of_side[side])]
-    texts = [text[:limit] for text in candidates if isinstance(text, str) and text.strip()]
+    texts = [text[:limit] for text in candidates if _is_text(text)]
     if not texts:
         raise InputError(f"{where}: holds no text (keys: {', '.join(row)}); expected 'text', 'query' or 'positive'")
     yield from texts
@@ -207,10 +252,20 @@ def _is_unicode(row: Any) -> bool:
     return True
 
 
-def _existing(path: Path) -> Path:
+def existing(path: Path) -> Path:
+    """Return the path of a data file.
+
+    Raises:
+        InputError: there is no such file.
+    """
     if not path.is_file():
         raise InputError(f"{path}: no such file; set data_root, or pass --set data_root=FOLDER")
     return path
+
+
+def text_key(text: str) -> int:
+    """Hash a text to a signed 64-bit number, by which losses find equal texts."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), signed=True)
 
 
 def _digest(*parts: str) -> int:

@@ -1,6 +1,6 @@
-"""The order of the rows: source weights, drawn anew in every epoch, and optional grouping by length."""
+"""The order of the rows: source weights, drawn anew in every epoch, batches of one source, and grouping by length."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,8 +8,14 @@ import numpy.typing as npt
 import torch
 from sentence_transformers.base.sampler import DefaultBatchSampler
 
+from care_qdrant.errors import InputError
+
 WINDOW_BATCHES = 50
 """Batches of a window in which rows are grouped by length: enough for little padding, few enough to mix."""
+
+Order = npt.NDArray[np.int64]
+Sources = tuple[npt.NDArray[np.int32], Sequence[str]]
+"""The number of each row's source, (rows,), and the names of the sources by number."""
 
 
 class EpochSampler(DefaultBatchSampler):
@@ -21,9 +27,15 @@ class EpochSampler(DefaultBatchSampler):
         drop_last: Leave a shorter last batch out.
         weights: How often an epoch draws each row, (rows,); the fraction is drawn at random. None means once.
         lengths: Length of each row, (rows,); when given, batches hold rows of similar length.
+        sources: Source of each row; when given, a step of all processes has rows of one source.
+        processes: Processes that share the batches, each taking every n-th.
+        on_epoch: Called with the number of each epoch before it begins.
         valid_label_columns: Unused; part of the interface.
         generator: Unused; part of the interface.
         seed: Seed of the order.
+
+    Raises:
+        InputError: a source has fewer rows than a step needs, and shorter batches are left out.
     """
 
     def __init__(
@@ -36,41 +48,76 @@ class EpochSampler(DefaultBatchSampler):
         valid_label_columns: list[str] | None = None,
         generator: torch.Generator | None = None,
         seed: int = 0,
+        sources: Sources | None = None,
+        processes: int = 1,
+        on_epoch: Callable[[int], None] | None = None,
     ) -> None:
         super().__init__(dataset, batch_size, drop_last, valid_label_columns, generator, seed)
         self.weights = np.ones(len(dataset)) if weights is None else np.asarray(weights, dtype=np.float64)
         self.lengths = None if lengths is None else np.asarray(lengths)
-        self.rows = round(float(self.weights.sum()))
+        self.on_epoch = on_epoch
+        self.step_rows = batch_size * processes if sources is not None else batch_size
+        self.parts = [np.arange(len(dataset))] if sources is None else self._by_source(sources)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of the epoch that comes next."""
+        super().set_epoch(epoch)
+        if self.on_epoch is not None:
+            self.on_epoch(epoch)
 
     def __len__(self) -> int:
-        return self.rows // self.batch_size if self.drop_last else -(-self.rows // self.batch_size)
+        per_step = self.step_rows // self.batch_size
+        whole = sum(self._drawn(part) // self.step_rows for part in self.parts) * per_step
+        shorter = 0 if self.drop_last else sum(self._drawn(part) % self.step_rows > 0 for part in self.parts)
+        return whole + shorter
 
     def __iter__(self) -> Iterator[list[int]]:
         random = np.random.default_rng([self.seed, self.epoch])
-        order = random.permutation(self._draw(random))
-        if self.lengths is not None:
-            order = self._group(order, random)
-        for start in range(0, len(order), self.batch_size):
-            batch = order[start : start + self.batch_size]
-            if len(batch) == self.batch_size or not self.drop_last:
-                yield batch.tolist()
+        steps = []
+        for part in self.parts:
+            order = random.permutation(self._draw(part, random))
+            if self.lengths is not None:
+                order = self._group(order, random)
+            steps += [order[start : start + self.step_rows] for start in range(0, len(order), self.step_rows)]
+        if len(self.parts) > 1:
+            steps = [steps[at] for at in random.permutation(len(steps))]
+        for step in steps:
+            if len(step) == self.step_rows or not self.drop_last:
+                for start in range(0, len(step), self.batch_size):
+                    yield step[start : start + self.batch_size].tolist()
 
-    def _draw(self, random: np.random.Generator) -> npt.NDArray[np.int64]:
-        """Draw exactly ``rows`` rows: the whole part of each weight, and a random share for the fractions."""
-        whole = np.floor(self.weights).astype(np.int64)
+    def _by_source(self, sources: Sources) -> list[Order]:
+        codes, names = sources
+        parts = [np.flatnonzero(codes == code) for code in range(len(names))]
+        for name, part in zip(names, parts, strict=True):
+            if self.drop_last and self._drawn(part) < self.step_rows:
+                raise InputError(
+                    f"source {name!r}: has {self._drawn(part)} rows an epoch, fewer than the {self.step_rows} of a "
+                    "step, and batch_by_source mixes none; use smaller batches, raise its weight, or set it to 0"
+                )
+        return parts
+
+    def _drawn(self, part: Order) -> int:
+        return round(float(self.weights[part].sum()))
+
+    def _draw(self, part: Order, random: np.random.Generator) -> Order:
+        """Draw rows of a part: the whole part of each weight, and a random share for the fractions."""
+        weights, rows = self.weights[part], self._drawn(part)
+        whole = np.floor(weights).astype(np.int64)
         drawn = np.repeat(np.arange(len(whole)), whole)
-        fraction = self.weights - whole
-        missing = self.rows - len(drawn)
+        fraction = weights - whole
+        missing = rows - len(drawn)
         if missing <= 0:
-            return drawn[: self.rows]
+            return part[drawn[:rows]]
         # Smallest of (uniform / weight) is weighted sampling without replacement (Efraimidis and Spirakis).
         keys = np.where(fraction > 0, random.exponential(size=len(whole)) / np.maximum(fraction, 1e-12), np.inf)
-        return np.concatenate([drawn, np.argsort(keys, kind="stable")[:missing]])
+        drawn = np.concatenate([drawn, np.argsort(keys, kind="stable")[:missing]])
+        return part[drawn]
 
-    def _group(self, order: npt.NDArray[np.int64], random: np.random.Generator) -> npt.NDArray[np.int64]:
+    def _group(self, order: Order, random: np.random.Generator) -> Order:
         assert self.lengths is not None
         window = self.batch_size * WINDOW_BATCHES
-        batches: list[npt.NDArray[np.int64]] = []
+        batches: list[Order] = []
         for start in range(0, len(order), window):
             part = order[start : start + window]
             part = part[np.argsort(self.lengths[part], kind="stable")]

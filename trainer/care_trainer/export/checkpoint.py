@@ -20,7 +20,7 @@ from care_qdrant.types import Vectors
 from care_trainer import pipeline
 from care_trainer.config import Run, stage_name
 from care_trainer.data.read import Pair, is_kept, license_of, read_rows
-from care_trainer.data.table import pair_rows
+from care_trainer.data.table import pair_rows, scored
 from care_trainer.export.model_card import render
 from care_trainer.models import towers
 
@@ -65,6 +65,8 @@ def export(run: Run, command: str) -> Card:
             document=folders["document"],
             onnx=onnx,
             temperature=records[-1]["temperature"] or run.stage[-1].__dict__.get("temperature", 0.02),
+            query_tasks={name: task.query for name, task in run.tasks.items()},
+            document_tasks={name: task.document for name, task in run.tasks.items() if task.document},
             license=run.export.license,
             stages=[_history(record) for record in records],
             bases=_bases(run),
@@ -89,12 +91,18 @@ def _write_side(run: Run, source: Path, folder: Path, texts: list[str]) -> Vecto
     exported = _encode(towers.load(folder).float(), side, texts)
     if dtype == torch.float32:
         _require_close(source, side, trained, exported)
-    elif not (lowest := float((trained * exported).sum(axis=1).min())) >= LEAST_COSINE:
+    elif not (lowest := float(_cosine(trained, exported).min())) >= LEAST_COSINE:
         raise TrainingError(
             f"{source}: the exported {side} encoder gives other vectors than the trained one (least cosine "
             f"{lowest:.5f}, at least {LEAST_COSINE} expected of weights in {dtype}); nothing was written"
         )
     return exported
+
+
+def _cosine(trained: Vectors, found: Vectors) -> Vectors:
+    lengths = np.linalg.norm(trained, axis=1) * np.linalg.norm(found, axis=1)
+    cosine: Vectors = (trained * found).sum(axis=1) / lengths
+    return cosine
 
 
 def _require_close(source: Path, side: str, trained: Vectors, found: Vectors) -> None:
@@ -155,9 +163,10 @@ def _probe_pairs(run: Run) -> list[Pair]:
     """Return pairs from all over a data set, whose queries and documents test the int8 query encoder."""
     data = run.data[run.export.probe or next(stage.data for stage in reversed(run.stage) if stage.data)]
     with tempfile.TemporaryDirectory(dir=run.output, prefix=".probe.") as temporary:
-        rows = pair_rows(data, Path(run.data_root), Path(temporary)).columns
-        step = max(1, len(rows) // run.export.probe_texts)
-        chosen = rows.select(range(0, len(rows), step)[: run.export.probe_texts])
+        rows = pair_rows(data, Path(run.data_root), Path(temporary), by_source=True)
+        pairs = np.flatnonzero(~scored(rows)) if not scored(rows).all() else np.arange(len(rows))
+        step = max(1, len(pairs) // run.export.probe_texts)
+        chosen = rows.columns.select(pairs[::step][: run.export.probe_texts])
         return [Pair(query, positive) for query, positive in zip(chosen["query"], chosen["positive"], strict=True)]
 
 
@@ -185,8 +194,8 @@ def _data_sources(run: Run) -> list[dict[str, Any]]:
             if (file, data.licenses_excluded) in seen:
                 continue
             seen.add((file, data.licenses_excluded))
-            for row, _ in read_rows(Path(run.data_root) / file):
-                if is_kept(row, data):
+            for row, where in read_rows(Path(run.data_root) / file):
+                if is_kept(row, where, data):
                     counts[Path(file).name, str(row.get("source", "")), license_of(row)] += 1
     return [
         {"file": file, "source": source, "license": license, "rows": rows}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from care_trainer.config import Stage
 from care_trainer.config.stages import PairStage
-from care_trainer.losses.keys import Features, is_flat, text_keys
+from care_trainer.losses.keys import LABEL_KEYS, Features, is_flat, text_keys, without_keys
 from care_trainer.losses.objectives import Batch
 
 
@@ -47,6 +47,7 @@ class EmbeddingLoss(CachedLossMixin, nn.Module):
         self.mini_batch_size, self.mini_batch_num_tokens = mini_batch_size, mini_batch_tokens
         self.uses_gradient_cache = cached
         self._keys: list[Tensor] = []
+        self._label_keys: Tensor | None = None
         self._orders: list[Tensor] = []
         self._flat: dict[int, Tensor] = {}
 
@@ -59,6 +60,8 @@ class EmbeddingLoss(CachedLossMixin, nn.Module):
         """
         columns = list(sentence_features)
         self._keys = [text_keys(column) for column in columns]
+        self._label_keys = columns[0].get(LABEL_KEYS)
+        columns = [without_keys(column) for column in columns]
         self._flat = {at: self._embed_flat(column) for at, column in enumerate(columns) if is_flat(column)}
         padded = [column for column in columns if not is_flat(column)]
         self._orders = [column["attention_mask"].sum(dim=1).argsort(stable=True, descending=True) for column in padded]
@@ -89,7 +92,7 @@ class EmbeddingLoss(CachedLossMixin, nn.Module):
         embeddings = [torch.cat(parts)[order.argsort()] for parts, order in zip(reps, self._orders, strict=True)]
         for at, flat in self._flat.items():
             embeddings.insert(at, flat)
-        loss: Tensor = self.objective(Batch(embeddings, self._keys, labels))
+        loss: Tensor = self.objective(Batch(embeddings, self._keys, labels, self._label_keys))
         if with_backward:
             torch.autograd.backward(loss)
             loss = loss.detach()

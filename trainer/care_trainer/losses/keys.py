@@ -1,4 +1,4 @@
-"""Hashes of texts, by which a loss finds equal texts in a batch: int64 that wraps around, no strings."""
+"""Hashes of texts, by which a loss finds equal texts in a batch: int64, no strings."""
 
 from typing import Any
 
@@ -7,6 +7,8 @@ from torch import Tensor
 
 Features = dict[str, Any]
 """One column of a batch as the encoder reads it."""
+KEYS, LABEL_KEYS = "keys", "label_keys"
+"""Where the collator puts the keys of a column's texts, (rows,), and of the texts of the labels, (rows, labels)."""
 
 
 def is_flat(column: Features) -> bool:
@@ -14,8 +16,13 @@ def is_flat(column: Features) -> bool:
     return "offsets" in column
 
 
+def without_keys(column: Features) -> Features:
+    """Return what the encoder reads of a column."""
+    return {name: value for name, value in column.items() if name not in (KEYS, LABEL_KEYS)}
+
+
 def text_keys(column: Features) -> Tensor:
-    """Hash the token ids of each text.
+    """Return the keys that the collator gave each text, or else hash its token ids.
 
     Args:
         column: Padded or flat; padding does not change a key.
@@ -23,6 +30,9 @@ def text_keys(column: Features) -> Tensor:
     Returns:
         Keys, (rows,) int64; equal texts have equal keys.
     """
+    if KEYS in column:
+        given: Tensor = column[KEYS]
+        return given
     ids = column["input_ids"]
     if not is_flat(column):
         mask = column["attention_mask"].long()
@@ -33,19 +43,6 @@ def text_keys(column: Features) -> Tensor:
     rows = torch.bucketize(positions, offsets, right=True) - 1
     hashes = hash_tokens(ids, positions - offsets[rows] + 1)
     return torch.zeros(len(offsets), dtype=torch.long, device=ids.device).index_add(0, rows, hashes)
-
-
-def vector_keys(vectors: Tensor) -> Tensor:
-    """Hash the bits of stored vectors: one encoder gives equal texts equal vectors, so equal keys.
-
-    Args:
-        vectors: (rows, dim) float16.
-
-    Returns:
-        Keys, (rows,) int64.
-    """
-    bits = vectors.contiguous().view(torch.int16)
-    return hash_tokens(bits, torch.arange(1, bits.shape[1] + 1, device=bits.device)).sum(dim=1)
 
 
 def hash_tokens(ids: Tensor, positions: Tensor) -> Tensor:

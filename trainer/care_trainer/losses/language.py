@@ -5,22 +5,26 @@ sees the sentence vector and for each position its own random half of the tokens
 decoder lacks must be in the sentence vector.
 """
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForMaskedLM
 
 from care_qdrant.checkpoint.architecture import native_folder
 from care_qdrant.checkpoint.hub import fetch_document_side
-from care_trainer.losses.keys import Features
+from care_trainer.losses.keys import Features, without_keys
 from care_trainer.models import towers
 
 IGNORED = -100
 """Target of a token that the cross-entropy leaves out."""
+CHUNK_LOGITS = 2**25
+"""Logits held at once: 128 MiB in float32, where 48 texts of 512 tokens over 250,048 words would be 24 GiB."""
 
 
 class RetroMaeLoss(nn.Module):
@@ -32,6 +36,7 @@ class RetroMaeLoss(nn.Module):
         encoder_masked: Fraction of the tokens that the encoder does not see.
         decoder_masked: Fraction of the tokens that each decoder position does not see.
         revision: Branch, tag or commit of ``base`` on the hub.
+        bf16: Run decoder and head under bfloat16 autocast; the trainer's own covers the encoder alone.
     """
 
     def __init__(
@@ -42,10 +47,11 @@ class RetroMaeLoss(nn.Module):
         revision: str | None = None,
         encoder_masked: float = 0.3,
         decoder_masked: float = 0.5,
+        bf16: bool = False,
     ) -> None:
         super().__init__()
         self.model: Any = model
-        self.encoder_masked, self.decoder_masked = encoder_masked, decoder_masked
+        self.encoder_masked, self.decoder_masked, self.bf16 = encoder_masked, decoder_masked, bf16
         transformer = towers.transformer_of(model)
         tokenizer, config = towers.tokenizer_of(transformer), transformer.model.config
         self.mask_id, self.vocabulary = tokenizer.mask_token_id, len(tokenizer)
@@ -53,6 +59,7 @@ class RetroMaeLoss(nn.Module):
         self.register_buffer("special", torch.tensor(sorted(tokenizer.all_special_ids)), persistent=False)
         self.head = masked_head(model, base, revision)
         self.embeddings = transformer.model.get_input_embeddings()
+        self.words = towers.word_embeddings(model)
         self.scale = 1.0 if base is not None else output_scale(model)
         self.position = nn.Embedding(tokenizer.model_max_length, config.hidden_size)
         nn.init.normal_(self.position.weight, std=0.02)
@@ -60,25 +67,58 @@ class RetroMaeLoss(nn.Module):
 
     def forward(self, sentence_features: Iterable[Features], _labels: Tensor | None = None) -> dict[str, Tensor]:
         """Return the losses of encoder and decoder, two scalars, for a batch of one text column."""
-        (features,) = sentence_features
+        features = without_keys(next(iter(sentence_features)))
         ids, attention = features["input_ids"], features["attention_mask"].bool()
         special = torch.isin(ids, self.special)
         masked, targets = mask_tokens(ids, special, self.encoder_masked, self.mask_id, self.vocabulary)
         output = self.model({**features, "input_ids": masked})
-        encoder = self._encoder_loss(output["token_embeddings"], targets)
-        decoder = self._decoder_loss(output["sentence_embedding"], ids, attention, special)
+        with torch.autocast(ids.device.type, torch.bfloat16, enabled=self.bf16):
+            encoder = self._encoder_loss(output["token_embeddings"], targets)
+            decoder = self._decoder_loss(output["sentence_embedding"], ids, attention, special)
         return {"encoder": encoder, "decoder": decoder}
 
     def _encoder_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
         wanted = targets != IGNORED  # the head costs as much as the model: only masked positions pass it
-        return functional.cross_entropy(self.scale * self.head(hidden[wanted]).float(), targets[wanted])
+        return self._cross_entropy(hidden[wanted], targets[wanted])
+
+    def _cross_entropy(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        return chunked_cross_entropy(self.head, hidden, targets, len(self.words), scale=self.scale)
 
     def _decoder_loss(self, sentence: Tensor, ids: Tensor, attention: Tensor, special: Tensor) -> Tensor:
-        sentence, length = sentence[:, None], ids.shape[1]
-        position = self.position.weight[:length]
-        keys = torch.cat([sentence, self.embeddings(ids)[:, 1:] + position[1:]], dim=1)
-        hidden = self.layer(position + sentence, keys, decoder_visibility(attention, self.decoder_masked))
-        return functional.cross_entropy(self.scale * self.head(hidden[~special]).float(), ids[~special])
+        visible = decoder_visibility(attention, self.decoder_masked)
+        hidden = decode(self.layer, self.embeddings(ids), self.position.weight[: ids.shape[1]], sentence, visible)
+        return self._cross_entropy(hidden[~special], ids[~special])
+
+
+def chunked_cross_entropy(
+    head: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor, vocabulary: int, *, scale: float = 1.0
+) -> Tensor:
+    """Return the mean cross-entropy of a vocabulary head without ever holding all logits.
+
+    Each chunk's logits are computed again in the backward pass: a second pass of the head, for the memory of one chunk.
+
+    Args:
+        head: Function from hidden states (tokens, hidden) to logits (tokens, vocabulary).
+        hidden: Hidden states, (tokens, hidden).
+        targets: Token ids, (tokens,).
+        vocabulary: Logits of a token.
+        scale: Factor of the logits.
+    """
+
+    def total(part: Tensor, wanted: Tensor) -> Tensor:
+        return functional.cross_entropy(scale * head(part).float(), wanted, reduction="sum")
+
+    rows = chunk_rows(vocabulary)
+    sums = [
+        checkpoint(total, part, wanted, use_reentrant=False)
+        for part, wanted in zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
+    ]
+    return torch.stack(sums).sum() / len(targets)
+
+
+def chunk_rows(vocabulary: int) -> int:
+    """Return the tokens whose logits are held at once."""
+    return max(1, CHUNK_LOGITS // vocabulary)
 
 
 class DecoderLayer(nn.Module):
@@ -98,6 +138,22 @@ class DecoderLayer(nn.Module):
         hidden = self.norms[0](queries + attended)
         result: Tensor = self.norms[1](hidden + self.feed_forward(hidden))
         return result
+
+
+def decode(layer: DecoderLayer, words: Tensor, position: Tensor, sentence: Tensor, visible: Tensor) -> Tensor:
+    """Return the decoder's hidden states, (rows, length, hidden).
+
+    Args:
+        layer: The decoder.
+        words: Token vectors of the text, (rows, length, hidden).
+        position: Position vectors, (length, hidden).
+        sentence: Sentence vectors, (rows, hidden).
+        visible: What each position sees, (rows, length, length) bool.
+    """
+    sentence = sentence[:, None]
+    keys = torch.cat([sentence, words[:, 1:] + position[1:]], dim=1)
+    hidden: Tensor = layer(position + sentence, keys, visible)
+    return hidden
 
 
 def mask_tokens(ids: Tensor, special: Tensor, fraction: float, mask_id: int, vocabulary: int) -> tuple[Tensor, Tensor]:
@@ -154,6 +210,11 @@ def masked_head(model: SentenceTransformer, base: str | None, revision: str | No
         with native_folder(fetch_document_side(base, revision=revision)) as folder:
             language_model = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32)
     language_model.get_output_embeddings().weight = encoder.get_input_embeddings().weight
+    return head_of(language_model)
+
+
+def head_of(language_model: nn.Module) -> nn.Module:
+    """Return the module of a masked language model that makes logits of hidden states."""
     head = next(getattr(language_model, name) for name in ("cls", "lm_head", "head") if hasattr(language_model, name))
     assert isinstance(head, nn.Module)
     return head
@@ -175,19 +236,23 @@ class CausalLoss(nn.Module):
 
     Args:
         model: Transformer and pooling of a decoder.
+        bf16: Run the head under bfloat16 autocast.
     """
 
-    def __init__(self, model: SentenceTransformer) -> None:
+    def __init__(self, model: SentenceTransformer, *, bf16: bool = False) -> None:
         super().__init__()
         self.model: Any = model
-        self.embeddings = towers.transformer_of(model).model.get_input_embeddings()
+        self.bf16 = bf16
+        self.words = towers.word_embeddings(model)
         self.scale = output_scale(model)
 
     def forward(self, sentence_features: Iterable[Features], _labels: Tensor | None = None) -> Tensor:
         """Return the mean cross-entropy over the tokens of a batch of one text column, a scalar."""
-        (features,) = sentence_features
+        features = without_keys(next(iter(sentence_features)))
         ids, attention = features["input_ids"], features["attention_mask"].bool()
         hidden = self.model(dict(features))["token_embeddings"]
         wanted = attention[:, 1:]
-        logits = hidden[:, :-1][wanted] @ self.embeddings.weight.to(hidden.dtype).T
-        return functional.cross_entropy(self.scale * logits.float(), ids[:, 1:][wanted])
+        head = functools.partial(functional.linear, weight=self.words)
+        tokens = hidden[:, :-1][wanted].to(self.words.dtype)
+        with torch.autocast(ids.device.type, torch.bfloat16, enabled=self.bf16):
+            return chunked_cross_entropy(head, tokens, ids[:, 1:][wanted], len(self.words), scale=self.scale)

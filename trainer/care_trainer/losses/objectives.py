@@ -1,21 +1,24 @@
 """The objectives of the contrastive stages, over a whole batch of embeddings; all math in float32.
 
-Equations of arXiv 2604.10937: (1) `InfoNce`, (2) and (3) `AlignObjective`, (4) `Matryoshka`.
+Equations of arXiv 2604.10937: (1) `InfoNce`, (2) and (3) `AlignObjective`, (4) `Matryoshka`. In the geometry ``cut``
+document vectors come normalised at full width and cut, and no objective normalises them again.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from sentence_transformers.util import all_gather, all_gather_with_grad, get_rank
 from torch import Tensor, nn
 from torch.nn import functional
 
-from care_trainer.losses.keys import vector_keys
+from care_trainer.config import Geometry
 
 MAX_SCALE = 100.0
 """Largest 1 / τ of a learned temperature, as in CLIP: beyond it, single pairs dominate the gradient."""
+_NO_SCORE = -1e4
+"""Score of a candidate that takes no part in a divergence: its probability is zero, its logarithm finite."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,10 @@ class Batch:
     keys: list[Tensor]
     """Hashes of the texts, one tensor (rows,) int64 for each column. Equal texts have equal keys."""
     labels: Tensor | None = None
-    """Teacher vectors, (rows, dim) or (rows, columns, dim), for the objectives that need them."""
+    """Teacher vectors, (rows, dim) or (rows, columns, dim), or scores of the pairs, (rows,), where an objective needs
+    them."""
+    label_keys: Tensor | None = None
+    """Hashes of the texts of teacher vectors, (rows, columns) int64."""
 
 
 class InfoNce(nn.Module):
@@ -39,6 +45,7 @@ class InfoNce(nn.Module):
         margin: Leave out candidates that score above the row's own positive by more than this; None keeps them.
         symmetric: Average with the direction document → query.
         gather: In distributed training, take the candidates of all processes.
+        geometry: Whether document vectors are normalised here, or were cut after they had been.
     """
 
     def __init__(
@@ -49,11 +56,12 @@ class InfoNce(nn.Module):
         margin: float | None = None,
         symmetric: bool = False,
         gather: bool = False,
+        geometry: Geometry = "unit",
     ) -> None:
         super().__init__()
         gather = gather and torch.distributed.is_available() and torch.distributed.is_initialized()
         self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)), requires_grad=learn)
-        self.margin, self.symmetric, self.gather = margin, symmetric, gather
+        self.margin, self.symmetric, self.gather, self.geometry = margin, symmetric, gather, geometry
 
     @property
     def temperature(self) -> float:
@@ -61,21 +69,46 @@ class InfoNce(nn.Module):
         return 1.0 / self._scale().item()
 
     def _scale(self) -> Tensor:
-        return self.log_scale.exp().clamp(max=MAX_SCALE) if self.log_scale.requires_grad else self.log_scale.exp()
+        if self.log_scale.requires_grad:
+            with torch.no_grad():  # the weight itself, as in CLIP: clamping its exponential would end its gradient
+                self.log_scale.clamp_(max=math.log(MAX_SCALE))
+        return self.log_scale.exp()
+
+    def documents(self, vectors: Tensor) -> Tensor:
+        """Return document vectors, (rows, dim), as they are scored: float32, of unit length unless they were cut."""
+        return vectors.float() if self.geometry == "cut" else functional.normalize(vectors.float(), dim=-1)
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the mean loss over the rows of a batch, a scalar."""
-        columns = [functional.normalize(column.float(), dim=-1) for column in batch.embeddings]
-        rows, rank = len(columns[0]), get_rank() if self.gather else 0
-        all_columns = [all_gather_with_grad(column) for column in columns] if self.gather else columns
-        all_keys = [all_gather(keys) for keys in batch.keys] if self.gather else batch.keys
-        own = torch.arange(rows, device=columns[0].device) + rank * rows
+        first, *others = batch.embeddings
+        columns = [functional.normalize(first.float(), dim=-1), *map(self.documents, others)]
+        all_columns = self.gathered(columns)
+        all_keys = self.gathered(batch.keys)
+        own = self._own(columns[0])
         loss = self._direction(columns[0], all_columns[1:], batch.keys[:2], all_keys, own)
         if self.symmetric:
             swapped = [all_keys[1], all_keys[0]]
             back = self._direction(columns[1], all_columns[:1], batch.keys[1::-1], swapped, own)
             loss = (loss + back) / 2
         return loss
+
+    def gathered(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the rows of all processes, where candidates are gathered; those with a gradient keep it."""
+        if not self.gather:
+            return list(tensors)
+        return [
+            all_gather_with_grad(tensor) if tensor.is_floating_point() else all_gather(tensor) for tensor in tensors
+        ]
+
+    def mask(self, batch: Batch) -> Tensor:
+        """Mark the candidates that are known to be no negatives, but not the row's own positive."""
+        mask = false_negatives(batch.keys[:2], self.gathered(batch.keys), len(batch.keys) - 1)
+        return mask.scatter_(1, self._own(batch.keys[0])[:, None], False)
+
+    def _own(self, column: Tensor) -> Tensor:
+        """Return the place of each row's own positive among the gathered ones."""
+        rows, rank = len(column), get_rank() if self.gather else 0
+        return torch.arange(rows, device=column.device) + rank * rows
 
     def _direction(
         self, anchors: Tensor, candidates: list[Tensor], own_keys: list[Tensor], keys: list[Tensor], own: Tensor
@@ -114,20 +147,21 @@ def false_negatives(own_keys: Sequence[Tensor], keys: Sequence[Tensor], columns:
 class Matryoshka(nn.Module):
     """Equation (4): the **mean** of an objective over nested dimensions (sentence-transformers' own sums them)."""
 
-    def __init__(self, objective: InfoNce, dims: Sequence[int]) -> None:
+    def __init__(self, objective: nn.Module, dims: Sequence[int]) -> None:
         super().__init__()
         self.objective, self.dims = objective, tuple(dims)
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the mean loss over the rows of a batch and over all dimensions, a scalar."""
         losses = [
-            self.objective(Batch([column[:, :dim] for column in batch.embeddings], batch.keys)) for dim in self.dims
+            self.objective(replace(batch, embeddings=[column[:, :dim] for column in batch.embeddings]))
+            for dim in self.dims
         ]
         return torch.stack(losses).mean()
 
 
 class AlignObjective(nn.Module):
-    """Equation (3): λ1 · Asym-InfoNCE + λ2 · squared distance to the teacher's vector of the same text.
+    """Equation (3): λ1 · Asym-InfoNCE + λ2 · squared distance to the teacher's vector of the text or its document.
 
     Equation (2) is the squared norm, a sum over dimensions; ``mse_loss`` would be their mean, ``dim`` times smaller.
     A third term, off in the paper's recipe, is KALE's: the divergence of the softmax over the student's dimensions
@@ -150,32 +184,70 @@ class AlignObjective(nn.Module):
         """Return the mean loss over the rows of a batch; ``batch.labels`` are the teacher's vectors, (rows, dim)."""
         assert batch.labels is not None
         student = functional.normalize(batch.embeddings[0].float(), dim=-1)
-        teacher = functional.normalize(batch.labels.to(student.device).float(), dim=-1)
+        teacher = self.contrastive.documents(batch.labels.to(student.device))
         loss = self.mse_weight * (student - teacher).square().sum(dim=-1).mean()
         if self.contrastive_weight:
-            pairs = Batch([student, teacher], [batch.keys[0], batch.keys[0]])
+            teacher_keys = batch.keys[0] if batch.label_keys is None else batch.label_keys[:, 0]
+            pairs = Batch([student, teacher], [batch.keys[0], teacher_keys])
             loss = loss + self.contrastive_weight * self.contrastive(pairs)
         if self.kl_weight:
             loss = loss + self.kl_weight * divergence(teacher, student, self.contrastive.temperature)
         return loss
 
 
+class PairObjective(nn.Module):
+    """InfoNCE on pairs that belong together, CoSENT on pairs with a score; a batch holds one kind.
+
+    CoSENT asks that a pair with a higher score has the higher cosine, over all pairs of pairs of the batch:
+    log(1 + Σ exp((cos_j - cos_i) / τ)) over those with score_i > score_j. The published script has no loss of its own
+    for scores; this one is sentence-transformers' default for them.
+
+    Args:
+        contrastive: Objective of pairs without a score.
+        score_temperature: Temperature of CoSENT.
+    """
+
+    def __init__(self, contrastive: InfoNce, *, score_temperature: float = 0.05) -> None:
+        super().__init__()
+        self.contrastive, self.score_temperature = contrastive, score_temperature
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Return the loss of a batch; ``batch.labels`` are the scores of its pairs, (rows,), or None."""
+        if batch.labels is None:
+            loss: Tensor = self.contrastive(batch)
+            return loss
+        first, second = batch.embeddings
+        query = functional.normalize(first.float(), dim=-1)
+        similarity = (query * self.contrastive.documents(second)).sum(dim=-1)
+        similarity, scores = self.contrastive.gathered([similarity, batch.labels.to(similarity.device).float()])
+        differences = (similarity[None, :] - similarity[:, None]) / self.score_temperature
+        wrong = differences[scores[:, None] > scores[None, :]]
+        return torch.cat([wrong.new_zeros(1), wrong]).logsumexp(dim=0)
+
+
 class DistillObjective(nn.Module):
-    """InfoNCE + KL divergence of the student's in-batch scores from the teacher's (table 7, after RocketQAv2)."""
+    """InfoNCE + KL divergence of the student's scores from the teacher's (table 7, after RocketQAv2).
+
+    The scores are those of InfoNCE's candidates: positives and hard negatives of all processes.
+    """
 
     def __init__(self, contrastive: InfoNce, *, kl_weight: float = 1.0) -> None:
         super().__init__()
         self.contrastive, self.kl_weight = contrastive, kl_weight
 
     def forward(self, batch: Batch) -> Tensor:
-        """Return the mean loss; ``batch.labels`` are the teacher's query and document vectors, (rows, 2, dim)."""
+        """Return the mean loss; ``batch.labels`` are the teacher's query and document vectors, (rows, columns, dim)."""
         assert batch.labels is not None
-        student = [functional.normalize(column.float(), dim=-1) for column in batch.embeddings[:2]]
-        teacher = functional.normalize(batch.labels.to(student[0].device).float(), dim=-1)
-        scores = student[0] @ student[1].T
-        wanted = teacher[:, 0] @ teacher[:, 1].T
+        columns = [functional.normalize(column.float(), dim=-1) for column in batch.embeddings]
+        labels = batch.labels.to(columns[0].device).float().unbind(dim=1)
+        teacher = [functional.normalize(labels[0], dim=-1), *map(self.contrastive.documents, labels[1:])]
+        mask = self.contrastive.mask(batch)
+        found, wanted = (
+            (side[0] @ torch.cat(self.contrastive.gathered(side[1:])).T).masked_fill(mask, _NO_SCORE)
+            for side in (columns, teacher)
+        )
         loss: Tensor = self.contrastive(batch)
-        return loss + self.kl_weight * divergence(wanted, scores, self.contrastive.temperature)
+        return loss + self.kl_weight * divergence(wanted, found, self.contrastive.temperature)
 
 
 class FrozenDocuments(nn.Module):
@@ -186,12 +258,12 @@ class FrozenDocuments(nn.Module):
         self.contrastive = contrastive
 
     def forward(self, batch: Batch) -> Tensor:
-        """Return the mean loss; ``batch.labels`` are (rows, dim), or (rows, 1 + negatives, dim), positive first."""
-        assert batch.labels is not None
+        """Return the mean loss; labels are (rows, dim), or (rows, 1 + negatives, dim), positive first, with keys."""
+        assert batch.labels is not None and batch.label_keys is not None
         labels = batch.labels.to(batch.embeddings[0].device)
         documents = [labels] if labels.ndim == 2 else list(labels.unbind(dim=1))
-        keys = [vector_keys(column) for column in documents]
-        loss: Tensor = self.contrastive(Batch([batch.embeddings[0], *documents], [batch.keys[0], *keys]))
+        keys = [batch.keys[0], *batch.label_keys.to(labels.device).unbind(dim=1)]
+        loss: Tensor = self.contrastive(Batch([batch.embeddings[0], *documents], keys))
         return loss
 
 

@@ -7,7 +7,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from care_trainer.losses.embedding import drop_tokens
-from care_trainer.losses.keys import Features, text_keys
+from care_trainer.losses.keys import Features, text_keys, without_keys
 from care_trainer.losses.objectives import Batch
 from care_trainer.models.static import Parts
 
@@ -30,7 +30,7 @@ class StaticLoss(nn.Module):
     def forward(self, sentence_features: Iterable[Features], labels: Tensor | None = None) -> Tensor:
         """Return the loss of a batch, a scalar, from one flat feature dictionary for each column."""
         columns = list(sentence_features)
-        vectors = [self.model(self._parts_of(column))["sentence_embedding"] for column in columns]
+        vectors = [self.model(self._parts_of(without_keys(column)))["sentence_embedding"] for column in columns]
         loss: Tensor = self.objective(Batch(vectors, [text_keys(column) for column in columns], labels))
         return loss
 

@@ -7,9 +7,10 @@ Published bases are bfloat16, and transformers gives an adapter the dtype of its
 hardly moves a bfloat16 weight, so everything that trains is float32; a frozen base keeps its own dtype.
 """
 
+import importlib.util
 import logging
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from peft import LoraConfig, PeftConfig, PeftModel, TaskType, set_peft_model_state_dict
@@ -18,12 +19,12 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Module, Normalize, Router, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding, WordWeights
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModel, BitsAndBytesConfig, PreTrainedTokenizerFast
 
 from care_qdrant.checkpoint.architecture import native_folder
 from care_qdrant.checkpoint.hub import fetch_document_side
-from care_qdrant.errors import InputError, ModelError
-from care_trainer.config import Tower
+from care_qdrant.errors import InputError, MissingExtra, ModelError
+from care_trainer.config import Geometry, Lora, Tower
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +53,10 @@ def build_query(base: str, tower: Tower, dim: int) -> SentenceTransformer:
     return _query_model([transformer, Pooling(hidden, tower.pooling)], hidden, tower, dim)
 
 
-def build_document(base: str, tower: Tower, dim: int) -> SentenceTransformer:
+def build_document(base: str, tower: Tower, dim: int, geometry: Geometry = "unit") -> SentenceTransformer:
     """Assemble a document encoder: transformer, last-token pooling, frozen slice to ``dim``, unit length.
+
+    In the geometry ``cut`` the vector has unit length before the slice, and not after it.
 
     The slice is a `Dense` that holds the identity: ``truncate_dim`` of sentence-transformers acts in ``encode`` only,
     after normalisation, so it does not act in training and leaves vectors that are not of unit length.
@@ -62,6 +65,7 @@ def build_document(base: str, tower: Tower, dim: int) -> SentenceTransformer:
         base: Folder or hub name of the base model.
         tower: Settings of the document side.
         dim: Dimensions of the shared space.
+        geometry: Whether the vector is normalised after the slice, or before it.
 
     Raises:
         InputError: the document side is smaller than the slice, or its tokenizer lacks the marker.
@@ -72,23 +76,29 @@ def build_document(base: str, tower: Tower, dim: int) -> SentenceTransformer:
         raise InputError(f"document base {base}: gives {hidden} dimensions, fewer than dim = {dim}; use a larger base")
     if tower.pooling == "lasttoken":
         append_marker(transformer, tower.eos)
-    modules: list[torch.nn.Module] = [transformer, Pooling(hidden, tower.pooling)]
-    if hidden > dim:
-        modules.append(identity_slice(hidden, dim))
-    modules.append(Normalize())
-    model = SentenceTransformer(modules=modules, prompts={"document": tower.prompt}, similarity_fn_name="cosine")
+    ending: list[torch.nn.Module] = [identity_slice(hidden, dim)] if hidden > dim else []
+    ending.insert(0 if geometry == "cut" else len(ending), Normalize())
+    modules = [transformer, Pooling(hidden, tower.pooling), *ending]
+    model = SentenceTransformer(
+        modules=modules,
+        prompts={"document": tower.prompt},
+        similarity_fn_name="dot" if geometry == "cut" else "cosine",
+    )
     if tower.lora is not None:
-        transformer.model.add_adapter(
-            LoraConfig(
-                r=tower.lora.rank,
-                lora_alpha=tower.lora.alpha,
-                lora_dropout=tower.lora.dropout,
-                target_modules=tower.lora.targets,
-                task_type=TaskType.FEATURE_EXTRACTION,
-            )
-        )
+        transformer.model.add_adapter(adapter_config(tower.lora))
         _adapters_in_float32(model)
     return model
+
+
+def adapter_config(lora: Lora) -> LoraConfig:
+    """Return peft's configuration of the adapters."""
+    return LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=lora.targets,
+        task_type=TaskType.FEATURE_EXTRACTION,
+    )
 
 
 def build_static(table: StaticEmbedding, tower: Tower, dim: int) -> SentenceTransformer:
@@ -125,7 +135,14 @@ def _transformer(base: str, tower: Tower) -> Transformer:
         # The folder of one revision: a hub name would be resolved again, to the newest one, at every reload.
         source = fetch_document_side(base, revision=tower.revision)
         with native_folder(source) as folder:
-            transformer: Transformer = Transformer(str(folder), max_seq_length=tower.max_tokens)
+            if tower.lora is not None and folder != source:
+                raise InputError(
+                    f"base {base}: its model_type is not one of transformers' own, by which a saved adapter finds its "
+                    "base again; leave lora out to train all weights"
+                )
+            transformer: Transformer = Transformer(
+                str(folder), max_seq_length=tower.max_tokens, model_kwargs=loading_options(tower)
+            )
         transformer.model.name_or_path = transformer.model.config.name_or_path = str(source)
     except (OSError, ValueError, ModelError) as error:  # ValueError: an architecture that only code knows
         reason = str(error).strip().splitlines()[0]
@@ -205,12 +222,40 @@ def unsliced(model: SentenceTransformer) -> SentenceTransformer:
     return SentenceTransformer(modules=[module for module in model.children() if not is_slice(module)])
 
 
-def load(folder: Path) -> SentenceTransformer:
+def loading_options(tower: Tower) -> dict[str, Any]:
+    """Return what transformers loads a base with: dtype, attention, quantisation.
+
+    Raises:
+        MissingExtra: bitsandbytes is not installed.
+        InputError: there is no GPU for a quantised base.
+    """
+    options: dict[str, Any] = {"dtype": tower.dtype, "attn_implementation": tower.attn_implementation}
+    if tower.quantization is not None:
+        if importlib.util.find_spec("bitsandbytes") is None:
+            raise MissingExtra(f"quantization = {tower.quantization!r}: needs bitsandbytes: pip install bitsandbytes")
+        if not torch.cuda.is_available():
+            raise InputError(f"quantization = {tower.quantization!r}: needs a GPU; leave it out to train on a CPU")
+        options["quantization_config"] = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
+            load_in_4bit=tower.quantization == "nf4",
+            load_in_8bit=tower.quantization == "int8",
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=torch.bfloat16,
+        )
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def load(folder: Path, tower: Tower | None = None) -> SentenceTransformer:
     """Load an encoder that a stage saved, on whatever device there is, with adapters in float32.
 
     sentence-transformers reads an adapter in the dtype of its base, which rounds it: its weights are read again.
+
+    Args:
+        folder: Folder of the encoder.
+        tower: Its settings, whose dtype, attention and quantisation are used; None means those of the checkpoint.
     """
-    encoder = SentenceTransformer(str(folder), local_files_only=True)
+    options = loading_options(tower) if tower is not None else {}
+    encoder = SentenceTransformer(str(folder), local_files_only=True, model_kwargs=options or None)
     if (folder / ADAPTER_FILE).exists():
         _adapters_in_float32(encoder)
         set_peft_model_state_dict(transformer_of(encoder).model, load_file(folder / _ADAPTER_WEIGHTS))
@@ -255,7 +300,8 @@ def pair(query: SentenceTransformer, document: SentenceTransformer) -> SentenceT
     sides = [[module for module in side.children() if isinstance(module, Module)] for side in (query, document)]
     router = Router.for_query_document(sides[0], sides[1], default_route=None, allow_empty_key=False)
     prompts = {"query": query.prompts.get("query") or "", "document": document.prompts.get("document") or ""}
-    return SentenceTransformer(modules=[router], prompts=prompts, similarity_fn_name="cosine")
+    similarity = document.similarity_fn_name  # the dot product where vectors are cut
+    return SentenceTransformer(modules=[router], prompts=prompts, similarity_fn_name=similarity)
 
 
 def make_trainable(model: torch.nn.Module, *, side: str, lora: bool) -> int:

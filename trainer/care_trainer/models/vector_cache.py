@@ -27,8 +27,9 @@ def encoder_digest(folder: Path, prompt: str | None = None) -> str:
 class VectorCache:
     """Vectors of one encoder by text, float16, in two files that only grow.
 
-    A row counts when both files hold the whole of it, so a killed process leaves a valid cache. Processes take turns:
-    one that needs what another is computing waits, and then finds it.
+    A row counts when both files hold the whole of it, so a killed process leaves a valid cache. The lock is held while
+    rows are appended, never while texts are encoded: processes that need the same text at the same time each encode it,
+    and the first one's vector is kept. The keys are read once, and then only those that were appended since.
 
     Args:
         folder: Folder of all caches; each encoder has its own below.
@@ -39,6 +40,9 @@ class VectorCache:
     def __init__(self, folder: Path, encoder: str, dim: int) -> None:
         self.folder, self.dim = folder / encoder[:16], dim
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._keys, self._vectors = self.folder / "keys.bin", self.folder / "vectors.f16"
+        self._rows: dict[bytes, int] = {}
+        self._known = 0
 
     def encode(self, texts: Sequence[str], encode: Callable[[list[str]], npt.NDArray[np.float32]]) -> Half:
         """Return the vectors of texts, encoding those that are missing, each distinct text once.
@@ -51,31 +55,43 @@ class VectorCache:
             (len(texts), dim) float16.
         """
         digests = [hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).digest() for text in texts]
-        with FileLock(self.folder / "lock"):
-            rows = self._rows()
-            missing = {key: text for key, text in zip(digests, texts, strict=True) if key not in rows}
-            wanted = list(missing.items())
-            for start in range(0, len(wanted), _PIECE_TEXTS):
-                piece = wanted[start : start + _PIECE_TEXTS]
-                self._append([key for key, _ in piece], encode([text for _, text in piece]))
-            rows = self._rows() if wanted else rows
-            vectors = np.memmap(self.folder / "vectors.f16", np.float16, "r", shape=(len(rows), self.dim))
-            return np.asarray(vectors[[rows[key] for key in digests]])
+        self._read_new()
+        missing = {key: text for key, text in zip(digests, texts, strict=True) if key not in self._rows}
+        wanted = list(missing.items())
+        for start in range(0, len(wanted), _PIECE_TEXTS):
+            piece = wanted[start : start + _PIECE_TEXTS]
+            self._append([key for key, _ in piece], encode([text for _, text in piece]))
+        vectors = np.memmap(self._vectors, np.float16, "r", shape=(self._known, self.dim))
+        return np.asarray(vectors[[self._rows[key] for key in digests]])
 
-    def _rows(self) -> dict[bytes, int]:
-        """Return digest → row, and cut off what a killed process left half written."""
-        keys, vectors = self.folder / "keys.bin", self.folder / "vectors.f16"
-        for path in (keys, vectors):
-            path.touch()
-        rows = min(keys.stat().st_size // _DIGEST_BYTES, vectors.stat().st_size // (2 * self.dim))
-        for path, size in ((keys, _DIGEST_BYTES), (vectors, 2 * self.dim)):
-            with path.open("r+b") as stream:
-                stream.truncate(rows * size)
-        data = keys.read_bytes()
-        return {data[row * _DIGEST_BYTES : (row + 1) * _DIGEST_BYTES]: row for row in range(rows)}
+    def _whole_rows(self) -> int:
+        sizes = (self._keys, _DIGEST_BYTES), (self._vectors, 2 * self.dim)
+        return min(path.stat().st_size // size if path.exists() else 0 for path, size in sizes)
+
+    def _read_new(self) -> None:
+        """Read the keys of rows that were appended since the last time."""
+        known, rows = self._known, self._whole_rows()
+        if rows > known:
+            with self._keys.open("rb") as stream:
+                stream.seek(known * _DIGEST_BYTES)
+                data = stream.read((rows - known) * _DIGEST_BYTES)
+            keys = (data[at : at + _DIGEST_BYTES] for at in range(0, len(data), _DIGEST_BYTES))
+            self._rows.update(zip(keys, range(known, rows), strict=True))
+            self._known = rows
 
     def _append(self, keys: Sequence[bytes], vectors: npt.NDArray[np.float32]) -> None:
-        with (self.folder / "vectors.f16").open("ab") as stream:
-            stream.write(vectors.astype(np.float16).tobytes())
-        with (self.folder / "keys.bin").open("ab") as stream:
-            stream.write(b"".join(keys))
+        """Append the rows that no other process has appended meanwhile, after what a killed one left half written."""
+        with FileLock(self.folder / "lock"):
+            self._read_new()
+            new = [at for at, key in enumerate(keys) if key not in self._rows]
+            rows = self._known
+            for path, size, data in (
+                (self._vectors, 2 * self.dim, vectors[new].astype(np.float16).tobytes()),
+                (self._keys, _DIGEST_BYTES, b"".join(keys[at] for at in new)),
+            ):
+                path.touch()
+                with path.open("r+b") as stream:
+                    stream.truncate(rows * size)
+                    stream.seek(rows * size)
+                    stream.write(data)
+            self._read_new()

@@ -10,14 +10,20 @@ def train_align(context: Context) -> Trained:
     """Align the query encoder [4.3.1, equation (3)]; the teacher's vectors are computed once."""
     stage = context.stage
     assert isinstance(stage, Align)
-    rows = context.text_rows(stage.sides)
-    vectors = context.stored_vectors(rows.columns["text"], "text", prompt=stage.teacher_prompt)
     objective = AlignObjective(
-        InfoNce(stage.temperature, gather=True),
+        InfoNce(stage.temperature, gather=True, geometry=context.run.geometry),
         contrastive_weight=stage.contrastive_weight,
         mse_weight=stage.mse_weight,
         kl_weight=stage.kl_weight,
     )
-    query, trainable, metrics = train_student(context, objective, rows, rows.columns, [vectors])
-    joined = towers.pair(query, towers.load(context.document))
+    if stage.pairs:
+        rows = context.pair_rows()
+        query, trainable, metrics = train_student(
+            context, objective, rows, ["query"], documents=context.stored_documents(rows)
+        )
+    else:
+        rows = context.text_rows(stage.sides)
+        vectors = context.stored_vectors(rows.columns["text"], "text", prompt=stage.teacher_prompt)
+        query, trainable, metrics = train_student(context, objective, rows, ["text"], vectors)
+    joined = towers.pair(query, context.load("document"))
     return Trained(query, None, trainable, metrics, stage.temperature, joined)

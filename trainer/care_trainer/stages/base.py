@@ -6,7 +6,9 @@ from pathlib import Path
 from sentence_transformers import SentenceTransformer
 from transformers import set_seed
 
-from care_trainer.config import Run
+from care_qdrant.errors import InputError
+from care_trainer.config import Run, stage_name
+from care_trainer.config.stages import PairStage
 from care_trainer.data.table import Rows, text_rows
 from care_trainer.models import scratch, towers
 from care_trainer.models.static import random_static, static_module
@@ -38,11 +40,22 @@ def build(run: Run, folder: Path) -> tuple[SentenceTransformer, SentenceTransfor
             document_base = str(folder / "document-base")
             scratch.write_document_base(run.document, tokenizer, Path(document_base))
     assert document_base is not None
-    document = towers.build_document(document_base, run.document, run.dim)
+    document = towers.build_document(document_base, run.document, run.dim, run.geometry)
+    _require_widths(run, document)
     if static is not None:
         return towers.build_static(static_module(static), run.query, run.dim), document
     assert query_base is not None
     return towers.build_query(query_base, run.query, run.dim), document
+
+
+def _require_widths(run: Run, document: SentenceTransformer) -> None:
+    """Refuse nested dimensions above the width of the encoder: a slice would end there without a word."""
+    width = towers.transformer_of(document).get_embedding_dimension()
+    for stage in run.stage:
+        widest = max(stage.matryoshka, default=0) if isinstance(stage, PairStage) else 0
+        allowed = width if stage.kind == "document" else run.dim
+        if widest > allowed:
+            raise InputError(f"stage.{stage_name(stage)}.matryoshka: {widest} is more than the {allowed} dimensions")
 
 
 def _spread(rows: Rows, limit: int) -> Iterable[str]:

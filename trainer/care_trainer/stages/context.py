@@ -5,14 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from torch import nn
 
+from care_qdrant.errors import InputError
+from care_trainer import evaluation
 from care_trainer.config import Data, Run, Side, Stage
 from care_trainer.data import table
-from care_trainer.data.collators import TeacherCollator
-from care_trainer.data.table import Rows
+from care_trainer.data.collators import Prompts, TeacherCollator
+from care_trainer.data.table import Documents, Rows
 from care_trainer.distributed import main_process_first
 from care_trainer.losses.embedding import embedding_loss
 from care_trainer.models import towers
@@ -20,11 +21,11 @@ from care_trainer.models.teacher import teacher_vectors
 from care_trainer.models.vector_cache import Half
 from care_trainer.training.loop import Job, fit
 
-Report = Callable[[str, int, int, float], None]
-"""Called with what is being done, steps done, steps in all, and the last loss."""
+Report = Callable[[str, int, int, float, int], None]
+"""Called with what is being done, steps done, steps in all, the last loss, and the tokens of the last step."""
 
 
-def silent(_what: str, _step: int, _steps: int, _loss: float) -> None:
+def silent(_what: str, _step: int, _steps: int, _loss: float, _tokens: int) -> None:
     """Report nothing."""
 
 
@@ -60,15 +61,17 @@ class Context:
         """The folder of all data files."""
         return Path(self.run.data_root)
 
-    def pair_rows(self, hard_negatives: int = 0) -> Rows:
-        """Return the pairs of the stage's data set, with columns of negatives."""
+    def pair_rows(self) -> Rows:
+        """Return the pairs of the stage's data set."""
         with main_process_first():
-            return table.pair_rows(self.data, self.data_root, rows_folder(self.run), hard_negatives)
+            return table.pair_rows(
+                self.data, self.data_root, rows_folder(self.run), by_source=self.stage.batch_by_source
+            )
 
-    def text_rows(self, sides: Sequence[Side] = ("query", "document")) -> Rows:
-        """Return the single texts of the stage's data set."""
+    def text_rows(self, sides: Sequence[Side] = ("query", "document"), *, joined: bool = False) -> Rows:
+        """Return the single texts of the stage's data set, or each pair as one text."""
         with main_process_first():
-            return table.text_rows(self.data, self.data_root, rows_folder(self.run), sides)
+            return table.text_rows(self.data, self.data_root, rows_folder(self.run), sides, joined=joined)
 
     def load_trainable(self, side: Side) -> tuple[SentenceTransformer, int]:
         """Load the newest encoder of a side, and make trainable what the recipe trains of it.
@@ -76,9 +79,14 @@ class Context:
         Returns:
             The encoder, and the number of its trainable parameters.
         """
-        tower, folder = (self.run.query, self.query) if side == "query" else (self.run.document, self.document)
-        encoder = towers.load(folder)
+        encoder = self.load(side)
+        tower = self.run.query if side == "query" else self.run.document
         return encoder, towers.make_trainable(encoder, side=side, lora=tower.lora is not None)
+
+    def load(self, side: Side) -> SentenceTransformer:
+        """Load the newest encoder of a side, with the dtype, attention and quantisation of its settings."""
+        tower, folder = (self.run.query, self.query) if side == "query" else (self.run.document, self.document)
+        return towers.load(folder, tower)
 
     def stored_vectors(self, texts: Sequence[str], column: str, *, prompt: str | None = None) -> Half:
         """Return the newest document encoder's vectors of texts, computed once and kept for a resume.
@@ -96,10 +104,10 @@ class Context:
         def report(rows: int) -> None:
             nonlocal done
             done = min(done + rows, len(texts))
-            self.report(f"teacher {column}", done, len(texts), float("nan"))
+            self.report(f"teacher {column}", done, len(texts), float("nan"), 0)
 
         return teacher_vectors(
-            lambda: towers.load(self.document),
+            lambda: self.load("document"),
             self.document,
             texts,
             self.folder / "teacher" / column,
@@ -109,17 +117,53 @@ class Context:
             report=report,
         )
 
-    def job(self, **options: Any) -> Job:
-        """Return the settings of the training loop; options are further fields of `Job`."""
+    def stored_documents(self, rows: Rows) -> tuple[Documents, Half]:
+        """Return the distinct documents of pairs and the newest document encoder's vectors of them.
+
+        Raises:
+            InputError: a source has a prompt for documents, or pairs have a score.
+        """
+        where = f"stage {self.folder.name}"
+        if any(document for _, document in self.tasks().values()):
+            raise InputError(f"{where}: stored documents have one prompt; take the tasks with a document prompt away")
+        if table.scored(rows).any():
+            raise InputError(f"{where}: pairs with a score need a document encoder that trains; leave their source out")
+        documents = Documents(rows)
+        return documents, self.stored_vectors(documents, "document")
+
+    def tasks(self) -> Prompts:
+        """Return the prompts of the sources that have a task."""
+        tasks = {name: (task.query, task.document) for name, task in self.run.tasks.items()}
+        return {source: tasks[task] for source, task in self.data.tasks.items()}
+
+    def collating(self, negatives: int = 0) -> dict[str, Any]:
+        """Return the options that the collators of all stages share."""
+        own = {"max_length": self.stage.max_tokens, "tasks": self.tasks()}
+        return {**own, "negatives": negatives, "seed": self.run.seed}
+
+    def scoring(self, model: Callable[[], SentenceTransformer]) -> Callable[[], float] | None:
+        """Return a function that gives a model's nDCG@10 on the evaluation set; None where the stage asks for none."""
+        settings = self.run.evaluation
+        if settings is None or self.stage.evaluate_steps is None:
+            return None
+        evaluator, scored = evaluation.load_evaluator(settings, self.data_root), model()
+        return lambda: evaluation.score(evaluator, scored)["ndcg@10"]
+
+    def job(self, rows: Rows, **options: Any) -> Job:
+        """Return the settings of the training loop over rows; options are further fields of `Job`."""
         return Job(
+            weights=rows.weights,
+            sources=rows.sources,
             stage=self.stage,
             folder=self.folder,
             seed=self.run.seed,
             checkpoint_minutes=self.run.checkpoint_minutes,
             resume=self.resume,
             report_to=self.run.report_to,
-            report=lambda step, steps, loss: self.report(self.folder.name, step, steps, loss),
+            report=lambda *progress: self.report(self.folder.name, *progress),
             deadline=self.deadline,
+            workers=self.run.dataloader_workers,
+            tf32=self.run.tf32,
             **options,
         )
 
@@ -141,16 +185,24 @@ class Trained:
 
 
 def train_student(
-    context: Context, objective: nn.Module, rows: Rows, columns: Dataset, vectors: Sequence[Half]
+    context: Context,
+    objective: nn.Module,
+    rows: Rows,
+    columns: Sequence[str],
+    *vectors: Half,
+    documents: tuple[Documents, Half] | None = None,
+    negatives: int = 0,
 ) -> tuple[SentenceTransformer, dict[str, int], dict[str, float]]:
     """Train the query encoder on stored vectors of the document encoder.
 
     Args:
         context: Context of the stage.
         objective: Reads the vectors as labels.
-        rows: Rows of the stage, whose weights are used.
-        columns: Columns that the query encoder reads, with ``label``.
-        vectors: Vectors of the rows, one array for each column of labels.
+        rows: Rows of the stage.
+        columns: Texts that the query encoder reads.
+        vectors: Vectors of the rows, one array for each label.
+        documents: The documents of the rows and their vectors, further labels.
+        negatives: Hard negatives of a row.
 
     Returns:
         The query encoder, its trainable parameters by side, and the metrics.
@@ -158,10 +210,14 @@ def train_student(
     query, trainable = context.load_trainable("query")
     collator = TeacherCollator(
         *vectors,
+        documents=documents,
         preprocess_fn=query.preprocess,
-        prompts=dict.fromkeys({"text", "query"} & set(columns.column_names), context.run.query.prompt),
-        max_length=context.stage.max_tokens,
+        prompts=dict.fromkeys(("text", "query"), context.run.query.prompt),
+        **context.collating(negatives),
     )
     loss = embedding_loss(query, objective, context.stage)
-    metrics = fit(query, loss, columns, context.job(weights=rows.weights, collator=collator))
+    table_columns = rows.columns.select_columns([*columns, "prompt", "source", "label"])
+    is_symmetric = context.stage.kind == "distill"
+    score = context.scoring(lambda: query if is_symmetric else towers.pair(query, context.load("document")))
+    metrics = fit(query, loss, table_columns, context.job(rows, collator=collator, score=score))
     return query, {"query": trainable}, metrics

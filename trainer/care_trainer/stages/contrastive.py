@@ -1,10 +1,10 @@
 """Stages ``unsupervised`` and ``supervised`` (query encoder) and ``document``: InfoNCE through one encoder."""
 
-from care_trainer.config import Contrastive, Side
+from care_trainer.config import Contrastive, Geometry, Side
 from care_trainer.config.stages import PairStage
 from care_trainer.data.collators import PairCollator
 from care_trainer.losses.embedding import embedding_loss
-from care_trainer.losses.objectives import InfoNce, Matryoshka
+from care_trainer.losses.objectives import InfoNce, Matryoshka, PairObjective
 from care_trainer.models import towers
 from care_trainer.stages.context import Context, Trained
 from care_trainer.training.loop import fit
@@ -26,25 +26,35 @@ def _train(context: Context, side: Side) -> Trained:
     encoder, trainable = context.load_trainable(side)
     # Nested dimensions are taken of the whole vector: the slice to the query dimension is the smallest of them.
     model = towers.unsliced(encoder) if stage.matryoshka else encoder
-    info_nce = info_nce_of(stage)
-    loss = embedding_loss(model, Matryoshka(info_nce, stage.matryoshka) if stage.matryoshka else info_nce, stage)
-    rows = context.pair_rows(stage.hard_negatives)
-    columns = rows.text_columns()
+    info_nce = info_nce_of(stage)  # one encoder on both sides: unit vectors, whatever the pair's geometry
+    objective = pair_objective(stage, info_nce)
+    loss = embedding_loss(model, Matryoshka(objective, stage.matryoshka) if stage.matryoshka else objective, stage)
+    rows = context.pair_rows()
     prompts = {"query": context.run.query.prompt}
     if side == "document":
-        prompts = dict.fromkeys(columns.column_names, context.run.document.prompt) | {"query": stage.query_prompt}
-    collator = PairCollator(stage.crop, preprocess_fn=model.preprocess, prompts=prompts, max_length=stage.max_tokens)
-    metrics = fit(model, loss, columns, context.job(weights=rows.weights, collator=collator))
+        documents = ("positive", *(f"negative_{number}" for number in range(1, stage.hard_negatives + 1)))
+        prompts = dict.fromkeys(documents, context.run.document.prompt) | {"query": stage.query_prompt}
+    options = context.collating(stage.hard_negatives)
+    collator = PairCollator(stage.crop, preprocess_fn=model.preprocess, prompts=prompts, **options)
+    metrics = fit(
+        model, loss, rows.columns, context.job(rows, collator=collator, score=context.scoring(lambda: encoder))
+    )
     query, document = (encoder, None) if side == "query" else (None, encoder)
     return Trained(query, document, {side: trainable}, metrics, info_nce.temperature, encoder)
 
 
-def info_nce_of(stage: PairStage) -> InfoNce:
-    """Return the objective that a stage's settings describe."""
+def pair_objective(stage: PairStage, info_nce: InfoNce) -> PairObjective:
+    """Return the objective of a stage's pairs, with a score or without."""
+    return PairObjective(info_nce, score_temperature=stage.score_temperature)
+
+
+def info_nce_of(stage: PairStage, geometry: Geometry = "unit") -> InfoNce:
+    """Return the contrastive objective that a stage's settings describe."""
     return InfoNce(
         stage.temperature,
         learn=stage.learn_temperature,
         margin=stage.margin,
         symmetric=stage.symmetric,
         gather=True,
+        geometry=geometry,
     )

@@ -10,9 +10,12 @@ def train_distill(context: Context) -> Trained:
     """Train the query encoder on both sides of pairs, with the frozen document encoder's scores as a second target."""
     stage = context.stage
     assert isinstance(stage, Distill)
-    rows = context.pair_rows(stage.hard_negatives)
-    prompts = {"query": stage.teacher_prompt, "positive": None}
-    vectors = [context.stored_vectors(rows.columns[name], name, prompt=prompt) for name, prompt in prompts.items()]
-    objective = DistillObjective(info_nce_of(stage), kl_weight=stage.kl_weight)
-    query, trainable, metrics = train_student(context, objective, rows, rows.columns, vectors)
+    rows, negatives = context.pair_rows(), stage.hard_negatives
+    queries = context.stored_vectors(rows.columns["query"], "query", prompt=stage.teacher_prompt)
+    documents = context.stored_documents(rows)
+    objective = DistillObjective(info_nce_of(stage, context.run.geometry), kl_weight=stage.kl_weight)
+    columns = ["query", "positive", "negatives"]
+    query, trainable, metrics = train_student(
+        context, objective, rows, columns, queries, documents=documents, negatives=negatives
+    )
     return Trained(query, None, trainable, metrics, stage.temperature, query)

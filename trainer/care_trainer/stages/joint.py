@@ -10,7 +10,7 @@ from care_trainer.losses.embedding import embedding_loss
 from care_trainer.losses.objectives import FrozenDocuments
 from care_trainer.models import towers
 from care_trainer.stages.context import Context, Trained, train_student
-from care_trainer.stages.contrastive import info_nce_of
+from care_trainer.stages.contrastive import info_nce_of, pair_objective
 from care_trainer.stages.match_compute import match_compute
 from care_trainer.training.loop import fit
 
@@ -19,55 +19,57 @@ def train_joint(context: Context) -> Trained:
     """Train both encoders with Asym-InfoNCE [4.4, equation (1)], with one learning rate or one for each side.
 
     Raises:
-        InputError: settings do not fit: ``instead_of`` with a frozen document encoder, or ``cached`` with a static
-            query encoder on several processes.
+        InputError: ``cached`` with a static query encoder on several processes.
     """
     stage, run = context.stage, context.run
     assert isinstance(stage, Joint)
     if stage.freeze_document and not stage.crop:
-        if stage.instead_of is not None:
-            raise InputError("stage joint: instead_of needs both sides to train; with frozen documents give it epochs")
         return _train_query(context, stage)
     query, query_parameters = context.load_trainable("query")
     if towers.is_static(query) and stage.cached and processes().num_processes > 1:
         raise InputError("stage joint: a static query encoder on several processes needs cached = false")
     trainable = {"query": query_parameters}
     if stage.freeze_document:
-        document = towers.load(context.document)
+        document = context.load("document")
         document.requires_grad_(False)
     else:
         document, trainable["document"] = context.load_trainable("document")
     stage = match_compute(context, query, document)
-    model, info_nce = towers.pair(query, document), info_nce_of(stage)
-    loss = embedding_loss(model, info_nce, stage)
-    rows = context.pair_rows(stage.hard_negatives)
-    columns = rows.text_columns()
-    routes = {column: "query" if column == "query" else "document" for column in columns.column_names}
+    model, info_nce = towers.pair(query, document), info_nce_of(stage, run.geometry)
+    loss = embedding_loss(model, pair_objective(stage, info_nce), stage)
+    rows = context.pair_rows()
+    negatives = [f"negative_{number}" for number in range(1, stage.hard_negatives + 1)]
+    routes = {"query": "query", **dict.fromkeys(("positive", *negatives), "document")}
     prompts = {column: run.query.prompt if side == "query" else run.document.prompt for column, side in routes.items()}
     job = replace(context, stage=stage).job(
-        weights=rows.weights,
+        rows,
         routes=routes,
+        score=context.scoring(lambda: model),
         collator=PairCollator(
             stage.crop,
             preprocess_fn=model.preprocess,
             prompts=prompts,
             router_mapping=routes,
-            max_length=stage.max_tokens,
+            **context.collating(stage.hard_negatives),
         ),
         rates={} if stage.document_learning_rate is None else {r"sub_modules\.document": stage.document_learning_rate},
     )
-    metrics = fit(model, loss, columns, job)
+    metrics = fit(model, loss, rows.columns, job)
     trained_document = None if stage.freeze_document else document
     return Trained(query, trained_document, trainable, metrics, info_nce.temperature, model)
 
 
 def _train_query(context: Context, stage: Joint) -> Trained:
     """Train the query encoder alone: the documents' vectors are computed once, as in Stage I."""
-    rows = context.pair_rows(stage.hard_negatives)
-    documents = [name for name in rows.text_columns().column_names if name != "query"]
-    vectors = [context.stored_vectors(rows.columns[name], name) for name in documents]
-    info_nce = info_nce_of(stage)
-    columns = rows.select("query", "label")
-    query, trainable, metrics = train_student(context, FrozenDocuments(info_nce), rows, columns, vectors)
-    joined = towers.pair(query, towers.load(context.document))
+    rows = context.pair_rows()
+    info_nce = info_nce_of(stage, context.run.geometry)
+    query, trainable, metrics = train_student(
+        context,
+        FrozenDocuments(info_nce),
+        rows,
+        ["query"],
+        documents=context.stored_documents(rows),
+        negatives=stage.hard_negatives,
+    )
+    joined = towers.pair(query, context.load("document"))
     return Trained(query, None, trainable, metrics, info_nce.temperature, joined)

@@ -8,7 +8,9 @@ cut as in training.
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain
 from math import ceil
+from typing import Any
 
 import numpy as np
 from sentence_transformers import SentenceTransformer
@@ -37,7 +39,7 @@ def match_compute(context: Context, query: SentenceTransformer, document: Senten
     assert isinstance(stage, Joint)
     if stage.instead_of is None:
         return stage
-    rows = context.pair_rows(stage.hard_negatives)
+    rows = context.pair_rows()
     if stage.cost == "texts":
         extra = _stage_one_texts(context, stage.instead_of) / (2 + stage.hard_negatives)
     else:
@@ -56,7 +58,11 @@ def forward_operations(model: SentenceTransformer, tokens: int) -> float:
     """
     if towers.is_static(model):
         return float(static_table(model).shape[1] * tokens)
-    transformer = towers.transformer_of(model).model
+    return transformer_operations(towers.transformer_of(model).model, tokens)
+
+
+def transformer_operations(transformer: Any, tokens: float) -> float:
+    """Return the floating-point operations of one forward pass of a transformer over a text."""
     weights = sum(
         module.weight.numel()
         for name, module in transformer.named_modules()
@@ -82,8 +88,13 @@ def _stage_one_texts(context: Context, align: Align) -> float:
 
 def _pair(stage: Joint, rows: Rows, query: SentenceTransformer, document: SentenceTransformer) -> float:
     """Return the operations of one row of Stage II: its query, and all its documents."""
-    columns = [name for name in rows.text_columns().column_names if name != "query"]
-    documents = sum(_mean(document, _sample(rows, name), stage.max_tokens) for name in columns)
+    positives, negatives = _sample(rows, "positive"), _sample(rows, "negatives")
+    # A row with too few negatives repeats its positive.
+    others = [texts[: stage.hard_negatives] for texts in negatives]
+    others = [[*own, *[text] * (stage.hard_negatives - len(own))] for own, text in zip(others, positives, strict=True)]
+    documents = _mean(document, positives, stage.max_tokens)
+    if stage.hard_negatives:
+        documents += stage.hard_negatives * _mean(document, [*chain(*others)], stage.max_tokens)
     asked = _mean(query, _sample(rows, "query"), stage.max_tokens)
     return asked * _passes(stage, query) + documents * _passes(stage, document)
 
@@ -102,12 +113,12 @@ def _rows_seen(stage: Stage, rows: Rows) -> float:
 
 
 def _step_rows(stage: Stage) -> int:
-    return stage.batch_size * stage.accumulate * int(processes().num_processes)
+    return stage.rows_of_process(processes().num_processes) * stage.accumulate * int(processes().num_processes)
 
 
-def _sample(rows: Rows, column: str) -> list[str]:
+def _sample(rows: Rows, column: str) -> list[Any]:
     step = -(-len(rows) // SAMPLE_ROWS)
-    texts: Iterable[str] = rows.columns.select(range(0, len(rows), step))[column]
+    texts: Iterable[Any] = rows.columns.select(range(0, len(rows), step))[column]
     return list(texts)
 
 

@@ -10,7 +10,7 @@ from care_trainer.losses.static import StaticLoss
 from care_trainer.models import towers
 from care_trainer.models.static import Parts, random_static, start_from_static, static_module, static_table
 from care_trainer.stages.context import Context, Trained
-from care_trainer.stages.contrastive import info_nce_of
+from care_trainer.stages.contrastive import info_nce_of, pair_objective
 from care_trainer.training.loop import fit
 
 
@@ -20,7 +20,7 @@ def train_static(context: Context) -> Trained:
     assert isinstance(stage, Static)
     query = towers.load(context.query)
     is_static = towers.is_static(query)
-    rows = context.pair_rows(stage.hard_negatives)
+    rows = context.pair_rows()
     model = random_static(
         query.tokenizer if is_static else query.tokenizer.backend_tokenizer,
         context.run.query.static or context.run.dim,
@@ -29,9 +29,14 @@ def train_static(context: Context) -> Trained:
     )
     trainable = {"static": towers.make_trainable(model, side="static", lora=False)}
     info_nce = info_nce_of(stage)
-    job = context.job(weights=rows.weights, collator=PairCollator(stage.crop, preprocess_fn=model.preprocess))
+    collator = PairCollator(
+        stage.crop, negatives=stage.hard_negatives, seed=context.run.seed, preprocess_fn=model.preprocess
+    )
+    job = context.job(rows, collator=collator)
     parts = Parts(model.tokenizer, stage.compose)
-    metrics = fit(model, StaticLoss(model, info_nce, parts, stage.token_dropout), rows.text_columns(), job)
+    metrics = fit(
+        model, StaticLoss(model, pair_objective(stage, info_nce), parts, stage.token_dropout), rows.columns, job
+    )
     table = parts.fold(static_table(model))
     if is_static:
         with torch.no_grad():

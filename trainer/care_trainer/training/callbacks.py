@@ -2,16 +2,19 @@
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
 from transformers import TrainerCallback
 
-from care_trainer.distributed import agree, average_gradients
+from care_trainer.distributed import agree, average_gradients, processes, share_parameters
 
 COMPLETE_FILE = "complete"
 """Name of the file that marks a checkpoint as written to its end."""
+EVALUATIONS_FILE = "evaluations.jsonl"
+"""Name of the file with the scores of a stage while it trained."""
 
 
 class Watch(TrainerCallback):
@@ -47,9 +50,90 @@ class AverageOwnGradients(TrainerCallback):
         of_model = {id(parameter) for parameter in model.parameters()}
         self.own = [parameter for parameter in loss.parameters() if id(parameter) not in of_model]
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Start from the main process's values."""
+        share_parameters(self.own)
+
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Average their gradients; those of the model are averaged already."""
         average_gradients(self.own)
+
+
+class Weights(Protocol):
+    """The weights that train, of model and loss."""
+
+    def save_trainable(self, file: Path) -> None:
+        """Save them."""
+
+    def load_trainable(self, file: Path) -> None:
+        """Load them."""
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return them."""
+
+
+class KeepBest(TrainerCallback):
+    """Scores the model every few steps, keeps the best weights, and ends a stage that no longer improves.
+
+    The scores are in evaluations.jsonl; those after the checkpoint from which a stage is resumed are taken again.
+
+    Args:
+        folder: Folder of the stage.
+        steps: Steps between two scores.
+        patience: Scores in a row without a better one that end the stage; None means never.
+        score: Scores the model, higher is better; called in the main process alone.
+        weights: Saves and loads the weights that train.
+    """
+
+    def __init__(
+        self, folder: Path, steps: int, patience: int | None, score: Callable[[], float], weights: Weights
+    ) -> None:
+        self.folder, self.steps, self.patience, self.score, self.weights = folder, steps, patience, score, weights
+        self.scores: list[tuple[int, float]] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Read the scores up to the step from which the stage goes on."""
+        file = self.folder / EVALUATIONS_FILE
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() and state.global_step else []
+        found = [json.loads(line) for line in lines]
+        self.scores = [(line["step"], line["score"]) for line in found if line["step"] <= state.global_step]
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> Any:  # noqa: ARG002
+        """Score the model when a score is due."""
+        if state.global_step % self.steps:
+            return control
+        if state.is_world_process_zero:
+            model.eval()
+            self.scores.append((state.global_step, self.score()))
+            model.train()
+            lines = [json.dumps({"step": step, "score": score}) + "\n" for step, score in self.scores]
+            (self.folder / EVALUATIONS_FILE).write_text("".join(lines), encoding="utf-8")
+            if self._best() == state.global_step:
+                self.weights.save_trainable(self._file(state.global_step))
+        if agree([self.is_over()])[0]:
+            control.should_training_stop = True
+        return control
+
+    def is_over(self) -> bool:
+        """Return whether the last scores were no better than an earlier one, as many as ``patience``."""
+        if self.patience is None or not self.scores:
+            return False
+        return sum(step > self._best() for step, _ in self.scores) >= self.patience
+
+    def conclude(self) -> bool:
+        """Load the best weights on all processes, and return whether the stage ended for want of better ones."""
+        is_scored, is_over = agree([bool(self.scores), self.is_over()])
+        if is_scored:
+            if processes().is_main_process:
+                self.weights.load_trainable(self._file(self._best()))
+            share_parameters(self.weights.parameters())
+        return is_over
+
+    def _best(self) -> int:
+        return max(self.scores, key=lambda found: (found[1], -found[0]))[0]
+
+    def _file(self, step: int) -> Path:
+        return self.folder / "checkpoints" / f"best-{step}.safetensors"
 
 
 class Metrics(TrainerCallback):

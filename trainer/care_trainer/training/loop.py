@@ -6,8 +6,11 @@ not load at all), and the loss's own parameters (τ, RetroMAE's decoder) survive
 """
 
 import logging
+import resource
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,10 +32,11 @@ from transformers.integrations.integration_utils import TensorBoardCallback
 
 from care_qdrant.errors import TrainingError
 from care_trainer.config import Stage
-from care_trainer.data.sampling import EpochSampler
+from care_trainer.data.collators import PairCollator
+from care_trainer.data.sampling import EpochSampler, Sources
 from care_trainer.disk import writing
 from care_trainer.distributed import processes
-from care_trainer.training.callbacks import COMPLETE_FILE, AverageOwnGradients, Metrics, Watch
+from care_trainer.training.callbacks import COMPLETE_FILE, AverageOwnGradients, KeepBest, Metrics, Watch
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +47,7 @@ LOGGED_FRACTION = 0.002
 """Fraction of a stage's steps between two lines of metrics.jsonl, so that every stage has a curve of 500 points."""
 
 
-def _silent(_step: int, _steps: int, _loss: float) -> None:
+def _silent(_step: int, _steps: int, _loss: float, _tokens: int) -> None:
     """Report nothing."""
 
 
@@ -64,14 +68,20 @@ class Job:
     """Length of each row, (rows,); when given, batches hold rows of similar length."""
     routes: Mapping[str, str] = field(default_factory=dict)
     """Side that encodes each column, of a joined model."""
-    prompts: Mapping[str, str] = field(default_factory=dict)
-    """Prompt of each column."""
     rates: Mapping[str, float] = field(default_factory=dict)
     """Learning rates by parameter name pattern."""
+    sources: Sources | None = None
+    """Number of each row's source, and the names; used where a batch has one source."""
     collator: Any = None
     """Turns rows into tokenised batches."""
-    report: Callable[[int, int, float], None] = _silent
-    """Called after each step with step, steps and the last loss."""
+    report: Callable[[int, int, float, int], None] = _silent
+    """Called after each step with step, steps, the last loss, and the tokens of all processes in it."""
+    score: Callable[[], float] | None = None
+    """Scores the model on held-out data, higher is better; called every ``evaluate_steps``."""
+    workers: int = 0
+    """Processes that read and tokenise batches ahead."""
+    tf32: bool = False
+    """Multiply float32 matrices in TF32."""
     deadline: float | None = None
     """Moment (`time.monotonic`) at which to save and stop."""
 
@@ -112,17 +122,33 @@ def fit(model: SentenceTransformer, loss: nn.Module, rows: Dataset, job: Job) ->
             *_event_files(job),
         ],
     )
+    best = None
+    if job.score is not None and job.stage.evaluate_steps is not None:
+        best = KeepBest(job.folder, job.stage.evaluate_steps, job.stage.patience, job.score, trainer)
+        trainer.add_callback(best)
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
     checkpoint = last_checkpoint(job.folder) if job.resume else None
-    with writing(lambda: _unwritten(job.folder)):
+    with writing(lambda: _unwritten(job.folder)), _matmul_precision("high" if job.tf32 else "highest"):
         output = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    if trainer.state.global_step < trainer.state.max_steps:
+    is_over = best is not None and best.conclude()
+    if trainer.state.global_step < trainer.state.max_steps and not is_over:
         raise Interrupted(
             f"{job.folder.name}: stopped after step {trainer.state.global_step} of {trainer.state.max_steps}; "
             "go on with --resume"
         )
     return {"steps": float(trainer.state.global_step)} | {key: float(value) for key, value in output.metrics.items()}
+
+
+@contextmanager
+def _matmul_precision(precision: str) -> Iterator[None]:
+    """Multiply float32 matrices in a precision until the block ends."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _unwritten(folder: Path) -> str:
@@ -156,7 +182,7 @@ def _arguments(job: Job) -> SentenceTransformerTrainingArguments:
         data_seed=job.seed,
         num_train_epochs=stage.epochs,
         max_steps=stage.max_steps or -1,
-        per_device_train_batch_size=stage.batch_size,
+        per_device_train_batch_size=stage.rows_of_process(processes().num_processes),
         gradient_accumulation_steps=stage.accumulate,
         learning_rate=stage.learning_rate,
         learning_rate_mapping=dict(job.rates),
@@ -171,9 +197,15 @@ def _arguments(job: Job) -> SentenceTransformerTrainingArguments:
         ddp_backend="gloo" if processes().num_processes > 1 and not torch.cuda.is_available() else None,
         # Plain losses need False; with caching each replayed mini-batch touches one side only.
         ddp_find_unused_parameters=stage.cached,
-        batch_sampler=partial(EpochSampler, weights=job.weights, lengths=job.lengths),
+        batch_sampler=partial(
+            EpochSampler,
+            weights=job.weights,
+            lengths=job.lengths,
+            sources=job.sources if stage.batch_by_source else None,
+            processes=processes().num_processes,
+            on_epoch=job.collator.set_epoch if isinstance(job.collator, PairCollator) else None,
+        ),
         router_mapping=dict(job.routes),
-        prompts=dict(job.prompts) or None,
         save_strategy="no",
         save_total_limit=2,
         logging_steps=LOGGED_FRACTION,
@@ -181,6 +213,7 @@ def _arguments(job: Job) -> SentenceTransformerTrainingArguments:
         report_to=[tracker for tracker in job.report_to if tracker != "tensorboard"] or "none",
         run_name=f"{job.folder.parent.name}/{job.folder.name}",
         disable_tqdm=True,
+        dataloader_num_workers=job.workers,
         dataloader_pin_memory=torch.cuda.is_available(),
     )
 
@@ -201,7 +234,8 @@ class _Trainer(SentenceTransformerTrainer):
                 f"{self.job.folder.name}: the loss is {loss.item()} in step {self.state.global_step + 1}; its batch is "
                 f"saved in {path}. Lower the learning rate, or train in bf16 rather than fp16."
             )
-        self.job.report(self.state.global_step + 1, self.state.max_steps, loss.item())
+        tokens = tokens_of(inputs) * processes().num_processes  # those of the others are about as many
+        self.job.report(self.state.global_step + 1, self.state.max_steps, loss.item(), tokens)
         return loss
 
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
@@ -209,19 +243,30 @@ class _Trainer(SentenceTransformerTrainer):
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:  # noqa: ARG002
         assert output_dir is not None, "the trainer always names its checkpoint"
-        folder = Path(output_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(self._trainable(), folder / TRAINABLE_FILE)
+        self.save_trainable(Path(output_dir) / TRAINABLE_FILE)
+
+    def save_trainable(self, file: Path) -> None:
+        """Save the trainable parameters of model and loss."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        save_file(self._trainable(), file)
 
     def _load_from_checkpoint(self, checkpoint_path: str, *_: Any) -> None:
-        saved = load_file(Path(checkpoint_path) / TRAINABLE_FILE)
+        self.load_trainable(Path(checkpoint_path) / TRAINABLE_FILE)
+
+    def load_trainable(self, file: Path) -> None:
+        """Load the trainable parameters of model and loss."""
+        saved = load_file(file)
         trainable = dict(self._named())
         if saved.keys() != trainable.keys():
             differing = sorted(saved.keys() ^ trainable.keys())
-            raise TrainingError(f"{checkpoint_path}: does not fit this stage ({differing[0]} is in only one of them)")
+            raise TrainingError(f"{file.parent}: does not fit this stage ({differing[0]} is in only one of them)")
         with torch.no_grad():
             for name, parameter in trainable.items():
                 parameter.copy_(saved[name])
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return the trainable parameters of model and loss."""
+        return [parameter for _, parameter in self._named()]
 
     def _named(self) -> list[tuple[str, nn.Parameter]]:
         """Return the trainable parameters of model and loss, each once, under names that wrapping does not change."""
@@ -231,6 +276,22 @@ class _Trainer(SentenceTransformerTrainer):
 
     def _trainable(self) -> dict[str, Tensor]:
         return {name: parameter.detach().cpu().contiguous() for name, parameter in self._named()}
+
+
+def tokens_of(batch: Mapping[str, Any]) -> int:
+    """Return the tokens of all texts of a batch, without padding."""
+    masks = sum(int(value.sum()) for name, value in batch.items() if name.endswith("attention_mask"))
+    # A static encoder's column is flat: all its tokens in one row, and no mask.
+    flat = [name.removesuffix("offsets") for name in batch if name.endswith("offsets")]
+    return masks + sum(int(batch[f"{name}input_ids"].numel()) for name in flat)
+
+
+def peak_memory_bytes() -> int:
+    """Return the most memory that this process has held: that of its GPU, or without one the resident set."""
+    if torch.cuda.is_available():
+        return int(torch.cuda.max_memory_allocated())
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def drop_checkpoints(folder: Path) -> None:

@@ -1,0 +1,120 @@
+"""The whole recipe on bfloat16 stand-ins in the published layout: killed in every stage, resumed to the same bytes."""
+
+import gzip
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from care_trainer.config import find_config, load_run
+
+from tests.trainer.bases import gte_mlm_base, qwen3_base
+from tests.trainer.tiny_run import pairs
+
+HIDDEN = {"care-0.3b-4b": 2560, "care-0.3b-8b": 4096}
+ATTEMPTS = """
+import json, os, sys
+from pathlib import Path
+from care_trainer import pipeline
+from care_trainer.config import find_config, load_run
+
+run = load_run(find_config(sys.argv[1]), json.loads(sys.argv[2]))
+ports = json.loads(sys.argv[3])
+stages = [stage.kind for stage in run.stage]
+
+def attempt(kill_in, port):
+    os.environ["MASTER_PORT"] = str(port)
+    def report(what, step, steps, loss, tokens):
+        if what == kill_in and step == 2:
+            os._exit(3)
+    pipeline.run_stages(run, resume=True, report=report)
+    os._exit(0)
+
+for kill_in, port in zip([*stages, None] if len(ports) > 1 else [None], ports):
+    child = os.fork()
+    if child == 0:
+        try:
+            attempt(kill_in, port)
+        except Exception as error:
+            print(kill_in, type(error).__name__, error, file=sys.stderr)
+            os._exit(4)
+    _, status = os.waitpid(child, 0)
+    folder = Path(run.output) / (kill_in or stages[-1])
+    print(kill_in, status, (folder / "checkpoints/checkpoint-1/complete").exists(), (folder / "stage.json").exists())
+"""
+
+
+def _write(path: Path, rows: list[dict[str, object]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
+
+
+def _overrides(root: Path, name: str, output: str) -> list[str]:
+    own = [
+        f"stage.{stage.kind}.{key}"
+        for stage in load_run(find_config(name)).stage
+        for key in ("max_steps=3", "global_batch_size=8")
+    ]
+    places = [f"output={root / output}", f"data_root={root / 'data'}", f"query.base={root / 'gte'}"]
+    return [*places, f"document.base={root / 'qwen3'}", "checkpoint_minutes=0", *own]
+
+
+def _ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for opened in sockets:
+        opened.bind(("127.0.0.1", 0))
+    ports = [int(opened.getsockname()[1]) for opened in sockets]
+    for opened in sockets:
+        opened.close()
+    return ports
+
+
+def _train(root: Path, name: str, output: str, processes: int, attempts: int) -> list[str]:
+    """Run attempts on several processes, all but the last killed in one stage each; return what the first prints."""
+    arguments = [name, json.dumps(_overrides(root, name, output)), json.dumps(_ports(attempts))]
+    started = []
+    for rank in range(processes):
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+        if processes > 1:
+            environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes)}
+            environment |= {"MASTER_ADDR": "127.0.0.1", "LOCAL_WORLD_SIZE": str(processes)}
+        command = [sys.executable, "-c", ATTEMPTS, *arguments]
+        started.append(subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE))
+    printed = [process.communicate(timeout=1500)[0] for process in started]
+    return printed[0].splitlines()
+
+
+def _bytes(folder: Path) -> dict[str, str]:
+    files = [path for path in sorted(folder.rglob("*.safetensors")) if "checkpoints" not in path.parts]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("name", HIDDEN)
+def test_killed_in_every_stage_and_resumed_is_uninterrupted(tmp_path: Path, name: str, processes: int) -> None:
+    rows = pairs()
+    flag = [{"query": row["query"], "pos": [row["positive"]], "neg": row["negatives"]} for row in rows]
+    scored = [{"sentence1": row["query"], "sentence2": row["positive"], "score": at % 2} for at, row in enumerate(rows)]
+    texts = {"queries": "query", "documents": "positive"}
+    files = {f"alignment_{side}": [{"text": row[key]} for row in rows] for side, key in texts.items()}
+    for file, content in {"unsupervised": flag, "fine_tuning": flag, "sts": scored, **files}.items():
+        _write(tmp_path / f"data/{file}.jsonl.gz", content)
+    gte_mlm_base(tmp_path / "gte")
+    assert len(list(qwen3_base(tmp_path / "qwen3", HIDDEN[name]).glob("*.safetensors"))) > 1, "in several files"
+    stages = [stage.kind for stage in load_run(find_config(name)).stage]
+    assert _train(tmp_path, name, "whole", processes, 1) == ["None 0 False True"]
+    printed = _train(tmp_path, name, "killed", processes, 1 + len(stages))
+    assert [line.split()[0] for line in printed] == [*stages, "None"]
+    assert all(line.split()[1:] == ["768", "True", "False"] for line in printed[:-1]), (
+        "exit 3, one step kept, unfinished"
+    )
+    assert printed[-1] == "None 0 False True"
+    whole, killed = _bytes(tmp_path / "whole"), _bytes(tmp_path / "killed")
+    assert {path.split("/")[0] for path in whole} == {"base", *stages}
+    assert killed == whole

@@ -1,0 +1,127 @@
+"""What a progress line says while a stage trains, and the settings of the loop around it."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from care_trainer import pipeline
+from care_trainer.cli.run import progress_bars
+from care_trainer.data.collators import PairCollator
+from care_trainer.losses.embedding import EmbeddingLoss
+from care_trainer.losses.objectives import InfoNce
+from care_trainer.models import towers
+from care_trainer.training.loop import Job, fit
+from datasets import Dataset
+
+from tests.trainer.tiny_run import pairs, stage, tiny_run
+
+ROWS = pairs()[:16]
+
+
+class _Killed(Exception):
+    pass
+
+
+def _fit(query_folder: Path, folder: Path, *, negatives: int = 0, resume: bool = False, **options: Any) -> list[Any]:
+    """Train two epochs with drawn negatives and crops, and return what is reported of each step."""
+    model = towers.load(query_folder)
+    towers.make_trainable(model, side="query", lora=False)
+    documents = [row["positive"] for row in ROWS]
+    columns = {
+        "query": [row["query"] for row in ROWS],
+        "positive": documents,
+        "negatives": [documents[at + 1 :] + documents[:at] for at in range(len(ROWS))],
+        "label": list(range(len(ROWS))),
+    }
+    seen: list[Any] = []
+    own = options.pop("report", lambda *_: None)
+
+    def report(*step: Any) -> None:
+        seen.append(step)
+        own(*step)
+
+    job = Job(
+        stage=next(iter(tiny_run(folder, stage("supervised", batch_size=4, epochs=2, max_steps=None)).stage)),
+        folder=folder / "stage",
+        seed=0,
+        checkpoint_minutes=0,
+        collator=PairCollator(0.3, preprocess_fn=model.preprocess, negatives=negatives),
+        report=report,
+        resume=resume,
+        **options,
+    )
+    fit(model, EmbeddingLoss(model, InfoNce(0.05), mini_batch_size=4), Dataset.from_dict(columns), job)
+    return seen
+
+
+def test_the_progress_line_has_loss_tokens_a_second_memory_and_the_time_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TQDM_DISABLE", "0")
+    monkeypatch.setenv("TQDM_MININTERVAL", "0")
+    with progress_bars(visible=True) as report:
+        pipeline.run_stages(tiny_run(tmp_path, stage("unsupervised", max_steps=4)), report=report)
+    line = capsys.readouterr().err.split("\r")[-1]
+    assert re.search(r"unsupervised: 100%.* 4/4 \[.*<.*loss \d+\.\d{4}, [1-9][\d,]* tokens/s, \d+\.\d GiB\]", line), (
+        line
+    )
+
+
+def test_the_tokens_of_an_epoch_are_those_of_its_texts(query_folder: Path, tmp_path: Path) -> None:
+    model = towers.load(query_folder)
+    of_query, of_positive = (
+        [int(features["attention_mask"].sum()) for text in texts for features in [model.preprocess([text])]]
+        for texts in ([row["query"] for row in ROWS], [row["positive"] for row in ROWS])
+    )
+    model = towers.load(query_folder)
+    loss = EmbeddingLoss(model, InfoNce(0.05), mini_batch_size=4)
+    towers.make_trainable(model, side="query", lora=False)
+    seen: list[int] = []
+    job = Job(
+        stage=next(iter(tiny_run(tmp_path, stage("supervised", batch_size=4, epochs=1, max_steps=None)).stage)),
+        folder=tmp_path / "stage",
+        seed=0,
+        checkpoint_minutes=60,
+        collator=PairCollator(preprocess_fn=model.preprocess),
+        report=lambda step, steps, value, tokens: seen.append(tokens),
+    )
+    rows = Dataset.from_list([{"query": row["query"], "positive": row["positive"]} for row in ROWS])
+    fit(model, loss, rows, job)
+    assert len(seen) == 4 and sum(seen) == sum(of_query) + sum(of_positive)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_dataloader_workers_make_the_same_batches_also_after_a_kill(query_folder: Path, tmp_path: Path) -> None:
+    """Negatives are drawn anew in the second epoch, in the workers, too."""
+    alone = _fit(query_folder, tmp_path / "alone", negatives=2)
+    assert _fit(query_folder, tmp_path / "workers", negatives=2, workers=2) == alone
+    assert _fit(query_folder, tmp_path / "fewer", negatives=1) != alone, "the test would not see other negatives"
+
+    def kill(step: int, *_: Any) -> None:
+        if step == 6:
+            raise _Killed
+
+    with pytest.raises(_Killed):
+        _fit(query_folder, tmp_path / "killed", negatives=2, workers=2, report=kill)
+    resumed = _fit(query_folder, tmp_path / "killed", negatives=2, workers=2, resume=True)
+    assert resumed == alone[5:]
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+def test_tf32_is_set_while_a_stage_trains_and_restored(query_folder: Path, tmp_path: Path, tf32: bool) -> None:
+    found = []
+
+    def stop(*_: Any) -> None:
+        found.append(torch.get_float32_matmul_precision())
+        raise _Killed
+
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with pytest.raises(_Killed):
+            _fit(query_folder, tmp_path, tf32=tf32, report=stop)
+        assert torch.get_float32_matmul_precision() == "medium", "the caller's own"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert found == ["high" if tf32 else "highest"]
