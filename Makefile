@@ -7,7 +7,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test check format docs bench-tiny examples
+.PHONY: demo test check format docs bench-tiny examples reliability
 
 $(VENV)/.serve: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -22,9 +22,9 @@ $(VENV)/.dev: pyproject.toml constraints.txt
 demo: $(VENV)/.serve
 	$(BIN)/care-ingest examples/sample/corpus.jsonl --collection sample --sparse bm25
 	@printf '\nQuestion: does baking soda make the scalp itch?\n'
-	$(BIN)/care search "吃小苏打片头皮会痒吗" --collection sample --mode hybrid --top-k 3
+	$(BIN)/care search "吃小苏打片头皮会痒吗" --collection sample --top-k 3
 	@printf '\nQuestion: what should the family do in a heart attack?\n'
-	$(BIN)/care search "心梗发作的时候家里人该怎么办" --collection sample --mode hybrid --top-k 3
+	$(BIN)/care search "心梗发作的时候家里人该怎么办" --collection sample --top-k 3
 	@printf '\nNext: %s/care-ingest YOUR-FILE-OR-FOLDER --sparse bm25 (what it reads: docs/everyday.md)\n' $(BIN)
 
 test: $(VENV)/.dev
@@ -50,3 +50,19 @@ bench-tiny: $(VENV)/.dev
 
 examples: $(VENV)/.dev
 	set -e; for example in examples/0*.py; do echo "== $$example"; $(BIN)/python $$example; done
+	cd examples && $(abspath $(BIN))/jupyter-execute 05_corpus_to_answer.ipynb
+
+reliability: $(VENV)/.dev
+	mkdir -p build/reliability
+	$(BIN)/pytest -m 'slow or not slow'
+	$(BIN)/python -m tests.reliability.sequences --output build/reliability/kill-sequences.json
+	set -e; for trial in kill-ingest kill-attach kill-publish concurrent-writers outage soak; do \
+		$(BIN)/python -m tests.reliability $$trial --output build/reliability/$$trial.json; done
+	test -z "$$QDRANT_BINARY" || for trial in kill-server kill-node; do \
+		$(BIN)/python -m tests.reliability $$trial --output build/reliability/$$trial.json || exit 1; done
+	test -z "$$QDRANT_BINARY" || $(BIN)/python -m tests.reliability.sequences --real-server --sequences 60 \
+		--output build/reliability/kill-sequences-server.json
+	test -z "$$LLAMA_INDEX" || $(BIN)/python -m benchmarks.experiments.llama_index_suite "$$LLAMA_INDEX" \
+		--output build/reliability/llama-upstream.json
+	$(BIN)/python -m tests.reliability kill-run examples/sample --output build/reliability/kill-run.json
+	$(BIN)/python -m benchmarks.perf.vector_check --output build/reliability/vector-check.json

@@ -1,16 +1,19 @@
 """``python -m tests.reliability``: many trials of one kind, written as JSON with the machine they ran on."""
 
+import math
+import shutil
 import tempfile
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
 
 from benchmarks.perf.measured import output_option, save_measured, scratch_option
-from tests.reliability.processes import standin_server
-from tests.reliability.trials import Trial
+from tests.reliability.processes import BINARY, QdrantCluster, QdrantServer, standin_server
+from tests.reliability.trials import Fault, Trial, Victim
 
+TRIALS_PER_SERVER = 5
 trials_option = click.option(
     "--trials", type=click.IntRange(1), default=50, show_default=True, help="Runs to kill, for each case."
 )
@@ -108,6 +111,66 @@ def kill_publish(trials: int, points: int, seed: int, output: Path) -> None:
 @points_option
 @seed_option
 @output_option
+def kill_server(trials: int, points: int, seed: int, output: Path) -> None:
+    """Kill clients, a real server, and both: ingest, attach, detach, attach by a copy, promote and publish.
+
+    QDRANT_BINARY names the server program. Ingestion writes over gRPC, the others over HTTP. A client whose server was
+    killed and comes back within 3 seconds has to finish by itself.
+
+    \b
+    Example:
+      QDRANT_BINARY=qdrant python -m tests.reliability kill-server --output benchmarks/results/kill-server.json
+    """
+    binary, found = _binary(), list[Trial]()
+    victims: tuple[Victim, ...] = ("client", "server", "both")
+    with tempfile.TemporaryDirectory() as name:
+        for number, victim in enumerate(victims * math.ceil(trials / TRIALS_PER_SERVER)):
+            # The start of a server grows with its collections, so the next trials get a new one.
+            (place := Path(name) / f"server-{number}").mkdir()
+            with QdrantServer(binary, place) as server:
+                fault = Fault(victim, None if victim == "client" else server)
+                run = _server_trials(
+                    server.url, min(trials, TRIALS_PER_SERVER), points, place, seed + 100 * number, fault
+                )
+                found += _shown(replace(trial, scenario=f"{trial.scenario}: {victim} killed") for trial in run)
+            if number % len(victims) == len(victims) - 1:
+                _save(output, found, points=points, seed=seed)
+            shutil.rmtree(place)
+
+
+@reliability.command()
+@trials_option
+@points_option
+@seed_option
+@output_option
+def kill_node(trials: int, points: int, seed: int, output: Path) -> None:
+    """Kill or freeze one node of a real cluster of three, in turn, below the same work as kill-server.
+
+    QDRANT_BINARY names the server program. Each shard is there twice, and the client knows the URLs of all nodes: it
+    has to finish by itself, with another node where its own one is gone. A node stays away for up to 3 seconds.
+
+    \b
+    Example:
+      QDRANT_BINARY=qdrant python -m tests.reliability kill-node --trials 10 --output benchmarks/results/kill-node.json
+    """
+    binary, found = _binary(), list[Trial]()
+    with tempfile.TemporaryDirectory() as name:
+        for number, freeze in enumerate([False, True] * math.ceil(trials / TRIALS_PER_SERVER)):
+            (place := Path(name) / f"cluster-{number}").mkdir()
+            with QdrantCluster(binary, place, freeze=freeze) as cluster:
+                fault, moments = Fault("server", cluster), seed + 100 * number
+                run = _server_trials(cluster.url, min(trials, TRIALS_PER_SERVER), points, place, moments, fault)
+                how = "frozen" if freeze else "killed"
+                found += _shown(replace(trial, scenario=f"{trial.scenario}: node {how}") for trial in run)
+            _save(output, found, points=points, seed=seed)
+            shutil.rmtree(place)
+
+
+@reliability.command()
+@trials_option
+@points_option
+@seed_option
+@output_option
 def concurrent_writers(trials: int, points: int, seed: int, output: Path) -> None:
     """Kill attach while other clients add, edit, replace and delete points.
 
@@ -193,6 +256,38 @@ def _shown(trials: Iterable[Trial]) -> list[Trial]:
         click.echo(trial, err=True)
         found.append(trial)
     return found
+
+
+def _binary() -> str:
+    if BINARY is None:
+        raise click.UsageError("QDRANT_BINARY names no qdrant server program")
+    return BINARY
+
+
+def _server_trials(url: str, trials: int, points: int, scratch: Path, seed: int, fault: Fault) -> Iterator[Trial]:
+    """Run everything that writes to a server with one fault.
+
+    Args:
+        url: Of the server, or of the nodes of a cluster.
+        trials: Of each kind.
+        points: Of each collection.
+        scratch: An empty folder.
+        seed: Of the moments.
+        fault: What is killed.
+    """
+    from tests.reliability.attachment import attach_trials, copy_trials, detach_trials
+    from tests.reliability.ingestion import ingest_trials, make_source
+    from tests.reliability.publication import publication_trials
+    from tests.reliability.ready_model import write_corpus
+
+    source = make_source(write_corpus(scratch / "corpus.jsonl", points), 64)
+    arguments = (trials, scratch, url, seed, fault)
+    yield from ingest_trials(source, *arguments)
+    yield from attach_trials(points, *arguments)
+    yield from detach_trials(points, *arguments)
+    yield from copy_trials(points, *arguments)
+    yield from publication_trials("promote", points, *arguments)
+    yield from publication_trials("publish on a server", points, *arguments)
 
 
 def _save(output: Path, trials: list[Trial], **settings: float) -> None:

@@ -12,20 +12,23 @@ import numpy as np
 from qdrant_client import QdrantClient
 
 from care_qdrant.attach.attach import AttachReport, AttachSettings, attach_vector
+from care_qdrant.attach.by_copy import attach_by_copy
 from care_qdrant.attach.detach import detach_vector
 from care_qdrant.store.collection import Collection
 from care_qdrant.store.payload import CARE_KEY
 from tests.reliability.ingestion import Target
 from tests.reliability.ready_model import ReadyModel
 from tests.reliability.sample_collection import DIM, Contents, distance, make_collection, read_contents
-from tests.reliability.trials import Attempt, Counts, Trial, kill_trials
+from tests.reliability.trials import CLIENT_KILLED, Attempt, Counts, Fault, Trial, kill_trials
 
 TEXTS_PER_SECOND = 100.0
 """Speed of an encoder that sleeps: slow enough that many moments fall between batches, and not before the first."""
 VECTOR_NAME = "ready-vectors"
 
 
-def attach_trials(points: int, trials: int, scratch: Path, url: str | None, seed: int) -> Iterator[Trial]:
+def attach_trials(
+    points: int, trials: int, scratch: Path, url: str | None, seed: int, fault: Fault = CLIENT_KILLED
+) -> Iterator[Trial]:
     """Kill attaches, each to a collection of its own.
 
     Args:
@@ -34,16 +37,19 @@ def attach_trials(points: int, trials: int, scratch: Path, url: str | None, seed
         scratch: An empty folder.
         url: URL of a server; None uses embedded databases.
         seed: Seed of the moments.
+        fault: What to kill.
     """
 
     def prepare(name: str) -> Attempt:
         target, before = fill(f"attach-{name}", points, scratch, url)
         return Attempt(partial(attach_once, target), partial(_verify_attach, target, before))
 
-    return kill_trials(f"attach, {_kind(url)}", prepare, trials, seed)
+    return kill_trials(f"attach, {_kind(url)}", prepare, trials, seed, fault)
 
 
-def detach_trials(points: int, trials: int, scratch: Path, url: str | None, seed: int) -> Iterator[Trial]:
+def detach_trials(
+    points: int, trials: int, scratch: Path, url: str | None, seed: int, fault: Fault = CLIENT_KILLED
+) -> Iterator[Trial]:
     """Kill detaches from attached collections; see `attach_trials` for the arguments."""
 
     def prepare(name: str) -> Attempt:
@@ -51,7 +57,19 @@ def detach_trials(points: int, trials: int, scratch: Path, url: str | None, seed
         attach_once(target, texts_per_second=None)
         return Attempt(partial(_detach, target), partial(_verify_detach, target, before))
 
-    return kill_trials(f"detach, {_kind(url)}", prepare, trials, seed)
+    return kill_trials(f"detach, {_kind(url)}", prepare, trials, seed, fault)
+
+
+def copy_trials(
+    points: int, trials: int, scratch: Path, url: str, seed: int, fault: Fault = CLIENT_KILLED
+) -> Iterator[Trial]:
+    """Kill attaches by a copy (``--via copy``); see `attach_trials` for the arguments."""
+
+    def prepare(name: str) -> Attempt:
+        target, before = fill(f"copy-{name}", points, scratch, url)
+        return Attempt(partial(_attach_by_copy, target), partial(_verify_copy, target, before))
+
+    return kill_trials("attach by a copy, server", prepare, trials, seed, fault)
 
 
 def fill(name: str, points: int, scratch: Path, url: str | None) -> tuple[Target, Contents]:
@@ -121,6 +139,30 @@ def _verify_detach(target: Target, before: Contents) -> tuple[Counts, Counts]:
     # Every point is compared whole: nothing of ours may be left.
     changed += distance(after, before)
     return {"points": len(before), "detached": len(before) - left}, {"changed": changed}
+
+
+def _attach_by_copy(target: Target) -> None:
+    settings = AttachSettings(batch_tokens=300)
+    with target.open() as client:
+        model = ReadyModel(DIM, texts_per_second=TEXTS_PER_SECOND)
+        attach_by_copy(client, target.collection, model, f"{target.collection}-live", settings=settings)
+
+
+def _verify_copy(target: Target, before: Contents) -> tuple[Counts, Counts]:
+    """Finish a copy that was not switched to, and compare it with its source, which must be as it was."""
+    alias = f"{target.collection}-live"
+    with target.open() as client:
+        is_switched = any(each.alias_name == alias for each in client.get_aliases().aliases)
+    if not is_switched:
+        _attach_by_copy(target)
+    with target.open() as client:
+        attached, changed = look(client, alias, before)
+        violations = {
+            "changed": changed,
+            "wrong_vectors": wrong_vectors(client, alias),
+            "source_changed": distance(read_contents(client, target.collection), before),
+        }
+    return {"points": len(before), "attached": attached, "switched": int(is_switched)}, violations
 
 
 def _detach(target: Target) -> None:

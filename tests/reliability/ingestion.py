@@ -5,8 +5,10 @@
 - Afterwards each chunk of each document is stored exactly once, with its text and its vector.
 """
 
+import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,10 +23,12 @@ from care_qdrant.corpus.rows import Row
 from care_qdrant.ingestion.report import Progress
 from care_qdrant.ingestion.run import ingest
 from care_qdrant.ingestion.settings import IngestSettings
+from care_qdrant.store.collection import Collection
 from care_qdrant.store.connection import open_client
 from care_qdrant.types import Chunk, Vectors
+from tests.reliability.processes import QdrantServer
 from tests.reliability.ready_model import ReadyModel
-from tests.reliability.trials import Attempt, Counts, Trial, kill_trials
+from tests.reliability.trials import CLIENT_KILLED, Attempt, Counts, Fault, Trial, kill_trials
 from tests.standin import StandIn
 
 TEXTS_PER_SECOND = 400.0
@@ -69,7 +73,9 @@ def make_source(corpus: Path, dim: int) -> Source:
     return Source(corpus, dim, {c.point_id: (c.text, vector) for c, vector in zip(chunks, vectors, strict=True)})
 
 
-def ingest_trials(source: Source, trials: int, scratch: Path, url: str | None, seed: int) -> Iterator[Trial]:
+def ingest_trials(
+    source: Source, trials: int, scratch: Path, url: str | None, seed: int, fault: Fault = CLIENT_KILLED
+) -> Iterator[Trial]:
     """Kill ingestions, each into a database or a collection of its own.
 
     Args:
@@ -78,6 +84,7 @@ def ingest_trials(source: Source, trials: int, scratch: Path, url: str | None, s
         scratch: An empty folder.
         url: URL of a server; None ingests into embedded databases.
         seed: Seed of the moments.
+        fault: What to kill.
     """
     kind = "embedded" if url is None else "server"
 
@@ -87,7 +94,7 @@ def ingest_trials(source: Source, trials: int, scratch: Path, url: str | None, s
         log.touch()
         return Attempt(partial(_ingest, source.corpus, source.dim, target, log), partial(_verify, source, target, log))
 
-    return kill_trials(f"ingest, {kind}", prepare, trials, seed)
+    return kill_trials(f"ingest, {kind}", prepare, trials, seed, fault)
 
 
 def outage_trial(source: Source, documents: int, gone_seconds: float) -> Trial:
@@ -114,25 +121,59 @@ def outage_trial(source: Source, documents: int, gone_seconds: float) -> Trial:
     return Trial("outage during ingest", 0.0, bool(stored_when_gone), observed, violations)
 
 
+def full_disk_trial(source: Source, server: QdrantServer) -> Trial:
+    """Ingest into a server whose disk becomes full from a third of the corpus on, until the client says that it waits.
+
+    Args:
+        source: What to ingest.
+        server: A running one, with a disk of its own.
+    """
+    filler, third = server.disk / "filler", len(source.expected) / 3
+    waits: list[str] = []
+
+    class _Freeing(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            waits.append(record.getMessage())
+            filler.unlink(missing_ok=True)
+
+    def fill(progress: Progress) -> None:
+        if progress.stored > third and not waits and not filler.exists():
+            with filler.open("wb") as file, suppress(OSError):  # the disk is full, as it should be
+                while True:
+                    file.write(bytes(2**20))
+
+    outages = logging.getLogger("care_qdrant.store.retry")
+    outages.addHandler(handler := _Freeing())
+    try:
+        with open_client(url=server.url) as client:
+            model = ReadyModel(source.dim, texts_per_second=TEXTS_PER_SECOND)
+            report = ingest(source.corpus, model, client, "corpus", on_progress=fill)
+            stored = _stored(client, "corpus")
+    finally:
+        outages.removeHandler(handler)
+    is_full = any("No space left" in wait for wait in waits)
+    violations = {"missing": max(0, report.chunks - report.points), "wrong": _wrong_points(source, stored)}
+    return Trial("full disk during ingest", 0.0, is_full, {"points": report.points}, violations)
+
+
 def _ingest(corpus: Path, dim: int, target: Target, log: Path) -> None:
     with target.open() as client:
-        _log_acknowledged(client, log)
+        _log_acknowledged(log)
         model, settings = ReadyModel(dim, texts_per_second=TEXTS_PER_SECOND), IngestSettings(batch_tokens=BATCH_TOKENS)
         ingest(corpus, model, client, target.collection, settings=settings)
 
 
-def _log_acknowledged(client: QdrantClient, path: Path) -> None:
-    """Let a client write the ids of points to a file as soon as Qdrant has acknowledged them."""
-    upsert = client.upsert
+def _log_acknowledged(path: Path) -> None:
+    """Let collections of this process write the ids of points to a file as soon as Qdrant has acknowledged them."""
+    upsert = Collection.upsert
     log = path.open("a", encoding="utf-8")
 
-    def logged(collection_name: str, points: Any, **options: Any) -> models.UpdateResult:
-        result = upsert(collection_name, points, **options)
+    def logged(collection: Collection, points: Sequence[models.PointStruct]) -> None:
+        upsert(collection, points)
         log.write("".join(f"{point.id}\n" for point in points))
         log.flush()
-        return result
 
-    client.upsert = logged  # type: ignore[method-assign,assignment]
+    Collection.upsert = logged  # type: ignore[method-assign]
 
 
 def _verify(source: Source, target: Target, log: Path) -> tuple[Counts, Counts]:

@@ -1,11 +1,21 @@
-"""The stand-in for a Qdrant server as a process of its own."""
+"""Servers as processes of their own: the stand-in, and a real Qdrant that can be killed and started again."""
 
+import os
+import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
+
+import httpx
+
+BINARY = os.environ.get("QDRANT_BINARY")
+"""Path of a qdrant server program; None where only the stand-in is there."""
+READY_SECONDS = 60.0
 
 
 @contextmanager
@@ -32,3 +42,162 @@ def standin_server(
             yield url
         finally:
             process.kill()
+
+
+class QdrantServer:
+    """A real server on loopback with ports and storage of its own, which survive `kill`; use it in a ``with`` block."""
+
+    def __init__(
+        self, binary: str, folder: Path, settings: dict[str, str] | None = None, first: "QdrantServer | None" = None
+    ) -> None:
+        """Choose ports; nothing is started.
+
+        Args:
+            binary: The program.
+            folder: For storage, snapshots and log.
+            settings: Further environment variables of the server, as ``QDRANT__SERVICE__API_KEY``.
+            first: Node of the cluster that this one joins.
+        """
+        self.folder, self._command = folder, [binary]
+        self.port, self.grpc_port, p2p_port = _free_ports()
+        self._p2p_url = f"http://127.0.0.1:{p2p_port}"
+        if (settings or {}).get("QDRANT__CLUSTER__ENABLED"):
+            self._command += ["--bootstrap", first._p2p_url] if first else []
+            self._command += ["--uri", self._p2p_url]
+        self._environment = os.environ | {
+            "QDRANT__SERVICE__HOST": "127.0.0.1",
+            "QDRANT__SERVICE__HTTP_PORT": str(self.port),
+            "QDRANT__SERVICE__GRPC_PORT": str(self.grpc_port),
+            "QDRANT__STORAGE__STORAGE_PATH": str(folder / "storage"),
+            "QDRANT__STORAGE__SNAPSHOTS_PATH": str(folder / "snapshots"),
+            "QDRANT__CLUSTER__P2P__PORT": str(p2p_port),
+            "QDRANT__TELEMETRY_DISABLED": "true",
+            **(settings or {}),
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Return the HTTP address."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def with_disk(self, mib: int) -> Self:
+        """Give a server that is not started yet a disk of its own of this size: a file system in memory (Linux)."""
+        (storage := self.folder / "storage").mkdir()
+        mount = f'mount -t tmpfs -o size={mib}m tmpfs "$0" && exec "$@"'
+        self._command = ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, str(storage), *self._command]
+        return self
+
+    @property
+    def disk(self) -> Path:
+        """Return the disk of `with_disk` as this process sees it, while the server runs."""
+        if self._process is None:
+            raise RuntimeError("the server was not started")
+        return Path(f"/proc/{self._process.pid}/root{self.folder / 'storage'}")
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def start(self) -> None:
+        """Start the server on its storage, and wait until it answers.
+
+        Raises:
+            RuntimeError: It ends or does not answer; its log is in the message.
+        """
+        with (self.folder / "qdrant.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, env=self._environment, cwd=self.folder, stdout=log, stderr=log
+            )
+        until = time.monotonic() + READY_SECONDS
+        while True:
+            try:
+                httpx.get(f"{self.url}/healthz").raise_for_status()
+                return
+            except httpx.HTTPError:
+                if self._process.poll() is not None or time.monotonic() > until:
+                    raise RuntimeError((self.folder / "qdrant.log").read_text(errors="replace")[-3_000:]) from None
+                time.sleep(0.05)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the server, which runs."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """End the server as a power cut would, as far as the operating system allows."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
+class QdrantCluster:
+    """Three real servers on loopback that hold each shard twice; `kill` ends or stops one of them, in turn."""
+
+    def __init__(self, binary: str, folder: Path, *, freeze: bool = False) -> None:
+        """Choose ports; nothing is started.
+
+        Args:
+            binary: The program.
+            folder: For storage and logs.
+            freeze: Let `kill` stop a node, so that its connections stay open and nothing answers.
+        """
+        settings = {
+            "QDRANT__CLUSTER__ENABLED": "true",
+            "QDRANT__STORAGE__COLLECTION__SHARD_NUMBER": "3",
+            "QDRANT__STORAGE__COLLECTION__REPLICATION_FACTOR": "2",
+        }
+        self.nodes: list[QdrantServer] = []
+        for number in range(3):
+            (place := folder / f"node-{number}").mkdir()
+            self.nodes.append(QdrantServer(binary, place, settings, self.nodes[0] if self.nodes else None))
+        self._freeze = freeze
+        self._killed = -1
+
+    @property
+    def url(self) -> str:
+        """Return the HTTP addresses of all nodes."""
+        return ",".join(node.url for node in self.nodes)
+
+    def __enter__(self) -> Self:
+        for node in self.nodes:
+            node.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for node in self.nodes:
+            node.kill()
+
+    def kill(self) -> None:
+        """End the next node, or stop it."""
+        self._killed = (self._killed + 1) % len(self.nodes)
+        node = self.nodes[self._killed]
+        if self._freeze:
+            node.signal(signal.SIGSTOP)
+        else:
+            node.kill()
+
+    def start(self) -> None:
+        """Let the node that was ended or stopped go on."""
+        node = self.nodes[self._killed]
+        if self._freeze:
+            node.signal(signal.SIGCONT)
+        else:
+            node.start()
+
+
+def _free_ports() -> tuple[int, int, int]:
+    """Return three neighbouring free ports: the second is where clients look for gRPC."""
+    while True:
+        with ExitStack() as held:
+            try:
+                (one := held.enter_context(socket.socket())).bind(("127.0.0.1", 0))
+                port: int = one.getsockname()[1]
+                for further in (1, 2):
+                    held.enter_context(socket.socket()).bind(("127.0.0.1", port + further))
+            except OSError:
+                continue
+            return port, port + 1, port + 2

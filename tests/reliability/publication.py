@@ -24,7 +24,7 @@ from tests.reliability.sample_collection import (
     read_contents,
     write_points,
 )
-from tests.reliability.trials import Attempt, Counts, Trial, kill_trials
+from tests.reliability.trials import CLIENT_KILLED, Attempt, Counts, Fault, Trial, kill_trials
 
 Case = Literal["promote", "publish on a server", "publish in a folder"]
 CASES: tuple[Case, ...] = ("promote", "publish on a server", "publish in a folder")
@@ -50,7 +50,9 @@ class Publication:
         return ["publish", self.target.collection, "--as", self.alias, option, self.target.address]
 
 
-def publication_trials(case: Case, points: int, trials: int, scratch: Path, url: str, seed: int) -> Iterator[Trial]:
+def publication_trials(
+    case: Case, points: int, trials: int, scratch: Path, url: str, seed: int, fault: Fault = CLIENT_KILLED
+) -> Iterator[Trial]:
     """Kill promotions or publications.
 
     Args:
@@ -60,12 +62,13 @@ def publication_trials(case: Case, points: int, trials: int, scratch: Path, url:
         scratch: An empty folder.
         url: URL of a server.
         seed: Seed of the moments.
+        fault: What to kill.
     """
     if case == "promote":
         source, contents = _make_source(scratch / "source", points)
-        return kill_trials(case, partial(_prepare_promotion, source, contents, url), trials, seed)
+        return kill_trials(case, partial(_prepare_promotion, source, contents, url), trials, seed, fault)
     address = url if case == "publish on a server" else None
-    return kill_trials(case, partial(_prepare_publication, points, scratch, address), trials, seed)
+    return kill_trials(case, partial(_prepare_publication, points, scratch, address), trials, seed, fault)
 
 
 def _make_source(folder: Path, points: int) -> tuple[Path, Contents]:

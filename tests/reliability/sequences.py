@@ -8,7 +8,6 @@ Run: ``python -m tests.reliability.sequences --sequences 200 --output benchmarks
 """
 
 import argparse
-import json
 import os
 import random
 import signal
@@ -17,7 +16,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,12 @@ from typing import Any
 import numpy as np
 from qdrant_client import QdrantClient
 
+from benchmarks.perf.measured import save_measured
 from care_qdrant.corpus.chunking import Overflow
 from care_qdrant.ingestion.run import ingest
 from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.types import Document
+from tests.reliability.processes import BINARY, QdrantServer
 from tests.standin import StandIn
 from tests.tiny import HashEncoder, HashModel
 
@@ -37,9 +38,16 @@ LEAST_COSINE = 0.9999
 SECONDS_PER_TEXT = 0.0015
 """Slows the encoder down, so that signals fall between its batches."""
 
+PIPE_BYTES = 60_000
+"""Less than a pipe holds, so that a child that has failed can end before anybody reads why."""
+
 Rows = dict[str, tuple[str, str, int]]
 """Document id to title, text and a number for the metadata."""
 Open = Callable[[], QdrantClient]
+
+
+class RunEnded(RuntimeError):
+    """An ingestion that was not killed ended with an error."""
 
 
 class _SlowEncoder(HashEncoder):
@@ -67,7 +75,15 @@ def run_sequence(seed: int, open_client: Open) -> Outcome:
         seed: Of everything that is random.
         open_client: Opens the Qdrant; called in a process of its own for each run.
     """
-    chance, outcome, rows = random.Random(seed), Outcome(seed), ChangingCorpus(seed)
+    outcome = Outcome(seed)
+    try:
+        _run(outcome, random.Random(seed), ChangingCorpus(seed), open_client)
+    except RunEnded as error:
+        outcome.faults.append(str(error))
+    return outcome
+
+
+def _run(outcome: Outcome, chance: random.Random, rows: "ChangingCorpus", open_client: Open) -> None:
     for _ in range(chance.randint(1, 5)):
         rows.edit(chance)
         settings = IngestSettings(
@@ -86,7 +102,6 @@ def run_sequence(seed: int, open_client: Open) -> Outcome:
         outcome.points, outcome.faults = check_points(client, rows.rows, overflow, limit)
     finally:
         client.close()
-    return outcome
 
 
 class ChangingCorpus:
@@ -124,6 +139,7 @@ class ChangingCorpus:
 
 def run_killed(open_client: Open, rows: Rows, settings: IngestSettings, limit: int, seconds: float | None) -> bool:
     """Ingest in a child process and kill it after some seconds, None for never; return whether it was killed."""
+    reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         code = 1
@@ -136,21 +152,23 @@ def run_killed(open_client: Open, rows: Rows, settings: IngestSettings, limit: i
             client.close()
             code = 0
         except Exception:
-            traceback.print_exc()
+            os.write(writing, traceback.format_exc().encode()[-PIPE_BYTES:])
         finally:
             os._exit(code)
+    os.close(writing)
     deadline = None if seconds is None else time.monotonic() + seconds
-    while True:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            if os.waitstatus_to_exitcode(status) != 0:
-                raise RuntimeError(f"an ingestion that was not killed ended with {status}")
-            return False
-        if deadline is not None and time.monotonic() >= deadline:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return True
-        time.sleep(0.002)
+    with os.fdopen(reading, "rb") as errors:
+        while True:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                if code := os.waitstatus_to_exitcode(status):
+                    raise RunEnded(f"an ingestion that was not killed ended with {code}: {errors.read().decode()}")
+                return False
+            if deadline is not None and time.monotonic() >= deadline:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                return True
+            time.sleep(0.002)
 
 
 def check_points(client: QdrantClient, rows: Rows, overflow: str, limit: int) -> tuple[int, list[str]]:
@@ -208,17 +226,27 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=200, help="Number of sequences. Default: 200.")
     parser.add_argument("--seed", type=int, default=20261122, help="Seed of the first one. Default: 20261122.")
     parser.add_argument("--url", help="A Qdrant server whose collection 'corpus' is deleted. Default: the stand-in.")
-    parser.add_argument("--output", type=Path, help="JSON file of the result. Default: none.")
+    parser.add_argument(
+        "--real-server", action="store_true", help="Start the server that QDRANT_BINARY names, and take that."
+    )
+    parser.add_argument("--output", type=Path, required=True, help="JSON file of the result.")
     asked = parser.parse_args()
     start, outcomes = time.perf_counter(), {"folder": list[Outcome](), "server": list[Outcome]()}
-    for number in range(asked.sequences):
-        kind = ("folder", "server")[number % 2]
-        with databases(kind, asked.url) as open_client:
-            outcomes[kind].append(run_sequence(asked.seed + number, open_client))
+    with ExitStack() as stack:
+        url = asked.url
+        if asked.real_server:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            url = stack.enter_context(
+                QdrantServer(BINARY or parser.error("QDRANT_BINARY is not set"), Path(folder))
+            ).url
+        for number in range(asked.sequences):
+            kind = ("folder", "server")[number % 2]
+            with databases(kind, url) as open_client:
+                outcomes[kind].append(run_sequence(asked.seed + number, open_client))
     result = {
         "sequences": asked.sequences,
         "seed": asked.seed,
-        "server_is": "a Qdrant server" if asked.url else "the stand-in of tests",
+        "server_is": "a Qdrant server" if url else "the stand-in of tests",
         "seconds": round(time.perf_counter() - start, 1),
         **{
             kind: {
@@ -231,10 +259,7 @@ def main() -> None:
             for kind, each in outcomes.items()
         },
     }
-    text = json.dumps(result, ensure_ascii=False, indent=2)
-    print(text)
-    if asked.output:
-        asked.output.write_text(text + "\n", encoding="utf-8")
+    save_measured(asked.output, result)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,13 @@
 
 import multiprocessing
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from care_qdrant.errors import Unreachable
 
 FORKSERVER = multiprocessing.get_context("forkserver")
 """Starts a process in milliseconds, so that the moments of the kills spread over the work and not over imports."""
@@ -18,6 +22,24 @@ FORKSERVER.set_forkserver_preload(
 )
 
 Counts = Mapping[str, int]
+Victim = Literal["client", "server", "both"]
+"""What is killed. A client whose server is killed and comes back finishes by itself."""
+GONE_SECONDS = (0.0, 3.0)
+"""How long a killed server stays away, drawn from this range."""
+NO_SERVER = 9
+"""Exit code of a client that was started while its server was away."""
+END_SECONDS = 300.0
+"""Longest time in which a client may end by itself after its server is back."""
+
+
+class Killable(Protocol):
+    """A server that can be killed, and started again on what it has stored."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+    def start(self) -> None:
+        """Start it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +74,21 @@ class Attempt:
     """Called just before the work."""
 
 
-def kill_trials(scenario: str, prepare: Callable[[str], Attempt], trials: int, seed: int) -> Iterator[Trial]:
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is killed."""
+
+    victim: Victim = "client"
+    server: Killable | None = None
+    """Needed unless the victim is the client alone."""
+
+
+CLIENT_KILLED = Fault()
+
+
+def kill_trials(
+    scenario: str, prepare: Callable[[str], Attempt], trials: int, seed: int, fault: Fault = CLIENT_KILLED
+) -> Iterator[Trial]:
     """Kill runs with SIGKILL at moments that spread over the time that such a run takes.
 
     Args:
@@ -60,6 +96,7 @@ def kill_trials(scenario: str, prepare: Callable[[str], Attempt], trials: int, s
         prepare: Creates the attempt with a given name, in a place of its own.
         trials: Number of runs to kill; a run that is done before its moment is yielded as well, and not counted.
         seed: Seed of the moments.
+        fault: What to kill.
 
     Yields:
         One trial after the other, until ``trials`` runs were killed.
@@ -72,7 +109,7 @@ def kill_trials(scenario: str, prepare: Callable[[str], Attempt], trials: int, s
         attempt = prepare(f"{seed}-{number}")
         moment = round(rng.uniform(0, seconds), 3)
         attempt.start()
-        process = FORKSERVER.Process(target=attempt.work)
+        process = FORKSERVER.Process(target=_work, args=(attempt.work,))
         began = time.perf_counter()
         process.start()
         process.join(moment)
@@ -80,11 +117,32 @@ def kill_trials(scenario: str, prepare: Callable[[str], Attempt], trials: int, s
         if not was_killed:
             # Other load on the machine changes how long a run takes.
             seconds = time.perf_counter() - began
+        seen, failed = {}, {}
+        if fault.server is not None and was_killed:
+            fault.server.kill()
+            if fault.victim == "both":
+                process.kill()
+            time.sleep(rng.uniform(*GONE_SECONDS))
+            fault.server.start()
+            process.join(END_SECONDS)
+            if fault.victim == "server":
+                seen = {"found_no_server": int(process.exitcode == NO_SERVER)}
+                failed = {"gave_up": int(process.exitcode not in (0, NO_SERVER))}
         process.kill()
         process.join()
         observed, violations = attempt.verify()
         killed, number = killed + was_killed, number + 1
-        yield Trial(scenario, moment, was_killed, observed, violations)
+        yield Trial(scenario, moment, was_killed, {**observed, **seen}, {**violations, **failed})
+
+
+def _work(work: Callable[[], object]) -> None:
+    """Work in a process of its own; one that finds no server when it starts ends at once, by design."""
+    try:
+        work()
+    except Unreachable as error:
+        if "no Qdrant server answers there" in str(error):
+            sys.exit(NO_SERVER)
+        raise
 
 
 def _seconds(work: Callable[[], object]) -> float:
