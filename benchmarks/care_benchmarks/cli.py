@@ -4,13 +4,16 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+from typing_extensions import override
 
 from care_benchmarks.run_command import run
 from care_qdrant import __version__
 from care_qdrant.cli import run as run_program
+from care_qdrant.cli.logs import log_options
+from care_qdrant.errors import needs_extra
 
 if TYPE_CHECKING:
     from care_benchmarks.measures import Run
@@ -18,8 +21,18 @@ if TYPE_CHECKING:
 _RESULT = click.Path(path_type=Path, file_okay=False, exists=True)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Program(click.Group):
+    """Names the extra where a command imports a package that is not installed."""
+
+    @override
+    def invoke(self, ctx: click.Context) -> Any:
+        with needs_extra("bench", "care-bench"):
+            return super().invoke(ctx)
+
+
+@click.group(cls=_Program, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="care-bench")
+@log_options
 def care_bench() -> None:
     """Evaluate retrieval systems through Qdrant and LlamaIndex: accuracy, statistics and speed.
 

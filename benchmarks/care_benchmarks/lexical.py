@@ -68,8 +68,11 @@ class MatrixPath:
 
     description = "stored vectors multiplied as one matrix"
 
-    def __init__(self, client: QdrantClient, collection: str, model: CareModel, mode: Mode) -> None:
-        """Read all vectors of an ingested collection that has one point per document."""
+    def __init__(
+        self, client: QdrantClient, collection: str, model: CareModel, mode: Mode, *, task: str | None = None
+    ) -> None:
+        """Read all vectors of an ingested collection that has one point per document; queries get a task's prompt."""
+        self._prompt = model.query_prompt(task)
         self._model = model if mode == "hybrid" else None
         names = [SPARSE_VECTOR_NAME, model.name] if self._model else [SPARSE_VECTOR_NAME]
         points = list(scroll_points(client, collection, names))
@@ -88,7 +91,7 @@ class MatrixPath:
         lexical, matches = self._bm25.scores(terms)
         if self._model is None or self._dense is None:
             return self._best(lexical, allowed & matches, top_k)
-        cosine = self._dense @ self._model.encode_query([query])[0].astype(np.float64)
+        cosine = self._dense @ self._model.encode_query([query], prompt=self._prompt)[0].astype(np.float64)
         return self._fused(cosine, lexical, matches, bm25_weight(max(1, len(terms.indices))), allowed, top_k)
 
     def _fused(

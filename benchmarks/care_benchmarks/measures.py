@@ -14,7 +14,7 @@ from scipy import stats
 Kind = Literal["retrieval", "rerank", "sts"]
 
 MAIN_MEASURE: dict[Kind, str] = {"retrieval": "nDCG@10", "rerank": "AP@10", "sts": "Pearson"}
-"""The measure that the paper reports for each kind of task (its versions say MAP or MAP@10: both are computed)."""
+"""The measure that the paper reports for each kind of task (its versions say MAP or MAP@10: AP@100 and AP@10)."""
 
 Qrels = dict[str, dict[str, int]]
 """Query id → document id → grade; 0 means judged and not relevant."""
@@ -22,8 +22,9 @@ Qrels = dict[str, dict[str, int]]
 Run = Mapping[str, Mapping[str, float]]
 """Query id → document id → score; equal scores are ordered as TREC does (by document id, descending)."""
 
-RANKING_MEASURES = ("nDCG@10", "AP@10", "AP", "RR@10", "R@100")
-"""``AP@10`` divides by all relevant documents, as trec_eval's map_cut_10 and mteb's map_at_10 do."""
+RANKING_MEASURES = ("nDCG@10", "AP@10", "AP@100", "RR@10", "R@100")
+"""Each names its depth: a task decides how many documents are retrieved, 100 or 1,000, and AP without a depth would be
+of that number. AP divides by all relevant documents, as trec_eval's map_cut and mteb's map_at do."""
 
 
 def per_query(qrels: Qrels, run: Run) -> dict[str, dict[str, float]]:

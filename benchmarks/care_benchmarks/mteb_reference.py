@@ -5,11 +5,12 @@ import warnings
 from collections.abc import Sequence
 
 import mteb
-from mteb.models.model_meta import ModelMeta, ScoringFunction
+from mteb.models.model_meta import ModelMeta
 from mteb.models.sentence_transformer_wrapper import SentenceTransformerEncoderWrapper
 
 from care_benchmarks.evaluation import BATCH_TEXTS, Outcome
 from care_benchmarks.results import ReferenceScore
+from care_benchmarks.search import prompts_by_type, scoring_function
 from care_benchmarks.tasks import LoadedTask
 from care_qdrant.checkpoint.hub import fetch_document_side
 from care_qdrant.encoders.torch import load_sentence_transformer
@@ -33,9 +34,11 @@ def measure_reference(outcomes: Sequence[Outcome], tasks: Sequence[LoadedTask]) 
         with warnings.catch_warnings():
             # mteb asks sentence-transformers for the dimension by a deprecated name.
             warnings.simplefilter("ignore", FutureWarning)
-            wrapper = SentenceTransformerEncoderWrapper(model)
+            # That it uses the prompts that it is given.
+            warnings.filterwarnings("ignore", "Model prompts specified", UserWarning)
+            wrapper = SentenceTransformerEncoderWrapper(model, model_prompts=prompts_by_type(system.model) or None)
         wrapper.mteb_model_meta = ModelMeta.create_empty(
-            overwrites={"name": "mteb/reference", "similarity_fn_name": ScoringFunction.COSINE}
+            overwrites={"name": "mteb/reference", "similarity_fn_name": scoring_function(system.model)}
         )
         theirs = mteb.evaluate(
             wrapper,

@@ -28,7 +28,12 @@ class LlamaIndexPath:
     description = "LlamaIndex: CareEmbedding, CareVectorStore, VectorIndexRetriever"
 
     def __init__(
-        self, client: QdrantClient, collection: str, system: EvaluatedSystem, params: models.SearchParams | None
+        self,
+        client: QdrantClient,
+        collection: str,
+        system: EvaluatedSystem,
+        params: models.SearchParams | None,
+        query_task: str | None = None,
     ) -> None:
         """Open an ingested collection.
 
@@ -37,6 +42,7 @@ class LlamaIndexPath:
             collection: Name of the collection.
             system: A dense system; its model is loaded again for queries alone, as a server would do.
             params: Qdrant's search parameters.
+            query_task: Task of the model whose prompt the queries get.
         """
         from llama_index.core import VectorStoreIndex
         from llama_index.embeddings.care import CareEmbedding
@@ -47,11 +53,12 @@ class LlamaIndexPath:
             precision=system.precision,
             device=system.device,
             documents=False,
+            query_task=query_task,
             # Repeated queries must be encoded again, or the cache would be timed.
             query_cache_size=0,
             on_truncation="ignore",
         )
-        store = CareVectorStore(collection, client, embedding=embedding)
+        store = CareVectorStore(collection, client, embedding=embedding, enable_hybrid=False)
         self._index = VectorStoreIndex.from_vector_store(store, embed_model=embedding)
         self._options = {"search_params": params}
 

@@ -83,7 +83,11 @@ class _GroupedCommand(click.Command):
     help="Number of concurrent clients of a load; repeatable.  [default: 1 4 16]",
 )
 @click.option("--samples", type=click.IntRange(1), default=200, show_default=True, help="Queries per load.")
-@click.option("--path", type=_FOLDER, help="Folder of the embedded database.  [default: OUTPUT/qdrant]")
+@click.option(
+    "--path",
+    type=_FOLDER,
+    help="Folder of the embedded database, which is unpickled when it is opened.  [default: OUTPUT/qdrant]",
+)
 @click.option("--url", envvar="QDRANT_URL", show_envvar=True, help="URL of a Qdrant server, instead of a folder.")
 @click.option("--api-key", envvar="QDRANT_API_KEY", show_envvar=True, help="API key of the server.")
 @click.option("--grpc", is_flag=True, help="Send points over gRPC.")

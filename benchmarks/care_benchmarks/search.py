@@ -29,6 +29,7 @@ from care_qdrant.errors import InputError
 from care_qdrant.ingestion.report import Progress
 from care_qdrant.ingestion.run import ingest
 from care_qdrant.ingestion.settings import IngestSettings
+from care_qdrant.model import CareModel
 from care_qdrant.search.fusion import CANDIDATES
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.store.connection import is_embedded
@@ -41,6 +42,10 @@ ProgressBar = Callable[[str], AbstractContextManager[Callable[[Progress], None]]
 
 EMBEDDED_LIMIT = 100_000
 """Number of documents above which the embedded database, which holds and scans all vectors, is slow and large."""
+
+
+_QUERY_TASKS = {"Retrieval": "retrieval", "Reranking": "rerank", "STS": "sts"}
+"""Names of a model's tasks by mteb's types of tasks."""
 
 
 @contextmanager
@@ -78,6 +83,8 @@ class QdrantSearch(AbsEncoder):
         self.through, self.progress = through, progress
         self.indexed: dict[str, Indexing] = {}
         """Indexing cost by task."""
+        self.query_tasks: dict[str, str | None] = {}
+        """Task of the model, such as ``rerank``, whose prompt the queries of a benchmark task get; None is its own."""
         self.multiplied: set[str] = set()
         """Tasks whose rankings were computed by `care_benchmarks.lexical`."""
         self.mteb_model_meta = _model_meta(system)
@@ -118,6 +125,7 @@ class QdrantSearch(AbsEncoder):
     ) -> dict[str, dict[str, float]]:
         """Answer every query; a query without hits has an empty entry."""
         revision = str(task_metadata.dataset["revision"])
+        self.query_tasks[task_metadata.name] = query_task(self.system.model, task_metadata)
         answer = self._path_of_many(task_metadata.name, revision, list(queries["text"]))
         found = {}
         for query, text in zip(queries["id"], queries["text"], strict=True):
@@ -133,7 +141,7 @@ class QdrantSearch(AbsEncoder):
         prompt_type: PromptType | None = None,
         **_: Any,
     ) -> Vectors:
-        """Encode with the encoder that the task states; mteb's None counts as query.
+        """Encode with the encoder that the task states, and the prompt of its kind; mteb's None counts as query.
 
         Returns:
             Unit vectors of shape (n, dim).
@@ -141,23 +149,30 @@ class QdrantSearch(AbsEncoder):
         if self.system.mode != "dense":
             raise InputError(f"{self.system.name}: has no vectors, so it cannot take {task_metadata.name}")
         model = self.system.model
-        encode = model.encode_document if prompt_type is PromptType.document else model.encode_query
-        return np.concatenate([encode(batch["text"]) for batch in inputs])
+        task = query_task(model, task_metadata)
+        if prompt_type is PromptType.document:
+            prompt = model.card.document.tasks.get(task) if model.card and task else None
+            return np.concatenate([model.encode_document(batch["text"], prompt=prompt) for batch in inputs])
+        prompt = model.query_prompt(task)
+        return np.concatenate([model.encode_query(batch["text"], prompt=prompt) for batch in inputs])
 
     def query_path(self, task: str, revision: str) -> QueryPath:
         """Return the production path of queries on an indexed task."""
         collection = self.collection(task, revision)
         if self.through == "core" or self.system.mode != "dense" or self.system.borrows_index:
-            return CorePath(self._retriever(collection))
-        return LlamaIndexPath(self.client, collection, self.system, self.params)
+            return CorePath(self._retriever(collection, task))
+        return LlamaIndexPath(self.client, collection, self.system, self.params, self.query_tasks.get(task))
 
     def collection(self, task: str, revision: str) -> str:
         """Return the collection name of a task, which differs for each corpus and each model."""
         content = "\x1f".join([revision, self.system.model.fingerprint])
         return f"bench-{task}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
 
-    def _retriever(self, collection: str) -> Retriever:
-        return Retriever(self.client, collection, self.system.model, mode=self.system.mode, params=self.params)
+    def _retriever(self, collection: str, task: str) -> Retriever:
+        own = None if self.system.mode == "sparse" else self.query_tasks.get(task)
+        return Retriever(
+            self.client, collection, self.system.model, mode=self.system.mode, params=self.params, task=own
+        )
 
     def _path_of_many(self, task: str, revision: str, queries: Sequence[str]) -> QueryPath:
         """Return the production path, or its equal where that would take hours (see `care_benchmarks.lexical`)."""
@@ -165,10 +180,35 @@ class QdrantSearch(AbsEncoder):
         if not slow or self.indexed[task].documents < MIN_DOCUMENTS:
             return self.query_path(task, revision)
         collection = self.collection(task, revision)
-        matrix = MatrixPath(self.client, collection, self.system.model, self.system.mode)
-        check_against(self._retriever(collection), matrix, queries, CANDIDATES)
+        own = self.query_tasks.get(task)
+        matrix = MatrixPath(self.client, collection, self.system.model, self.system.mode, task=own)
+        check_against(self._retriever(collection, task), matrix, queries, CANDIDATES)
         self.multiplied.add(task)
         return matrix
+
+
+def query_task(model: CareModel, task_metadata: TaskMetadata) -> str | None:
+    """Return the task of a model whose prompt fits a benchmark task, or None where the model has none of that name."""
+    kind = _QUERY_TASKS.get(task_metadata.type)
+    return kind if model.card is not None and kind in model.card.query.tasks else None
+
+
+def prompts_by_type(model: CareModel) -> dict[str, str]:
+    """Return the prompts of a model's tasks under the names by which mteb looks for them."""
+    if model.card is None:
+        return {}
+    sides = {"query": model.card.query.tasks, "document": model.card.document.tasks}
+    return {
+        f"{kind}-{side}": tasks[task]
+        for kind, task in _QUERY_TASKS.items()
+        for side, tasks in sides.items()
+        if task in tasks
+    }
+
+
+def scoring_function(model: CareModel) -> ScoringFunction:
+    """Return how the vectors of a model are compared: by dot product where documents are cut after normalising."""
+    return ScoringFunction.DOT_PRODUCT if model.geometry == "cut" else ScoringFunction.COSINE
 
 
 def file_name(name: str) -> str:
@@ -193,6 +233,6 @@ def _model_meta(system: EvaluatedSystem) -> ModelMeta:
             "languages": ["zho-Hans"],
             "embed_dim": system.dim or None,
             "n_parameters": system.query_parameters + system.document_parameters or None,
-            "similarity_fn_name": ScoringFunction.COSINE,
+            "similarity_fn_name": scoring_function(system.model),
         }
     )

@@ -1,7 +1,8 @@
 """Score `care learn` on a judged corpus whose document vectors are given, against the model that made them and BM25.
 
-The corpus becomes a collection in LangChain's layout, with a BM25 vector beside the dense one, and nothing of ours in
-its metadata. `learn` sees documents and vectors; queries and judgements serve for the scores alone.
+The corpus becomes a collection in LangChain's layout, with nothing of ours in its metadata. `learn` sees documents and
+vectors, `attach` adds BM25, and the scores are those of `Retriever`, dense and as it searches by default (hybrid);
+`CareVectorStore` has to find the same. Queries and judgements serve for the scores alone.
 
     python benchmarks/experiments/learn_from_vectors.py dev/retrieval document-vectors.npy query-vectors.npy \\
         --seeds 0,1,2 --shares 1 --output benchmarks/results/learn-e5-small.json
@@ -20,19 +21,26 @@ import click
 import numpy as np
 import numpy.typing as npt
 from care_benchmarks.machine import describe_machine
+from llama_index.core import VectorStoreIndex
+from llama_index.embeddings.care import CareEmbedding
+from llama_index.vector_stores.care import CareVectorStore
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.attach.attach import attach_bm25
 from care_qdrant.encoders import bm25
 from care_qdrant.learn.learn import learn
 from care_qdrant.learn.settings import LearnSettings
 from care_qdrant.model import CareModel
 from care_qdrant.search.fusion import bm25_weight
-from care_qdrant.types import Vectors
+from care_qdrant.search.retriever import Mode, Retriever
+from care_qdrant.types import Hit, Vectors
 
 COLLECTION = "articles"
 SPLITS = (0.2, 0.4, 0.6, 0.8)
 """Shares of the dense score that are listed beside the chosen one."""
 BOOTSTRAP = 2_000
+DEPTH = 100
+MODES: tuple[Mode, ...] = ("dense", "auto")
 
 Scores = npt.NDArray[np.floating[Any]]
 
@@ -59,9 +67,9 @@ def main(
         "dim": stored.shape[1],
         "documents": len(documents),
         "queries": len(queries),
-        "bm25": _figures(lexical, relevant),
-        "old_model": _figures(old, relevant),
-        "old_model_with_bm25": _figures(_standardised(old) + _standardised(lexical), relevant),
+        "bm25": _figures(_ranks(lexical, relevant)),
+        "old_model": _figures(_ranks(old, relevant)),
+        "old_model_with_bm25": _figures(_ranks(0.7 * _standardised(old) + 0.3 * _standardised(lexical), relevant)),
         "runs": [],
     }
     for share in (float(part) for part in shares.split(",")):
@@ -87,35 +95,68 @@ def _run(
     began = time.process_time()
     with tempfile.TemporaryDirectory() as scratch:
         client = QdrantClient(":memory:")
-        write_collection(client, [documents[row] for row in seen], stored[seen])
+        write_collection(client, documents, stored, seen)
         report = learn(client, COLLECTION, Path(scratch) / "learned", settings=LearnSettings(seed=seed))
         cpu_seconds = time.process_time() - began
-        vectors = CareModel.load(Path(scratch) / "learned").encode_query(queries)
-    dense = vectors @ stored.T
-    new = np.setdiff1d(np.arange(len(documents)), seen)
-    mixed = {alpha: alpha * dense + (1 - alpha) * lexical for alpha in (report.alpha or 0.5, *SPLITS)}
+        later = np.setdiff1d(np.arange(len(documents)), seen)
+        upload(client, documents, stored, later)
+        attach_bm25(client, COLLECTION)
+        model = CareModel.load(Path(scratch) / "learned")
+        searched = {mode: Retriever(client, COLLECTION, model, mode=mode).search(queries, DEPTH) for mode in MODES}
+        agreeing = _llama_index_agrees(client, Path(scratch) / "learned", queries[:50], searched["auto"])
+        vectors = model.encode_query(queries)
+    dense, hybrid = (_ranks_of(searched[mode], relevant) for mode in MODES)
+    products = vectors @ stored.T
     return {
         "seed": seed,
         "share": share,
         "cpu_seconds": round(cpu_seconds, 1),
-        "dense": _figures(dense, relevant),
-        "dense_of_unseen_answers": _figures(dense, relevant, np.isin(relevant, new)) if len(new) else None,
+        "dense": _figures(dense),
+        "dense_of_answers_added_later": _figures(dense[np.isin(relevant, later)]) if len(later) else None,
         "alpha": report.alpha,
-        "with_bm25": _figures(mixed[report.alpha or 0.5], relevant),
-        "with_bm25_by_alpha": {str(alpha): _figures(mixed[alpha], relevant)["ndcg_at_10"] for alpha in SPLITS},
-        "old_minus_learned": _interval(_ndcg(old, relevant) - _ndcg(dense, relevant)),
+        "with_bm25": _figures(hybrid),
+        "with_bm25_by_alpha": {
+            str(alpha): _figures(_ranks(alpha * products + (1 - alpha) * lexical, relevant))["ndcg_at_10"]
+            for alpha in SPLITS
+        },
+        "old_minus_learned": _interval(_ndcg(_ranks(old, relevant)) - _ndcg(dense)),
+        "llama_index_agrees": agreeing,
         "report": {key: value for key, value in asdict(report).items() if key not in {"folder", "history"}},
     }
 
 
-def write_collection(client: QdrantClient, documents: Sequence[str], vectors: Vectors) -> None:
-    """Write documents in LangChain's layout under the unnamed vector."""
+def write_collection(
+    client: QdrantClient, documents: Sequence[str], vectors: Vectors, rows: npt.NDArray[np.int64]
+) -> None:
+    """Write some documents in LangChain's layout under the unnamed vector."""
     client.create_collection(COLLECTION, models.VectorParams(size=vectors.shape[1], distance=models.Distance.COSINE))
+    upload(client, documents, vectors, rows)
+
+
+def upload(client: QdrantClient, documents: Sequence[str], vectors: Vectors, rows: npt.NDArray[np.int64]) -> None:
+    """Add documents as a foreign tool does; the row is the point's id."""
     points = (
-        models.PointStruct(id=row, vector=vector.tolist(), payload={"page_content": text, "metadata": {}})
-        for row, (text, vector) in enumerate(zip(documents, vectors, strict=True))
+        models.PointStruct(
+            id=int(row), vector=vectors[row].tolist(), payload={"page_content": documents[row], "metadata": {}}
+        )
+        for row in rows
     )
     client.upload_points(COLLECTION, points, wait=True)
+
+
+def _llama_index_agrees(
+    client: QdrantClient, folder: Path, queries: Sequence[str], searched: Sequence[Sequence[Hit]]
+) -> float:
+    """Return the fraction of queries for which LlamaIndex finds the same ten documents in the same order."""
+    embedding = CareEmbedding(model=str(folder))
+    store = CareVectorStore(collection_name=COLLECTION, client=client, embedding=embedding)
+    index = VectorStoreIndex.from_vector_store(store, embed_model=embedding)
+    retriever = index.as_retriever(similarity_top_k=10)
+    same = [
+        [node.text for node in retriever.retrieve(query)] == [hit.text for hit in hits[:10]]
+        for query, hits in zip(queries, searched, strict=False)
+    ]
+    return sum(same) / len(same)
 
 
 def _read(corpus: Path) -> tuple[list[str], list[str], npt.NDArray[np.int64]]:
@@ -161,23 +202,28 @@ def _standardised(scores: Scores) -> Scores:
     return np.asarray((scores - scores.mean(axis=1, keepdims=True)) / spread)
 
 
-def _ndcg(scores: Scores, relevant: npt.NDArray[np.int64]) -> Scores:
-    ranks = _ranks(scores, relevant)
-    return np.where(ranks <= 10, 1 / np.log2(ranks + 1), 0.0)
-
-
 def _ranks(scores: Scores, relevant: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     own = scores[np.arange(len(relevant)), relevant]
     return np.asarray((scores > own[:, None]).sum(axis=1) + 1)
 
 
-def _figures(
-    scores: Scores, relevant: npt.NDArray[np.int64], only: npt.NDArray[np.bool_] | None = None
-) -> dict[str, Any]:
-    rows = np.ones(len(relevant), dtype=bool) if only is None else only
-    ndcg, ranks = _ndcg(scores, relevant)[rows], _ranks(scores, relevant)[rows]
+def _ranks_of(found: Sequence[Sequence[Hit]], relevant: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the rank of each query's relevant document among its hits; one beyond the last where it is not there."""
+    ranks = np.full(len(relevant), DEPTH + 1)
+    for number, hits in enumerate(found):
+        places = [place for place, hit in enumerate(hits, start=1) if int(hit.point_id) == relevant[number]]
+        ranks[number] = min(places, default=DEPTH + 1)
+    return ranks
+
+
+def _ndcg(ranks: npt.NDArray[np.int64]) -> Scores:
+    return np.where(ranks <= 10, 1 / np.log2(ranks + 1), 0.0)
+
+
+def _figures(ranks: npt.NDArray[np.int64]) -> dict[str, Any]:
+    ndcg = _ndcg(ranks)
     return {
-        "queries": int(rows.sum()),
+        "queries": len(ranks),
         "ndcg_at_10": round(float(ndcg.mean()), 4),
         "interval": _interval(ndcg)["interval"],
         "recall_at_100": round(float((ranks <= 100).mean()), 4),

@@ -1,36 +1,70 @@
 """LlamaIndex's own tests, unchanged, with its classes and with ours in their place.
 
-One difference is intended: ``test_filter_conditions`` checks the condition that an integer becomes, and ours differs,
-since 50 has to find a stored 50.0.
+The tests are those of the installed versions: tests of another version fail for reasons that are not ours. They run in
+a copy of their folder, since beside it lies a package that Python would import in the place of the installed one.
 """
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections import Counter
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 from xml.etree import ElementTree
 
 import click
+from care_benchmarks.machine import commit_of
 
 from benchmarks.perf.measured import output_option, plain, save_measured, shown
 from care_qdrant.errors import InputError
 
 Outcome = Literal["passed", "failed", "skipped", "error"]
 
-SUITES = {
-    "embedding": "llama-index-core/tests/embeddings",
-    "ingestion": "llama-index-core/tests/ingestion",
-    "qdrant store": "llama-index-integrations/vector_stores/llama-index-vector-stores-qdrant/tests",
-}
 _CORE = "llama-index-core"
-"""Its conftest imports packages of other integrations. These suites use only IS_TESTING of it."""
+_STORE = "llama-index-vector-stores-qdrant"
+_FOLDERS = {_CORE: _CORE, _STORE: f"llama-index-integrations/vector_stores/{_STORE}"}
+"""Package to its folder in the repository."""
+SUITES = {
+    "embedding": (_CORE, "tests/embeddings"),
+    "ingestion": (_CORE, "tests/ingestion"),
+    "qdrant store": (_STORE, "tests"),
+}
+_BY_ROLE = (
+    "the cache of a CareEmbedding has a key per role and pair, so that a query never gets the vector of a document of "
+    "the same words; the test looks under the text alone"
+)
+_MOCK = (
+    "the client of the test is a mock without the configuration of a collection, which CareVectorStore reads before "
+    "anything else"
+)
+REASONS = {
+    "test_with_cache::test_sync_get_with_cache": _BY_ROLE,
+    "test_with_cache::test_sync_get_batch_with_cache": _BY_ROLE,
+    "test_with_cache::test_async_get_with_cache": _BY_ROLE,
+    "test_with_cache::test_async_get_batch_with_cache": _BY_ROLE,
+    "test_vector_stores_qdrant::test_filter_conditions": _MOCK,
+    "test_vector_stores_qdrant::test_sparse_vector_name_detection_keeps_new": _MOCK,
+    "test_vector_stores_qdrant::test_sparse_vector_name_detection_switches_to_legacy": _MOCK,
+    "test_vector_stores_qdrant::test_sparse_vector_name_respects_user_specified": _MOCK,
+}
+"""Test to why it ends in another way with our classes."""
 _OPTIONS = ["-q", "-c", "/dev/null", "-p", "no:cacheprovider", "-o", "asyncio_mode=auto", "--timeout=90"]
 PLUGIN = "benchmarks.experiments.llama_index_plugin"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A test that ends in two ways."""
+
+    stock: str
+    care: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +72,18 @@ class SuiteResult:
     """One suite with both sets of classes."""
 
     suite: str
+    package: str
+    version: str
+    """Of the tests and of the installed package."""
     sha256: str
     """Hash of the names and contents of its test files."""
     stock: dict[str, int]
     """Outcome → number of tests, with LlamaIndex's classes."""
     care: dict[str, int]
     """Outcome → number of tests, with our classes."""
-    differences: dict[str, tuple[str, str]]
+    passing_with_neither: list[str]
+    """Tests that fail in this environment with LlamaIndex's classes, too."""
+    differences: dict[str, Difference]
     """Test → its two outcomes, if they differ."""
 
 
@@ -56,19 +95,51 @@ def run_suite(checkout: Path, suite: str) -> SuiteResult:
         suite: One of `SUITES`.
 
     Raises:
-        InputError: The checkout has no such tests.
+        InputError: The checkout has no such tests, or those of another version than the installed one.
     """
-    folder = checkout / SUITES[suite]
-    if not folder.is_dir():
-        raise InputError(f"{folder}: is not there; expected a checkout of run-llama/llama_index")
-    options = ["--noconftest"] if SUITES[suite].startswith(_CORE) else []
-    stock, care = _outcomes(folder, options), _outcomes(folder, [*options, "-p", PLUGIN])
+    package, tests = SUITES[suite]
+    folder = checkout.resolve() / _FOLDERS[package]
+    installed = require_same_version(folder, package)
+    stock, care = _outcomes(folder / tests, package, []), _outcomes(folder / tests, package, ["-p", PLUGIN])
     differences = {
-        test: (stock.get(test, "missing"), care.get(test, "missing"))
+        test: Difference(ends[0], ends[1], REASONS.get(test, "unexplained"))
         for test in sorted({*stock, *care})
-        if stock.get(test) != care.get(test)
+        if (ends := (stock.get(test, "missing"), care.get(test, "missing")))[0] != ends[1]
     }
-    return SuiteResult(suite, _digest(folder), dict(Counter(stock.values())), dict(Counter(care.values())), differences)
+    broken = sorted(test for test in stock if {stock[test], care.get(test)} <= {"failed", "error"})
+    return SuiteResult(
+        suite=suite,
+        package=package,
+        version=installed,
+        sha256=_digest(folder / tests),
+        stock=dict(Counter(stock.values())),
+        care=dict(Counter(care.values())),
+        passing_with_neither=broken,
+        differences=differences,
+    )
+
+
+def require_same_version(folder: Path, package: str) -> str:
+    """Return the version of a package in a checkout, which has to be the installed one.
+
+    Args:
+        folder: Of the package in the checkout.
+        package: Its name.
+
+    Raises:
+        InputError: The folder is not there, or holds another version.
+    """
+    project = folder / "pyproject.toml"
+    if not project.is_file():
+        raise InputError(f"{project}: is not there; expected a checkout of run-llama/llama_index")
+    found, installed = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["version"], version(package)
+    if found != installed:
+        raise InputError(
+            f"{project}: the tests are those of {package} {found}, and {installed} is installed; check out the commit "
+            f"of {installed}, or put the other version first: pip install --no-deps --target SITE {package}=={found}, "
+            "and PYTHONPATH=SITE"
+        )
+    return installed
 
 
 def _digest(folder: Path) -> str:
@@ -78,19 +149,25 @@ def _digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _outcomes(folder: Path, options: list[str]) -> dict[str, Outcome]:
+def _outcomes(folder: Path, package: str, options: list[str]) -> dict[str, Outcome]:
+    # The conftest of the core imports packages of other integrations. These suites use only IS_TESTING of it.
+    own = ["--noconftest"] if package == _CORE else []
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
-        subprocess.run(
-            [sys.executable, "-m", "pytest", *_OPTIONS, *options, f"--junitxml={report}", str(folder)],
+        copy = shutil.copytree(folder, Path(scratch) / "tests")
+        run = subprocess.run(
+            [sys.executable, "-m", "pytest", *_OPTIONS, *own, *options, f"--junitxml={report}", str(copy)],
             cwd=scratch,
             env={**os.environ, "IS_TESTING": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             capture_output=True,
+            text=True,
             check=False,
         )
-        if not report.is_file():
-            raise InputError(f"{folder}: pytest could not start; is it installed, with pytest-asyncio?")
-        return {_name(case): _outcome(case) for case in ElementTree.parse(report).iter("testcase")}
+        cases = list(ElementTree.parse(report).iter("testcase")) if report.is_file() else []
+        if not cases:
+            said = (run.stdout + run.stderr)[-500:]
+            raise InputError(f"{folder}: pytest ran no test; is it installed, with pytest-asyncio? {said}")
+        return {_name(case): _outcome(case) for case in cases}
 
 
 def _name(case: ElementTree.Element) -> str:
@@ -100,7 +177,7 @@ def _name(case: ElementTree.Element) -> str:
 def _outcome(case: ElementTree.Element) -> Outcome:
     for tag, outcome in (("failure", "failed"), ("error", "error"), ("skipped", "skipped")):
         if case.find(tag) is not None:
-            return outcome  # type: ignore[return-value]  # one of the literals above
+            return cast(Outcome, outcome)
     return "passed"
 
 
@@ -114,8 +191,10 @@ def main(checkout: Path, output: Path) -> None:
     Example:
       python -m benchmarks.experiments.llama_index_suite ../llama_index --output benchmarks/results/llama-upstream.json
     """
-    results = [shown(run_suite(checkout.resolve(), suite)) for suite in SUITES]
-    save_measured(output, {"suites": plain(results)})
+    results = [shown(run_suite(checkout, suite)) for suite in SUITES]
+    save_measured(
+        output, {"repository": "run-llama/llama_index", "tests_of": commit_of(checkout), "suites": plain(results)}
+    )
 
 
 if __name__ == "__main__":

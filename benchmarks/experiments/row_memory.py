@@ -52,8 +52,8 @@ def measure(case: str, file: Path) -> dict[str, Any]:
     peak = _Peak()
     started = time.process_time()
     if case == "mapped":
-        rows = pair_rows(data, file.parent, file.parent / "rows", hard_negatives=2)
-        columns, weights = rows.text_columns(), rows.weights
+        rows = pair_rows(data, file.parent, file.parent / "rows")
+        columns, weights = rows.columns.select_columns(["query", "positive", "negatives"]), rows.weights
     else:
         pairs = list(iter_pairs(data, file.parent))
         held: dict[str, list[str]] = {"query": [pair.query for pair in pairs]}

@@ -135,7 +135,7 @@ def _work(run: Run) -> list[Work]:
 
 def _work_of(stage: Stage, record: Mapping[str, Any]) -> Work:
     steps = int(record["metrics"].get("steps", 0))
-    return Work(stage_name(stage), steps, steps * stage.batch_size * stage.accumulate, record["cpu_seconds"])
+    return Work(stage_name(stage), steps, steps * stage.rows_of_process(1) * stage.accumulate, record["cpu_seconds"])
 
 
 def _question_prompt(run: Run) -> str | None:

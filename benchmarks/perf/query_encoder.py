@@ -16,6 +16,7 @@ import numpy as np
 from care_qdrant.checkpoint.card import Card, read_card
 from care_qdrant.encoders.onnx import OnnxEncoder
 from care_qdrant.errors import InputError
+from care_qdrant.model import CareModel
 from care_qdrant.types import Vectors
 
 from .measured import output_option, save_measured
@@ -25,6 +26,7 @@ from .stacks import open_stack
 Encode = Callable[[Sequence[str]], Vectors]
 
 STOCK = "HuggingFaceEmbedding"
+LEARNED = "learned"
 LENGTHS = (16, 36, 64)
 """Tokens of a query, special tokens included."""
 BATCHES = (1, 8, 32)
@@ -60,12 +62,13 @@ class Fidelity:
     """Largest change of a coordinate between a query alone and the same query among others."""
 
 
-def measure(model: Path, rounds: int) -> dict[str, Any]:
+def measure(model: Path, rounds: int, learned: Path | None = None) -> dict[str, Any]:
     """Measure the ONNX files of a CARE folder's query encoder against the stock class with the same weights.
 
     Args:
         model: A CARE folder with both ONNX files.
         rounds: Queries of each cell.
+        learned: CARE folder of a query encoder that was learned from the model's vectors, to time beside it.
 
     Raises:
         InputError: The stock class cannot load the query encoder, or it has no ONNX file.
@@ -76,11 +79,14 @@ def measure(model: Path, rounds: int) -> dict[str, Any]:
     if card.onnx is None:
         raise InputError(f"{model}: its query encoder has no ONNX file to time; export it: care model join")
     encoders = _open_encoders(model, card)
+    own = [name for name in encoders if name != STOCK]
+    if learned is not None:
+        encoders[LEARNED] = CareModel.load(str(learned)).query_encoder.encode
     costs = [cost for tokens in LENGTHS for batch in BATCHES for cost in _cell(encoders, tokens, batch, rounds)]
     return {
         "model": card.name,
         "int8_gate": dict(card.onnx.gate) if card.onnx else {},
-        "fidelity": [asdict(_fidelity(name, encoders, model, card)) for name in encoders if name != STOCK],
+        "fidelity": [asdict(_fidelity(name, encoders, model, card)) for name in own],
         "costs": [asdict(cost) for cost in costs],
     }
 
@@ -139,10 +145,15 @@ def _fidelity(name: str, encoders: Mapping[str, Encode], model: Path, card: Card
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="A CARE folder.  [default: random weights]",
 )
+@click.option(
+    "--learned",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="CARE folder that `care learn` made from the vectors of --model, to time beside it.  [default: none]",
+)
 @click.option("--layers", default=12, show_default=True, help="Layers of the random BERT.")
 @click.option("--rounds", type=click.IntRange(min=2), default=40, show_default=True, help="Queries of each cell.")
 @output_option
-def main(model: Path | None, layers: int, rounds: int, output: Path) -> None:
+def main(model: Path | None, learned: Path | None, layers: int, rounds: int, output: Path) -> None:
     """Time the query encoder by length and batch, in float32 and int8, against LlamaIndex's stock class.
 
     \b
@@ -150,7 +161,7 @@ def main(model: Path | None, layers: int, rounds: int, output: Path) -> None:
       OMP_NUM_THREADS=1 python -m benchmarks.perf.query_encoder --output benchmarks/results/query_speed.json
     """
     with named_or_random_pair(model, layers) as folder:
-        save_measured(output, {"layers": layers, "rounds": rounds, **measure(folder, rounds)})
+        save_measured(output, {"layers": layers, "rounds": rounds, **measure(folder, rounds, learned)})
 
 
 if __name__ == "__main__":

@@ -44,8 +44,18 @@ def main() -> None:
         keys = Path(folder, "keys")
         keys.write_text(f"{KEY}\n")
         log = Path(folder, "log")
-        command = [sys.executable, "-c", "from care_qdrant.cli import main; main()", "serve", "--port", "0"]
-        command += ["--workers", str(options.workers), "--keys", str(keys), "--documents", "--no-access-log"]
+        command = [sys.executable, "-c", "from care_qdrant.cli import main; main()", "--log-format", "json"]
+        command += [
+            "serve",
+            "--port",
+            "0",
+            "--workers",
+            str(options.workers),
+            "--keys",
+            str(keys),
+            "--documents",
+            "--no-access-log",
+        ]
         with log.open("wb") as errors:
             process = subprocess.Popen(command, stderr=errors)
         try:
@@ -54,7 +64,8 @@ def main() -> None:
         finally:
             process.terminate()
             code = process.wait(90)
-        failures = [line for line in log.read_text().splitlines() if " ERROR " in line]
+        lines = log.read_text().splitlines()
+        failures = [line for line in lines if '"level": "error"' in line or line.startswith("Traceback")]
     result |= {"exit_code": code, "errors_in_the_log": failures, "seed": options.seed, "workers": options.workers}
     result |= {"machine": platform.platform(), "python": platform.python_version()}
     text = json.dumps(result, ensure_ascii=False, indent=2)

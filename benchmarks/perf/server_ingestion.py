@@ -16,6 +16,7 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.corpus.files import Corpus
 from care_qdrant.corpus.rows import Fields, Row
 from care_qdrant.ingestion.run import ingest
+from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.store.connection import open_client
 from care_qdrant.types import point_id
 from tests.reliability.ready_model import ReadyModel, write_corpus
@@ -69,10 +70,8 @@ def main(
             "server": version,
             "points": points,
             "dim": dim,
-            "client_cpu_ratio": {
-                name: round(_median(uploads, "care", grpc) / _median(uploads, "upload_points", grpc), 3)
-                for name, grpc in (("http", False), ("grpc", True))
-            },
+            "client_cpu_ratio": _ratios(uploads, "client_cpu_seconds_per_10k"),
+            "points_per_second_ratio": _ratios(uploads, "points_per_second"),
             "uploads": plain(uploads),
         },
     )
@@ -83,7 +82,7 @@ def _measure(client: QdrantClient, way: Way, grpc: bool, corpus: Path, points: i
     cpu, start = _cpu_seconds(), time.perf_counter()
     try:
         if way == "care":
-            ingest(corpus, ReadyModel(dim, max_tokens=128), client, name)
+            ingest(corpus, ReadyModel(dim, max_tokens=128), client, name, settings=IngestSettings(grpc=grpc))
         else:
             _upload(client, name, corpus, dim)
         seconds = time.perf_counter() - start
@@ -118,8 +117,14 @@ def _points(corpus: Path, dim: int) -> Iterator[models.PointStruct]:
             )
 
 
-def _median(uploads: list[Upload], way: Way, grpc: bool) -> float:
-    return median(one.client_cpu_seconds_per_10k for one in uploads if (one.way, one.grpc) == (way, grpc))
+def _ratios(uploads: list[Upload], field: str) -> dict[str, float]:
+    """Return the median of ours divided by the median of ``upload_points``, over HTTP and over gRPC."""
+
+    def middle(way: Way, grpc: bool) -> float:
+        return float(median(getattr(one, field) for one in uploads if (one.way, one.grpc) == (way, grpc)))
+
+    ways = (("http", False), ("grpc", True))
+    return {name: round(middle("care", grpc) / middle("upload_points", grpc), 3) for name, grpc in ways}
 
 
 def _cpu_seconds() -> float:

@@ -1,16 +1,17 @@
 """Our scores per query against trec_eval (pytrec_eval), mteb's own scoring, SciPy, and the textbook in plain Python."""
 
 import math
+import re
 
 import numpy as np
 import pytest
 import pytrec_eval
-from care_benchmarks.measures import Qrels, pearson_shares, per_query, spearman
+from care_benchmarks.measures import RANKING_MEASURES, Qrels, pearson_shares, per_query, spearman
 from mteb._evaluators.retrieval_metrics import calculate_retrieval_scores
 from scipy import stats
 
 Run = dict[str, dict[str, float]]
-TREC_NAMES = {"nDCG@10": "ndcg_cut_10", "AP@10": "map_cut_10", "AP": "map", "R@100": "recall_100"}
+TREC_NAMES = {"nDCG@10": "ndcg_cut_10", "AP@10": "map_cut_10", "AP@100": "map_cut_100", "R@100": "recall_100"}
 
 
 def random_case(seed: int) -> tuple[Qrels, Run]:
@@ -55,7 +56,7 @@ def textbook_ap(grades: dict[str, int], answers: dict[str, float], depth: int | 
 def test_scores_equal_trec_eval_and_the_textbook(seed: int) -> None:
     qrels, run = random_case(seed)
     ours = per_query(qrels, run)
-    theirs = pytrec_eval.RelevanceEvaluator(qrels, {"ndcg_cut.10", "map_cut.10", "map", "recall.100"}).evaluate(run)
+    theirs = pytrec_eval.RelevanceEvaluator(qrels, {"ndcg_cut.10", "map_cut.10,100", "recall.100"}).evaluate(run)
     for query, grades in qrels.items():
         for name, trec_name in TREC_NAMES.items():
             expected = theirs[query][trec_name] if run.get(query) else 0.0
@@ -63,7 +64,7 @@ def test_scores_equal_trec_eval_and_the_textbook(seed: int) -> None:
         answers = run.get(query, {})
         assert ours["nDCG@10"][query] == pytest.approx(textbook_ndcg_at_10(grades, answers), abs=1e-9)
         assert ours["AP@10"][query] == pytest.approx(textbook_ap(grades, answers, 10), abs=1e-9)
-        assert ours["AP"][query] == pytest.approx(textbook_ap(grades, answers, None), abs=1e-9)
+        assert ours["AP@100"][query] == pytest.approx(textbook_ap(grades, answers, 100), abs=1e-9)
 
 
 def test_means_equal_mteb_where_every_query_is_answered() -> None:
@@ -89,8 +90,22 @@ def test_average_precision_at_10_divides_by_all_relevant_documents() -> None:
     assert per_query(qrels, run)["AP@10"]["q"] == pytest.approx(10 / 15)
 
 
+def test_average_precision_does_not_depend_on_how_much_was_retrieved() -> None:
+    """Tasks of mteb retrieve 1,000 documents and local ones 100; the label states the depth of both."""
+    qrels = {"q": {"d5": 1, "d150": 1}}
+    long = {f"d{number}": 1.0 - number / 1_000 for number in range(200)}
+    short = dict(list(long.items())[:100])
+    first, second = (per_query(qrels, {"q": run}) for run in (long, short))
+    assert first == second
+    assert first["AP@100"]["q"] == pytest.approx(1 / 6 / 2)
+
+
+def test_every_ranking_measure_names_its_depth() -> None:
+    assert all(re.fullmatch(r"[A-Za-z]+@\d+", name) for name in RANKING_MEASURES)
+
+
 def test_an_answer_to_a_question_that_nobody_asked_is_ignored() -> None:
-    assert per_query({"q": {"d": 1}}, {"q": {"d": 1.0}, "stray": {"d": 1.0}})["AP"] == {"q": 1.0}
+    assert per_query({"q": {"d": 1}}, {"q": {"d": 1.0}, "stray": {"d": 1.0}})["AP@100"] == {"q": 1.0}
 
 
 @pytest.mark.parametrize("seed", range(4))

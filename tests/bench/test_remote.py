@@ -3,9 +3,10 @@
 import json
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import numpy as np
@@ -48,6 +49,20 @@ class EmbeddingServer(ThreadingHTTPServer):
         self.requests: list[dict[str, Any]] = []
         self.change: Callable[[np.ndarray], np.ndarray] = lambda vectors: vectors
 
+    @classmethod
+    @contextmanager
+    def serving(cls, tower: Path) -> Iterator[Self]:
+        """Answer on a thread during the block."""
+        server = cls(tower)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}/v1"
@@ -88,13 +103,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(pair_folder: Path) -> Iterator[EmbeddingServer]:
-    server = EmbeddingServer(pair_folder / "document")
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with EmbeddingServer.serving(pair_folder / "document") as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from care_qdrant.errors import CareError, InputError
 from tests.bench import conftest
+from tests.tiny import care_folder
 
 # Whole runs import torch, mteb and LlamaIndex: minutes where other work holds the cores.
 pytestmark = pytest.mark.timeout(600)
@@ -88,6 +89,21 @@ def test_mtebs_own_runner_gives_the_same_scores(saved: tuple[Path, str]) -> None
     assert len(found) == 15
     for score in found:
         assert score.here == pytest.approx(score.mteb, abs=1e-5), (score.system, score.task)
+
+
+def test_mtebs_own_runner_gives_the_same_scores_with_prompts_by_task(
+    clinic: Path, saved: tuple[Path, str], tmp_path: Path
+) -> None:
+    prompts = {"retrieval": "高血压 ", "rerank": "糖尿病 ", "sts": "头痛 "}
+    folder = care_folder(tmp_path / "pair", onnx=True, query_tasks=prompts, document_tasks={"sts": "头痛 "})
+    output = tmp_path / "result"
+    bench("run", clinic, "--output", output, "--model", folder, "--precision", "fp32", "--mteb-reference", "--no-speed")
+    found = load_result(output).mteb_reference
+    assert len(found) == 5
+    for score in found:
+        assert score.here == pytest.approx(score.mteb, abs=1e-5), (score.system, score.task)
+    plain = {score.task: score.value for score in load_result(saved[0]).systems[0].scores}
+    assert any(abs(score.here - plain[score.task]) > 1e-3 for score in found), "the prompts change nothing"
 
 
 def test_symmetric_controls_have_the_parameters_of_their_encoder(saved: tuple[Path, str]) -> None:

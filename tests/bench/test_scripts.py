@@ -19,11 +19,16 @@ SCRIPTS = {
     "benchmarks.perf.attach": "group",
     "benchmarks.perf.command_start": "main",
     "benchmarks.perf.embedding": "embedding",
+    "benchmarks.perf.first_minute": "main",
     "benchmarks.perf.ingestion": "ingestion",
+    "benchmarks.perf.learning": "main",
     "benchmarks.perf.query_encoder": "main",
     "benchmarks.perf.scale": "main",
+    "benchmarks.perf.serve_clients": "main",
+    "benchmarks.perf.serve_comparison": "main",
     "benchmarks.perf.server_ingestion": "main",
     "benchmarks.perf.training_cost": "main",
+    "benchmarks.perf.vector_check": "main",
     "tests.reliability.__main__": "reliability",
 }
 

@@ -16,6 +16,7 @@ from mteb.models.model_meta import ModelMeta, ScoringFunction
 from mteb.types import PromptType
 from qdrant_client import QdrantClient
 
+from care_qdrant.checkpoint.card import Card, Side
 from care_qdrant.errors import InputError
 from care_qdrant.model import CareModel
 from care_qdrant.types import Vectors
@@ -94,6 +95,63 @@ def test_every_measure_equals_mtebs_own_path(client: QdrantClient, tmp_path: Pat
                 assert ours[task][measure] == pytest.approx(value, abs=1e-6), (task, measure)
                 compared += 1
     assert compared > 100
+
+
+class CutEncoder(HashEncoder):
+    """Gives document vectors as cutting leaves them: shorter than 1, each by its own factor."""
+
+    def _row(self, text: str) -> Vectors:
+        row = super()._row(text)
+        return row * (0.2 + 0.7 * abs(row[0]))
+
+
+class PlainByTask(PlainEncoder):
+    """mteb's own path with the prompts of the task, scored by dot product."""
+
+    def __init__(self, model: CareModel) -> None:
+        super().__init__(model)
+        overwrites = {"name": "tests/plain-dot", "similarity_fn_name": ScoringFunction.DOT_PRODUCT}
+        self.mteb_model_meta = ModelMeta.create_empty(overwrites=overwrites)
+
+    def encode(
+        self,
+        inputs: Iterable[Mapping[str, Any]],
+        *,
+        prompt_type: PromptType | None = None,
+        task_metadata: Any = None,
+        **_: Any,
+    ) -> Vectors:
+        name = {"Retrieval": "retrieval", "Reranking": "rerank", "STS": "sts"}[task_metadata.type]
+        assert self.model.card is not None
+        if prompt_type is PromptType.document:
+            encode, prompt = self.model.encode_document, self.model.card.document.tasks.get(name)
+        else:
+            encode, prompt = self.model.encode_query, self.model.card.query.tasks[name]
+        return np.concatenate([encode(batch["text"], prompt=prompt) for batch in inputs])
+
+
+def test_tasks_have_their_prompts_and_cut_documents_the_dot_product(client: QdrantClient, tmp_path: Path) -> None:
+    prompts = {"retrieval": "find: ", "rerank": "rank: ", "sts": "same: "}
+    query, document = HashEncoder(24, salt="query"), CutEncoder(24, salt="document")
+    sides = Side("cls", 64, tasks=prompts), Side("lasttoken", 64, tasks={"sts": "same: "})
+    model = CareModel(
+        name="cut-pair",
+        dim=24,
+        fingerprint="c" * 64,
+        temperature=0.05,
+        load_query_encoder=lambda: query,
+        load_document_encoder=lambda: document,
+        geometry="cut",
+        card=Card("cut-pair", 24, *sides, 0.05, {}, "c" * 64, geometry="cut"),
+    )
+    tasks = [task.task for task in loaded(SAMPLE)]
+    ours = mteb_scores(QdrantSearch(evaluated(model), client, through="core"), tasks, tmp_path / "ours")
+    theirs = mteb_scores(PlainByTask(model), tasks, tmp_path / "theirs")
+    by_cosine = mteb_scores(PlainEncoder(model), tasks, tmp_path / "cosine")
+    assert {task.metadata.type for task in tasks} >= {"Retrieval", "Reranking"}
+    for task, scores in theirs.items():
+        assert ours[task]["main_score"] == pytest.approx(scores["main_score"], abs=1e-6), task
+    assert any(by_cosine[task]["main_score"] != scores["main_score"] for task, scores in theirs.items())
 
 
 @pytest.fixture(scope="module")
