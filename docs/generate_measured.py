@@ -1,4 +1,4 @@
-"""Write the measured parts of README.md and docs/results.md from the committed results. `--check` compares them."""
+"""Write the measured parts of README.md, results.md and serve.md from the results. `--check` compares them."""
 
 import json
 import sys
@@ -19,13 +19,14 @@ def pages() -> dict[Path, dict[str, str]]:
             "accuracy": _accuracy(),
             "promises": [*_promises(), "", *_machine()],
         },
+        ROOT / "docs" / "serve.md": {"servers": _servers(), "detour": _detour(), "clients": _clients()},
     }
     return {page: {name: "\n".join(lines) + "\n" for name, lines in blocks.items()} for page, blocks in parts.items()}
 
 
 def _measured() -> Iterator[str]:
     """The few rows that a visitor reads."""
-    kills, throughput = _read("ingestion-kill.json"), _read("ingestion-throughput.json")
+    kills = _read("ingestion-kill.json")
     attach, publish = _read("deployment-kill-attach.json"), _read("deployment-kill-promote.json")
     killed = [
         (kills["good"], len(kills["results"])),
@@ -38,7 +39,6 @@ def _measured() -> Iterator[str]:
         system["name"]: next(score["value"] for score in system["scores"] if score["task"].endswith("Retrieval"))
         for system in _read("dev/result.json")["systems"]
     }
-    full = next(line for line in _read("ablations-dev.json")["lines"] if line["preset"] == "full")
     yield "| what | measured |"
     yield "|---|---|"
     yield (
@@ -50,13 +50,33 @@ def _measured() -> Iterator[str]:
         f"| nDCG@10 on 1,400 real questions: built-in pair / BM25 / both | {retrieval['care-nano']:.3f} / "
         f"{retrieval['BM25']:.3f} / {retrieval['care-nano + BM25']:.3f} |"
     )
-    yield f"| token vectors ask what a 12-layer model encoded: gap to the large model closed | {_gap(full)} |"
     yield (
         f"| one query, BERT-base shape, int8, against LlamaIndex's stock class | "
         f"{singles['care-int8']['times_faster']:.1f}× less CPU |"
     )
-    yield f"| embedded ingestion against stock `upload_points`, 768-d | {throughput['ratio']:.0f}× |"
+    learned = _read("learn-e5-small.json")
+    own, both = (_mean_ndcg(learned["runs"], name) for name in ("dense", "with_bm25"))
+    yield (
+        "| nDCG@10, queries learned from stored vectors (`care learn`) / with BM25 / the 12-layer model's own | "
+        f"{own:.3f} / {both:.3f} / {learned['old_model']['ndcg_at_10']:.3f} |"
+    )
+    server = _read("server-ingestion.json")
+    yield (
+        "| ingestion into a server over gRPC against stock `upload_points`, 768-d, checked and verified | "
+        f"{server['client_cpu_ratio']['grpc']:.2f} of its client CPU, "
+        f"{server['points_per_second_ratio']['grpc']:.1f}× its speed |"
+    )
+    first = _read("first-minute.json")
+    seconds, wheels = first["seconds_to_the_first_answer"], first["wheels"][0]["downloaded_mb"]
+    yield (
+        f"| an empty environment to the first answer, as `make demo` does it | {seconds:.0f} s on two cores, "
+        f"{wheels:.0f} MB of wheels |"
+    )
     yield f"| `care search` from a cold start, without torch | {start['cpu_seconds']:.2f} CPU s |"
+
+
+def _mean_ndcg(runs: list[dict[str, Any]], name: str) -> float:
+    return sum(run[name]["ndcg_at_10"] for run in runs) / len(runs)
 
 
 def _asymmetry() -> Iterator[str]:
@@ -143,6 +163,19 @@ def _promises() -> Iterator[str]:
         how = "one client, embedded, 8,913 documents"
         speed_of_it = f"{rate:.1f} queries/s, p50 {p50:.0f} ms, p99 {p99:.0f} ms"
         yield f"| {system['name']}: {how} | {speed_of_it} | `care-bench run` |"
+    first, (now, before) = _read("first-minute.json"), _read("first-minute.json")["wheels"]
+    how = "`python -m benchmarks.perf.first_minute`"
+    yield (
+        f"| an empty environment to the first answer (`make demo`): wheels | {now['downloaded_mb']:,.0f} MB; "
+        f"{before['downloaded_mb']:,.0f} MB when documents needed torch, unpacked {before['unpacked_mb']:,.0f} MB | "
+        f"{how} |"
+    )
+    spent = sum(step["cpu_seconds"] for step in first["steps"])
+    yield (
+        f"| the same: seconds, on a machine with load {first['machine']['load_average']:.0f} | to the first answer "
+        f"{first['seconds_to_the_first_answer']:.0f}, to the first query vector "
+        f"{first['seconds_to_the_first_query_vector']:.0f}; {spent:.0f} CPU s | {how} |"
+    )
     for command, entry in start.items():
         torch = "with" if entry["reads_torch"] else "without"
         spent = f"{entry['cpu_seconds']:.2f} CPU s, {torch} torch"
@@ -159,6 +192,45 @@ def _machine() -> Iterator[str]:
         f"Two shared cores, 24 GiB, no GPU: {'; '.join(told)}. Each file under `benchmarks/results/` names its own "
         "machine, commit and load."
     )
+
+
+def _servers() -> Iterator[str]:
+    """Queries per second and CPU time of each embeddings server, by the number of clients."""
+    result = _read("serve-comparison.json")
+    turns = {(turn["server"], turn["clients"]): turn for turn in result["turns"]}
+    clients = list(dict.fromkeys(turn["clients"] for turn in result["turns"]))
+    yield "| server | least cosine | " + " | ".join(f"{number} at a time" for number in clients) + " |"
+    yield "|---|---:|" + "---:|" * len(clients)
+    for name, cosine in result["least_cosine_to_fp32"].items():
+        cells = [
+            f"{turns[name, number]['queries_per_second']:.0f}/s, {turns[name, number]['cpu_ms_per_query']:.1f} ms"
+            for number in clients
+        ]
+        yield f"| {name} | {cosine:.5f} | " + " | ".join(cells) + " |"
+
+
+def _detour() -> Iterator[str]:
+    """Latency by vector and by text, over both protocols."""
+    yield "| clients | HTTP by vector | HTTP by text | gRPC by vector | gRPC by text |"
+    yield "|---|---:|---:|---:|---:|"
+    results = [_read("serve-latency.json"), _read("serve-latency-grpc.json")]
+    for clients in (1, 8, 32):
+        cells = [
+            f"{result[f'clients_{clients}'][way]['p50_ms']:.1f} / {result[f'clients_{clients}'][way]['p99_ms']:.0f} ms"
+            for result in results
+            for way in ("vector", "text")
+        ]
+        yield f"| {clients} | " + " | ".join(cells) + " |"
+
+
+def _clients() -> Iterator[str]:
+    yield "| client | queries | hits | other lists | other texts | largest difference of scores |"
+    yield "|---|---:|---:|---:|---:|---:|"
+    for client in _read("serve-clients.json")["clients"]:
+        yield (
+            f"| {client['client']} | {client['queries']} | {client['hits']} | {client['queries_with_other_documents']} "
+            f"| {client['texts_that_differ']} | {client['largest_difference_of_scores']:.1e} |"
+        )
 
 
 def _score(score: dict[str, Any] | None) -> str:

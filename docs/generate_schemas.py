@@ -14,11 +14,13 @@ REPORTS = {
     "detach": ("care_qdrant.attach.detach", "DetachReport"),
     "doctor": ("care_qdrant.attach.doctor", "Diagnosis"),
     "ingest": ("care_qdrant.ingestion.report", "IngestReport"),
+    "learn": ("care_qdrant.learn.learn", "LearnReport"),
     "promote": ("care_qdrant.publishing.promote", "PromotionReport"),
     "publish": ("care_qdrant.publishing.publish", "PublicationReport"),
+    "search": ("care_qdrant.types", "Hit"),
     "verify": ("care_qdrant.attach.verify", "VerifyReport"),
 }
-"""By command. ``care collections --json`` prints an array of its objects."""
+"""By command. ``care collections --json`` prints an array of its objects; ``care search --json`` one in ``hits``."""
 
 
 def schema(module: str, name: str) -> str:

@@ -1,6 +1,6 @@
 """Ingest the sample corpus with the built-in pair and answer a few questions, all in one process and offline.
 
-The document encoder (torch) runs once, for the corpus; the questions are answered by the small query encoder alone.
+The document encoder runs once, for the corpus; the questions are answered by the small query encoder alone.
 """
 
 import tempfile
@@ -21,7 +21,7 @@ def main() -> None:
         again = ingest(SAMPLE, model, client, "sample", settings=settings)
         print(f"once more: {again.encoded} encoded, {again.unchanged} unchanged\n")
 
-        retriever = Retriever(client, "sample", model, mode="hybrid")
+        retriever = Retriever(client, "sample", model)
         for question, hits in zip(QUESTIONS, retriever.search(QUESTIONS, top_k=3), strict=True):
             print(question)
             for hit in hits:

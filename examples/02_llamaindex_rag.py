@@ -50,10 +50,10 @@ def main(model: str = "built-in") -> None:
 
         # Online: the small query encoder. documents=False makes sure that the large one is never loaded.
         embedding = CareEmbedding(model=model, documents=False)
-        store = CareVectorStore("sample", client, embedding=embedding, enable_hybrid=True)
+        store = CareVectorStore("sample", client, embedding=embedding)
         index = VectorStoreIndex.from_vector_store(store, embed_model=embedding)
 
-        engine = index.as_query_engine(llm=QuotingLLM(), similarity_top_k=3, vector_store_query_mode="hybrid")
+        engine = index.as_query_engine(llm=QuotingLLM(), similarity_top_k=3)
         for question in QUESTIONS:
             answer = engine.query(question)
             print(f"问：{question}\n答：{answer}")

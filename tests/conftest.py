@@ -6,6 +6,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("TQDM_DISABLE", "1")
+os.environ.setdefault("HAYSTACK_TELEMETRY_ENABLED", "False")
 for name in ("QDRANT_API_KEY", "CARE_MODEL"):
     os.environ.pop(name, None)
 
@@ -16,12 +17,25 @@ import pytest
 from qdrant_client import QdrantClient
 
 from tests import tiny
+from tests.reliability.processes import BINARY, QdrantServer
 
 
 @pytest.fixture(scope="session")
 def pair_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A CARE folder with a tiny random pair, and an ONNX query encoder. Never write into it: copy it."""
     return tiny.care_folder(tmp_path_factory.mktemp("pair") / "tiny-pair", onnx=True)
+
+
+@pytest.fixture(scope="session")
+def real_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a real server: the one that QDRANT_URL names, or one of its own of the program QDRANT_BINARY."""
+    if url := os.environ.get("QDRANT_URL"):
+        yield url
+    elif BINARY:
+        with QdrantServer(BINARY, tmp_path_factory.mktemp("qdrant")) as server:
+            yield server.url
+    else:
+        pytest.skip("neither QDRANT_URL names a server nor QDRANT_BINARY its program")
 
 
 @pytest.fixture

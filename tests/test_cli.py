@@ -6,9 +6,10 @@ from pathlib import Path
 
 import click
 import pytest
+from care_benchmarks.cli import care_bench
 from click.testing import CliRunner
 
-from care_qdrant import errors
+from care_qdrant import __version__, errors
 from care_qdrant.cli import care
 
 
@@ -23,6 +24,19 @@ def commands(command: click.Command, path: str) -> list[tuple[str, click.Command
 @pytest.mark.parametrize(("path", "command"), commands(care, "care"), ids=lambda value: str(value).replace(" ", "-"))
 def test_every_command_has_an_example(path: str, command: click.Command) -> None:
     assert "Example:" in (command.help or ""), f"{path} has no example"
+
+
+def test_every_path_says_that_an_embedded_folder_is_code() -> None:
+    """qdrant-client unpickles the points of a folder that it opens."""
+    options = [
+        (path, option.help or "")
+        for path, command in (*commands(care, "care"), *commands(care_bench, "care-bench"))
+        for option in command.params
+        if isinstance(option, click.Option) and "--path" in option.opts
+    ]
+    assert {path for path, help_text in options if "unpickled" not in help_text} == set()
+    assert len(options) > 8
+    assert "**unpickled when opened**" in (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -61,3 +75,40 @@ def test_exit_codes_are_distinct() -> None:
     ]
     assert len({error.exit_code for error in direct}) == len(direct)
     assert errors.REJECTED_ROWS_EXIT_CODE not in {error.exit_code for error in direct}
+
+
+PROGRAMS = pytest.mark.parametrize(
+    ("program", "module"),
+    [
+        ("care", "care_qdrant.cli"),
+        ("care-ingest", "care_qdrant.cli.ingest"),
+        ("care-train", "care_trainer.cli"),
+        ("care-bench", "care_benchmarks.cli"),
+    ],
+)
+
+
+@PROGRAMS
+def test_every_program_takes_the_options_of_the_log(program: str, module: str) -> None:
+    code = f"import sys; sys.argv[0] = {program!r}; from {module} import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, timeout=60)
+    assert all(option in done.stdout for option in ("-v, --verbose", "-q, --quiet", "--log-format"))
+
+
+@PROGRAMS
+def test_every_program_says_its_version(program: str, module: str) -> None:
+    code = f"import sys; sys.argv[0] = {program!r}; from {module} import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (0, f"{program}, version {__version__}")
+
+
+@pytest.mark.parametrize("missing", ["mteb", "ir_measures"])
+def test_a_run_of_the_benchmark_without_its_extra_is_one_line(missing: str, tmp_path: Path) -> None:
+    code = (
+        f"import sys; sys.modules[{missing!r}] = None; from care_benchmarks.cli import main; "
+        f"sys.argv = ['care-bench', 'run', 'examples/sample', '--output', {str(tmp_path / 'out')!r}]; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.returncode == errors.MissingExtra.exit_code
+    assert done.stderr.splitlines()[-1].startswith(f"error: care-bench needs {missing}")
+    assert "Traceback" not in done.stderr

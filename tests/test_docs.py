@@ -1,5 +1,6 @@
 """The documentation says what the commands say, and points at what is there."""
 
+import os
 import re
 import subprocess
 import sys
@@ -33,6 +34,32 @@ def test_the_two_commands_of_the_readme_are_targets_of_the_makefile() -> None:
     blocks = re.findall(r"```bash\n(make \w+)\n```", (ROOT / "README.md").read_text(encoding="utf-8"))
     assert blocks == ["make demo", "make test"]
     assert all(f"\n{block.removeprefix('make ')}:" in makefile for block in blocks)
+
+
+def test_the_table_of_environment_variables_has_all_that_is_read() -> None:
+    read: set[str] = set()
+    for package in ("care_qdrant", "llama_integration", "trainer/care_trainer", "benchmarks/care_benchmarks"):
+        for file in (ROOT / package).rglob("*.py"):
+            text = file.read_text(encoding="utf-8")
+            read |= set(re.findall(r"""(?:envvar=|environ\.get\(|KEY_VARIABLE = )"([A-Z_]+)\"""", text))
+    everyday = (ROOT / "docs" / "everyday.md").read_text(encoding="utf-8")
+    listed = {
+        name for row in re.findall(r"^\| (`[A-Z_`, ]+`) \|", everyday, re.MULTILINE) for name in re.findall(r"\w+", row)
+    }
+    assert {"QDRANT_URL", "CARE_LEARN_API_KEY", "TQDM_DISABLE"} <= read <= listed
+
+
+def test_the_documented_completion_completes() -> None:
+    everyday = (ROOT / "docs" / "everyday.md").read_text(encoding="utf-8")
+    lines = dict(re.findall(r'eval "\$\((\w+)=bash_source ([\w-]+)\)"', everyday))
+    assert lines == {"_CARE_COMPLETE": "care", "_CARE_INGEST_COMPLETE": "care-ingest"}
+    modules = {"care": "care_qdrant.cli", "care-ingest": "care_qdrant.cli.ingest"}
+    for variable, program in lines.items():
+        code = f"import sys; sys.argv[0] = {program!r}; from {modules[program]} import main; main()"
+        words = {"COMP_WORDS": f"{program} --vers", "COMP_CWORD": "1", variable: "bash_complete"}
+        environment = {**os.environ, **words}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+        assert "plain,--version" in done.stdout
 
 
 def test_the_table_of_exit_codes_has_all_of_them() -> None:

@@ -24,7 +24,7 @@ from care_qdrant.ingestion.run import ingest
 from care_qdrant.model import CareModel
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.store.collection import Collection
-from care_qdrant.store.contracts import check_contract
+from care_qdrant.store.contract_checks import check_contract
 from care_qdrant.types import Document, Vectors
 from tests import tiny
 from tests.trainer import bases

@@ -1,5 +1,6 @@
 """What a wheel puts into other people's environments."""
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -42,6 +43,27 @@ def test_the_built_in_pair_fits_the_repository() -> None:
     sizes = {file.relative_to(folder).as_posix(): file.stat().st_size for file in folder.rglob("*") if file.is_file()}
     assert sum(sizes.values()) <= 40e6
     assert sizes["query/onnx/model_int8.onnx"] + sizes["query/tokenizer.json"] <= 12e6
+
+
+def test_every_install_hint_names_an_extra_that_is_there() -> None:
+    """Of an installed package pip takes the extras itself: ``pip install 'care-qdrant[learn]'`` asks no index."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    shipped = (
+        "care_qdrant",
+        "llama_integration/llama_index",
+        "trainer/care_trainer",
+        "benchmarks/care_benchmarks",
+        "docs",
+    )
+    files = [file for folder in shipped for file in (ROOT / folder).rglob("*") if file.suffix in (".py", ".md")]
+    hints = re.compile(r"""needs_extra\("([\w-]+)"|(?:care-qdrant|'\.)\[([\w,-]+)\]""")
+    named = {
+        extra
+        for file in [*files, *ROOT.glob("README*.md")]
+        for found in hints.findall(file.read_text(encoding="utf-8"))
+        for extra in "".join(found).split(",")
+    }
+    assert {"ingest", "learn", "serve", "zstd", "llama-index"} <= named <= extras.keys()
 
 
 def test_every_tested_version_is_pinned_and_allowed() -> None:

@@ -10,6 +10,7 @@ from care_qdrant.errors import CareError, Unreachable
 from care_qdrant.redaction import redact, remember_secret
 from care_qdrant.store.connection import open_client
 from tests.bench.conftest import task_directory  # noqa: F401  # a fixture
+from tests.bench.test_remote import EmbeddingServer
 from tests.standin import StandIn
 
 PASSWORD, KEY, SERVER_KEY = "pa55w0rd", "k3y-of-qdrant", "k3y-of-vllm"
@@ -67,17 +68,19 @@ def test_everything_that_a_run_writes_and_prints(
     pair_folder: Path,
     tmp_path: Path,
 ) -> None:
-    with StandIn() as server:
-        url = server.url.replace("http://", f"http://user:{PASSWORD}@")
-        arguments = ["--url", url, "--api-key", KEY, "--document-server-key", SERVER_KEY, "--no-speed"]
-        output = tmp_path / "out"
-        printed = _run(
-            "care-bench", "run", str(task_directory), "--model", str(pair_folder), "--output", str(output), *arguments
+    output = tmp_path / "out"
+    with StandIn() as server, EmbeddingServer.serving(pair_folder / "document") as documents:
+        url, documents_url = (
+            each.replace("http://", f"http://user:{PASSWORD}@") for each in (server.url, documents.url)
         )
-    files = [file for file in tmp_path.rglob("*") if file.is_file() and output in file.parents]
+        arguments = ["--model", str(pair_folder), "--output", str(output), "--no-speed", "--url", url, "--api-key", KEY]
+        arguments += ["--document-server", documents_url, "--document-server-key", SERVER_KEY]
+        printed = _run("care-bench", "run", str(task_directory), *arguments)
+    assert documents.requests, printed
+    files = {file for file in tmp_path.rglob("*") if file.is_file()}
     assert {"result.json", "report.md", "report.html"} <= {file.name for file in files}, printed
     written = "".join(file.read_bytes().decode(errors="replace") for file in files)
-    assert "--api-key ***" in written
+    assert "--api-key ***" in written and "--document-server-key ***" in written and "://***@" in written
     for secret in (PASSWORD, KEY, SERVER_KEY):
         assert secret not in written + printed
 

@@ -1,17 +1,22 @@
-"""The main paths against a server: a real one where QDRANT_URL names it, else the stand-in on a real socket."""
+"""The main paths against a server: the stand-in on a real socket, and a real one where there is one."""
 
 import os
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
+from llama_index.core.schema import TextNode
+from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryMode
+from llama_index.vector_stores.care import CareVectorStore
 from qdrant_client import QdrantClient, models
 
-from care_qdrant import Document, IngestSettings, Retriever, ingest
-from care_qdrant.attach.attach import attach_vector
+from care_qdrant import Document, IngestSettings, Retriever, ingest, native_bm25
+from care_qdrant.attach.attach import attach_bm25, attach_vector
 from care_qdrant.attach.by_copy import attach_by_copy
 from care_qdrant.attach.detach import detach_vector
+from care_qdrant.attach.verify import verify_bm25
 from care_qdrant.errors import FingerprintMismatch
 from care_qdrant.publishing.promote import promote_collection
 from care_qdrant.publishing.publish import publish_collection, roll_back
@@ -34,12 +39,9 @@ def server(request: pytest.FixtureRequest) -> Iterator[QdrantClient]:
         with StandIn() as stand_in, open_client(url=stand_in.url) as client:
             yield client
         return
-    url = os.environ.get("QDRANT_URL")
-    if not url:
-        pytest.skip("QDRANT_URL names no server")
+    url = request.getfixturevalue("real_url")
     grpc_port = int(os.environ["QDRANT_GRPC_PORT"]) if "QDRANT_GRPC_PORT" in os.environ else None
-    key, grpc = os.environ.get("QDRANT_API_KEY"), request.param == "real-grpc"
-    with open_client(url=url, api_key=key, grpc=grpc, grpc_port=grpc_port) as client:
+    with open_client(url=url, grpc=request.param == "real-grpc", grpc_port=grpc_port) as client:
         before = {found.name for found in client.get_collections().collections}
         yield client
         for found in client.get_collections().collections:
@@ -137,6 +139,80 @@ def test_the_constants_that_enter_a_hash_come_back_bit_for_bit(
     assert Collection(server, collection).schema.contracts == {"bm25": contract}
 
 
+def test_points_go_over_grpc_by_themselves(
+    server: QdrantClient, collection: str, request: pytest.FixtureRequest
+) -> None:
+    target = Collection(server, collection)
+    ingest(DOCUMENTS[:20], HashModel(max_tokens=512), server, collection)
+    is_real = "real" in request.node.callspec.id
+    assert target.upsert_over_grpc() is is_real
+    assert (server.count(collection, exact=True).count, target.count_with_vector("hash-model")) == (20, 20)
+
+
 def _content(client: QdrantClient, collection: str) -> list[tuple[object, object, object]]:
     records, _ = client.scroll(collection, limit=100, with_vectors=True)
     return [(record.id, record.vector, record.payload) for record in records]
+
+
+def test_bm25_is_attached_to_the_points_of_a_model_and_removed_again(server: QdrantClient, collection: str) -> None:
+    model = HashModel(max_tokens=512)
+    ingest(DOCUMENTS, model, server, collection)
+    assert Retriever(server, collection, model).search([DOCUMENTS[5].text], top_k=1)
+    assert attach_bm25(server, collection).covered == 300
+    assert attach_bm25(server, collection).encoded == 0
+    assert verify_bm25(server, collection).problems == []
+    retriever = Retriever(server, collection, model)
+    [[hit]] = retriever.search([DOCUMENTS[5].text], top_k=1)
+    assert (hit.document_id, retriever.mode) == ("d5", "hybrid")
+    assert detach_vector(server, collection).payloads_cleaned == 300
+    assert not Collection(server, collection).schema.sparse
+
+
+@pytest.mark.server
+def test_the_servers_own_bm25_is_searched(
+    server: QdrantClient, collection: str, request: pytest.FixtureRequest
+) -> None:
+    """The server makes the terms of documents and queries; the stand-in cannot."""
+    if "stand-in" in request.node.name:
+        pytest.skip("the stand-in has no BM25 of its own")
+    model = HashModel(max_tokens=512)
+    ingest(DOCUMENTS[:50], model, server, collection)
+    sparse = models.SparseVectorConfig(modifier=models.Modifier.IDF)
+    server.create_vector_name(collection, "native", models.SparseVectorNameConfig(sparse=sparse))
+    records, _ = server.scroll(collection, limit=100)
+    texts = {record.id: (record.payload or {})["text"] for record in records}
+    points = [models.PointVectors(id=key, vector={"native": native_bm25(text)}) for key, text in texts.items()]
+    server.update_vectors(collection, points, wait=True)
+    for mode in ("sparse", "hybrid"):
+        retriever = Retriever(
+            server, collection, model, mode=mode, sparse_vector_name="native", sparse_encoder=native_bm25
+        )
+        [[hit]] = retriever.search([DOCUMENTS[7].text], top_k=1)
+        assert hit.document_id == "d7"
+
+
+CHINESE = ["糖尿病人能吃西瓜吗", "高血压患者可以喝酒", "西瓜含糖吗"]
+
+
+@pytest.mark.server
+def test_a_llama_index_store_writes_and_searches_the_servers_own_bm25(
+    server: QdrantClient, collection: str, request: pytest.FixtureRequest
+) -> None:
+    """The vectors of the nodes are all equal, so that only the terms, which the server made, tell them apart."""
+    if "stand-in" in request.node.name:
+        pytest.skip("the stand-in has no BM25 of its own")
+    native = partial(native_bm25, tokenizer=models.TokenizerType.MULTILINGUAL)
+    for number in range(2):
+        # The second store finds the collection that the first one created.
+        store = CareVectorStore(
+            collection, server, vector_name="dense", sparse_encoder=native, sparse_vector_name="native"
+        )
+        store.add([TextNode(text=text, embedding=[1.0, 0.0]) for text in CHINESE[number::2]])
+    sparse = server.get_collection(collection).config.params.sparse_vectors
+    assert sparse is not None and sparse["native"].modifier == models.Modifier.IDF
+    for mode in (VectorStoreQueryMode.SPARSE, VectorStoreQueryMode.HYBRID):
+        asked = VectorStoreQuery(query_embedding=[1.0, 0.0], query_str="高血压喝酒", mode=mode, similarity_top_k=1)
+        [node] = store.query(asked).nodes or ()
+        assert node.get_content() == CHINESE[1]
+    asked = VectorStoreQuery(query_str="西瓜", mode=VectorStoreQueryMode.SPARSE, similarity_top_k=3)
+    assert {node.get_content() for node in store.query(asked).nodes or ()} == {CHINESE[0], CHINESE[2]}

@@ -108,3 +108,14 @@ def test_it_is_not_timed_against_a_class_that_cannot_load_it(static_pair: Path, 
             ["--model", str(static_pair), "--output", str(tmp_path / "speed.json")],
             catch_exceptions=False,
         )
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n"])
+@pytest.mark.parametrize("device", [None, "cpu"])
+@pytest.mark.parametrize("side", ["query", "document"])
+def test_neither_side_has_a_vector_of_nothing(side: str, device: str | None, text: str) -> None:
+    """With onnxruntime and with torch; and the advice is about the text, not about the model."""
+    model = CareModel.load(device=device)
+    with pytest.raises(EncodingError, match="has no token") as caught:
+        (model.encode_query if side == "query" else model.encode_document)(["高血压", text])
+    assert "care model verify" not in str(caught.value)

@@ -5,6 +5,7 @@ import random
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from qdrant_client import QdrantClient, models
@@ -182,8 +183,10 @@ def document_tower(
     return folder
 
 
-def care_folder(folder: Path, *, name: str = "tiny-pair", dim: int = 32, seed: int = 0, onnx: bool = False) -> Path:
-    """Write a whole CARE folder with a random, unaligned pair."""
+def care_folder(
+    folder: Path, *, name: str = "tiny-pair", dim: int = 32, seed: int = 0, onnx: bool = False, **more: Any
+) -> Path:
+    """Write a whole CARE folder with a random, unaligned pair; ``more`` goes to `write_checkpoint`."""
     from care_qdrant.checkpoint.folder import write_checkpoint
 
     query = query_tower(folder.with_name(folder.name + "-query"), dim=dim, seed=seed)
@@ -193,7 +196,7 @@ def care_folder(folder: Path, *, name: str = "tiny-pair", dim: int = 32, seed: i
         from care_qdrant.export.onnx import export_query_encoder
 
         exported = export_query_encoder(query, TEXTS)
-    write_checkpoint(folder, name=name, query=query, document=document, onnx=exported)
+    write_checkpoint(folder, name=name, query=query, document=document, onnx=exported, **more)
     return folder
 
 
