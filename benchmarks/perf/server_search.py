@@ -138,19 +138,16 @@ def main(url: str, points: int, queries: int, index_minutes: float, keep: bool, 
 def _own_cpu_ms(client: QdrantClient, name: str, rounds: int) -> dict[str, float]:
     """Return the median CPU milliseconds of each store from a query to its nodes, with the server's answer at hand."""
     vector_name = next(iter(Collection(client, name).schema.dense))
-    stores = {
-        "QdrantVectorStore": QdrantVectorStore(name, client, dense_vector_name=vector_name),
-        "CareVectorStore": CareVectorStore(name, client, vector_name=vector_name, enable_hybrid=True),
-    }
+    stock, dense, hybrid = _stores(client, name, vector_name)
     [vector], text = _CloudEncoder().encode(["query"]).tolist(), _text(np.random.default_rng(3), QUERY_WORDS)
     answer = client.query_batch_points(name, [_leaf(models.Prefetch(query=vector, using=vector_name))])
     client.query_batch_points = lambda *_, **__: answer  # type: ignore[method-assign]
     client.query_points = lambda *_, **__: answer[0]  # type: ignore[method-assign]
     works = {
-        "QdrantVectorStore": _through(stores["QdrantVectorStore"], vector, text, VectorStoreQueryMode.DEFAULT),
-        "CareVectorStore": _through(stores["CareVectorStore"], vector, text, VectorStoreQueryMode.DEFAULT),
-        "CareVectorStore, BM25": _through(stores["CareVectorStore"], vector, text, VectorStoreQueryMode.SPARSE),
-        "CareVectorStore, hybrid": _through(stores["CareVectorStore"], vector, text, VectorStoreQueryMode.HYBRID),
+        "QdrantVectorStore": _through(stock, vector, text, VectorStoreQueryMode.DEFAULT),
+        "CareVectorStore": _through(dense, vector, text, VectorStoreQueryMode.DEFAULT),
+        "CareVectorStore, BM25": _through(hybrid, vector, text, VectorStoreQueryMode.SPARSE),
+        "CareVectorStore, hybrid": _through(hybrid, vector, text, VectorStoreQueryMode.HYBRID),
     }
     taken: dict[str, list[float]] = {through: [] for through in works}
     for number in range(-WARM_UP, rounds):
@@ -160,6 +157,17 @@ def _own_cpu_ms(client: QdrantClient, name: str, rounds: int) -> dict[str, float
             if number >= 0:
                 taken[through].append((time.process_time() - cpu) * 1e3)
     return {through: round(median(values), 3) for through, values in taken.items()}
+
+
+def _stores(
+    client: QdrantClient, name: str, vector_name: str
+) -> tuple[QdrantVectorStore, CareVectorStore, CareVectorStore]:
+    """Return the stock store, ours for dense queries alone, and ours as it opens a collection that has BM25."""
+    return (
+        QdrantVectorStore(name, client, dense_vector_name=vector_name),
+        CareVectorStore(name, client, vector_name=vector_name, enable_hybrid=False),
+        CareVectorStore(name, client, vector_name=vector_name),
+    )
 
 
 def _documents(points: int) -> Iterator[Document]:
@@ -177,10 +185,7 @@ def _text(rng: np.random.Generator, words: int) -> str:
 def _measure(client: QdrantClient, url: str, name: str, rounds: int) -> Iterator[Latency]:
     """Time each layer on the same query, one after the other, so that other load affects all of them."""
     vector_name = next(iter(Collection(client, name).schema.dense))
-    stores = {
-        "QdrantVectorStore": QdrantVectorStore(name, client, dense_vector_name=vector_name),
-        "CareVectorStore": CareVectorStore(name, client, vector_name=vector_name, enable_hybrid=True),
-    }
+    stock, care, care_hybrid = _stores(client, name, vector_name)
     rng, encoder = np.random.default_rng(2), _CloudEncoder()
     times: dict[tuple[str, str], list[tuple[float, float]]] = {}
     # The client's own connections: what they leave out is its building and reading of messages.
@@ -202,10 +207,10 @@ def _measure(client: QdrantClient, url: str, name: str, rounds: int) -> Iterator
             body = request.model_dump_json(exclude_none=True)
             layers[kind, "raw HTTP"] = _post(http, f"{url}/collections/{name}/points/query", body)
             layers[kind, "plain client"] = _plain(client, name, request)
-        for through, store in stores.items():
+        for through, store in (("QdrantVectorStore", stock), ("CareVectorStore", care)):
             layers["dense", through] = _through(store, vector, text, VectorStoreQueryMode.DEFAULT)
         for kind, mode in (("BM25", VectorStoreQueryMode.SPARSE), ("hybrid", VectorStoreQueryMode.HYBRID)):
-            layers[kind, "CareVectorStore"] = _through(stores["CareVectorStore"], vector, text, mode)
+            layers[kind, "CareVectorStore"] = _through(care_hybrid, vector, text, mode)
         for place in rng.permutation(len(layers)):
             key = list(layers)[place]
             start, cpu = time.perf_counter(), time.process_time()
