@@ -407,8 +407,9 @@ def _is_among(
     point_id: PointId, payload: Mapping[str, Any], hits: Sequence[models.ScoredPoint], layout: Layout
 ) -> bool:
     """Return whether a point, or another one with the same text, is among the hits."""
-    text = layout.text(payload)
-    return any(hit.id == point_id or layout.find_text(hit.payload or {}) == text for hit in hits)
+    text = layout.of_point(payload).text(payload)
+    others = (hit.payload or {} for hit in hits)
+    return point_id in {hit.id for hit in hits} or any(layout.of_point(one).find_text(one) == text for one in others)
 
 
 def _search(
