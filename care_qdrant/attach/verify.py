@@ -84,6 +84,8 @@ class VerifyReport:
     """Points whose text has changed since their vector was made."""
     outlived: int
     """Points whose text is gone, and whose vector is still there."""
+    foreign: int
+    """Points that have the vector without a text, and without the hash of one: another program wrote it."""
     elsewhere: int
     """Points without a text in the field from which the vector is made that have one in another field."""
     is_attached: bool = True
@@ -113,6 +115,7 @@ class _Census:
     unhashed: int = 0
     stale: int = 0
     outlived: int = 0
+    foreign: int = 0
     elsewhere: int = 0
     sample: list[tuple[PointId, Mapping[str, Any]]] = field(default_factory=list)
     """Points whose vector should be right by their hash."""
@@ -211,6 +214,7 @@ def _count(
         unhashed=census.unhashed,
         stale=census.stale,
         outlived=census.outlived,
+        foreign=census.foreign,
         elsewhere=census.elsewhere,
         is_attached=is_attached,
     )
@@ -233,6 +237,7 @@ def _take_census(
             census.points += 1
             if expected is None:
                 census.outlived += stored is not None
+                census.foreign += stored is None and is_there
                 census.elsewhere += other_text_field(layout, payload) is not None
                 continue
             census.with_text += 1
@@ -381,6 +386,11 @@ def _problems(report: VerifyReport, settings: VerifySettings) -> list[str]:
             f"{report.missing - unhashed} points have no vector{nameless}, {report.stale} one of an earlier text and "
             f"{report.outlived} one of a text that is gone; finish, with the same --model and --path/--url: "
             f"care attach {report.collection} --vector-name {report.vector_name}"
+        )
+    if report.foreign:
+        problems.append(
+            f"{report.foreign} points without a text have the vector, and searches find them: a program that is not "
+            "of this package wrote it. Delete their vector there, or give them a text"
         )
     if report.covered < report.with_text - report.missing:
         problems.append(f"{report.covered} points have the vector, and {report.with_text - report.missing} say so")

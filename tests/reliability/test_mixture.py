@@ -43,7 +43,18 @@ SOURCE, ALIAS = "corpus", "live"
 LEAST_COSINE = 0.999
 TOOLS = ("care", "llama-index", "plain")
 """In the order in which they are taken when they wrote equally many points."""
-COUNTS = ("points", "with_text", "covered", "missing", "unhashed", "stale", "outlived", "elsewhere", "sampled")
+COUNTS = (
+    "points",
+    "with_text",
+    "covered",
+    "missing",
+    "unhashed",
+    "stale",
+    "outlived",
+    "foreign",
+    "elsewhere",
+    "sampled",
+)
 DOCUMENTS = [f"d{number}" for number in range(6)]
 MODELS = {name: HashModel(name=name, salt=name) for name in ("a", "b")}
 
@@ -141,6 +152,7 @@ class Facts:
     unhashed: int = 0
     stale: int = 0
     outlived: int = 0
+    foreign: int = 0
     elsewhere: int = 0
     sampled: int = 0
     wrong: list[Any] = field(default_factory=list)
@@ -161,6 +173,7 @@ def count_facts(records: Sequence[models.Record], name: str, model: HashModel, r
         facts.covered += vector is not None
         if text is None:
             facts.outlived += digest is not None
+            facts.foreign += digest is None and vector is not None
             facts.elsewhere += bool(payload.get("text") or "_node_content" in payload)
             facts.wrong += [record.id] if vector is not None else []
             continue
@@ -372,6 +385,17 @@ def test_verify_reads_a_chunk_that_keeps_its_text_in_a_node_alone() -> None:
     state.insert(name="a", document="d0", text=text, is_shown=False, is_chunk=True)
     state.attach("b")
     assert "text" not in state.client.retrieve(SOURCE, [point_id("d0", 0)])[0].payload
+    state.verify_claims_what_is_so()
+    state.teardown()
+
+
+def test_verify_counts_a_vector_that_was_never_of_a_text() -> None:
+    state = Mixture()
+    state.make(is_foreign=True, name="a", rows={name: ("", text) for name, text in zip("xy", TEXTS, strict=False)})
+    state.edit(place=0, text="")
+    state.attach("a")
+    state.alter(name="a", place=0, text=TEXTS[0])
+    assert verify_collection(state.client, SOURCE, MODELS["a"]).foreign == 1
     state.verify_claims_what_is_so()
     state.teardown()
 
