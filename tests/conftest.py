@@ -17,6 +17,7 @@ import pytest
 from qdrant_client import QdrantClient
 
 from tests import tiny
+from tests.databases import REAL, open_database
 from tests.reliability.processes import BINARY, QdrantServer
 
 
@@ -27,20 +28,23 @@ def pair_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def real_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a real server: the one that QDRANT_URL names, or one of its own of the program QDRANT_BINARY."""
-    if url := os.environ.get("QDRANT_URL"):
-        yield url
-    elif BINARY:
-        with QdrantServer(BINARY, tmp_path_factory.mktemp("qdrant")) as server:
-            yield server.url
-    else:
-        pytest.skip("neither QDRANT_URL names a server nor QDRANT_BINARY its program")
+def own_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a real server whose collections may be deleted: one of the program QDRANT_BINARY."""
+    if not BINARY:
+        pytest.skip("QDRANT_BINARY names no server program")
+    with QdrantServer(BINARY, tmp_path_factory.mktemp("qdrant")) as server:
+        yield server.url
 
 
-@pytest.fixture
-def client() -> Iterator[QdrantClient]:
-    """An empty in-memory Qdrant."""
-    client = QdrantClient(":memory:")
-    yield client
-    client.close()
+@pytest.fixture(scope="session")
+def real_url(request: pytest.FixtureRequest) -> str:
+    """The URL of a real server: the one that QDRANT_URL names, or one of the program QDRANT_BINARY."""
+    url: str | None = os.environ.get("QDRANT_URL")
+    return url or request.getfixturevalue("own_url")
+
+
+@pytest.fixture(params=["embedded", *REAL])
+def client(request: pytest.FixtureRequest) -> Iterator[QdrantClient]:
+    """An empty Qdrant, in memory and on a real server."""
+    with open_database(request) as client:
+        yield client

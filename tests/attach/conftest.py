@@ -1,6 +1,7 @@
 """The kinds of Qdrant that a collection may live in."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from qdrant_client import QdrantClient
 
 from tests.attach.engine import EngineClient
+from tests.databases import REAL, open_database
 from tests.standin import StandIn
 from tests.tiny import HashModel
 
@@ -23,23 +25,19 @@ def server() -> Iterator[StandIn]:
         yield server
 
 
-def _open(kind: str, request: pytest.FixtureRequest, folder: Path) -> Any:
-    if kind == "server":
-        return QdrantClient(url=request.getfixturevalue("server").url, check_compatibility=False)
-    return QdrantClient(":memory:") if kind == "embedded" else EngineClient(folder)
-
-
-@pytest.fixture(params=["embedded", "server"])
-def qdrant(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[QdrantClient]:
+@pytest.fixture(params=["embedded", "server", *REAL])
+def qdrant(request: pytest.FixtureRequest) -> Iterator[QdrantClient]:
     """An empty database, of each kind in turn."""
-    client = _open(request.param, request, tmp_path)
-    yield client
-    client.close()
+    with open_database(request) as client:
+        yield client
 
 
-@pytest.fixture(params=["embedded", "server", "engine"])
-def any_qdrant(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[QdrantClient]:
+@pytest.fixture(params=["embedded", "server", "engine", *REAL])
+def any_qdrant(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     """The same, and Qdrant's own engine with the methods that attach uses."""
-    client = _open(request.param, request, tmp_path)
-    yield client
-    client.close()
+    if request.param == "engine":
+        with closing(EngineClient(tmp_path)) as client:
+            yield client
+    else:
+        with open_database(request) as client:
+            yield client

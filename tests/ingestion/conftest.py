@@ -10,6 +10,7 @@ from qdrant_client import QdrantClient
 
 from care_qdrant.store.connection import open_client
 from care_qdrant.store.retry import RetryPolicy
+from tests.databases import REAL, open_database
 from tests.standin import StandIn
 from tests.tiny import medical_texts
 
@@ -38,14 +39,17 @@ def standin() -> Iterator[StandIn]:
         yield server
 
 
-@pytest.fixture(params=["embedded", "server"])
+@pytest.fixture(params=["embedded", "server", *REAL])
 def qdrant(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[QdrantClient]:
     """Both kinds of Qdrant, one after the other."""
     if request.param == "embedded":
         with open_client(path=tmp_path / "qdrant") as client:
             yield client
-    else:
+    elif request.param == "server":
         with StandIn() as server, open_client(url=server.url) as client:
+            yield client
+    else:
+        with open_database(request) as client:
             yield client
 
 

@@ -14,6 +14,7 @@ from llama_index.vector_stores.care import CareVectorStore
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
 
 from care_qdrant.errors import FingerprintMismatch
+from tests.databases import REAL, open_database
 from tests.llama import collections as made
 from tests.llama.collections import DOCUMENTS, NAME, fill, node_id, vector
 from tests.standin import StandIn
@@ -36,15 +37,11 @@ def server() -> Iterator[StandIn]:
         yield server
 
 
-@pytest.fixture(params=["embedded", "server"])
+@pytest.fixture(params=["embedded", "server", *REAL])
 def qdrant(request: pytest.FixtureRequest) -> Iterator[QdrantClient]:
     """An empty Qdrant, in both engines."""
-    if request.param == "server":
-        client = QdrantClient(url=request.getfixturevalue("server").url, check_compatibility=False)
-    else:
-        client = QdrantClient(":memory:")
-    yield client
-    client.close()
+    with open_database(request) as client:
+        yield client
 
 
 def best(store: CareVectorStore) -> tuple[str | None, float]:

@@ -18,6 +18,7 @@ from care_qdrant.store.connection import open_client
 from care_qdrant.store.retry import RetryPolicy
 from care_qdrant.store.schema import LOAD_KEY, RUN_PREFIX
 from care_qdrant.types import Document
+from tests.databases import REAL, open_database
 from tests.publishing.conftest import CONTRACT, SCHEMAS, assert_same, contents, fill, point
 from tests.reliability.killing import kill_after, run_publish
 from tests.standin import StandIn
@@ -27,10 +28,14 @@ IMPATIENT = RetryPolicy(attempts=4, base_seconds=0.001, cap_seconds=0.002)
 PAIR = SCHEMAS["two-and-sparse"]
 
 
-@pytest.fixture(params=["server", "embedded"])
+@pytest.fixture(params=["server", "embedded", *REAL])
 def qdrant(request: pytest.FixtureRequest) -> Iterator[QdrantClient]:
-    """Both kinds: publishing is for either."""
-    return request.getfixturevalue("client" if request.param == "server" else "folder")
+    """All kinds: publishing is for each."""
+    if request.param in ("server", "embedded"):
+        yield request.getfixturevalue("client" if request.param == "server" else "folder")
+        return
+    with open_database(request) as client:
+        yield client
 
 
 def behind(client: QdrantClient, alias: str = "live") -> str | None:

@@ -10,6 +10,7 @@ from care_qdrant.store.collection import Collection
 from care_qdrant.store.contracts import SparseContract
 from care_qdrant.store.payload import chunk_payload
 from care_qdrant.types import Chunk, Document
+from tests.databases import REAL, open_database
 from tests.standin import StandIn
 from tests.tiny import HashModel, medical_texts
 
@@ -65,13 +66,10 @@ def server(model: HashModel, documents: list[Document]) -> Iterator[StandIn]:
         yield server
 
 
-@pytest.fixture(params=["embedded", "server"])
+@pytest.fixture(params=["embedded", "server", *REAL])
 def corpus(request: pytest.FixtureRequest, model: HashModel, documents: list[Document]) -> Iterator[QdrantClient]:
     """The corpus in both engines, in turn; tests only read it."""
-    if request.param == "server":
-        client = QdrantClient(url=request.getfixturevalue("server").url, check_compatibility=False)
-    else:
-        client = QdrantClient(":memory:")
-        fill(client, model, [Chunk(document, document.text) for document in documents])
-    yield client
-    client.close()
+    with open_database(request) as client:
+        if request.param != "server":
+            fill(client, model, [Chunk(document, document.text) for document in documents])
+        yield client

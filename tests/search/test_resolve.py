@@ -10,6 +10,7 @@ from care_qdrant.search.resolve import CollectionResolver, StoreConfig, choose_l
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.search.steps import locked_call, run
 from care_qdrant.types import Chunk, Document
+from tests.databases import REAL, open_database
 from tests.search.conftest import COLLECTION, fill
 from tests.standin import StandIn
 from tests.tiny import HashModel, point_alias
@@ -28,15 +29,11 @@ def own_server() -> Iterator[StandIn]:
         yield server
 
 
-@pytest.fixture(params=["embedded", "server"])
+@pytest.fixture(params=["embedded", "server", *REAL])
 def qdrant(request: pytest.FixtureRequest) -> Iterator[QdrantClient]:
     """An empty Qdrant, in both engines."""
-    if request.param == "server":
-        client = QdrantClient(url=request.getfixturevalue("own_server").url, check_compatibility=False)
-    else:
-        client = QdrantClient(":memory:")
-    yield client
-    client.close()
+    with open_database(request, "own_server") as client:
+        yield client
 
 
 @pytest.mark.parametrize("name", [COLLECTION, "live"])
