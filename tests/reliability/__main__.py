@@ -4,13 +4,15 @@ import math
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
 
 from benchmarks.perf.measured import output_option, save_measured, scratch_option
-from tests.reliability.processes import BINARY, QdrantCluster, QdrantServer, standin_server
+from tests.reliability.network import Network, may_build
+from tests.reliability.processes import BINARY, NodeFault, QdrantCluster, QdrantServer, standin_server
 from tests.reliability.trials import Fault, Trial, Victim
 
 TRIALS_PER_SERVER = 5
@@ -144,10 +146,11 @@ def kill_server(trials: int, points: int, seed: int, output: Path) -> None:
 @seed_option
 @output_option
 def kill_node(trials: int, points: int, seed: int, output: Path) -> None:
-    """Kill or freeze one node of a real cluster of three, in turn, below the same work as kill-server.
+    """Kill, freeze or cut off one node of a real cluster of three, in turn, below the same work as kill-server.
 
     QDRANT_BINARY names the server program. Each shard is there twice, and the client knows the URLs of all nodes: it
-    has to finish by itself, with another node where its own one is gone. A node stays away for up to 3 seconds.
+    has to finish by itself, with another node where its own one is gone. A node stays away for up to 3 seconds. To be
+    cut off the network, nodes run in network namespaces, for which this needs root; else none is.
 
     \b
     Example:
@@ -155,12 +158,15 @@ def kill_node(trials: int, points: int, seed: int, output: Path) -> None:
     """
     binary, found = _binary(), list[Trial]()
     with tempfile.TemporaryDirectory() as name:
-        for number, freeze in enumerate([False, True] * math.ceil(trials / TRIALS_PER_SERVER)):
+        faults: list[NodeFault] = ["killed", "frozen", *(["cut"] if may_build() else [])]  # type: ignore[list-item]
+        for number, how in enumerate(faults * math.ceil(trials / TRIALS_PER_SERVER)):
             (place := Path(name) / f"cluster-{number}").mkdir()
-            with QdrantCluster(binary, place, freeze=freeze) as cluster:
+            with (
+                Network(3) if how == "cut" else nullcontext() as network,
+                QdrantCluster(binary, place, fault=how, network=network) as cluster,
+            ):
                 fault, moments = Fault("server", cluster), seed + 100 * number
                 run = _server_trials(cluster.url, min(trials, TRIALS_PER_SERVER), points, place, moments, fault)
-                how = "frozen" if freeze else "killed"
                 found += _shown(replace(trial, scenario=f"{trial.scenario}: node {how}") for trial in run)
             _save(output, found, points=points, seed=seed)
             shutil.rmtree(place)
@@ -170,8 +176,9 @@ def kill_node(trials: int, points: int, seed: int, output: Path) -> None:
 @trials_option
 @points_option
 @seed_option
+@click.option("--real-server", is_flag=True, help="On the server program that QDRANT_BINARY names.")
 @output_option
-def concurrent_writers(trials: int, points: int, seed: int, output: Path) -> None:
+def concurrent_writers(trials: int, points: int, seed: int, real_server: bool, output: Path) -> None:
     """Kill attach while other clients add, edit, replace and delete points.
 
     \b
@@ -180,7 +187,11 @@ def concurrent_writers(trials: int, points: int, seed: int, output: Path) -> Non
     """
     from tests.reliability.concurrent_writers import concurrent_writer_trials
 
-    with tempfile.TemporaryDirectory() as name, standin_server() as url:
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        if real_server:
+            url = stack.enter_context(QdrantServer(_binary(), Path(name))).url
+        else:
+            url = stack.enter_context(standin_server())
         found = _shown(concurrent_writer_trials(points, trials, Path(name), url, seed))
     _save(output, found, points=points, seed=seed)
 

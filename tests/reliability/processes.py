@@ -6,16 +6,19 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import httpx
+
+from tests.reliability.network import Network
 
 BINARY = os.environ.get("QDRANT_BINARY")
 """Path of a qdrant server program; None where only the stand-in is there."""
 READY_SECONDS = 60.0
+NodeFault = Literal["killed", "frozen", "cut"]
 
 
 @contextmanager
@@ -48,7 +51,14 @@ class QdrantServer:
     """A real server on loopback with ports and storage of its own, which survive `kill`; use it in a ``with`` block."""
 
     def __init__(
-        self, binary: str, folder: Path, settings: dict[str, str] | None = None, first: "QdrantServer | None" = None
+        self,
+        binary: str,
+        folder: Path,
+        settings: dict[str, str] | None = None,
+        first: "QdrantServer | None" = None,
+        *,
+        host: str = "127.0.0.1",
+        prefix: Sequence[str] = (),
     ) -> None:
         """Choose ports; nothing is started.
 
@@ -57,15 +67,17 @@ class QdrantServer:
             folder: For storage, snapshots and log.
             settings: Further environment variables of the server, as ``QDRANT__SERVICE__API_KEY``.
             first: Node of the cluster that this one joins.
+            host: Address to listen at.
+            prefix: What goes in front of the command, to run it on another host.
         """
-        self.folder, self._command = folder, [binary]
+        self.folder, self._host, self._command = folder, host, [*prefix, binary]
         self.port, self.grpc_port, p2p_port = _free_ports()
-        self._p2p_url = f"http://127.0.0.1:{p2p_port}"
+        self._p2p_url = f"http://{host}:{p2p_port}"
         if (settings or {}).get("QDRANT__CLUSTER__ENABLED"):
             self._command += ["--bootstrap", first._p2p_url] if first else []
             self._command += ["--uri", self._p2p_url]
         self._environment = os.environ | {
-            "QDRANT__SERVICE__HOST": "127.0.0.1",
+            "QDRANT__SERVICE__HOST": host,
             "QDRANT__SERVICE__HTTP_PORT": str(self.port),
             "QDRANT__SERVICE__GRPC_PORT": str(self.grpc_port),
             "QDRANT__STORAGE__STORAGE_PATH": str(folder / "storage"),
@@ -79,7 +91,7 @@ class QdrantServer:
     @property
     def url(self) -> str:
         """Return the HTTP address."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self._host}:{self.port}"
 
     def with_disk(self, mib: int) -> Self:
         """Give a server that is not started yet a disk of its own of this size: a file system in memory (Linux)."""
@@ -135,15 +147,19 @@ class QdrantServer:
 
 
 class QdrantCluster:
-    """Three real servers on loopback that hold each shard twice; `kill` ends or stops one of them, in turn."""
+    """Three real servers that hold each shard twice; `kill` disturbs one of them, in turn."""
 
-    def __init__(self, binary: str, folder: Path, *, freeze: bool = False) -> None:
+    def __init__(
+        self, binary: str, folder: Path, *, fault: NodeFault = "killed", network: Network | None = None
+    ) -> None:
         """Choose ports; nothing is started.
 
         Args:
             binary: The program.
             folder: For storage and logs.
-            freeze: Let `kill` stop a node, so that its connections stay open and nothing answers.
+            fault: What `kill` does to a node: end it; stop it, so that its connections stay open and nothing answers;
+                or cut it off the network, from the other nodes and from clients.
+            network: Of three hosts, for the nodes; without one they are on loopback, and cannot be cut off.
         """
         settings = {
             "QDRANT__CLUSTER__ENABLED": "true",
@@ -153,8 +169,12 @@ class QdrantCluster:
         self.nodes: list[QdrantServer] = []
         for number in range(3):
             (place := folder / f"node-{number}").mkdir()
-            self.nodes.append(QdrantServer(binary, place, settings, self.nodes[0] if self.nodes else None))
-        self._freeze = freeze
+            first = self.nodes[0] if self.nodes else None
+            where: dict[str, Any] = {}
+            if network is not None:
+                where = {"host": network.address(number), "prefix": network.prefix(number)}
+            self.nodes.append(QdrantServer(binary, place, settings, first, **where))
+        self._fault, self._network = fault, network
         self._killed = -1
 
     @property
@@ -172,18 +192,22 @@ class QdrantCluster:
             node.kill()
 
     def kill(self) -> None:
-        """End the next node, or stop it."""
+        """Disturb the next node."""
         self._killed = (self._killed + 1) % len(self.nodes)
         node = self.nodes[self._killed]
-        if self._freeze:
+        if self._network is not None and self._fault == "cut":
+            self._network.cut(self._killed)
+        elif self._fault == "frozen":
             node.signal(signal.SIGSTOP)
         else:
             node.kill()
 
     def start(self) -> None:
-        """Let the node that was ended or stopped go on."""
+        """Let the node that was disturbed go on."""
         node = self.nodes[self._killed]
-        if self._freeze:
+        if self._network is not None and self._fault == "cut":
+            self._network.mend(self._killed)
+        elif self._fault == "frozen":
             node.signal(signal.SIGCONT)
         else:
             node.start()
