@@ -8,7 +8,7 @@ is public as a module, `care_qdrant.encoders.bm25`.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from care_qdrant.version import __version__
 
 if TYPE_CHECKING:
     from care_qdrant.attach.attach import AttachReport, AttachSettings, attach_vector
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
         TrainingError,
         Unreachable,
         needs_extra,
+        redact,
+        remember_secret,
     )
     from care_qdrant.export.onnx import export_query_encoder
     from care_qdrant.ingestion.report import IngestReport, Progress
@@ -58,7 +60,6 @@ if TYPE_CHECKING:
     from care_qdrant.progress import progress_bar
     from care_qdrant.publishing.promote import PromotionReport, promote_collection
     from care_qdrant.publishing.publish import PublicationReport, PublishSettings, publish_collection, roll_back
-    from care_qdrant.redaction import redact, remember_secret
     from care_qdrant.search.fusion import CANDIDATES, DEFAULT_ALPHA, Fusion, bm25_weight
     from care_qdrant.search.retriever import Mode, Retriever
     from care_qdrant.store.collection import Collection
@@ -105,6 +106,8 @@ _NAMES = {
         "TrainingError",
         "Unreachable",
         "needs_extra",
+        "redact",
+        "remember_secret",
     ),
     "export.onnx": ("export_query_encoder",),
     "ingestion.report": ("IngestReport", "Progress"),
@@ -116,7 +119,6 @@ _NAMES = {
     "progress": ("progress_bar",),
     "publishing.promote": ("PromotionReport", "promote_collection"),
     "publishing.publish": ("PublicationReport", "PublishSettings", "publish_collection", "roll_back"),
-    "redaction": ("redact", "remember_secret"),
     "search.fusion": ("CANDIDATES", "DEFAULT_ALPHA", "Fusion", "bm25_weight"),
     "search.retriever": ("Mode", "Retriever"),
     "store.collection": ("Collection",),

@@ -22,9 +22,8 @@ from pydantic import TypeAdapter, ValidationError
 from tokenizers import Encoding, Tokenizer
 
 from care_qdrant.encoders.batching import token_batches
-from care_qdrant.errors import EncodingError, InputError, ModelError, Unreachable
+from care_qdrant.errors import EncodingError, InputError, ModelError, Unreachable, redact, remember_secret
 from care_qdrant.model import CareModel
-from care_qdrant.redaction import redact, remember_secret
 from care_qdrant.store.retry import RetryPolicy
 from care_qdrant.types import Vectors
 

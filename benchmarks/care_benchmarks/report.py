@@ -9,7 +9,7 @@ from care_benchmarks.charts import Bar, Point, bars, scatter
 from care_benchmarks.paper import CMEDQA_1, CMEDQA_2, RERANK, RETRIEVAL, STS, TABLES, Row
 from care_benchmarks.results import Result, System, TaskInfo
 from care_benchmarks.statistics import RESAMPLES
-from care_qdrant.redaction import redact
+from care_qdrant.errors import redact
 
 MARKDOWN_FILE, HTML_FILE = "report.md", "report.html"
 

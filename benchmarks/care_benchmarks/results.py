@@ -13,8 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from care_benchmarks.machine import Machine
 from care_benchmarks.measures import Kind
 from care_benchmarks.statistics import Comparison, Interval
-from care_qdrant.errors import InputError
-from care_qdrant.redaction import redact
+from care_qdrant.errors import InputError, redact
 
 T = TypeVar("T")
 

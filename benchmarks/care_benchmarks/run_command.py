@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from care_qdrant.cli.options import Target
-from care_qdrant.errors import InputError
-from care_qdrant.redaction import redact, remember_secret
+from care_qdrant.errors import InputError, redact, remember_secret
 
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask

@@ -4,11 +4,11 @@ import sys
 
 import click
 
-from care_qdrant import __version__
 from care_qdrant.cli.configuration import read_defaults
 from care_qdrant.cli.groups import CONTEXT, LazyGroup
 from care_qdrant.cli.logs import log_error, log_options, set_up_logs
 from care_qdrant.errors import INTERRUPTED_EXIT_CODE, CareError
+from care_qdrant.version import __version__
 
 _COMMANDS = (
     "ingest",

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from care_qdrant import __version__
 from care_qdrant.cli import run
 from care_qdrant.cli.groups import CONTEXT, GroupedCommand
 from care_qdrant.cli.logs import log_options
@@ -23,6 +22,7 @@ from care_qdrant.cli.options import (
     target_options,
 )
 from care_qdrant.errors import REJECTED_ROWS_EXIT_CODE
+from care_qdrant.version import __version__
 
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient

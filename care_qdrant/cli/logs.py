@@ -9,7 +9,7 @@ import click
 from typing_extensions import override
 
 from care_qdrant.cli.options import add_options
-from care_qdrant.redaction import redact
+from care_qdrant.errors import redact
 
 _LOGGERS = ("care_qdrant", "care_trainer", "care_benchmarks", "llama_index.embeddings.care")
 

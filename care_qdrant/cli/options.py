@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from care_qdrant.redaction import redact, remember_secret
+from care_qdrant.errors import redact, remember_secret
 
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient

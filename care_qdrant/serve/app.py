@@ -8,7 +8,6 @@ from typing import Any, Literal
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
-from care_qdrant import __version__
 from care_qdrant.model import CareModel
 from care_qdrant.serve import openapi, schemas
 from care_qdrant.serve.embeddings import openai_embeddings, openai_models, tei_embed
@@ -22,6 +21,7 @@ from care_qdrant.serve.pairs import Pairs, ServedPair
 from care_qdrant.serve.refusal import Refusal
 from care_qdrant.serve.searching import Searching
 from care_qdrant.serve.settings import ServeSettings
+from care_qdrant.version import __version__
 
 logger = logging.getLogger(__name__)
 

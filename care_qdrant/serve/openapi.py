@@ -6,11 +6,11 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from care_qdrant import __version__
 from care_qdrant.serve.endpoint import Get, Post
 from care_qdrant.serve.gateway import OPEN_PATHS
 from care_qdrant.serve.refusal import OPENAI_PREFIX
 from care_qdrant.serve.schemas import ErrorAnswer, OpenAIErrorAnswer
+from care_qdrant.version import __version__
 
 PATH = "/openapi.json"
 

@@ -17,8 +17,7 @@ from grpc import RpcError, StatusCode  # type: ignore[import-untyped]
 from qdrant_client import QdrantClient
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
-from care_qdrant.errors import FolderLocked, InputError, Rejected, ServerTooOld, Unreachable
-from care_qdrant.redaction import remember_secret
+from care_qdrant.errors import FolderLocked, InputError, Rejected, ServerTooOld, Unreachable, remember_secret
 from care_qdrant.store.nodes import ClusterClient
 
 logger = logging.getLogger(__name__)

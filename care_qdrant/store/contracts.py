@@ -12,7 +12,7 @@ from typing import Any
 
 from qdrant_client import models
 
-from care_qdrant import __version__
+from care_qdrant.version import __version__
 
 METADATA_PREFIX = "care:"
 

@@ -13,8 +13,8 @@ from uuid import UUID
 import numpy as np
 from qdrant_client import models
 
-from care_qdrant import __version__
 from care_qdrant.types import Vectors
+from care_qdrant.version import __version__
 
 LEARNED_PREFIX = "care-learned:"
 PROBES = 16

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from qdrant_client import QdrantClient
 from qdrant_client.http.exceptions import UnexpectedResponse
 
-from care_qdrant.errors import InputError, Unreachable
-from care_qdrant.redaction import redact
+from care_qdrant.errors import InputError, Unreachable, redact
 from care_qdrant.store.retry import describe_error
 
 logger = logging.getLogger(__name__)

@@ -17,8 +17,7 @@ import httpx
 from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
-from care_qdrant.errors import QdrantError, Rejected
-from care_qdrant.redaction import redact
+from care_qdrant.errors import QdrantError, Rejected, redact
 
 logger = logging.getLogger(__name__)
 
