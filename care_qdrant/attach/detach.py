@@ -91,7 +91,7 @@ def _checked_name(schema: CollectionSchema, vector_name: str | None) -> str:
         )
     if vector_name is None:
         if len(attached) != 1:
-            raise InputError(f"collection {schema.name!r}: attached vectors are: {there}; give --vector-name")
+            raise InputError(f"collection {schema.name!r}: attached vectors are: {there}; give --vector-name, or --all")
         [vector_name] = attached
     if vector_name not in attached:
         raise InputError(

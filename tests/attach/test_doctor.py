@@ -115,8 +115,13 @@ def test_the_four_commands_in_their_order(tmp_path: Path, pair_folder: Path) -> 
     assert isinstance(bad.exception, NotVerified)
     assert json.loads(bad.stdout)["covered"] == 11
 
-    gone = CliRunner().invoke(detach_cli.command, [NAME, *path], catch_exceptions=False)
-    assert json.loads(gone.stdout)["vector_name"] == "tiny-pair"
+    CliRunner().invoke(attach_cli.command, [NAME, *path, "--sparse", "bm25"], catch_exceptions=False)
+    unsure = CliRunner().invoke(detach_cli.command, [NAME, *path])
+    assert isinstance(unsure.exception, InputError)
+    assert "bm25, tiny-pair; give --vector-name, or --all" in str(unsure.exception)
+    assert CliRunner().invoke(detach_cli.command, [NAME, *path, "--all", "--vector-name", "bm25"]).exit_code == 2
+    gone = CliRunner().invoke(detach_cli.command, [NAME, *path, "--all"], catch_exceptions=False)
+    assert [json.loads(line)["vector_name"] for line in gone.stdout.splitlines()] == ["bm25", "tiny-pair"]
     client = QdrantClient(path=str(tmp_path))
     assert contents(client) == before
     client.close()
