@@ -20,14 +20,13 @@ from care_qdrant.checkpoint.integrity import list_files, sha256
 from care_qdrant.errors import InputError, needs_extra
 from care_qdrant.learn.checks import require_learnable
 from care_qdrant.learn.earlier import Earlier, table_of
+from care_qdrant.learn.learn import Progress
 from care_qdrant.learn.queries import Questions
 from care_qdrant.learn.settings import SMALL, LearnSettings
 from care_qdrant.learn.table import EVALUATIONS, PATIENCE
 from care_qdrant.learn.tokens import tokenize
 from care_qdrant.learn.training import Split, Trained, reduced, train
 from care_qdrant.types import Vectors
-
-Progress = Callable[[str, int, int], None]
 
 
 class Trainer(Protocol):

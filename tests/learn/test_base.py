@@ -16,7 +16,7 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.checkpoint.folder import verify_checkpoint
 from care_qdrant.cli import care
-from care_qdrant.errors import InputError, ModelError
+from care_qdrant.errors import InputError, MissingExtra, ModelError
 from care_qdrant.learn.learn import LearnReport, learn
 from care_qdrant.learn.settings import SMALL, AlignSettings, LearnSettings
 from care_qdrant.model import CareModel
@@ -173,6 +173,13 @@ def test_what_is_no_base(base: str, message: str, tmp_path: Path) -> None:
         tiny.document_tower(tmp_path / "llm")
     with pytest.raises((InputError, ModelError), match=message):
         learn(collection(), "articles", tmp_path / "queries", settings=SETTINGS, base=str(tmp_path / base))
+
+
+def test_the_extra_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delitem(sys.modules, "care_trainer.learning", raising=False)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(MissingExtra, match=r"care learn --base needs datasets, .*pip install 'care-qdrant\[train\]'"):
+        learn(collection(), "articles", tmp_path / "queries", settings=SETTINGS, base=SMALL)
 
 
 def test_a_base_and_an_update_are_refused_together() -> None:
