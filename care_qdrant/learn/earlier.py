@@ -13,6 +13,7 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from tokenizers import Tokenizer
 
 from care_qdrant.checkpoint.folder import verify_checkpoint
+from care_qdrant.encoders.torch import no_progress_bars
 from care_qdrant.errors import InputError
 from care_qdrant.learn.reading import sample_ids
 from care_qdrant.learn.settings import FOLDER, LearnSettings
@@ -56,6 +57,7 @@ class Earlier:
         return ~np.isin(_digests(ids), self.seen)
 
 
+@no_progress_bars()
 def load_earlier(folder: Path) -> Earlier:
     """Read what an earlier run left.
 

@@ -11,10 +11,12 @@ from sentence_transformers.base.modules import Dense, Normalize
 
 from care_qdrant.checkpoint.card import Card
 from care_qdrant.checkpoint.folder import write_checkpoint
+from care_qdrant.encoders.torch import no_progress_bars
 from care_qdrant.export.onnx import export_query_encoder
 from care_qdrant.types import Vectors
 
 
+@no_progress_bars()
 def write_folder(
     folder: Path,
     encoder: SentenceTransformer,

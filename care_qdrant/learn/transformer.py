@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from care_qdrant.checkpoint.card import CARD_FILE
 from care_qdrant.checkpoint.hub import find_folder
 from care_qdrant.checkpoint.integrity import list_files, sha256
+from care_qdrant.encoders.torch import no_progress_bars
 from care_qdrant.errors import InputError, needs_extra
 from care_qdrant.learn.checks import require_learnable
 from care_qdrant.learn.earlier import Earlier, table_of
@@ -94,6 +95,7 @@ def find_base(base: str) -> Path | None:
     return folder
 
 
+@no_progress_bars()
 def train_transformer(
     split: Split,
     log: Questions | None,
