@@ -10,6 +10,7 @@ vectors, `attach` adds BM25, and the scores are those of `Retriever`, dense and 
 
 import gzip
 import json
+import resource
 import tempfile
 import time
 from collections.abc import Sequence
@@ -51,10 +52,18 @@ Scores = npt.NDArray[np.floating[Any]]
 @click.argument("query_vectors", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--seeds", default="0,1,2", show_default=True)
 @click.option("--shares", default="1", show_default=True, help="Fractions of the documents that learning sees.")
+@click.option("--base", help="Transformer to train: a folder, built-in or small.  [default: a table]")
 @click.option("--teacher", default="multilingual-e5-small", show_default=True, help="Name of the old model.")
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), required=True)
 def main(
-    corpus: Path, document_vectors: Path, query_vectors: Path, seeds: str, shares: str, teacher: str, output: Path
+    corpus: Path,
+    document_vectors: Path,
+    query_vectors: Path,
+    seeds: str,
+    shares: str,
+    base: str | None,
+    teacher: str,
+    output: Path,
 ) -> None:
     """Learn from CORPUS with DOCUMENT_VECTORS and score its queries."""
     documents, queries, relevant = _read(corpus)
@@ -74,7 +83,9 @@ def main(
     }
     for share in (float(part) for part in shares.split(",")):
         for seed in (int(part) for part in seeds.split(",")):
-            result["runs"].append(_run(documents, stored, queries, relevant, lexical, old, seed=seed, share=share))
+            result["runs"].append(
+                _run(documents, stored, queries, relevant, lexical, old, seed=seed, share=share, base=base)
+            )
             output.write_text(json.dumps(result, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
             click.echo(json.dumps({key: value for key, value in result["runs"][-1].items() if key != "report"}))
 
@@ -89,6 +100,7 @@ def _run(
     *,
     seed: int,
     share: float,
+    base: str | None,
 ) -> dict[str, Any]:
     """Learn from a share of the documents, and search all of them."""
     seen = np.random.default_rng(seed).permutation(len(documents))[: round(share * len(documents))]
@@ -96,7 +108,7 @@ def _run(
     with tempfile.TemporaryDirectory() as scratch:
         client = QdrantClient(":memory:")
         write_collection(client, documents, stored, seen)
-        report = learn(client, COLLECTION, Path(scratch) / "learned", settings=LearnSettings(seed=seed))
+        report = learn(client, COLLECTION, Path(scratch) / "learned", settings=LearnSettings(seed=seed), base=base)
         cpu_seconds = time.process_time() - began
         later = np.setdiff1d(np.arange(len(documents)), seen)
         upload(client, documents, stored, later)
@@ -111,6 +123,7 @@ def _run(
         "seed": seed,
         "share": share,
         "cpu_seconds": round(cpu_seconds, 1),
+        "peak_resident_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
         "dense": _figures(dense),
         "dense_of_answers_added_later": _figures(dense[np.isin(relevant, later)]) if len(later) else None,
         "alpha": report.alpha,

@@ -43,7 +43,7 @@ _log_options = add_options(
     name="learn",
     cls=GroupedCommand,
     groups={
-        "Options": ["vector_name", "output", "update", "watch_seconds", "force", "path", "url", "seed"],
+        "Options": ["vector_name", "output", "base", "update", "watch_seconds", "force", "path", "url", "seed"],
         "Reading": ["text_field", "sample"],
         "Old model": [
             "queries",
@@ -65,6 +65,12 @@ _log_options = add_options(
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
     help="Destination of the CARE folder.  [default: COLLECTION-queries]",
+)
+@click.option(
+    "--base",
+    help="Train a transformer in place of a table of token vectors (extra 'train'): from a folder with a pretrained "
+    "sentence-transformers model or BERT, from the query encoder of a CARE folder or of 'built-in', or, with 'small', "
+    "two layers that start from a table.  [default: a table]",
 )
 @click.option("--text-field", help="Payload field with the text, as body or document.body.  [default: guessed]")
 @click.option(
@@ -95,6 +101,7 @@ def command(
     collection: str,
     vector_name: str | None,
     output: Path | None,
+    base: str | None,
     text_field: str | None,
     sample: int,
     seed: int,
@@ -117,6 +124,7 @@ def command(
     Example:
       care learn articles --url http://localhost:6333
       care search "糖尿病人能吃西瓜吗" --collection articles --model articles-queries --url http://localhost:6333
+      care learn articles --url http://localhost:6333 --base built-in --output articles-layers
       care learn articles --url http://localhost:6333 --update
       care learn articles --url http://localhost:6333 --watch 600
     """
@@ -124,6 +132,8 @@ def command(
     from care_qdrant.errors import InputError
     from care_qdrant.learn.learn import learn
 
+    if base is not None and (update or watch_seconds is not None):
+        raise click.UsageError("--base starts anew, --update and --watch go on with what is there; give one")
     folder = output or Path(f"{collection}-queries")
     if update and not folder.is_dir():
         raise InputError(f"{folder}: is not there; --update continues from the folder of an earlier run")
@@ -134,6 +144,7 @@ def command(
         vector_name=vector_name,
         text_field=text_field,
         document=document,
+        base=base,
         questions=_questions(**log),
         force=force,
     )

@@ -1,4 +1,4 @@
-"""What an earlier run left in its CARE folder: the table to continue from, and which points it has seen."""
+"""What an earlier run left in its CARE folder: the encoder to continue from, and which points it has seen."""
 
 import hashlib
 from collections.abc import Sequence
@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Dense
+from sentence_transformers.base.modules import Dense, Normalize
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from tokenizers import Tokenizer
 
 from care_qdrant.checkpoint.folder import verify_checkpoint
+from care_qdrant.encoders.torch import no_progress_bars
 from care_qdrant.errors import InputError
 from care_qdrant.learn.reading import sample_ids
 from care_qdrant.learn.settings import FOLDER, LearnSettings
@@ -26,17 +27,37 @@ _SEEN = "seen.npy"
 class Earlier:
     """A query encoder that an earlier run learned."""
 
-    tokenizer: Tokenizer
-    table: Vectors
+    encoder: SentenceTransformer
+    """Its query encoder, which ends in the learned space, before the normalisation."""
     basis: Vectors | None
     seen: npt.NDArray[np.uint64]
     """Digests of the ids of the points that the run read, sorted."""
+    fingerprint: str
+    """Of its CARE folder."""
+
+    @property
+    def is_table(self) -> bool:
+        """Whether the encoder is a table of token vectors, without layers."""
+        return isinstance(self.encoder[0], StaticEmbedding)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of a table."""
+        static = self.encoder[0]
+        assert isinstance(static, StaticEmbedding)
+        return static.tokenizer
+
+    @property
+    def table(self) -> Vectors:
+        """Token vectors of a table, (tokens, width)."""
+        return table_of(self.encoder)
 
     def is_new(self, ids: Sequence[object]) -> npt.NDArray[np.bool_]:
         """Return which points the earlier run did not read, (ids,)."""
         return ~np.isin(_digests(ids), self.seen)
 
 
+@no_progress_bars()
 def load_earlier(folder: Path) -> Earlier:
     """Read what an earlier run left.
 
@@ -44,14 +65,24 @@ def load_earlier(folder: Path) -> Earlier:
         InputError: The folder was not written by `care learn`.
         ModelError: It is incomplete or altered.
     """
-    verify_checkpoint(folder)
+    card = verify_checkpoint(folder)
     seen = _load_seen(folder)
     model = SentenceTransformer(str(folder / "query"), device="cpu", local_files_only=True)
-    static = model[0]
+    modules = [module for module in model if not isinstance(module, Normalize)]
+    basis, last = None, modules[-1]
+    if isinstance(last, Dense) and last.linear.bias is None:  # a projection that was trained has a bias
+        basis = np.ascontiguousarray(last.linear.weight.detach().numpy().T)
+        modules.pop()
+    encoder = SentenceTransformer(modules=modules, prompts={"query": card.query.prompt}, device="cpu")
+    return Earlier(encoder, basis, seen, card.fingerprint)
+
+
+def table_of(encoder: SentenceTransformer) -> Vectors:
+    """Return the token vectors of an encoder that is a table, (tokens, width)."""
+    static = encoder[0]
     assert isinstance(static, StaticEmbedding)
-    dense = next((module for module in model if isinstance(module, Dense)), None)
-    basis = None if dense is None else np.ascontiguousarray(dense.linear.weight.detach().numpy().T)
-    return Earlier(static.tokenizer, static.embedding.weight.detach().numpy(), basis, seen)
+    vectors: Vectors = static.embedding.weight.detach().numpy()
+    return vectors
 
 
 def unseen_fraction(folder: Path, collection: Collection, settings: LearnSettings) -> float:

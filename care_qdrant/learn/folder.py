@@ -1,4 +1,4 @@
-"""A trained table of token vectors as a CARE folder: a stock sentence-transformers model, ONNX, and a card."""
+"""A learned query encoder as a CARE folder: a stock sentence-transformers model, ONNX, and a card."""
 
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -8,19 +8,18 @@ from typing import Any
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
-from sentence_transformers.sentence_transformer.modules import StaticEmbedding
-from tokenizers import Tokenizer
 
 from care_qdrant.checkpoint.card import Card
 from care_qdrant.checkpoint.folder import write_checkpoint
+from care_qdrant.encoders.torch import no_progress_bars
 from care_qdrant.export.onnx import export_query_encoder
 from care_qdrant.types import Vectors
 
 
+@no_progress_bars()
 def write_folder(
     folder: Path,
-    tokenizer: Tokenizer,
-    table: Vectors,
+    encoder: SentenceTransformer,
     basis: Vectors | None,
     *,
     name: str,
@@ -35,8 +34,7 @@ def write_folder(
 
     Args:
         folder: Destination; a CARE folder there is replaced.
-        tokenizer: Of the table.
-        table: Token vectors, (tokens, width).
+        encoder: Ends in the learned space, before the normalisation.
         basis: Orthonormal rows (width, dim) that lead to the dimensions of the collection; None for the same ones.
         name: Of the pair.
         document: Folder of the model that made the vectors; None where it is not to hand.
@@ -48,7 +46,7 @@ def write_folder(
     """
     with tempfile.TemporaryDirectory(prefix="care-learn-") as scratch:
         query = Path(scratch) / "query"
-        _write_encoder(query, tokenizer, table, basis)
+        _write_encoder(query, encoder, basis)
         onnx = export_query_encoder(query, probe_texts, document_vectors=document_vectors, keep_fp32=False)
         return write_checkpoint(
             folder,
@@ -64,15 +62,20 @@ def write_folder(
         )
 
 
-def _write_encoder(folder: Path, tokenizer: Tokenizer, table: Vectors, basis: Vectors | None) -> None:
-    modules: list[torch.nn.Module] = [StaticEmbedding(tokenizer, embedding_weights=torch.from_numpy(table))]
+def _write_encoder(folder: Path, encoder: SentenceTransformer, basis: Vectors | None) -> None:
+    modules: list[torch.nn.Module] = list(encoder.children())
     if basis is not None:
         width, dim = basis.shape
         dense = Dense(width, dim, bias=False, activation_function=torch.nn.Identity())
         with torch.no_grad():
             dense.linear.weight.copy_(torch.from_numpy(basis.T))
         modules.append(dense)
-    model = SentenceTransformer(modules=[*modules, Normalize()], similarity_fn_name="cosine", device="cpu")
+    model = SentenceTransformer(
+        modules=[*modules, Normalize()],
+        prompts={"query": encoder.prompts.get("query") or ""},
+        similarity_fn_name="cosine",
+        device="cpu",
+    )
     model.save_pretrained(str(folder), create_model_card=False)
 
 

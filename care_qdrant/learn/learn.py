@@ -11,7 +11,7 @@ from qdrant_client import QdrantClient
 
 from care_qdrant.checkpoint.card import Card
 from care_qdrant.checkpoint.hub import BUILT_IN
-from care_qdrant.errors import needs_extra
+from care_qdrant.errors import InputError, needs_extra
 from care_qdrant.learn import quality
 from care_qdrant.learn.held_out import HeldOut
 from care_qdrant.learn.queries import Questions
@@ -47,14 +47,20 @@ class LearnReport:
     without_vector: int
     repeated: int
     text_field: str
+    base: str | None
+    """What a transformer was trained from, as it was named; None for a table and for an update."""
+    layers: bool
+    """Whether the encoder is a transformer, not a table of token vectors."""
     vocabulary: int
     tokens: str
-    """Whose tokens have vectors: "collection", "built-in", or "earlier" after an update."""
+    """Whose tokens have vectors: "collection", "built-in", "base", or "earlier" after an update."""
     steps: int
     best_step: int
     seconds: float
     trained_again: bool
     """Whether the encoder that was written has then learned the held-out documents, too."""
+    before: HeldOut | None
+    """Quality of what a transformer began with, before it was trained; None for a table."""
     held_out: HeldOut
     agreement: quality.Agreement | None
     """With the old model on questions that were not trained on; None without a query log."""
@@ -82,6 +88,7 @@ def learn(
     name: str | None = None,
     document: Path | None = None,
     questions: Callable[[int], Questions] | None = None,
+    base: str | None = None,
     start: Path | None = None,
     force: bool = False,
     policy: RetryPolicy | None = None,
@@ -101,7 +108,10 @@ def learn(
         name: Of the pair; None takes the name of the folder.
         document: Folder of the sentence-transformers model that made the vectors, to become the document side.
         questions: Returns a query log with the old model's vectors of so many dimensions; half of it is trained on.
-        start: CARE folder that an earlier call wrote for this collection, to continue from.
+        base: Pretrained encoder to train in place of a table of token vectors: folder of a sentence-transformers model
+            or of a BERT-like transformer, CARE folder, ``built-in``, or ``small`` for a transformer of two layers that
+            starts from a table. None trains a table.
+        start: CARE folder that an earlier call wrote for this collection, to continue from; excludes ``base``.
         force: Register the encoder whatever its quality.
         policy: How often to try a call to Qdrant again.
         on_progress: See `Progress`.
@@ -110,8 +120,10 @@ def learn(
         InputError: The collection has nothing to learn from; the message says what was found.
         ContractError: Its vector is of a kind that no query encoder can follow.
         QdrantError: Qdrant refused, or cannot be reached.
-        MissingExtra: Torch or onnx are not installed.
+        MissingExtra: Torch or onnx are not installed, or the trainer, which ``base`` needs.
     """
+    if base is not None and start is not None:
+        raise InputError(f"{start}: an update continues from the encoder that is there; leave the base {base!r} out")
     began = time.monotonic()
     with needs_extra("learn", "learning a query encoder"):
         import onnxscript  # noqa: F401  # the export at the end needs it
@@ -124,8 +136,13 @@ def learn(
     log = None if questions is None else questions(params.size)
     from care_qdrant.learn.earlier import load_earlier, save_seen
     from care_qdrant.learn.training import Split, train
+    from care_qdrant.learn.transformer import find_base, load_trainer, train_transformer
 
     earlier = None if start is None else load_earlier(start)
+    is_table = base is None and (earlier is None or earlier.is_table)
+    pretrained = None if base is None else find_base(base)
+    if not is_table:
+        load_trainer()
     pairs = read_pairs(
         collection,
         vector_name,
@@ -138,9 +155,12 @@ def learn(
     where = f"vector {vector_name!r} of collection {collection.name!r}"
     new_documents = None if earlier is None else split.drift(earlier, settings)
     state = output.with_name(f".{output.name}.learning")
-    trained = train(
-        split, log, settings, where, earlier, state, lambda done, total: on_progress("training", done, total)
-    )
+    if is_table:
+        trained = train(
+            split, log, settings, where, earlier, state, lambda done, total: on_progress("training", done, total)
+        )
+    else:
+        trained = train_transformer(split, log, settings, where, earlier or pretrained, state, on_progress)
     refused = quality.verdict(trained.held_out)
     stage = {
         "name": "learn",
@@ -148,7 +168,7 @@ def learn(
         "settings": asdict(settings),
         "best_step": trained.best_step,
         "held_out": asdict(trained.held_out),
-        "start": BUILT_IN if trained.built_in_start else "random",
+        "start": base or (BUILT_IN if trained.built_in_start else "random"),
         "tokens": trained.tokens,
     }
     alpha = quality.fusion_alpha(
@@ -173,12 +193,15 @@ def learn(
         without_vector=pairs.without_vector,
         repeated=pairs.repeated,
         text_field=pairs.layout.text_field,
+        base=base,
+        layers=not is_table,
         vocabulary=trained.tokenizer.get_vocab_size(),
         tokens=trained.tokens,
         steps=trained.steps,
         best_step=trained.best_step,
         seconds=round(time.monotonic() - began, 1),
         trained_again=trained.trained_again,
+        before=trained.before,
         held_out=trained.held_out,
         agreement=_agreement(output, log, split),
         new_documents=new_documents,
@@ -212,8 +235,7 @@ def _write(
     output.parent.mkdir(parents=True, exist_ok=True)
     return write_folder(
         output,
-        trained.tokenizer,
-        trained.table,
+        trained.encoder,
         split.pairs.basis,
         name=name,
         document=document,

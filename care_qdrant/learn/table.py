@@ -22,8 +22,9 @@ from care_qdrant.types import Vectors
 
 SAME = 0.999
 """Cosine above which two stored vectors count as one."""
-_EVALUATIONS = 24
-_PATIENCE = 6
+EVALUATIONS = 24
+"""Of a whole training run."""
+PATIENCE = 6
 """Evaluations below the best one, by more than noise, after which training ends."""
 _NOISE = 0.01
 """Of a score. The learning rate falls to the end, so the latest table within it of the best is kept: on one of three
@@ -115,7 +116,7 @@ def fit_table(
         TrainingError: The loss is not finite.
     """
     steps = max(1, min(settings.max_steps, settings.epochs * -(-len(tokens) // settings.batch)))
-    every = max(1, steps // _EVALUATIONS)
+    every = max(1, steps // EVALUATIONS)
     weights = nn.Parameter(torch.from_numpy(table.copy()))
     optimizer = torch.optim.SparseAdam([weights], lr=settings.learning_rate)
     fit = Fit(table, 0, 0, score(table) if score else 0.0, [])
@@ -146,7 +147,7 @@ def fit_table(
         best = max(best, found)
         if found >= best - _NOISE:
             fit.table, fit.best_step, fit.score = weights.detach().numpy().copy(), step, found
-        elif step - fit.best_step >= _PATIENCE * every:
+        elif step - fit.best_step >= PATIENCE * every:
             break
         if resume is not None:
             resume.save(

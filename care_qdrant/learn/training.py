@@ -8,6 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from tokenizers import Tokenizer
 
 from care_qdrant.checkpoint.hub import BUILT_IN
@@ -75,7 +78,7 @@ class Split:
         generator = np.random.default_rng([settings.seed, 4])
         questions = [held_out.question_of(self.pairs.texts[row], self.pairs.titles[row], generator) for row in new]
         candidates = np.concatenate([self.pairs.vectors[new], self.candidates])
-        encoded = tables.encode(earlier.table, tokenize(earlier.tokenizer, questions))
+        encoded = earlier.encoder.encode_query(questions, normalize_embeddings=True, show_progress_bar=False)
         return held_out.measure(held_out.ranks(encoded, candidates, np.arange(len(new))), len(candidates))
 
     def digest(self, settings: LearnSettings) -> str:
@@ -88,19 +91,22 @@ class Split:
 class Trained:
     """A query encoder in the learned space."""
 
+    encoder: SentenceTransformer
+    """Ends in the learned space, before the normalisation."""
     tokenizer: Tokenizer
+    """Of the encoder, without padding."""
     tokens: str
-    """Whose tokens they are: those of the "collection", of the "built-in" pair, or of the "earlier" run."""
-    table: Vectors
-    """(tokens, width)."""
+    """Whose tokens: of the "collection", the "built-in" pair, the "earlier" run, or a pretrained "base"."""
     built_in_start: bool
     """Whether it began with what the built-in pair knows of its tokens."""
     trained_again: bool
-    """Whether the table has been trained once more, with the held-out documents."""
+    """Whether it has been trained once more, with the held-out documents."""
+    before: HeldOut | None
+    """Quality of what a transformer began with: a table, a mapped base, or the earlier encoder; None for a table."""
     held_out: HeldOut
-    """Quality of the table that was trained without the held-out documents."""
+    """Quality of the encoder that was trained without the held-out documents."""
     questions: Vectors
-    """That table's vectors of the held-out documents' questions."""
+    """That encoder's vectors of the held-out documents' questions."""
     steps: int
     best_step: int
     history: list[dict[str, float]]
@@ -114,6 +120,8 @@ def train(
     earlier: Earlier | None,
     state: Path,
     on_step: Callable[[int, int], None],
+    *,
+    with_held_out: bool = True,
 ) -> Trained:
     """Train a table of token vectors, measure it on the held-out documents, and train it again with them.
 
@@ -129,6 +137,7 @@ def train(
         earlier: The encoder to continue from.
         state: Folder in which an interrupted run finds what it has done.
         on_step: Told the steps done and the steps planned.
+        with_held_out: Train again with the held-out documents; without, the table does not know them.
 
     Raises:
         InputError: There is nothing to learn from these texts and vectors.
@@ -136,7 +145,7 @@ def train(
     """
     state.mkdir(parents=True, exist_ok=True)
     is_known = earlier is None and is_chinese(split.texts)
-    again = len(split.held) > _NEGLIGIBLE * len(split.texts)
+    again = with_held_out and len(split.held) > _NEGLIGIBLE * len(split.texts)
     run = _Run(split, log, settings, where, earlier, is_known, state, on_step, fits_left=1 + is_known + again)
     best = run.fit(_own_tokens(split, settings, earlier, state))
     if is_known:
@@ -146,12 +155,16 @@ def train(
     table, texts = run.fit_with_held_out(best) if again else (best.fit.table, best.texts)
     if not is_known:
         table = np.where(tables.frequencies(texts.tokens, len(table))[:, None] > 0, table, np.float32(0))
+    folded = torch.from_numpy(best.tokens.composer.fold(table, texts.targets.mean(axis=0)))
     return Trained(
+        encoder=SentenceTransformer(
+            modules=[StaticEmbedding(best.tokens.tokenizer, embedding_weights=folded)], device="cpu"
+        ),
         tokenizer=best.tokens.tokenizer,
         tokens=best.tokens.name,
-        table=best.tokens.composer.fold(table, texts.targets.mean(axis=0)),
         built_in_start=is_known,
         trained_again=again,
+        before=None,
         held_out=run.quality(best.tokens, best.fit.table),
         questions=run.questions(best.tokens, best.fit.table),
         steps=best.fit.steps,

@@ -8,6 +8,7 @@ from care_trainer.losses.objectives import (
     DistillObjective,
     InfoNce,
     Matryoshka,
+    Others,
     PairObjective,
     false_negatives,
 )
@@ -106,6 +107,26 @@ def test_align_is_equation_3_with_the_squared_norm_of_equation_2() -> None:
     ]
     squared = ((unit[0] - unit[1]) ** 2).sum(axis=1).mean()
     expected = 0.5 * _numpy_info_nce([student, teacher.half().float()], 0.05) + 2.0 * squared
+    assert found.item() == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_align_tells_a_text_apart_from_stored_vectors_of_others_too() -> None:
+    student, teacher = _columns(2)
+    stored = np.random.default_rng(0).normal(size=(20, DIM)).astype(np.float32)
+    keys = np.arange(100, 120)
+    keys[:10] = 0  # the text of the first row: no negatives of it
+    others = Others(stored, keys, 12)
+    objective = AlignObjective(InfoNce(0.05), mse_weight=0.0, others=others)
+    torch.manual_seed(7)
+    rows = torch.randint(20, (12,)).numpy()
+    torch.manual_seed(7)
+    found = objective(Batch([student], [torch.arange(ROWS)], teacher))
+    unit = [
+        value / np.linalg.norm(value, axis=1, keepdims=True) for value in (student.numpy(), teacher.numpy(), stored)
+    ]
+    scores = unit[0] @ np.concatenate([unit[1], unit[2][rows]]).T / 0.05
+    scores[0, ROWS:][keys[rows] == 0] = -np.inf
+    expected = np.mean(np.log(np.exp(scores).sum(axis=1)) - np.diag(scores))
     assert found.item() == pytest.approx(float(expected), rel=1e-4)
 
 

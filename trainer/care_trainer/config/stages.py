@@ -166,6 +166,11 @@ class Align(Stage):
     """Weight λ1 of the contrastive term in equation (3)."""
     mse_weight: PositiveOrZero = 1.0
     """Weight λ2 of the squared distance in equation (3)."""
+    negatives: CountOrZero = 0
+    """Teacher's vectors of other texts, drawn at random in each step, that a text is told apart from besides those of
+    its batch. Not part of the paper's Stage I."""
+    token_dropout: Fraction = 0.0
+    """Fraction of the tokens left out of each text in training. Not part of the paper's Stage I."""
     kl_weight: PositiveOrZero = 0.0
     """Weight of KALE's divergence between the two vectors. Not part of the paper's Stage I."""
     teacher_prompt: str | None = None

@@ -21,7 +21,7 @@ SHORTEST_REST = 12
 """Characters that a crop must leave; a shorter document is not cropped."""
 
 Row = dict[str, Any]
-Half = npt.NDArray[np.float16]
+Stored = npt.NDArray[np.floating]
 Prompts = Mapping[str, tuple[str, str]]
 """Prompts of queries and of documents, by source."""
 
@@ -116,7 +116,7 @@ class TeacherCollator(PairCollator):
         options: Options of `PairCollator`.
     """
 
-    def __init__(self, *vectors: Half, documents: tuple[Documents, Half] | None = None, **options: Any) -> None:
+    def __init__(self, *vectors: Stored, documents: tuple[Documents, Stored] | None = None, **options: Any) -> None:
         super().__init__(**options)
         self.vectors, self.documents = vectors, documents
 

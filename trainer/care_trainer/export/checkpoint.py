@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
-from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from care_qdrant.checkpoint.card import Card, OnnxFiles
 from care_qdrant.checkpoint.folder import write_checkpoint
@@ -119,7 +118,7 @@ def _exports(folder: Path) -> bool:
     if _is_static(folder):
         return True
     model_type = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
-    return model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    return towers.reads_both_ways(model_type)
 
 
 def _write_onnx(run: Run, folder: Path, pairs: list[Pair], documents: Vectors) -> OnnxFiles:

@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses.gradcache import CachedLossMixin
 from torch import Tensor, nn
 
-from care_trainer.config import Stage
+from care_trainer.config import Align, Stage
 from care_trainer.config.stages import PairStage
 from care_trainer.losses.keys import LABEL_KEYS, Features, is_flat, text_keys, without_keys
 from care_trainer.losses.objectives import Batch
@@ -127,7 +127,7 @@ def embedding_loss(model: SentenceTransformer, objective: nn.Module, stage: Stag
         mini_batch_size=stage.mini_batch_size,
         mini_batch_tokens=stage.mini_batch_tokens,
         cached=stage.cached,
-        token_dropout=stage.token_dropout if isinstance(stage, PairStage) else 0.0,
+        token_dropout=stage.token_dropout if isinstance(stage, PairStage | Align) else 0.0,
     )
 
 

@@ -8,6 +8,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from sentence_transformers.util import all_gather, all_gather_with_grad, get_rank
 from torch import Tensor, nn
@@ -160,12 +162,29 @@ class Matryoshka(nn.Module):
         return torch.stack(losses).mean()
 
 
+@dataclass(frozen=True)
+class Others:
+    """Teacher's vectors from which each step draws further candidates."""
+
+    vectors: npt.NDArray[np.floating]
+    """(texts, dim); a memmap is read where it is drawn from."""
+    keys: npt.NDArray[np.int64]
+    """Hashes of the texts, (texts,)."""
+    drawn: int
+    """Candidates of a step."""
+
+    def draw(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return vectors, (drawn, dim), and keys, (drawn,), of random texts."""
+        rows = torch.randint(len(self.keys), (self.drawn,)).numpy()
+        return torch.from_numpy(self.vectors[rows]).to(device), torch.from_numpy(self.keys[rows]).to(device)
+
+
 class AlignObjective(nn.Module):
     """Equation (3): λ1 · Asym-InfoNCE + λ2 · squared distance to the teacher's vector of the text or its document.
 
     Equation (2) is the squared norm, a sum over dimensions; ``mse_loss`` would be their mean, ``dim`` times smaller.
     A third term, off in the paper's recipe, is KALE's: the divergence of the softmax over the student's dimensions
-    from that over the teacher's (arXiv 2304.01016).
+    from that over the teacher's (arXiv 2304.01016). Candidates beyond the batch are off there, too.
     """
 
     def __init__(
@@ -175,9 +194,10 @@ class AlignObjective(nn.Module):
         contrastive_weight: float = 1.0,
         mse_weight: float = 1.0,
         kl_weight: float = 0.0,
+        others: Others | None = None,
     ) -> None:
         super().__init__()
-        self.contrastive = contrastive
+        self.contrastive, self.others = contrastive, others
         self.contrastive_weight, self.mse_weight, self.kl_weight = contrastive_weight, mse_weight, kl_weight
 
     def forward(self, batch: Batch) -> Tensor:
@@ -189,6 +209,9 @@ class AlignObjective(nn.Module):
         if self.contrastive_weight:
             teacher_keys = batch.keys[0] if batch.label_keys is None else batch.label_keys[:, 0]
             pairs = Batch([student, teacher], [batch.keys[0], teacher_keys])
+            if self.others is not None:
+                vectors, keys = self.others.draw(student.device)
+                pairs = Batch([*pairs.embeddings, vectors], [*pairs.keys, keys])
             loss = loss + self.contrastive_weight * self.contrastive(pairs)
         if self.kl_weight:
             loss = loss + self.kl_weight * divergence(teacher, student, self.contrastive.temperature)

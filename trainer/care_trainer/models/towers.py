@@ -20,6 +20,7 @@ from sentence_transformers.base.modules import Dense, Module, Normalize, Router,
 from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding, WordWeights
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoConfig, AutoModel, BitsAndBytesConfig, PreTrainedTokenizerFast
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from care_qdrant.checkpoint.architecture import native_folder
 from care_qdrant.checkpoint.hub import fetch_document_side
@@ -128,6 +129,11 @@ def _query_model(modules: list[torch.nn.Module], width: int, tower: Tower, dim: 
 def is_static(model: SentenceTransformer) -> bool:
     """Return whether an encoder is a table of token vectors, without layers."""
     return isinstance(model[0], StaticEmbedding)
+
+
+def reads_both_ways(model_type: str) -> bool:
+    """Return whether models of a type are bidirectional encoders; decoders have no ONNX export."""
+    return model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 
 def _transformer(base: str, tower: Tower) -> Transformer:

@@ -1,7 +1,13 @@
 """Stage ``align`` (Stage I): the query encoder learns the frozen document encoder's vector of the same text."""
 
-from care_trainer.config import Align
-from care_trainer.losses.objectives import AlignObjective, InfoNce
+from collections.abc import Sequence
+
+import numpy as np
+
+from care_trainer.config import Align, Geometry
+from care_trainer.data.collators import Stored
+from care_trainer.data.read import text_key
+from care_trainer.losses.objectives import AlignObjective, InfoNce, Others
 from care_trainer.models import towers
 from care_trainer.stages.context import Context, Trained, train_student
 
@@ -10,20 +16,37 @@ def train_align(context: Context) -> Trained:
     """Align the query encoder [4.3.1, equation (3)]; the teacher's vectors are computed once."""
     stage = context.stage
     assert isinstance(stage, Align)
-    objective = AlignObjective(
-        InfoNce(stage.temperature, gather=True, geometry=context.run.geometry),
-        contrastive_weight=stage.contrastive_weight,
-        mse_weight=stage.mse_weight,
-        kl_weight=stage.kl_weight,
-    )
     if stage.pairs:
         rows = context.pair_rows()
-        query, trainable, metrics = train_student(
-            context, objective, rows, ["query"], documents=context.stored_documents(rows)
-        )
+        documents, vectors = context.stored_documents(rows)
+        objective = align_objective(stage, context.run.geometry, documents, vectors)
+        query, trainable, metrics = train_student(context, objective, rows, ["query"], documents=(documents, vectors))
     else:
         rows = context.text_rows(stage.sides)
-        vectors = context.stored_vectors(rows.columns["text"], "text", prompt=stage.teacher_prompt)
+        texts = rows.columns["text"]
+        vectors = context.stored_vectors(texts, "text", prompt=stage.teacher_prompt)
+        objective = align_objective(stage, context.run.geometry, texts, vectors)
         query, trainable, metrics = train_student(context, objective, rows, ["text"], vectors)
     joined = towers.pair(query, context.load("document"))
     return Trained(query, None, trainable, metrics, stage.temperature, joined)
+
+
+def align_objective(stage: Align, geometry: Geometry, texts: Sequence[str], vectors: Stored) -> AlignObjective:
+    """Return the objective of Stage I.
+
+    Args:
+        stage: Its settings.
+        geometry: Whether the teacher's vectors are normalised by the objective, or were cut after they had been.
+        texts: All texts that the teacher has read.
+        vectors: The teacher's vectors of them, (texts, dim).
+    """
+    others = None
+    if stage.negatives:
+        others = Others(vectors, np.fromiter(map(text_key, texts), np.int64, len(texts)), stage.negatives)
+    return AlignObjective(
+        InfoNce(stage.temperature, gather=True, geometry=geometry),
+        contrastive_weight=stage.contrastive_weight,
+        mse_weight=stage.mse_weight,
+        kl_weight=stage.kl_weight,
+        others=others,
+    )

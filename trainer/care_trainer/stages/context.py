@@ -1,10 +1,11 @@
 """What every stage receives and returns, and the training of a student on stored vectors, which three stages share."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from torch import nn
 
@@ -12,7 +13,7 @@ from care_qdrant.errors import InputError
 from care_trainer import evaluation
 from care_trainer.config import Data, Run, Side, Stage
 from care_trainer.data import table
-from care_trainer.data.collators import Prompts, TeacherCollator
+from care_trainer.data.collators import Prompts, Stored, TeacherCollator
 from care_trainer.data.table import Documents, Rows
 from care_trainer.distributed import main_process_first
 from care_trainer.losses.embedding import embedding_loss
@@ -208,16 +209,44 @@ def train_student(
         The query encoder, its trainable parameters by side, and the metrics.
     """
     query, trainable = context.load_trainable("query")
-    collator = TeacherCollator(
-        *vectors,
-        documents=documents,
-        preprocess_fn=query.preprocess,
-        prompts=dict.fromkeys(("text", "query"), context.run.query.prompt),
-        **context.collating(negatives),
-    )
-    loss = embedding_loss(query, objective, context.stage)
     table_columns = rows.columns.select_columns([*columns, "prompt", "source", "label"])
     is_symmetric = context.stage.kind == "distill"
     score = context.scoring(lambda: query if is_symmetric else towers.pair(query, context.load("document")))
-    metrics = fit(query, loss, table_columns, context.job(rows, collator=collator, score=score))
+    metrics = fit_student(
+        query,
+        objective,
+        table_columns,
+        context.job(rows, score=score),
+        *vectors,
+        documents=documents,
+        prompts=dict.fromkeys(("text", "query"), context.run.query.prompt),
+        **context.collating(negatives),
+    )
     return query, {"query": trainable}, metrics
+
+
+def fit_student(
+    query: SentenceTransformer,
+    objective: nn.Module,
+    columns: Dataset,
+    job: Job,
+    *vectors: Stored,
+    documents: tuple[Documents, Stored] | None = None,
+    **collating: Any,
+) -> dict[str, float]:
+    """Train a query encoder on vectors that are given.
+
+    Args:
+        query: The encoder; what of it requires a gradient is trained.
+        objective: Reads the vectors as labels.
+        columns: The texts, and ``label``: the number of the row.
+        job: Settings of the training loop, without its collator.
+        vectors: Vectors of the rows, one array (rows, dim) for each label.
+        documents: The documents of the rows and their vectors, further labels.
+        collating: Options of `PairCollator`.
+
+    Returns:
+        The last metrics by name.
+    """
+    collator = TeacherCollator(*vectors, documents=documents, preprocess_fn=query.preprocess, **collating)
+    return fit(query, embedding_loss(query, objective, job.stage), columns, replace(job, collator=collator))
