@@ -16,14 +16,16 @@ from care_qdrant.cli.options import Target, add_options, target_options
 
 if TYPE_CHECKING:
     from care_qdrant.learn.learn import LearnReport, Progress
-    from care_qdrant.learn.queries import Questions
+    from care_qdrant.learn.queries import QueryFile
 
 _log_options = add_options(
     click.option(
         "--queries",
         type=click.Path(path_type=Path, exists=True, dir_okay=False),
-        help="JSON lines with the 'text' of real questions and the 'vector' that the old model gives each; half of "
-        "them are trained on, the other half measures the agreement with that model.",
+        help="JSON lines with the 'text' of real questions and the 'vector' that the old model gives each: half of "
+        "them are trained on, the other half measures the agreement with that model. Lines with 'relevant', a list of "
+        "ids of points or documents, are never trained on and need no vector: on them, the learned encoder, BM25 and "
+        "both are measured.",
     ),
     click.option("--query-model", help="Model that encodes --queries, where they have no vectors: folder or hub name."),
     click.option("--query-endpoint", help="URL of the OpenAI-compatible embeddings route that encodes --queries."),
@@ -220,21 +222,21 @@ def _questions(
     endpoint_model: str | None,
     usd_per_million_tokens: float | None,
     max_usd: float,
-) -> "Callable[[int], Questions] | None":
-    """Return what reads the query log, None where there is none."""
+) -> "Callable[[int], QueryFile] | None":
+    """Return what reads the file of questions, None where there is none."""
     if queries is None:
         if query_model or query_endpoint:
-            raise click.UsageError("--query-model and --query-endpoint encode a query log: give --queries")
+            raise click.UsageError("--query-model and --query-endpoint encode questions: give --queries")
         return None
     if query_model and query_endpoint:
         raise click.UsageError("--query-model and --query-endpoint both encode the queries; give one")
     if query_endpoint and (endpoint_model is None or usd_per_million_tokens is None):
         raise click.UsageError("--query-endpoint needs --endpoint-model and --usd-per-million-tokens (0 if it is free)")
-    from care_qdrant.learn.queries import Endpoint, embed_with_endpoint, embed_with_model, read_questions
+    from care_qdrant.learn.queries import Endpoint, embed_with_endpoint, embed_with_model, read_queries
 
     embed = None
     if query_model:
         embed = embed_with_model(query_model)
     elif query_endpoint and endpoint_model is not None and usd_per_million_tokens is not None:
         embed = embed_with_endpoint(Endpoint(query_endpoint, endpoint_model, usd_per_million_tokens, max_usd))
-    return lambda dim: read_questions(queries, dim, embed)
+    return lambda dim: read_queries(queries, dim, embed)

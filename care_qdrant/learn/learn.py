@@ -14,7 +14,8 @@ from care_qdrant.checkpoint.hub import BUILT_IN
 from care_qdrant.errors import needs_extra
 from care_qdrant.learn import quality
 from care_qdrant.learn.held_out import HeldOut
-from care_qdrant.learn.queries import Questions
+from care_qdrant.learn.labelled import KnownLabels, LabelledQuality, find_labels, measure_labelled
+from care_qdrant.learn.queries import QueryFile, Questions
 from care_qdrant.learn.reading import Pairs, dense_vector, read_pairs, restored
 from care_qdrant.learn.settings import LearnSettings
 from care_qdrant.store.collection import Collection
@@ -58,6 +59,8 @@ class LearnReport:
     held_out: HeldOut
     agreement: quality.Agreement | None
     """With the old model on questions that were not trained on; None without a query log."""
+    labelled: LabelledQuality | None
+    """On questions whose relevant documents are known; None without such questions."""
     new_documents: HeldOut | None
     """Quality of the encoder that is updated on documents that it has not seen, before the update; None otherwise."""
     alpha: float | None
@@ -81,7 +84,7 @@ def learn(
     text_field: str | None = None,
     name: str | None = None,
     document: Path | None = None,
-    questions: Callable[[int], Questions] | None = None,
+    questions: Callable[[int], QueryFile] | None = None,
     start: Path | None = None,
     force: bool = False,
     policy: RetryPolicy | None = None,
@@ -100,14 +103,16 @@ def learn(
         text_field: Path of the text in the payload; None guesses it.
         name: Of the pair; None takes the name of the folder.
         document: Folder of the sentence-transformers model that made the vectors, to become the document side.
-        questions: Returns a query log with the old model's vectors of so many dimensions; half of it is trained on.
+        questions: Returns a file of questions, with the old model's vectors of so many dimensions: of its query log,
+            half is trained on; of its labelled questions, none.
         start: CARE folder that an earlier call wrote for this collection, to continue from.
         force: Register the encoder whatever its quality.
         policy: How often to try a call to Qdrant again.
         on_progress: See `Progress`.
 
     Raises:
-        InputError: The collection has nothing to learn from; the message says what was found.
+        InputError: The collection has nothing to learn from, or none of the labels' ids; the message says what was
+            found.
         ContractError: Its vector is of a kind that no query encoder can follow.
         QdrantError: Qdrant refused, or cannot be reached.
         MissingExtra: Torch or onnx are not installed.
@@ -121,7 +126,7 @@ def learn(
     torch.manual_seed(settings.seed)
     collection = Collection(client, collection_name, policy).resolve()
     vector_name, params = dense_vector(collection.schema, vector_name)
-    log = None if questions is None else questions(params.size)
+    asked = QueryFile(None, None) if questions is None else questions(params.size)
     from care_qdrant.learn.earlier import load_earlier, save_seen
     from care_qdrant.learn.training import Split, train
 
@@ -134,12 +139,13 @@ def learn(
         basis=None if earlier is None else earlier.basis,
         on_progress=lambda done, total: on_progress("reading", done, total),
     )
+    labels = None if asked.labelled is None else find_labels(collection, pairs.layout, asked.labelled)
     split = Split.of(pairs, settings, earlier)
     where = f"vector {vector_name!r} of collection {collection.name!r}"
     new_documents = None if earlier is None else split.drift(earlier, settings)
     state = output.with_name(f".{output.name}.learning")
     trained = train(
-        split, log, settings, where, earlier, state, lambda done, total: on_progress("training", done, total)
+        split, asked.log, settings, where, earlier, state, lambda done, total: on_progress("training", done, total)
     )
     refused = quality.verdict(trained.held_out)
     stage = {
@@ -180,7 +186,8 @@ def learn(
         seconds=round(time.monotonic() - began, 1),
         trained_again=trained.trained_again,
         held_out=trained.held_out,
-        agreement=_agreement(output, log, split),
+        agreement=_agreement(output, asked.log, split),
+        labelled=_labelled(output, collection, vector_name, labels, alpha, settings.seed),
         new_documents=new_documents,
         alpha=alpha,
         query_microseconds=_query_microseconds(output, split.questions),
@@ -235,6 +242,22 @@ def _agreement(folder: Path, log: Questions | None, split: "Split") -> quality.A
     return quality.agreement(
         CareModel.load(folder).encode_query(rest.texts), rest, restored(split.candidates, split.pairs.basis)
     )
+
+
+def _labelled(
+    folder: Path,
+    collection: Collection,
+    vector_name: str,
+    labels: KnownLabels | None,
+    alpha: float | None,
+    seed: int,
+) -> LabelledQuality | None:
+    from care_qdrant.model import CareModel
+
+    if labels is None:
+        return None
+    learned = CareModel.load(folder).encode_query(labels.questions.texts)
+    return measure_labelled(collection, vector_name, labels, learned, alpha, seed)
 
 
 def _query_microseconds(folder: Path, questions: list[str]) -> float:
