@@ -18,7 +18,6 @@ from care_qdrant.encoders import Encoder
 from care_qdrant.errors import EncodingError
 from care_qdrant.learn import table as tables
 from care_qdrant.learn.tokens import TokenLists
-from care_qdrant.model import CareModel
 from care_qdrant.types import Vectors
 
 _SAMPLE = 1_000
@@ -52,16 +51,15 @@ def built_in_tokenizer(max_tokens: int) -> Tokenizer:
     return tokenizer
 
 
-def mapped_start(tokenizer: Tokenizer, tokens: TokenLists, vectors: npt.NDArray[np.floating]) -> Vectors:
-    """Return the built-in pair's vector of each token, mapped into the space of stored vectors, (tokens, width).
+def mapped_start(known: Vectors, tokens: TokenLists, vectors: npt.NDArray[np.floating]) -> Vectors:
+    """Return an encoder's vectors of tokens, mapped into the space of stored vectors, (tokens, width).
 
     Args:
-        tokenizer: Of the table.
+        known: The encoder's vectors of the tokens, (tokens, dim).
         tokens: Of the texts to train on, each token whole.
         vectors: Stored for those texts, (texts, width).
     """
-    weights = tables.rarity(tokens, tokenizer.get_vocab_size()).astype(np.float32)
-    known = _token_vectors(tokenizer) * weights[:, None]
+    known = known * tables.rarity(tokens, len(known)).astype(np.float32)[:, None]
     texts = tables.encode(known, tokens)
     centred = vectors - vectors.mean(axis=0)
     mapping = np.linalg.solve(texts.T @ texts + _PENALTY * np.eye(texts.shape[1]), texts.T @ centred)
@@ -69,9 +67,8 @@ def mapped_start(tokenizer: Tokenizer, tokens: TokenLists, vectors: npt.NDArray[
     return np.asarray(start * (_LENGTH / max(np.linalg.norm(start, axis=1).mean(), 1e-9)), dtype=np.float32)
 
 
-def _token_vectors(tokenizer: Tokenizer) -> Vectors:
-    """Return the vector of each token as a query; zero for what the encoder gives no vector."""
-    encoder = CareModel.load().query_encoder
+def token_vectors(tokenizer: Tokenizer, encoder: Encoder) -> Vectors:
+    """Return the vector of each token as a query, (tokens, dim); zero for what the encoder gives no vector."""
     words = [(token, number) for token, number in tokenizer.get_vocab().items() if token.isalnum()]
     words.sort(key=lambda word: len(word[0]))  # so that no batch pads much
     vectors = np.zeros((tokenizer.get_vocab_size(), encoder.dim), dtype=np.float32)

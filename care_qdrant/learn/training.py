@@ -20,8 +20,9 @@ from care_qdrant.learn.held_out import HeldOut
 from care_qdrant.learn.queries import Questions
 from care_qdrant.learn.reading import Pairs
 from care_qdrant.learn.settings import LearnSettings
-from care_qdrant.learn.start import built_in_tokenizer, is_chinese, mapped_start
+from care_qdrant.learn.start import built_in_tokenizer, is_chinese, mapped_start, token_vectors
 from care_qdrant.learn.tokens import TokenLists, tokenize, train_tokenizer
+from care_qdrant.model import CareModel
 from care_qdrant.types import Vectors, embedded_text
 
 MAX_HELD_OUT = 1_000
@@ -268,7 +269,8 @@ class _Run:
         if self.earlier is not None:
             return tokens.composer.unfold(self.earlier.table)
         if self.starts_mapped:
-            return tokens.composer.unfold(mapped_start(tokens.tokenizer, texts.whole, texts.targets))
+            known = token_vectors(tokens.tokenizer, CareModel.load().query_encoder)
+            return tokens.composer.unfold(mapped_start(known, texts.whole, texts.targets))
         size, width = tokens.tokenizer.get_vocab_size(), texts.targets.shape[1]
         return tables.start_table(texts.tokens, size, width, self.settings.seed)
 

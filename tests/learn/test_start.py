@@ -12,7 +12,7 @@ from care_qdrant.attach.attach import attach_bm25
 from care_qdrant.learn import table
 from care_qdrant.learn.learn import learn
 from care_qdrant.learn.settings import LearnSettings
-from care_qdrant.learn.start import is_chinese, mapped_start
+from care_qdrant.learn.start import is_chinese, mapped_start, token_vectors
 from care_qdrant.learn.tokens import tokenize, train_tokenizer
 from care_qdrant.model import CareModel
 from care_qdrant.search.retriever import Retriever
@@ -38,7 +38,8 @@ def test_the_mapped_start_knows_what_the_built_in_pair_knows() -> None:
     rotation = np.linalg.qr(np.random.default_rng(0).normal(size=(model.dim, model.dim)))[0].astype(np.float32)
     stored = model.encode_document(texts) @ rotation
     tokenizer = train_tokenizer(texts, 2_000, 64)
-    start = mapped_start(tokenizer, tokenize(tokenizer, texts), stored)
+    known = token_vectors(tokenizer, model.query_encoder)
+    start = mapped_start(known, tokenize(tokenizer, texts), stored)
     assert start.shape == (tokenizer.get_vocab_size(), model.dim) and np.isfinite(start).all()
     found = (table.encode(start, tokenize(tokenizer, titles)) @ (stored - stored.mean(axis=0)).T).argmax(axis=1)
     assert (found == np.arange(len(texts))).mean() > 0.2  # random token vectors find one of hundreds
