@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +30,7 @@ from care_qdrant.learn import table as tables
 from care_qdrant.learn.compose import Composer
 from care_qdrant.learn.queries import Questions, read_queries
 from care_qdrant.learn.settings import LearnSettings
-from care_qdrant.learn.start import built_in_tokenizer, mapped_start, token_vectors
+from care_qdrant.learn.start import built_in_tokenizer, mapped_start, own_start, token_vectors
 from care_qdrant.learn.tokens import TokenLists, tokenize, train_tokenizer
 from care_qdrant.model import CareModel
 from care_qdrant.types import Vectors
@@ -195,12 +196,17 @@ def _start(
     size = tokenizer.get_vocab_size()
     if variant.start == "random":
         return tables.start_table(composer.expand(whole), size, targets.shape[1], settings.seed)
-    model = CareModel.load() if variant.start == "built-in" else CareModel.load(str(document))
-    known = token_vectors(tokenizer, model.query_encoder)
+    known = _known(None if variant.start == "built-in" else document, tokenizer.to_str())
     if variant.start != "document":
         return composer.unfold(mapped_start(known, whole, targets))
-    known = known * tables.rarity(whole, size).astype(np.float32)[:, None]
-    return composer.unfold(known / (2 * np.linalg.norm(known, axis=1).mean()))
+    return composer.unfold(own_start(known, whole))
+
+
+@lru_cache
+def _known(model: Path | None, tokenizer: str) -> Vectors:
+    """Return a model's vectors of the tokens of a tokenizer, given as JSON; None is the built-in pair."""
+    pair = CareModel.load() if model is None else CareModel.load(str(model))
+    return token_vectors(Tokenizer.from_str(tokenizer), pair.query_encoder)
 
 
 def _fit(

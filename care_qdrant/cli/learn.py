@@ -17,6 +17,7 @@ from care_qdrant.cli.options import Target, add_options, target_options
 if TYPE_CHECKING:
     from care_qdrant.learn.learn import LearnReport, Progress
     from care_qdrant.learn.queries import QueryFile
+    from care_qdrant.learn.settings import LearnSettings
 
 _log_options = add_options(
     click.option(
@@ -55,6 +56,7 @@ _log_options = add_options(
             "usd_per_million_tokens",
             "max_usd",
             "document",
+            "document_start",
         ],
         "Server": ["api_key", "grpc"],
     },
@@ -91,6 +93,12 @@ _log_options = add_options(
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Folder of the sentence-transformers model that made the vectors, to become the document side.",
 )
+@click.option(
+    "--document-start",
+    is_flag=True,
+    help="Start training with the vectors that --document gives each of up to 12,000 tokens alone, twice as many where "
+    "the texts are Chinese.  [default: with what the built-in pair knows of Chinese tokens, else at random]",
+)
 @_log_options
 @target_options
 def command(
@@ -104,6 +112,7 @@ def command(
     watch_seconds: float | None,
     force: bool,
     document: Path | None,
+    document_start: bool,
     target: Target,
     **log: Any,
 ) -> None:
@@ -125,7 +134,11 @@ def command(
     from care_qdrant.cli.watching import passes
     from care_qdrant.errors import InputError
     from care_qdrant.learn.learn import learn
+    from care_qdrant.learn.settings import LearnSettings
 
+    if document_start and (document is None or update):
+        raise click.UsageError("--document-start starts with token vectors of --document: give that, and not --update")
+    settings = LearnSettings(sample=sample, seed=seed, start_model=str(document) if document_start else None)
     folder = output or Path(f"{collection}-queries")
     if update and not folder.is_dir():
         raise InputError(f"{folder}: is not there; --update continues from the folder of an earlier run")
@@ -140,9 +153,9 @@ def command(
         force=force,
     )
     if watch_seconds is None:
-        _learn(target, learn_it, folder, sample, seed, update=update)
+        _learn(target, learn_it, folder, settings, update=update)
     else:
-        for _ in passes(lambda stop: _follow(target, learn_it, collection, folder, sample, seed, stop), watch_seconds):
+        for _ in passes(lambda stop: _follow(target, learn_it, collection, folder, settings, stop), watch_seconds):
             pass
 
 
@@ -155,13 +168,12 @@ def _follow(
     learn_it: "Callable[..., LearnReport]",
     collection: str,
     folder: Path,
-    sample: int,
-    seed: int,
+    settings: "LearnSettings",
     stop: threading.Event,
 ) -> None:
     """Learn where there is no encoder yet, and update it where enough points are new."""
     from care_qdrant.learn.earlier import unseen_fraction
-    from care_qdrant.learn.settings import NEWS, LearnSettings
+    from care_qdrant.learn.settings import NEWS
     from care_qdrant.store.collection import Collection
 
     def end(*_: object) -> None:
@@ -171,18 +183,17 @@ def _follow(
     if update := folder.is_dir():
         with target.open() as client:
             found = Collection(client, collection).resolve()
-            if unseen_fraction(folder, found, LearnSettings(sample=sample, seed=seed)) < NEWS:
+            if unseen_fraction(folder, found, settings) < NEWS:
                 return
     with suppress(_Ended):
-        _learn(target, learn_it, folder, sample, seed, update=update, on_progress=end)
+        _learn(target, learn_it, folder, settings, update=update, on_progress=end)
 
 
 def _learn(
     target: Target,
     learn_it: "Callable[..., LearnReport]",
     folder: Path,
-    sample: int,
-    seed: int,
+    settings: "LearnSettings",
     *,
     update: bool,
     on_progress: "Progress" = lambda _part, _done, _total: None,
@@ -190,10 +201,11 @@ def _learn(
     """Learn once, write the report and print it."""
     from care_qdrant.errors import InputError, MissingExtra
     from care_qdrant.learn.report import paragraphs, plot, write_report
-    from care_qdrant.learn.settings import FOLDER, UPDATE, LearnSettings
+    from care_qdrant.learn.settings import FOLDER, UPDATE
     from care_qdrant.progress import parts_bar
 
-    settings = replace(UPDATE if update else LearnSettings(), sample=sample, seed=seed)
+    if update:
+        settings = replace(UPDATE, sample=settings.sample, seed=settings.seed)
     with target.open() as client, parts_bar() as show:
 
         def note(part: str, done: int, total: int) -> None:

@@ -154,7 +154,7 @@ def learn(
         "settings": asdict(settings),
         "best_step": trained.best_step,
         "held_out": asdict(trained.held_out),
-        "start": BUILT_IN if trained.built_in_start else "random",
+        "start": settings.start_model or (BUILT_IN if trained.built_in_start else "random"),
         "tokens": trained.tokens,
     }
     alpha = quality.fusion_alpha(
