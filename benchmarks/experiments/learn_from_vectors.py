@@ -66,7 +66,7 @@ def main(
     output: Path,
 ) -> None:
     """Learn from CORPUS with DOCUMENT_VECTORS and score its queries."""
-    documents, queries, relevant = _read(corpus)
+    documents, queries, relevant = read_corpus(corpus)
     stored, asked = np.load(document_vectors), np.load(query_vectors)
     lexical = _bm25_scores(documents, queries)
     old = asked @ stored.T
@@ -76,9 +76,11 @@ def main(
         "dim": stored.shape[1],
         "documents": len(documents),
         "queries": len(queries),
-        "bm25": _figures(_ranks(lexical, relevant)),
-        "old_model": _figures(_ranks(old, relevant)),
-        "old_model_with_bm25": _figures(_ranks(0.7 * _standardised(old) + 0.3 * _standardised(lexical), relevant)),
+        "bm25": _figures(ranks_by_score(lexical, relevant)),
+        "old_model": _figures(ranks_by_score(old, relevant)),
+        "old_model_with_bm25": _figures(
+            ranks_by_score(0.7 * _standardised(old) + 0.3 * _standardised(lexical), relevant)
+        ),
         "runs": [],
     }
     for share in (float(part) for part in shares.split(",")):
@@ -129,10 +131,10 @@ def _run(
         "alpha": report.alpha,
         "with_bm25": _figures(hybrid),
         "with_bm25_by_alpha": {
-            str(alpha): _figures(_ranks(alpha * products + (1 - alpha) * lexical, relevant))["ndcg_at_10"]
+            str(alpha): _figures(ranks_by_score(alpha * products + (1 - alpha) * lexical, relevant))["ndcg_at_10"]
             for alpha in SPLITS
         },
-        "old_minus_learned": _interval(_ndcg(_ranks(old, relevant)) - _ndcg(dense)),
+        "old_minus_learned": interval_of_mean(ndcg_of_ranks(ranks_by_score(old, relevant)) - ndcg_of_ranks(dense)),
         "llama_index_agrees": agreeing,
         "report": {key: value for key, value in asdict(report).items() if key not in {"folder", "history"}},
     }
@@ -172,7 +174,7 @@ def _llama_index_agrees(
     return sum(same) / len(same)
 
 
-def _read(corpus: Path) -> tuple[list[str], list[str], npt.NDArray[np.int64]]:
+def read_corpus(corpus: Path) -> tuple[list[str], list[str], npt.NDArray[np.int64]]:
     """Return the texts of documents and queries, and the row of each query's one relevant document."""
     rows = {name: _lines(corpus / f"{name}.jsonl.gz") for name in ("corpus", "queries", "qrels")}
     places = {row["id"]: number for number, row in enumerate(rows["corpus"])}
@@ -215,7 +217,8 @@ def _standardised(scores: Scores) -> Scores:
     return np.asarray((scores - scores.mean(axis=1, keepdims=True)) / spread)
 
 
-def _ranks(scores: Scores, relevant: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def ranks_by_score(scores: Scores, relevant: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the rank of each query's relevant document, from 1; equal scores share a rank."""
     own = scores[np.arange(len(relevant)), relevant]
     return np.asarray((scores > own[:, None]).sum(axis=1) + 1)
 
@@ -229,21 +232,22 @@ def _ranks_of(found: Sequence[Sequence[Hit]], relevant: npt.NDArray[np.int64]) -
     return ranks
 
 
-def _ndcg(ranks: npt.NDArray[np.int64]) -> Scores:
+def ndcg_of_ranks(ranks: npt.NDArray[np.int64]) -> Scores:
+    """Return the nDCG@10 of each query that has one relevant document, by its rank."""
     return np.where(ranks <= 10, 1 / np.log2(ranks + 1), 0.0)
 
 
 def _figures(ranks: npt.NDArray[np.int64]) -> dict[str, Any]:
-    ndcg = _ndcg(ranks)
+    ndcg = ndcg_of_ranks(ranks)
     return {
         "queries": len(ranks),
         "ndcg_at_10": round(float(ndcg.mean()), 4),
-        "interval": _interval(ndcg)["interval"],
+        "interval": interval_of_mean(ndcg)["interval"],
         "recall_at_100": round(float((ranks <= 100).mean()), 4),
     }
 
 
-def _interval(values: Scores) -> dict[str, Any]:
+def interval_of_mean(values: Scores) -> dict[str, Any]:
     """Return the mean and its 95 % interval over resampled queries."""
     generator = np.random.default_rng(0)
     means = [float(generator.choice(values, len(values)).mean()) for _ in range(BOOTSTRAP)]

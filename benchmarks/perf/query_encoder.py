@@ -1,6 +1,7 @@
 """CPU time of the query encoder by length and batch against LlamaIndex's stock class, and the effect of int8.
 
 All encoders run in one process on one core in turn, so that load on the machine affects all equally; ratios are paired.
+A query between two of another encoder finds its code and its weights out of the caches; queries in a row do not.
 """
 
 import random
@@ -30,6 +31,8 @@ LEARNED = "learned"
 LENGTHS = (16, 36, 64)
 """Tokens of a query, special tokens included."""
 BATCHES = (1, 8, 32)
+IN_A_ROW = 16
+"""Single queries that an encoder answers one after the other before it is the next one's turn."""
 COMPANY = 32
 """Number of queries of mixed lengths that are encoded together, to see whether they change each other's vectors."""
 
@@ -41,6 +44,8 @@ class Cost:
     encoder: str
     tokens: int
     batch: int
+    in_a_row: int
+    """Batches of an encoder's turn."""
     cpu_ms_per_query: float
     """Median over the rounds."""
     times_faster: float
@@ -82,7 +87,12 @@ def measure(model: Path, rounds: int, learned: Path | None = None) -> dict[str, 
     own = [name for name in encoders if name != STOCK]
     if learned is not None:
         encoders[LEARNED] = CareModel.load(str(learned)).query_encoder.encode
-    costs = [cost for tokens in LENGTHS for batch in BATCHES for cost in _cell(encoders, tokens, batch, rounds)]
+    costs = [
+        cost
+        for tokens in LENGTHS
+        for batch, in_a_row, turns in (*((batch, 1, rounds // batch) for batch in BATCHES), (1, IN_A_ROW, rounds // 4))
+        for cost in _cell(encoders, tokens, batch, in_a_row, max(2, turns))
+    ]
     return {
         "model": card.name,
         "int8_gate": dict(card.onnx.gate) if card.onnx else {},
@@ -107,19 +117,20 @@ def _onnx_files(card: Card) -> dict[str, str]:
     return {name: file for name, file in files.items() if file}
 
 
-def _cell(encoders: Mapping[str, Encode], tokens: int, batch: int, rounds: int) -> list[Cost]:
+def _cell(encoders: Mapping[str, Encode], tokens: int, batch: int, in_a_row: int, turns: int) -> list[Cost]:
     queries, rng = sample_queries(tokens), random.Random(0)
     seconds: dict[str, list[float]] = {name: [] for name in encoders}
-    for number in range(-1, max(2, rounds // batch)):
-        texts = rng.sample(queries, batch)
+    for number in range(-1, turns):
+        batches = [rng.sample(queries, batch) for _ in range(in_a_row)]
         for name in rng.sample(list(encoders), len(encoders)):
             began = time.process_time()
-            encoders[name](texts)
+            for texts in batches:
+                encoders[name](texts)
             if number >= 0:
-                seconds[name].append((time.process_time() - began) / batch)
+                seconds[name].append((time.process_time() - began) / (batch * in_a_row))
     stock = np.array(seconds[STOCK])
     return [
-        Cost(name, tokens, batch, float(np.median(own) * 1e3), float(np.median(stock / np.array(own))))
+        Cost(name, tokens, batch, in_a_row, float(np.median(own) * 1e3), float(np.median(stock / np.array(own))))
         for name, own in seconds.items()
     ]
 

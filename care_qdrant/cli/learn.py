@@ -16,14 +16,17 @@ from care_qdrant.cli.options import Target, add_options, target_options
 
 if TYPE_CHECKING:
     from care_qdrant.learn.learn import LearnReport, Progress
-    from care_qdrant.learn.queries import Questions
+    from care_qdrant.learn.queries import QueryFile
+    from care_qdrant.learn.settings import LearnSettings
 
 _log_options = add_options(
     click.option(
         "--queries",
         type=click.Path(path_type=Path, exists=True, dir_okay=False),
-        help="JSON lines with the 'text' of real questions and the 'vector' that the old model gives each; half of "
-        "them are trained on, the other half measures the agreement with that model.",
+        help="JSON lines with the 'text' of real questions and the 'vector' that the old model gives each: half of "
+        "them are trained on, the other half measures the agreement with that model. Lines with 'relevant', a list of "
+        "ids of points or documents, are never trained on and need no vector: on them, the learned encoder, BM25 and "
+        "both are measured.",
     ),
     click.option("--query-model", help="Model that encodes --queries, where they have no vectors: folder or hub name."),
     click.option("--query-endpoint", help="URL of the OpenAI-compatible embeddings route that encodes --queries."),
@@ -53,6 +56,7 @@ _log_options = add_options(
             "usd_per_million_tokens",
             "max_usd",
             "document",
+            "document_start",
         ],
         "Server": ["api_key", "grpc"],
     },
@@ -95,6 +99,12 @@ _log_options = add_options(
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Folder of the sentence-transformers model that made the vectors, to become the document side.",
 )
+@click.option(
+    "--document-start",
+    is_flag=True,
+    help="Start training with the vectors that --document gives each of up to 12,000 tokens alone, twice as many where "
+    "the texts are Chinese.  [default: with what the built-in pair knows of Chinese tokens, else at random]",
+)
 @_log_options
 @target_options
 def command(
@@ -109,6 +119,7 @@ def command(
     watch_seconds: float | None,
     force: bool,
     document: Path | None,
+    document_start: bool,
     target: Target,
     **log: Any,
 ) -> None:
@@ -131,9 +142,15 @@ def command(
     from care_qdrant.cli.watching import passes
     from care_qdrant.errors import InputError
     from care_qdrant.learn.learn import learn
+    from care_qdrant.learn.settings import LearnSettings
 
     if base is not None and (update or watch_seconds is not None):
         raise click.UsageError("--base starts anew, --update and --watch go on with what is there; give one")
+    if document_start and (document is None or update or base is not None):
+        raise click.UsageError(
+            "--document-start starts a table with token vectors of --document: give that, without --update and --base"
+        )
+    settings = LearnSettings(sample=sample, seed=seed, start_model=str(document) if document_start else None)
     folder = output or Path(f"{collection}-queries")
     if update and not folder.is_dir():
         raise InputError(f"{folder}: is not there; --update continues from the folder of an earlier run")
@@ -149,9 +166,9 @@ def command(
         force=force,
     )
     if watch_seconds is None:
-        _learn(target, learn_it, folder, sample, seed, update=update)
+        _learn(target, learn_it, folder, settings, update=update)
     else:
-        for _ in passes(lambda stop: _follow(target, learn_it, collection, folder, sample, seed, stop), watch_seconds):
+        for _ in passes(lambda stop: _follow(target, learn_it, collection, folder, settings, stop), watch_seconds):
             pass
 
 
@@ -164,13 +181,12 @@ def _follow(
     learn_it: "Callable[..., LearnReport]",
     collection: str,
     folder: Path,
-    sample: int,
-    seed: int,
+    settings: "LearnSettings",
     stop: threading.Event,
 ) -> None:
     """Learn where there is no encoder yet, and update it where enough points are new."""
     from care_qdrant.learn.earlier import unseen_fraction
-    from care_qdrant.learn.settings import NEWS, LearnSettings
+    from care_qdrant.learn.settings import NEWS
     from care_qdrant.store.collection import Collection
 
     def end(*_: object) -> None:
@@ -180,18 +196,17 @@ def _follow(
     if update := folder.is_dir():
         with target.open() as client:
             found = Collection(client, collection).resolve()
-            if unseen_fraction(folder, found, LearnSettings(sample=sample, seed=seed)) < NEWS:
+            if unseen_fraction(folder, found, settings) < NEWS:
                 return
     with suppress(_Ended):
-        _learn(target, learn_it, folder, sample, seed, update=update, on_progress=end)
+        _learn(target, learn_it, folder, settings, update=update, on_progress=end)
 
 
 def _learn(
     target: Target,
     learn_it: "Callable[..., LearnReport]",
     folder: Path,
-    sample: int,
-    seed: int,
+    settings: "LearnSettings",
     *,
     update: bool,
     on_progress: "Progress" = lambda _part, _done, _total: None,
@@ -199,10 +214,11 @@ def _learn(
     """Learn once, write the report and print it."""
     from care_qdrant.errors import InputError, MissingExtra
     from care_qdrant.learn.report import paragraphs, plot, write_report
-    from care_qdrant.learn.settings import FOLDER, UPDATE, LearnSettings
+    from care_qdrant.learn.settings import FOLDER, UPDATE
     from care_qdrant.progress import parts_bar
 
-    settings = replace(UPDATE if update else LearnSettings(), sample=sample, seed=seed)
+    if update:
+        settings = replace(UPDATE, sample=settings.sample, seed=settings.seed)
     with target.open() as client, parts_bar() as show:
 
         def note(part: str, done: int, total: int) -> None:
@@ -231,21 +247,21 @@ def _questions(
     endpoint_model: str | None,
     usd_per_million_tokens: float | None,
     max_usd: float,
-) -> "Callable[[int], Questions] | None":
-    """Return what reads the query log, None where there is none."""
+) -> "Callable[[int], QueryFile] | None":
+    """Return what reads the file of questions, None where there is none."""
     if queries is None:
         if query_model or query_endpoint:
-            raise click.UsageError("--query-model and --query-endpoint encode a query log: give --queries")
+            raise click.UsageError("--query-model and --query-endpoint encode questions: give --queries")
         return None
     if query_model and query_endpoint:
         raise click.UsageError("--query-model and --query-endpoint both encode the queries; give one")
     if query_endpoint and (endpoint_model is None or usd_per_million_tokens is None):
         raise click.UsageError("--query-endpoint needs --endpoint-model and --usd-per-million-tokens (0 if it is free)")
-    from care_qdrant.learn.queries import Endpoint, embed_with_endpoint, embed_with_model, read_questions
+    from care_qdrant.learn.queries import Endpoint, embed_with_endpoint, embed_with_model, read_queries
 
     embed = None
     if query_model:
         embed = embed_with_model(query_model)
     elif query_endpoint and endpoint_model is not None and usd_per_million_tokens is not None:
         embed = embed_with_endpoint(Endpoint(query_endpoint, endpoint_model, usd_per_million_tokens, max_usd))
-    return lambda dim: read_questions(queries, dim, embed)
+    return lambda dim: read_queries(queries, dim, embed)

@@ -87,10 +87,17 @@ def _overlap(first: list[list[int]], second: list[list[int]]) -> float:
 
 def _ndcg(best: list[list[int]], relevant: Sequence[Collection[int]]) -> float:
     """Return the mean binary nDCG@10 over the queries that have a relevant document."""
-    discounts = 1 / np.log2(np.arange(TOP) + 2)
-    scores = [
-        sum(discounts[rank] for rank, row in enumerate(rows) if row in answers) / discounts[: len(answers)].sum()
-        for rows, answers in zip(best, relevant, strict=True)
-        if answers
-    ]
+    scores = [binary_ndcg(rows, answers) for rows, answers in zip(best, relevant, strict=True) if answers]
     return round(float(np.mean(scores)), 6)
+
+
+def binary_ndcg(best: Sequence[object], relevant: Collection[object]) -> float:
+    """Return the binary nDCG@10 of one query, from 0 to 1.
+
+    Args:
+        best: What it found, best first; the first ten count.
+        relevant: What it should find, at least one.
+    """
+    discounts = 1 / np.log2(np.arange(TOP) + 2)
+    gain = sum(discounts[rank] for rank, one in enumerate(best[:TOP]) if one in relevant)
+    return float(gain / discounts[: len(relevant)].sum())

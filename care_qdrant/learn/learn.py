@@ -14,7 +14,8 @@ from care_qdrant.checkpoint.hub import BUILT_IN
 from care_qdrant.errors import InputError, needs_extra
 from care_qdrant.learn import quality
 from care_qdrant.learn.held_out import HeldOut
-from care_qdrant.learn.queries import Questions
+from care_qdrant.learn.labelled import KnownLabels, LabelledQuality, find_labels, measure_labelled
+from care_qdrant.learn.queries import QueryFile, Questions
 from care_qdrant.learn.reading import Pairs, dense_vector, read_pairs, restored
 from care_qdrant.learn.settings import LearnSettings
 from care_qdrant.store.collection import Collection
@@ -64,6 +65,8 @@ class LearnReport:
     held_out: HeldOut
     agreement: quality.Agreement | None
     """With the old model on questions that were not trained on; None without a query log."""
+    labelled: LabelledQuality | None
+    """On questions whose relevant documents are known; None without such questions."""
     new_documents: HeldOut | None
     """Quality of the encoder that is updated on documents that it has not seen, before the update; None otherwise."""
     alpha: float | None
@@ -87,7 +90,7 @@ def learn(
     text_field: str | None = None,
     name: str | None = None,
     document: Path | None = None,
-    questions: Callable[[int], Questions] | None = None,
+    questions: Callable[[int], QueryFile] | None = None,
     base: str | None = None,
     start: Path | None = None,
     force: bool = False,
@@ -107,7 +110,8 @@ def learn(
         text_field: Path of the text in the payload; None guesses it.
         name: Of the pair; None takes the name of the folder.
         document: Folder of the sentence-transformers model that made the vectors, to become the document side.
-        questions: Returns a query log with the old model's vectors of so many dimensions; half of it is trained on.
+        questions: Returns a file of questions, with the old model's vectors of so many dimensions: of its query log,
+            half is trained on; of its labelled questions, none.
         base: Pretrained encoder to train in place of a table of token vectors: folder of a sentence-transformers model
             or of a BERT-like transformer, CARE folder, ``built-in``, or ``small`` for a transformer of two layers that
             starts from a table. None trains a table.
@@ -117,7 +121,8 @@ def learn(
         on_progress: See `Progress`.
 
     Raises:
-        InputError: The collection has nothing to learn from; the message says what was found.
+        InputError: The collection has nothing to learn from, or none of the labels' ids; the message says what was
+            found.
         ContractError: Its vector is of a kind that no query encoder can follow.
         QdrantError: Qdrant refused, or cannot be reached.
         MissingExtra: Torch or onnx are not installed, or the trainer, which ``base`` needs.
@@ -133,7 +138,7 @@ def learn(
     torch.manual_seed(settings.seed)
     collection = Collection(client, collection_name, policy).resolve()
     vector_name, params = dense_vector(collection.schema, vector_name)
-    log = None if questions is None else questions(params.size)
+    asked = QueryFile(None, None) if questions is None else questions(params.size)
     from care_qdrant.learn.earlier import load_earlier, save_seen
     from care_qdrant.learn.training import Split, train
     from care_qdrant.learn.transformer import find_base, load_trainer, train_transformer
@@ -151,24 +156,27 @@ def learn(
         basis=None if earlier is None else earlier.basis,
         on_progress=lambda done, total: on_progress("reading", done, total),
     )
+    labels = None if asked.labelled is None else find_labels(collection, pairs.layout, asked.labelled)
     split = Split.of(pairs, settings, earlier)
     where = f"vector {vector_name!r} of collection {collection.name!r}"
     new_documents = None if earlier is None else split.drift(earlier, settings)
     state = output.with_name(f".{output.name}.learning")
     if is_table:
         trained = train(
-            split, log, settings, where, earlier, state, lambda done, total: on_progress("training", done, total)
+            split, asked.log, settings, where, earlier, state, lambda done, total: on_progress("training", done, total)
         )
     else:
-        trained = train_transformer(split, log, settings, where, earlier or pretrained, state, on_progress)
+        trained = train_transformer(split, asked.log, settings, where, earlier or pretrained, state, on_progress)
     refused = quality.verdict(trained.held_out)
+    # The card goes wherever the folder goes, so it names the model and not its place on this machine.
+    began_with = Path(base or settings.start_model or "").name
     stage = {
         "name": "learn",
         "texts": len(split.texts),
-        "settings": asdict(settings),
+        "settings": asdict(settings) | {"start_model": None},  # it is under "start"
         "best_step": trained.best_step,
         "held_out": asdict(trained.held_out),
-        "start": base or (BUILT_IN if trained.built_in_start else "random"),
+        "start": began_with or (BUILT_IN if trained.built_in_start else "random"),
         "tokens": trained.tokens,
     }
     alpha = quality.fusion_alpha(
@@ -203,7 +211,8 @@ def learn(
         trained_again=trained.trained_again,
         before=trained.before,
         held_out=trained.held_out,
-        agreement=_agreement(output, log, split),
+        agreement=_agreement(output, asked.log, split),
+        labelled=_labelled(output, collection, vector_name, labels, alpha, settings.seed),
         new_documents=new_documents,
         alpha=alpha,
         query_microseconds=_query_microseconds(output, split.questions),
@@ -257,6 +266,22 @@ def _agreement(folder: Path, log: Questions | None, split: "Split") -> quality.A
     return quality.agreement(
         CareModel.load(folder).encode_query(rest.texts), rest, restored(split.candidates, split.pairs.basis)
     )
+
+
+def _labelled(
+    folder: Path,
+    collection: Collection,
+    vector_name: str,
+    labels: KnownLabels | None,
+    alpha: float | None,
+    seed: int,
+) -> LabelledQuality | None:
+    from care_qdrant.model import CareModel
+
+    if labels is None:
+        return None
+    learned = CareModel.load(folder).encode_query(labels.questions.texts)
+    return measure_labelled(collection, vector_name, labels, learned, alpha, seed)
 
 
 def _query_microseconds(folder: Path, questions: list[str]) -> float:

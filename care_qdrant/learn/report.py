@@ -5,6 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from care_qdrant.errors import needs_extra
+from care_qdrant.learn.labelled import Estimate, LabelledQuality, rankings
 from care_qdrant.learn.learn import LearnReport
 from care_qdrant.learn.settings import FOLDER
 
@@ -47,6 +48,8 @@ def paragraphs(report: LearnReport) -> list[str]:
             f"{old.overlap_at_10:.0%} of its ten best documents are among the ten best here, nDCG@10 against its "
             f"ranking {old.ndcg_at_10:.3f}, mean cosine of the query vectors {old.mean_cosine:.3f}."
         )
+    if report.labelled is not None:
+        lines += _labelled(report.labelled)
     if report.new_documents is not None:
         new = report.new_documents
         lines.append(
@@ -69,8 +72,30 @@ def paragraphs(report: LearnReport) -> list[str]:
     return lines
 
 
+def _labelled(found: LabelledQuality) -> list[str]:
+    unknown = (
+        f" {found.unknown_ids:,} of the ids are not in the collection; they are left out, and {found.left_out:,} "
+        "questions that have no others."
+        if found.unknown_ids
+        else ""
+    )
+    rows = ["| search | nDCG@10 | recall@10 | MRR@10 |", "|---|---|---|---|"]
+    for name, one in rankings(found).items():
+        figures = " | ".join(map(_figure, (one.ndcg_at_10, one.recall_at_10, one.mrr_at_10)))
+        rows.append(f"| {name} | {figures} |")
+    return [
+        f"**Your labelled questions**, {found.questions:,} with {found.relevant:,} relevant {found.unit}, none of them "
+        f"trained on, over the whole collection, with 95 % intervals.{unknown}",
+        "\n".join(rows),
+    ]
+
+
+def _figure(value: Estimate) -> str:
+    return f"{value.mean:.3f} ({value.low:.3f} to {value.high:.3f})"
+
+
 def plot(report: LearnReport, file: Path) -> None:
-    """Draw the loss and the quality on held-out documents over the steps.
+    """Draw the loss and the quality on held-out documents over the steps, and beside it that on labelled questions.
 
     Raises:
         MissingExtra: Matplotlib is not installed.
@@ -78,8 +103,15 @@ def plot(report: LearnReport, file: Path) -> None:
     with needs_extra("learn", "the plot of the report"):
         from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 3.5), layout="constrained")
-    axes = figure.subplots()
+    found = {} if report.labelled is None else rankings(report.labelled)
+    figure = Figure(figsize=(11 if found else 7, 3.5), layout="constrained")
+    axes, *others = figure.subplots(1, 2 if found else 1, squeeze=False)[0]
+    for beside in others:
+        scores = [one.ndcg_at_10 for one in found.values()]
+        means = [score.mean for score in scores]
+        spread = [[score.mean - score.low for score in scores], [score.high - score.mean for score in scores]]
+        beside.bar(list(found), means, yerr=spread, color="tab:green", capsize=4)
+        beside.set(ylabel="nDCG@10, 95 % interval", ylim=(0, 1), title="labelled questions")
     steps = [row["step"] for row in report.history]
     axes.plot(steps, [row["score"] for row in report.history], color="tab:blue", label="mean reciprocal rank")
     axes.axvline(report.best_step, color="tab:blue", linestyle=":", label="kept step")

@@ -62,6 +62,9 @@ class LearnSettings:
     """Steps at most, whatever the number of epochs."""
     held_out: float = 0.05
     """Fraction of the documents that are held out, at most 1,000 of them."""
+    start_model: str | None = None
+    """The model that made the vectors (folder or hub name): its vector of each token's text is where training starts.
+    None starts with what the built-in pair knows of the tokens where the texts are Chinese, and at random elsewhere."""
     seed: int = 0
     """Seed of the sample, the split, the start and the order of the batches."""
     align: AlignSettings = AlignSettings()

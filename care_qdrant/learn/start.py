@@ -1,8 +1,9 @@
-"""Where the training of a table begins where the texts are Chinese: with what the built-in query encoder knows.
+"""Where the training of a table begins: with what the built-in query encoder or the old model knows of its tokens.
 
 The built-in pair has read questions as well as texts, so its vectors relate words that a collection has with words that
 only its users have. They lead into the space of the stored vectors by a linear map, which ridge regression of the
-vectors on the texts gives in closed form.
+vectors on the texts gives in closed form. They are the start where the texts are Chinese. The old model's vectors of
+tokens are in the space already; LightRetriever (arXiv 2505.12260) makes its query side of such vectors.
 """
 
 import json
@@ -18,7 +19,6 @@ from care_qdrant.encoders import Encoder
 from care_qdrant.errors import EncodingError
 from care_qdrant.learn import table as tables
 from care_qdrant.learn.tokens import TokenLists
-from care_qdrant.model import CareModel
 from care_qdrant.types import Vectors
 
 _SAMPLE = 1_000
@@ -52,26 +52,37 @@ def built_in_tokenizer(max_tokens: int) -> Tokenizer:
     return tokenizer
 
 
-def mapped_start(tokenizer: Tokenizer, tokens: TokenLists, vectors: npt.NDArray[np.floating]) -> Vectors:
-    """Return the built-in pair's vector of each token, mapped into the space of stored vectors, (tokens, width).
+def mapped_start(known: Vectors, tokens: TokenLists, vectors: npt.NDArray[np.floating]) -> Vectors:
+    """Return an encoder's vectors of tokens, mapped into the space of stored vectors, (tokens, width).
 
     Args:
-        tokenizer: Of the table.
+        known: The encoder's vectors of the tokens, (tokens, dim).
         tokens: Of the texts to train on, each token whole.
         vectors: Stored for those texts, (texts, width).
     """
-    weights = tables.rarity(tokens, tokenizer.get_vocab_size()).astype(np.float32)
-    known = _token_vectors(tokenizer) * weights[:, None]
+    known = known * tables.rarity(tokens, len(known)).astype(np.float32)[:, None]
     texts = tables.encode(known, tokens)
     centred = vectors - vectors.mean(axis=0)
     mapping = np.linalg.solve(texts.T @ texts + _PENALTY * np.eye(texts.shape[1]), texts.T @ centred)
-    start = known @ mapping
+    return _scaled(known @ mapping)
+
+
+def own_start(known: Vectors, tokens: TokenLists) -> Vectors:
+    """Return the old model's vectors of tokens, longer for rare ones, (tokens, width).
+
+    Args:
+        known: The old model's vectors of the tokens, (tokens, width).
+        tokens: Of the texts to train on, each token whole.
+    """
+    return _scaled(known * tables.rarity(tokens, len(known))[:, None])
+
+
+def _scaled(start: npt.NDArray[np.floating]) -> Vectors:
     return np.asarray(start * (_LENGTH / max(np.linalg.norm(start, axis=1).mean(), 1e-9)), dtype=np.float32)
 
 
-def _token_vectors(tokenizer: Tokenizer) -> Vectors:
-    """Return the vector of each token as a query; zero for what the encoder gives no vector."""
-    encoder = CareModel.load().query_encoder
+def token_vectors(tokenizer: Tokenizer, encoder: Encoder) -> Vectors:
+    """Return the vector of each token as a query, (tokens, dim); zero for what the encoder gives no vector."""
     words = [(token, number) for token, number in tokenizer.get_vocab().items() if token.isalnum()]
     words.sort(key=lambda word: len(word[0]))  # so that no batch pads much
     vectors = np.zeros((tokenizer.get_vocab_size(), encoder.dim), dtype=np.float32)

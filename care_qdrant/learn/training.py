@@ -14,6 +14,8 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from tokenizers import Tokenizer
 
 from care_qdrant.checkpoint.hub import BUILT_IN
+from care_qdrant.encoders import Encoder
+from care_qdrant.errors import InputError
 from care_qdrant.learn import held_out
 from care_qdrant.learn import table as tables
 from care_qdrant.learn.checks import require_learnable
@@ -23,8 +25,9 @@ from care_qdrant.learn.held_out import HeldOut
 from care_qdrant.learn.queries import Questions
 from care_qdrant.learn.reading import Pairs
 from care_qdrant.learn.settings import LearnSettings
-from care_qdrant.learn.start import built_in_tokenizer, is_chinese, mapped_start
+from care_qdrant.learn.start import built_in_tokenizer, is_chinese, mapped_start, own_start, token_vectors
 from care_qdrant.learn.tokens import TokenLists, tokenize, train_tokenizer
+from care_qdrant.model import CareModel
 from care_qdrant.types import Vectors, embedded_text
 
 MAX_HELD_OUT = 1_000
@@ -153,7 +156,7 @@ def train(
         built_in = run.fit(_Tokens(BUILT_IN, tokenizer, Composer(tokenizer, parts=False)))
         best = best if best.fit.score > built_in.fit.score + _CLEARLY else built_in
     table, texts = run.fit_with_held_out(best) if again else (best.fit.table, best.texts)
-    if not is_known:
+    if not is_known and settings.start_model is None:
         table = np.where(tables.frequencies(texts.tokens, len(table))[:, None] > 0, table, np.float32(0))
     folded = torch.from_numpy(best.tokens.composer.fold(table, texts.targets.mean(axis=0)))
     return Trained(
@@ -280,10 +283,25 @@ class _Run:
     def _start(self, tokens: _Tokens, texts: _Texts) -> Vectors:
         if self.earlier is not None:
             return tokens.composer.unfold(self.earlier.table)
+        if self.settings.start_model is not None:
+            known = token_vectors(tokens.tokenizer, self._old_model(self.settings.start_model))
+            return tokens.composer.unfold(own_start(reduced(known, self.split.pairs.basis), texts.whole))
         if self.starts_mapped:
-            return tokens.composer.unfold(mapped_start(tokens.tokenizer, texts.whole, texts.targets))
+            known = token_vectors(tokens.tokenizer, CareModel.load().query_encoder)
+            return tokens.composer.unfold(mapped_start(known, texts.whole, texts.targets))
         size, width = tokens.tokenizer.get_vocab_size(), texts.targets.shape[1]
         return tables.start_table(texts.tokens, size, width, self.settings.seed)
+
+    def _old_model(self, source: str) -> Encoder:
+        """Return the query side of the model that made the vectors."""
+        encoder, pairs = CareModel.load(source).query_encoder, self.split.pairs
+        dim = (pairs.vectors if pairs.basis is None else pairs.basis).shape[1]
+        if encoder.dim != dim:
+            raise InputError(
+                f"{source}: gives vectors of {encoder.dim} dimensions and {self.where} has {dim}: training can start "
+                "with token vectors of the model that made the stored ones only"
+            )
+        return encoder
 
 
 def _own_tokens(split: Split, settings: LearnSettings, earlier: Earlier | None, state: Path) -> _Tokens:

@@ -11,7 +11,7 @@ import pytest
 
 from care_qdrant.errors import EncodingError, InputError
 from care_qdrant.learn.quality import agreement
-from care_qdrant.learn.queries import Endpoint, SpendingCap, embed_with_endpoint, read_questions
+from care_qdrant.learn.queries import Endpoint, SpendingCap, embed_with_endpoint, read_queries
 
 TEXTS = [f"question {number}" for number in range(100)]
 
@@ -52,16 +52,39 @@ def write(path: Path, rows: list[dict[str, object]]) -> Path:
 
 def test_vectors_of_the_file_become_unit_rows(tmp_path: Path) -> None:
     path = write(tmp_path / "log.jsonl", [{"text": "a", "vector": [3, 4]}, {"text": " ", "vector": [1, 0]}])
-    found = read_questions(path, 2)
-    assert found.texts == ["a"]
-    np.testing.assert_allclose(found.vectors, [[0.6, 0.8]], atol=1e-6)
+    found = read_queries(path, 2)
+    assert found.log is not None and found.log.texts == ["a"] and found.labelled is None
+    np.testing.assert_allclose(found.log.vectors, [[0.6, 0.8]], atol=1e-6)
+
+
+def test_labelled_questions_are_apart_from_those_that_are_trained_on(tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [
+        {"text": "a", "vector": [1, 0]},
+        {"text": "b", "vector": [0, 2], "relevant": ["x", 7]},
+        {"text": "b", "vector": [0, 2]},
+        {"text": "c", "relevant": ["y"]},
+        {"text": "?", "relevant": ["y"]},
+    ]
+    found = read_queries(write(tmp_path / "log.jsonl", rows), 2)
+    assert found.log is not None and found.log.texts == ["a"]
+    assert found.labelled is not None and found.labelled.texts == ["b", "c"]
+    assert found.labelled.relevant == [["x", "7"], ["y"]]
+    assert found.labelled.vectors is None  # one has none
+    only_b = read_queries(write(tmp_path / "log.jsonl", rows[1:3]), 2)
+    assert only_b.log is None and only_b.labelled is not None and only_b.labelled.vectors is not None
+    np.testing.assert_allclose(only_b.labelled.vectors, [[0, 1]])
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ('{"text": "a"}', "log.jsonl:1: expected a vector of 2 numbers, found none"),
-        ('{"text": "a", "vector": [1, 2, 3]}', "found 3 numbers"),
+        ('{"text": "a", "vector": [1, 2, 3]}', "found 3 values"),
+        ('{"text": "a", "vector": [1, "2"]}', "expected a vector of 2 numbers, found 2 values"),
+        ('{"text": "a", "vector": [1], "relevant": ["x"]}', "expected a vector of 2 numbers, found 1 values"),
+        ('{"text": "a", "relevant": []}', "log.jsonl:1: expected 'relevant' to be a list of ids"),
+        ('{"text": "a", "relevant": "x"}', "expected 'relevant' to be a list of ids"),
+        ('{"text": "a", "relevant": [{"id": 1}]}', "expected 'relevant' to be a list of ids"),
         ("[]", "log.jsonl:1: expected"),
         ('{"text": "a", "vector": [0, 0]}', "a query vector is zero"),
         ("", "holds no questions"),
@@ -71,7 +94,7 @@ def test_a_line_that_cannot_be_used(tmp_path: Path, line: str, message: str) -> 
     path = tmp_path / "log.jsonl"
     path.write_text(line, encoding="utf-8")
     with pytest.raises(InputError, match=message):
-        read_questions(path, 2)
+        read_queries(path, 2)
 
 
 def test_an_endpoint_encodes_in_order(url: str, tmp_path: Path) -> None:
@@ -79,7 +102,9 @@ def test_an_endpoint_encodes_in_order(url: str, tmp_path: Path) -> None:
     path = write(tmp_path / "log.jsonl", [{"text": text} for text in TEXTS])
     lengths = np.array([[len(text), 1] for text in TEXTS], dtype=np.float32)
     expected = lengths / np.linalg.norm(lengths, axis=1, keepdims=True)
-    np.testing.assert_allclose(read_questions(path, 2, embed).vectors, expected, atol=1e-6)
+    log = read_queries(path, 2, embed).log
+    assert log is not None
+    np.testing.assert_allclose(log.vectors, expected, atol=1e-6)
 
 
 def test_no_request_is_sent_that_could_pass_the_cap(url: str) -> None:
@@ -100,7 +125,8 @@ def test_agreement_of_the_old_model_with_itself_is_complete(tmp_path: Path) -> N
     generator = np.random.default_rng(0)
     vectors = generator.normal(size=(20, 8)).astype(np.float32)
     path = write(tmp_path / "log.jsonl", [{"text": f"q{n}", "vector": v.tolist()} for n, v in enumerate(vectors)])
-    questions = read_questions(path, 8)
+    questions = read_queries(path, 8).log
+    assert questions is not None
     documents = generator.normal(size=(200, 8)).astype(np.float32)
     same = agreement(questions.vectors, questions, documents)
     assert (same.overlap_at_10, same.ndcg_at_10) == (1.0, 1.0)
