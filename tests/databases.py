@@ -27,7 +27,8 @@ def open_database(request: pytest.FixtureRequest, server: str = "server") -> Ite
     else:
         url: str = request.getfixturevalue("own_url")
         grpc_port, over_grpc = int(url.rpartition(":")[2]) + 1, request.param == "real-grpc"
-        opened = QdrantClient(url=url, prefer_grpc=over_grpc, grpc_port=grpc_port, timeout=60)
+        options = {"prefer_grpc": over_grpc, "grpc_port": grpc_port, "timeout": 60}
+        opened = QdrantClient(url=url, check_compatibility=False, **options)
         for found in opened.get_collections().collections:
             opened.delete_collection(found.name)
     with closing(opened) as client:
