@@ -32,19 +32,14 @@ def wait_until_indexed(
     Raises:
         NotVerified: It is not done in time, or the server reports a failure.
     """
-    deadline = time.monotonic() + longest_seconds
-    while True:
-        info = collection.info()
-        if info.status is models.CollectionStatus.RED:
-            raise NotVerified(f"collection {collection.name!r}: the server reports {info.optimizer_status}")
-        if info.status is not models.CollectionStatus.YELLOW:
-            return
-        if time.monotonic() >= deadline:
-            raise NotVerified(
-                f"collection {collection.name!r}: its index is not built after {longest_seconds / 60:g} minutes; "
-                "run the same command again, or give a larger --index-minutes"
-            )
-        sleep(POLL_SECONDS)
+    info = collection.wait_for_optimizer(longest_seconds, POLL_SECONDS, sleep=sleep)
+    if info.status is models.CollectionStatus.RED:
+        raise NotVerified(f"collection {collection.name!r}: the server reports {info.optimizer_status}")
+    if info.status is models.CollectionStatus.YELLOW:
+        raise NotVerified(
+            f"collection {collection.name!r}: its index is not built after {longest_seconds / 60:g} minutes; "
+            "run the same command again, or give a larger --index-minutes"
+        )
 
 
 def check_known_items(

@@ -28,6 +28,9 @@ from care_qdrant.store.schema import IDENTITY_KEY, CollectionSchema, Limits
 
 logger = logging.getLogger(__name__)
 
+OPTIMIZER_SECONDS = 600
+"""Longest time to wait for a server's optimizer before the names of vectors are changed."""
+
 T = TypeVar("T")
 PointId = models.ExtendedPointId
 Payloads = bool | list[str]
@@ -254,15 +257,53 @@ class Collection:
         records = self.retrieve(probe_ids(learned), what, payload=False, vectors=[vector_name])
         check_probes(self.schema, vector_name, learned, probe_vectors(records.values(), vector_name))
 
+    def wait_for_optimizer(
+        self, longest_seconds: float, poll_seconds: float = 0.1, *, sleep: Callable[[float], None] = time.sleep
+    ) -> models.CollectionInfo:
+        """Wait until a server neither builds an index nor moves points, and return what it says of the collection.
+
+        Args:
+            longest_seconds: After these, the last answer is returned, whose status is still yellow.
+            poll_seconds: Between two questions.
+            sleep: Waits so many seconds.
+        """
+        until = time.monotonic() + longest_seconds
+        while True:
+            info = self.info()
+            if info.status is not models.CollectionStatus.YELLOW or time.monotonic() >= until:
+                return info
+            sleep(poll_seconds)
+
     def add_vector(self, vector_name: str, config: models.VectorNameConfig) -> None:
         """Add a vector to the schema; existing points do not have it yet."""
+        self._require_rest()
         self._schema = None
         self.call("adding the vector", lambda: self.client.create_vector_name(self.name, vector_name, config))
 
     def remove_vector(self, vector_name: str) -> None:
         """Remove a vector from the schema and from all points."""
+        self._require_rest()
         self._schema = None
         self.call("removing the vector", lambda: self.client.delete_vector_name(self.name, vector_name))
+
+    def _require_rest(self) -> None:
+        """Wait before a change of the vectors' names: Qdrant 1.18.3 forgets deletions if it optimizes meanwhile.
+
+        A point that was deleted while the optimizer ran, and before such a change, is there again afterwards.
+        """
+        if self.is_embedded:
+            return
+        info = self.wait_for_optimizer(2)
+        if info.status is models.CollectionStatus.YELLOW:
+            logger.warning("collection %r is being optimized: waiting before its vectors are changed", self.name)
+            info = self.wait_for_optimizer(OPTIMIZER_SECONDS, 1)
+        if info.status is models.CollectionStatus.YELLOW:
+            logger.warning(
+                "collection %r is still being optimized after %d minutes, and its vectors are changed all the same: a "
+                "point that was deleted in the meantime may be there again (Qdrant 1.18.3); delete it once more",
+                self.name,
+                OPTIMIZER_SECONDS // 60,
+            )
 
     def create_indexes(self, indexes: Mapping[str, Any]) -> None:
         """Create those payload indexes that are not there yet; the embedded database has none.
