@@ -262,8 +262,9 @@ def test_a_server_gives_what_the_embedded_database_gives(
 
 
 def test_the_embedded_database_warns_beyond_its_limit(
-    client: QdrantClient, task_directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    task_directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    client = QdrantClient(":memory:")
     task = loaded(task_directory)[0]
     split: Any = task.task.dataset
     search = QdrantSearch(evaluated(hash_pair()), client, through="core")

@@ -57,7 +57,7 @@ def test_a_collection_that_is_made_again_meanwhile_is_not_filled(qdrant: QdrantC
         ingest(documents(5), second, qdrant, "corpus")
 
     # A write that is under way at the moment of the deletion is refused by Qdrant; the next window by the contract.
-    with pytest.raises((ContractError, QdrantError), match=r"made by|made again|not found"):
+    with pytest.raises((ContractError, QdrantError), match=r"made by|made again|not found|doesn't exist"):
         ingest(documents(600, replace, at=200), first, qdrant, "corpus")
     assert qdrant.count("corpus").count < 300, "200 documents came before, and 400 would come after"
 
@@ -70,7 +70,9 @@ def test_the_same_model_in_a_new_collection_of_the_same_name_is_noticed(qdrant: 
         qdrant.delete_collection("corpus")
         ingest(documents(5), model, qdrant, "corpus")
 
-    with pytest.raises((ContractError, QdrantError), match=r"deleted and made again while this run wrote|not found"):
+    with pytest.raises(
+        (ContractError, QdrantError), match=r"deleted and made again while this run wrote|not found|doesn't exist"
+    ):
         ingest(documents(600, replace, at=200), model, qdrant, "corpus")
     assert qdrant.count("corpus").count < 300, "200 documents came before, and 400 would come after"
 
@@ -161,7 +163,7 @@ def test_a_collection_that_is_made_again_under_the_last_window_is_noticed_at_the
         return encode(texts, prompt=prompt)
 
     model.query_encoder.encode = encode_and_replace  # type: ignore[method-assign]
-    with pytest.raises((ContractError, QdrantError), match=r"made by|made again|not found"):
+    with pytest.raises((ContractError, QdrantError), match=r"made by|made again|not found|doesn't exist"):
         ingest(documents(50), model, qdrant, "corpus")
 
 

@@ -112,4 +112,4 @@ def test_token_vectors_of_another_dimension_are_refused(tmp_path: Path) -> None:
 
 def test_the_start_with_the_old_model_needs_the_model() -> None:
     result = CliRunner().invoke(care, ["learn", "articles", "--document-start"])
-    assert result.exit_code == 2 and "give that, and not --update" in result.output
+    assert result.exit_code == 2 and "give that, without --update and --base" in result.output

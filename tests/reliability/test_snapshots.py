@@ -1,5 +1,6 @@
 """A snapshot of a collection, recovered on its own server after a loss, and on another server."""
 
+import shutil
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from care_qdrant import Document, IngestSettings, Retriever, ingest
 from care_qdrant.attach.attach import attach_vector
-from care_qdrant.attach.verify import verify_bm25, verify_collection
+from care_qdrant.attach.verify import VerifySettings, verify_bm25, verify_collection
 from care_qdrant.store.connection import open_client
 from tests.reliability.processes import BINARY, QdrantServer
 from tests.reliability.sample_collection import distance, read_contents
@@ -16,6 +17,9 @@ from tests.tiny import HashModel, medical_texts
 NAME = "corpus"
 DOCUMENTS = [Document(f"d{number}", text) for number, text in enumerate(medical_texts(300))]
 FIRST, SECOND = HashModel(name="first", max_tokens=512), HashModel(name="second", salt="other", max_tokens=512)
+
+LENIENT = VerifySettings(least_known=0.0)
+"""A hash of characters is no encoder that finds a text by its opening."""
 
 
 @pytest.mark.server
@@ -38,6 +42,8 @@ def test_a_recovered_collection_is_what_it_was(tmp_path: Path, is_lost: bool) ->
         snapshot = clients[0].create_snapshot(NAME)
         assert snapshot is not None
         file = servers[0].folder / "snapshots" / NAME / snapshot.name
+        if not is_lost:  # a server reads no other folder
+            file = Path(shutil.copy(file, servers[1].folder / "snapshots"))
 
         client = clients[0] if is_lost else clients[1]
         if is_lost:
@@ -46,8 +52,8 @@ def test_a_recovered_collection_is_what_it_was(tmp_path: Path, is_lost: bool) ->
 
         assert distance(read_contents(client, NAME), before) == 0
         for model in (FIRST, SECOND):
-            assert verify_collection(client, NAME, model).problems == []
-        assert verify_bm25(client, NAME).problems == []
+            assert verify_collection(client, NAME, model, settings=LENIENT).problems == []
+        assert verify_bm25(client, NAME, settings=LENIENT).problems == []
         again = ingest(DOCUMENTS, FIRST, client, NAME, settings=settings)
         assert (again.encoded, again.unchanged) == (0, 300)
         assert attach_vector(client, NAME, SECOND).encoded == 0

@@ -20,6 +20,7 @@ Route = tuple[str, re.Pattern[str], Handler]
 
 COMPLETED = {"operation_id": 0, "status": "completed"}
 COLLECTION_SETTINGS = ("hnsw_config", "quantization_config", "strict_mode_config")
+DEFAULT_PARAMS = {"shard_number": 1, "replication_factor": 1, "write_consistency_factor": 1, "on_disk_payload": True}
 COLLECTION_PARAMS = ("shard_number", "replication_factor", "write_consistency_factor", "on_disk_payload")
 
 
@@ -61,7 +62,7 @@ class Settings:
     """What a server remembers of a collection and local mode forgets."""
 
     config: dict[str, Any] = field(default_factory=dict)
-    params: dict[str, Any] = field(default_factory=dict)
+    params: dict[str, Any] = field(default_factory=lambda: dict(DEFAULT_PARAMS))
     optimizer: dict[str, Any] = field(default_factory=dict)
     indexes: dict[str, Any] = field(default_factory=dict)
 

@@ -18,7 +18,7 @@ def _retrieve_one(call: Call) -> Any:
     point_id: int | str = int(call.names[1]) if call.names[1].isdigit() else call.names[1]
     found = call.local.retrieve(call.collection, [point_id], with_payload=True, with_vectors=True)
     if not found:
-        raise NotFound(f"point {point_id}")
+        raise NotFound(f"Point with id {point_id} does not exists!")
     return found[0]
 
 

@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 from tests.standin.call import NoRoute, NotFound
 from tests.standin.engine import Engine, is_write
 from tests.standin.faults import Fault, Faults
+from tests.standin.refusals import refusal
 from tests.standin.strict import RateExceeded
 
 RESET = struct.pack("ii", 1, 0)
@@ -184,17 +185,13 @@ def _result(engine: Engine, method: str, path: str, body: bytes) -> tuple[int, A
         return 200, {"result": engine.answer(method, path, body), "status": "ok", "time": 0.0}
     except NoRoute:
         return 404, ""
-    except (NotFound, KeyError) as error:
+    except NotFound as error:
         return 404, _error(f"Not found: {error}")
     except RateExceeded as error:
         return 429, _error(str(error))
-    except ValueError as error:
-        text = str(error)
-        if text.startswith("Forbidden"):
-            return 403, _error(text)
-        missing = text.startswith("Collection") and text.endswith("not found")
-        exists = text.endswith("already exists")
-        return (404 if missing else 409 if exists else 400), _error(text)
+    except (KeyError, ValueError) as error:
+        code, text = refusal(error)
+        return code, _error(text)
 
 
 def _error(message: str) -> dict[str, Any]:

@@ -29,12 +29,12 @@ class StrictMode:
         self.check_writes(size)
         most = self.limit("upsert_max_batchsize")
         if most is not None and size > most:
-            raise ValueError(f"Forbidden: Upsert limit exceeded: {size} > {most} for upsert limit")
+            raise ValueError(_exceeded("upsert limit", size, most))
 
     def check_limit(self, asked: int | None) -> None:
         most = self.limit("max_query_limit")
         if most is not None and asked is not None and asked > most:
-            raise ValueError(f"Forbidden: Limit exceeded: {asked} > {most} for limit")
+            raise ValueError(_exceeded("limit", asked, most))
 
     def check_prefetch(self, prefetch: models.Prefetch | list[models.Prefetch] | None) -> None:
         """Check the limit of every prefetch, at every level."""
@@ -45,7 +45,7 @@ class StrictMode:
 
     def check_exact(self, exact: bool | None) -> None:
         if exact and self.limit("search_allow_exact") is False:
-            raise ValueError("Forbidden: Exact search disabled. Help: Set exact=false.")
+            raise ValueError("Bad request: Exact search disabled!. Help: Set exact=false.")
 
     def check_reads(self, points: int) -> None:
         self._check_rate("read_rate_limit", points)
@@ -54,9 +54,12 @@ class StrictMode:
         self._check_rate("write_rate_limit", points)
 
     def _check_rate(self, name: str, cost: int) -> None:
-        most = self.limit(name)
+        most, what = self.limit(name), name.removesuffix("_rate_limit").capitalize()
         if most is not None and cost > most:
-            raise RateExceeded("Rate limiting exceeded: Request larger than rate limiter capacity, please try to split")
+            raise RateExceeded(
+                f"Rate limiting exceeded: {what} rate limit exceeded, request larger than rate limiter capacity, "
+                "please try to split your request"
+            )
 
     def check_size(self, points: int, vector_bytes: int) -> None:
         """Check what the collection holds before the write, as a server does: it refuses when the limit is reached."""
@@ -77,7 +80,26 @@ class StrictMode:
     def _check_indexed(self, condition: models.Filter | None) -> None:
         for key in _keys(condition):
             if key not in self.indexed:
-                raise ValueError(f'Bad request: Index required but not found for "{key}"')
+                raise ValueError(
+                    f'Bad request: Index required but not found for "{key}" of one of the following types: '
+                    f"[{_index_type(condition, key)}]. Help: Create an index for this key or use a different filter."
+                )
+
+
+def _exceeded(what: str, asked: int, most: int) -> str:
+    limit = f'Help: Reduce the "{what}" parameter to or below {most}.'
+    return f'Bad request: Limit exceeded {asked} > {most} for "{what}". {limit}'
+
+
+def _index_type(condition: Any, key: str) -> str:
+    """Return the kind of index that a match on a key in a filter needs; a keyword's where it is no match on a value."""
+    must = condition.must if isinstance(condition.must, list) else [condition.must]
+    values = [
+        part.match.value
+        for part in must
+        if isinstance(part, models.FieldCondition) and part.key == key and isinstance(part.match, models.MatchValue)
+    ]
+    return {bool: "bool", int: "integer"}.get(type(values[0]), "keyword") if values else "keyword"
 
 
 def _keys(condition: Any) -> Iterator[str]:

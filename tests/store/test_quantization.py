@@ -83,8 +83,8 @@ def test_attach_records_and_detach_removes_it(qdrant: QdrantClient) -> None:
     assert METADATA_PREFIX + "care" not in Collection(qdrant, NAME).schema.metadata
 
 
-def test_a_folder_is_not_measured(client: QdrantClient) -> None:
-    model = HashModel(name="care")
+def test_a_folder_is_not_measured() -> None:
+    client, model = QdrantClient(":memory:"), HashModel(name="care")
     ingest([Document("1", "甲")], model, client, NAME, storage=Storage(quantization="binary"))
     assert record_rescoring(Collection(client, NAME), "care") is None
     assert verify_collection(client, NAME, model).rescoring is None
