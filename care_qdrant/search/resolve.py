@@ -248,7 +248,7 @@ def choose_dense(schema: CollectionSchema, config: StoreConfig) -> str:
     if config.contract is not None:
         return config.contract.model
     raise InputError(
-        f"collection {schema.name!r} has the vectors {', '.join(map(repr, schema.dense)) or 'none'}; "
+        f"collection {schema.name!r} has the vectors {', '.join(map(repr, sorted(schema.dense))) or 'none'}; "
         "say which one to search: vector_name=..."
     )
 
