@@ -144,21 +144,31 @@ def kill_server(trials: int, points: int, seed: int, output: Path) -> None:
 @trials_option
 @points_option
 @seed_option
+@click.option(
+    "--fault",
+    "faults",
+    type=click.Choice(["killed", "frozen", "cut"]),
+    multiple=True,
+    default=["killed", "frozen"],
+    show_default=True,
+    help="What happens to a node; give it once for each.",
+)
 @output_option
-def kill_node(trials: int, points: int, seed: int, output: Path) -> None:
+def kill_node(trials: int, points: int, seed: int, faults: tuple[NodeFault, ...], output: Path) -> None:
     """Kill, freeze or cut off one node of a real cluster of three, in turn, below the same work as kill-server.
 
     QDRANT_BINARY names the server program. Each shard is there twice, and the client knows the URLs of all nodes: it
     has to finish by itself, with another node where its own one is gone. A node stays away for up to 3 seconds. To be
-    cut off the network, nodes run in network namespaces, for which this needs root; else none is.
+    cut off the network (--fault cut), nodes run in network namespaces, for which this needs root.
 
     \b
     Example:
       QDRANT_BINARY=qdrant python -m tests.reliability kill-node --trials 10 --output benchmarks/results/kill-node.json
     """
     binary, found = _binary(), list[Trial]()
+    if "cut" in faults and not may_build():
+        raise click.UsageError("--fault cut: this process may not make network namespaces (root, and ip of iproute2)")
     with tempfile.TemporaryDirectory() as name:
-        faults: list[NodeFault] = ["killed", "frozen", *(["cut"] if may_build() else [])]  # type: ignore[list-item]
         for number, how in enumerate(faults * math.ceil(trials / TRIALS_PER_SERVER)):
             (place := Path(name) / f"cluster-{number}").mkdir()
             with (
