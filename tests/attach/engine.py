@@ -56,7 +56,8 @@ class EngineClient:
         return SimpleNamespace(aliases=[])
 
     def get_collection(self, _name: str) -> Any:
-        return SimpleNamespace(config=self._config, payload_schema={})
+        green = models.CollectionStatus.GREEN
+        return SimpleNamespace(config=self._config, payload_schema={}, status=green)
 
     def update_collection(self, _name: str, metadata: dict[str, Any]) -> None:
         merged = {**self._config.metadata, **metadata}
