@@ -10,7 +10,7 @@ ORDER = (
     ("losses",),
     ("training",),
     ("stages",),
-    ("pipeline",),
+    ("learning", "pipeline"),
     ("export",),
     ("cli",),
 )
