@@ -16,9 +16,11 @@ from pathlib import Path
 import pytest
 from qdrant_client import QdrantClient
 
+from care_qdrant.errors import ServerTooOld
 from tests import tiny
-from tests.databases import REAL, open_database
+from tests.databases import REAL, WIRES, open_database, open_wire
 from tests.reliability.processes import BINARY, QdrantServer
+from tests.standin import StandIn
 
 
 @pytest.fixture(scope="session")
@@ -48,3 +50,24 @@ def client(request: pytest.FixtureRequest) -> Iterator[QdrantClient]:
     """An empty Qdrant, in memory and on a real server."""
     with open_database(request) as client:
         yield client
+
+
+@pytest.fixture(params=WIRES)
+def server(request: pytest.FixtureRequest) -> Iterator[StandIn]:
+    """An empty server with faults on demand: the stand-in alone, and in front of a real one."""
+    with open_wire(request) as server:
+        yield server
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    """Skip a test on a real server that is too old for it, with the version in the reason."""
+    try:
+        return (yield)
+    except ServerTooOld as error:
+        if item.get_closest_marker("server") is None:
+            raise
+        pytest.skip(str(error))
+
+
+pytest_runtest_call = pytest_runtest_setup

@@ -2,34 +2,70 @@
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from typing import Any
 
 import pytest
 from qdrant_client import QdrantClient
 
+from care_qdrant.attach.preflight import NAMED_VECTORS_SINCE
+from care_qdrant.store.connection import require_server
 from tests.reliability.processes import BINARY
+from tests.standin import StandIn
 
-REAL = [pytest.param(kind, marks=pytest.mark.server) for kind in ("real-http", "real-grpc") if BINARY]
+
+def _where_real(*kinds: str) -> list[Any]:
+    return [pytest.param(kind, marks=pytest.mark.server) for kind in kinds if BINARY]
+
+
+REAL = _where_real("real-http", "real-grpc")
 """Further parameters of a fixture that opens databases; none without a server program."""
+
+WIRES = ["stand-in", *_where_real("in-front")]
+"""Parameters of a fixture that opens a server with faults: the stand-in alone, and in front of a real server."""
 
 
 @contextmanager
-def open_database(request: pytest.FixtureRequest, server: str = "server") -> Iterator[QdrantClient]:
-    """Open an empty database for the parameter of a fixture.
+def open_database(request: pytest.FixtureRequest) -> Iterator[QdrantClient]:
+    """Open an empty database for the parameter of a fixture: ``embedded``, ``server`` (a stand-in) or one of `REAL`."""
+    if request.param == "embedded":
+        with closing(QdrantClient(":memory:")) as client:
+            yield client
+    elif request.param == "server":
+        with StandIn() as server, closing(_client(server.url)) as client:
+            yield client
+    else:
+        url = _emptied(request)
+        with closing(_client(url, over_grpc=request.param == "real-grpc")) as client:
+            yield client
+
+
+@contextmanager
+def open_wire(request: pytest.FixtureRequest, version: str = "1.19.0") -> Iterator[StandIn]:
+    """Open an empty server with faults for the parameter of a fixture, one of `WIRES`.
 
     Args:
-        request: Of the fixture; its parameter is ``embedded``, ``server`` or one of `REAL`.
-        server: Fixture with the stand-in that ``server`` means.
+        request: Of the fixture.
+        version: Of the stand-in; a real server has its own.
     """
-    if request.param == "embedded":
-        opened = QdrantClient(":memory:")
-    elif request.param == "server":
-        opened = QdrantClient(url=request.getfixturevalue(server).url, check_compatibility=False)
-    else:
-        url: str = request.getfixturevalue("own_url")
-        grpc_port, over_grpc = int(url.rpartition(":")[2]) + 1, request.param == "real-grpc"
-        options = {"prefer_grpc": over_grpc, "grpc_port": grpc_port, "timeout": 60}
-        opened = QdrantClient(url=url, check_compatibility=False, **options)
-        for found in opened.get_collections().collections:
-            opened.delete_collection(found.name)
-    with closing(opened) as client:
-        yield client
+    upstream = _emptied(request) if request.param == "in-front" else None
+    with StandIn(version=version, upstream=upstream) as server:
+        yield server
+
+
+def require_added_vectors(client: QdrantClient) -> None:
+    """Leave a test, before it calls the client for it, where the server cannot add a vector to a collection."""
+    require_server(client, NAMED_VECTORS_SINCE, "adding a vector")
+
+
+def _emptied(request: pytest.FixtureRequest) -> str:
+    """Return the URL of the real server, on which no collection is left."""
+    url: str = request.getfixturevalue("own_url")
+    with closing(_client(url)) as client:
+        for found in client.get_collections().collections:
+            client.delete_collection(found.name)
+    return url
+
+
+def _client(url: str, *, over_grpc: bool = False) -> QdrantClient:
+    grpc_port = int(url.rpartition(":")[2]) + 1
+    return QdrantClient(url=url, grpc_port=grpc_port, prefer_grpc=over_grpc, timeout=60, check_compatibility=False)

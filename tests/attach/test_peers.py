@@ -17,6 +17,7 @@ from care_qdrant.attach.verify import verify_collection
 from care_qdrant.errors import InputError
 from care_qdrant.search.retriever import Retriever
 from tests.attach.collections import DIM, NAME, contents
+from tests.databases import require_added_vectors
 from tests.standin import StandIn
 from tests.tiny import HashModel, medical_texts
 
@@ -176,6 +177,7 @@ def test_a_second_vector_still_locks_haystack_out(place: Place) -> None:
     with closing(haystack_store(place)) as store:
         store.write_documents(haystack_documents(0, 3))
     with closing(opened(place)) as client:
+        require_added_vectors(client)
         dense = models.DenseVectorConfig(size=4, distance=models.Distance.COSINE)
         client.create_vector_name(NAME, "second", models.DenseVectorNameConfig(dense=dense))
         client.delete_vector_name(NAME, "second")

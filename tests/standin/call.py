@@ -21,7 +21,13 @@ Route = tuple[str, re.Pattern[str], Handler]
 COMPLETED = {"operation_id": 0, "status": "completed"}
 COLLECTION_SETTINGS = ("hnsw_config", "quantization_config", "strict_mode_config")
 DEFAULT_PARAMS = {"shard_number": 1, "replication_factor": 1, "write_consistency_factor": 1, "on_disk_payload": True}
-COLLECTION_PARAMS = ("shard_number", "replication_factor", "write_consistency_factor", "on_disk_payload")
+COLLECTION_PARAMS = (
+    "shard_number",
+    "sharding_method",
+    "replication_factor",
+    "write_consistency_factor",
+    "on_disk_payload",
+)
 
 
 class NotFound(Exception):

@@ -11,17 +11,12 @@ from tests.standin.call import COMPLETED, Call, NoRoute, Settings, route
 
 def _collection_info(call: Call) -> Any:
     info = to_jsonable_python(call.local.get_collection(call.collection))
-    if call.engine.yellow_answers:
-        call.engine.yellow_answers -= 1
-        info["status"] = "yellow"
     settings = call.engine.settings_of(call.collection)
     for name, value in settings.config.items():
         info["config"][name] = {**(info["config"].get(name) or {}), **value}
     info["config"]["params"] |= settings.params
     info["config"]["optimizer_config"] |= settings.optimizer
-    info["payload_schema"] = {
-        key: {"data_type": kind, "points": info["points_count"]} for key, kind in settings.indexes.items()
-    }
+    info["payload_schema"] = {key: {**index, "points": info["points_count"]} for key, index in settings.indexes.items()}
     return info
 
 
@@ -76,7 +71,7 @@ def _create_index(call: Call) -> Any:
     call.local.get_collection(call.collection)
     schema = to_jsonable_python(body.field_schema)
     call.engine.settings_of(call.collection).indexes[body.field_name] = (
-        schema["type"] if isinstance(schema, dict) else schema
+        {"data_type": schema["type"], "params": schema} if isinstance(schema, dict) else {"data_type": schema}
     )
     return COMPLETED
 
@@ -92,6 +87,10 @@ def _change_aliases(call: Call) -> bool:
 
 def _create_snapshot(call: Call) -> Any:
     return snapshots.create(call.local, call.engine.snapshots, call.collection)
+
+
+def _list_snapshots(call: Call) -> Any:
+    return snapshots.described(call.engine.snapshots, call.collection)
 
 
 def _recover_snapshot(call: Call) -> bool:
@@ -115,6 +114,7 @@ ROUTES = [
     route("DELETE", "/collections/{}/index/{}", _delete_index),
     route("GET", "/cluster", lambda _: {"status": "disabled"}),
     route("POST", "/collections/{}/snapshots", _create_snapshot),
+    route("GET", "/collections/{}/snapshots", _list_snapshots),
     route("PUT", "/collections/{}/snapshots/recover", _recover_snapshot),
     route("DELETE", "/collections/{}/snapshots/{}", _delete_snapshot),
     route("GET", "/aliases", lambda call: call.local.get_aliases()),

@@ -22,8 +22,6 @@ class Engine:
         self.settings: dict[str, Settings] = {}
         self.lock = threading.RLock()
         self.snapshots: snapshots.Snapshots = {}
-        self.yellow_answers = 0
-        """So many more times a collection says that its index is being built."""
 
     def answer(self, method: str, path: str, body: bytes) -> Any:
         """Return the result of a request. Raises: NoRoute, NotFound, KeyError, ValueError as a server's 404 and 400."""
@@ -45,7 +43,7 @@ class Engine:
         return found >= (major, minor)
 
 
-READS = re.compile(r".*/(points|points/scroll|points/count|facet|points/query(/batch|/groups)?)")
+READS = re.compile(r".*/(points|points/scroll|points/count|points/query(/batch|/groups)?)")
 """Paths that POST only to read."""
 
 

@@ -5,7 +5,7 @@ import threading
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["500", "429", "timeout", "drop", "reset", "wait_timeout"]
+Kind = Literal["500", "429", "timeout", "drop", "reset", "wait_timeout", "yellow"]
 
 
 @dataclass

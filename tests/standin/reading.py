@@ -47,12 +47,6 @@ def _count(call: Call) -> Any:
     return call.local.count(call.collection, count_filter=body.filter)
 
 
-def _facet(call: Call) -> Any:
-    body = call.parse(models.FacetRequest)
-    call.strict.check_filter(body.filter)
-    return call.local.facet(call.collection, body.key, facet_filter=body.filter, limit=body.limit or 10)
-
-
 def _answer_query(call: Call, body: models.QueryRequest) -> Any:
     strict = call.strict
     strict.check_filter(body.filter)
@@ -75,13 +69,21 @@ def _answer_query(call: Call, body: models.QueryRequest) -> Any:
     )
 
 
+def _searches(body: models.QueryRequest | models.Prefetch) -> int:
+    """Return what a request costs of the rate of reads: the searches at its leaves."""
+    prefetch = body.prefetch if isinstance(body.prefetch, list) else [body.prefetch] if body.prefetch else []
+    return sum(map(_searches, prefetch)) or 1
+
+
 def _query(call: Call) -> Any:
-    return _answer_query(call, call.parse(models.QueryRequest))
+    body = call.parse(models.QueryRequest)
+    call.strict.check_reads(_searches(body))
+    return _answer_query(call, body)
 
 
 def _query_batch(call: Call) -> Any:
     searches = call.parse(models.QueryRequestBatch).searches
-    call.strict.check_reads(len(searches))
+    call.strict.check_reads(sum(map(_searches, searches)))
     return [_answer_query(call, body) for body in searches]
 
 
@@ -106,7 +108,6 @@ ROUTES = [
     route("GET", "/collections/{}/points/{}", _retrieve_one),
     route("POST", "/collections/{}/points/scroll", _scroll),
     route("POST", "/collections/{}/points/count", _count),
-    route("POST", "/collections/{}/facet", _facet),
     route("POST", "/collections/{}/points/query", _query),
     route("POST", "/collections/{}/points/query/batch", _query_batch),
     route("POST", "/collections/{}/points/query/groups", _query_groups),

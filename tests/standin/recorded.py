@@ -183,6 +183,11 @@ EXCHANGES: list[Exchange] = [
     ("PUT", f"/collections/{D}/points?wait=true", _points(*((number, X, {}) for number in range(10, 15)))),
     ("PATCH", f"/collections/{D}", {"strict_mode_config": {"read_rate_limit": 2}}),
     ("POST", f"/collections/{D}/points/query/batch", {"searches": [{"query": X, "limit": 1}] * 3}),
+    (
+        "POST",
+        f"/collections/{D}/points/query",
+        {"prefetch": [{"query": X, "limit": 1}] * 3, "query": {"fusion": "rrf"}, "limit": 1},
+    ),
     ("GET", "/collections/nobody/nothing", None),
     # What is left
     ("DELETE", f"/collections/{C}", None),

@@ -6,10 +6,13 @@ import os
 import socket
 import struct
 import threading
+from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 from urllib.parse import unquote, urlsplit
+
+import httpx
 
 from tests.standin.call import NoRoute, NotFound
 from tests.standin.engine import Engine, is_write
@@ -17,6 +20,8 @@ from tests.standin.faults import Fault, Faults
 from tests.standin.refusals import refusal
 from tests.standin.strict import RateExceeded
 
+KEPT = ("content-type", "retry-after")
+"""Headers of a real server's answer that a client reads."""
 RESET = struct.pack("ii", 1, 0)
 """SO_LINGER that turns a close into a TCP reset."""
 
@@ -27,6 +32,14 @@ class Request(NamedTuple):
     method: str
     path: str
     size_bytes: int
+
+
+class Answer(NamedTuple):
+    """What is sent back."""
+
+    code: int
+    content: bytes
+    headers: Mapping[str, str]
 
 
 class StandIn:
@@ -42,7 +55,13 @@ class StandIn:
         api_key: str | None = None,
         read_only_key: str | None = None,
         engine: type[Engine] = Engine,
+        upstream: str | None = None,
     ) -> None:
+        # Kept alive for less than the server's own five seconds, so that no request meets a connection that it closes.
+        keep_alive = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2)
+        self._upstream = (
+            None if upstream is None else httpx.Client(base_url=upstream, timeout=None, limits=keep_alive, verify=False)
+        )
         self.engine = engine(path, version)
         self.max_bytes = max_bytes
         self.api_key = api_key
@@ -63,6 +82,8 @@ class StandIn:
         self.released.set()
         self.go_away()
         self.engine.local.close()
+        if self._upstream is not None:
+            self._upstream.close()
 
     @property
     def url(self) -> str:
@@ -71,6 +92,17 @@ class StandIn:
     def count(self, method: str, path_ends: str) -> int:
         """Return how many requests came to a path."""
         return sum(each.method == method and each.path.endswith(path_ends) for each in list(self.requests))
+
+    def respond(self, method: str, target: str, content_type: str, body: bytes) -> Answer:
+        """Answer a request: by the server in whose place this one stands, or by the engine."""
+        if self._upstream is None:
+            code, result = _result(self.engine, method, unquote(urlsplit(target).path), body)
+            return _answer(code, result)
+        headers = {"content-type": content_type} if content_type else {}
+        real = self._upstream.request(method, target, content=body, headers=headers)
+        return Answer(
+            real.status_code, real.content, {name: real.headers[name] for name in KEPT if name in real.headers}
+        )
 
     def go_away(self) -> None:
         """Refuse connections, and cut those that are open."""
@@ -124,31 +156,32 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         standin.requests.append(Request(self.command, path, len(body)))
         if refused := self._refusal(standin, path, len(body)):
-            self._answer(*refused)
-            return
-        fault = standin.faults.take(self.command, path)
-        if fault is None or not self._fail(standin, fault, path, body):
-            self._answer(*_result(standin.engine, self.command, path, body))
+            self._send(refused)
+        elif fault := standin.faults.take(self.command, path):
+            self._fail(standin, fault, body)
+        else:
+            self._send(self._respond(standin, body))
 
     do_GET = do_PUT = do_POST = do_DELETE = do_PATCH = _go  # noqa: N815
 
-    def _refusal(self, standin: StandIn, path: str, size: int) -> tuple[int, Any] | None:
+    def _refusal(self, standin: StandIn, path: str, size: int) -> Answer | None:
         key = self.headers.get("api-key")
         if standin.api_key is not None and key not in (standin.api_key, standin.read_only_key):
-            return 401, "Must provide an API key or an Authorization bearer token"
+            return _answer(401, "Must provide an API key or an Authorization bearer token")
         if key is not None and key == standin.read_only_key and is_write(self.command, path):
-            return 403, _error("Forbidden: Global manage access is required")
+            return _answer(403, _error("Forbidden: Global manage access is required"))
         if size > standin.max_bytes:
-            return 413, _error(f"Payload reached size limit: limit: {standin.max_bytes}, received: {size}")
+            return _answer(413, _error(f"Payload reached size limit: limit: {standin.max_bytes}, received: {size}"))
         return None
 
-    def _fail(self, standin: StandIn, fault: Fault, path: str, body: bytes) -> bool:
-        """Make a fault; False says that the usual answer still has to be given."""
+    def _respond(self, standin: StandIn, body: bytes) -> Answer:
+        return standin.respond(self.command, self.path, self.headers.get("content-type", ""), body)
+
+    def _fail(self, standin: StandIn, fault: Fault, body: bytes) -> None:
         if fault.kind == "500":
-            self._answer(500, _error("Service internal error: injected"))
+            self._send(_answer(500, _error("Service internal error: injected")))
         elif fault.kind == "429":
-            seconds = f"{fault.seconds:g}"
-            self._answer(429, _error("Rate limiting exceeded: retry later"), {"Retry-After": seconds})
+            self._send(_answer(429, _error("Rate limiting exceeded: retry later"), seconds=fault.seconds))
         elif fault.kind == "timeout":
             standin.released.wait(fault.seconds)
             self.close_connection = True
@@ -157,25 +190,33 @@ class _Handler(BaseHTTPRequestHandler):
             os.close(self.connection.detach())
             self.close_connection = True
         elif fault.kind == "drop":
-            _result(standin.engine, self.command, path, body)
+            self._respond(standin, body)
             _cut(self.connection)
         else:
-            code, answer = _result(standin.engine, self.command, path, body)
-            result = answer.get("result")
-            if isinstance(result, dict) and result.get("status") == "completed":
-                result["status"] = "wait_timeout"
-            self._answer(code, answer)
-        return True
+            self._send(_with_status(self._respond(standin, body), fault.kind))
 
-    def _answer(self, code: int, body: Any, headers: dict[str, str] | None = None) -> None:
-        raw = body.encode() if isinstance(body, str) else json.dumps(body).encode()
-        self.send_response(code)
-        self.send_header("content-type", "text/plain" if isinstance(body, str) else "application/json")
-        self.send_header("content-length", str(len(raw)))
-        for name, value in (headers or {}).items():
+    def _send(self, answer: Answer) -> None:
+        self.send_response(answer.code)
+        self.send_header("content-length", str(len(answer.content)))
+        for name, value in answer.headers.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(raw)
+        self.wfile.write(answer.content)
+
+
+def _answer(code: int, body: Any, *, seconds: float | None = None) -> Answer:
+    content, kind = (body, "text/plain") if isinstance(body, str) else (json.dumps(body), "application/json")
+    later = {} if seconds is None else {"retry-after": f"{seconds:g}"}
+    return Answer(code, content.encode(), {"content-type": kind, **later})
+
+
+def _with_status(answer: Answer, status: str) -> Answer:
+    """Return an answer with another status than the one that says that all is done."""
+    body = json.loads(answer.content)
+    result = body.get("result")
+    if isinstance(result, dict) and result.get("status") in ("completed", "green"):
+        result["status"] = status
+    return _answer(answer.code, body)
 
 
 def _result(engine: Engine, method: str, path: str, body: bytes) -> tuple[int, Any]:

@@ -17,7 +17,13 @@ def create(local: QdrantLocal, snapshots: Snapshots, collection: str) -> dict[st
     points, _ = local.scroll(collection, limit=1_000_000, with_payload=True, with_vectors=True)
     name = f"{collection}-{len(snapshots)}.snapshot"
     snapshots[collection, name] = (deepcopy(config.vectors), points)
-    return {"name": name, "creation_time": None, "size": len(points), "checksum": _checksum(name)}
+    return _description(name, len(points))
+
+
+def described(snapshots: Snapshots, collection: str) -> list[dict[str, Any]]:
+    return [
+        _description(name, len(points)) for (source, name), (_, points) in snapshots.items() if source == collection
+    ]
 
 
 def recover(local: QdrantLocal, snapshots: Snapshots, collection: str, request: models.SnapshotRecover) -> bool:
@@ -33,6 +39,10 @@ def recover(local: QdrantLocal, snapshots: Snapshots, collection: str, request: 
         collection, [models.PointStruct(id=each.id, vector=each.vector or {}, payload=each.payload) for each in points]
     )
     return True
+
+
+def _description(name: str, size: int) -> dict[str, Any]:
+    return {"name": name, "creation_time": None, "size": size, "checksum": _checksum(name)}
 
 
 def _checksum(name: str) -> str:

@@ -7,6 +7,7 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.store.collection import Collection
+from tests.databases import require_added_vectors
 from tests.standin import StandIn
 from tests.standin.recorded import EXCHANGES, RECORDED, C, ask
 
@@ -22,6 +23,8 @@ def differences(url: str) -> list[str]:
 def test_the_stand_in_answers_as_recorded() -> None:
     with StandIn(version=ANSWERS["server"]) as server:
         assert differences(server.url) == []
+        with StandIn(upstream=server.url) as in_front:
+            assert differences(in_front.url) == []
 
 
 @pytest.mark.server
@@ -40,6 +43,7 @@ def test_a_deleted_point_stays_away_when_a_vector_is_added(real_url: str) -> Non
     )
     dense = models.DenseVectorNameConfig(dense=models.DenseVectorConfig(size=2, distance=models.Distance.DOT))
     client = QdrantClient(url=real_url, check_compatibility=False)
+    require_added_vectors(client)
     for _ in range(ROUNDS):
         client.delete_collection(C)
         with httpx.Client(base_url=real_url, timeout=60) as plain:
