@@ -4,6 +4,7 @@
 
     CareError                     1
     ├── InputError                2   a path, an option or a configuration is wrong
+    │   └── TooFewDocuments           a collection has too few documents to learn from
     ├── ModelError                3   a CARE folder cannot be used
     │   ├── IncompleteModel           a file is missing
     │   ├── AlteredModel              a file is not the one that was saved
@@ -38,8 +39,8 @@ below find it."""
 _PATTERNS = (
     # user:password@ of a URL, whatever the scheme; the password may hold an @.
     (re.compile(r"(?<=://)[^/\s'\"]*@"), f"{_HIDDEN}@"),
-    # --api-key VALUE, --document-server-key=VALUE, as a command line has them.
-    (re.compile(r"(--[a-z-]*(?:key|token|password|secret)[= ])(?!-)\S+"), rf"\1{_HIDDEN}"),
+    # --api-key VALUE, --document-server-key=VALUE, as a command line has them; --shard-key is none.
+    (re.compile(r"(--(?!shard-key)[a-z-]*(?:key|token|password|secret)[= ])(?!-)\S+"), rf"\1{_HIDDEN}"),
     # ?api_key=VALUE of a URL.
     (re.compile(r"([?&](?:api[-_]?key|token|password|secret)=)[^&\s'\"]+", re.IGNORECASE), rf"\1{_HIDDEN}"),
 )
@@ -74,6 +75,10 @@ class InputError(CareError):
     """A path, an option or a configuration is wrong."""
 
     exit_code = 2
+
+
+class TooFewDocuments(InputError):
+    """A collection has, at the moment, too few documents to learn from."""
 
 
 class ModelError(CareError):

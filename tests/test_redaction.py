@@ -22,6 +22,7 @@ PASSWORD, KEY, SERVER_KEY = "pa55w0rd", "k3y-of-qdrant", "k3y-of-vllm"
         ("see https://u:p@ss@host, and http://host/a@b", "see https://***@host, and http://host/a@b"),
         ("care-bench run --api-key abc --grpc", "care-bench run --api-key *** --grpc"),
         ("--document-server-key=abc x", "--document-server-key=*** x"),
+        ("care search x --shard-key north", "care search x --shard-key north"),
         ("http://host/v1?api_key=abc&limit=3", "http://host/v1?api_key=***&limit=3"),
         ("mail me@example.com, --keep 3 --batch-tokens 60", "mail me@example.com, --keep 3 --batch-tokens 60"),
     ],

@@ -23,6 +23,7 @@ from care_qdrant.publishing.publish import publish_collection, roll_back
 from care_qdrant.store.collection import Collection
 from care_qdrant.store.connection import open_client
 from care_qdrant.store.contracts import SparseContract
+from tests.databases import require_added_vectors
 from tests.standin.server import StandIn
 from tests.tiny import HashModel, medical_texts
 
@@ -177,6 +178,7 @@ def test_the_servers_own_bm25_is_searched(
         pytest.skip("the stand-in has no BM25 of its own")
     model = HashModel(max_tokens=512)
     ingest(DOCUMENTS[:50], model, server, collection)
+    require_added_vectors(server)
     sparse = models.SparseVectorConfig(modifier=models.Modifier.IDF)
     server.create_vector_name(collection, "native", models.SparseVectorNameConfig(sparse=sparse))
     records, _ = server.scroll(collection, limit=100)

@@ -20,7 +20,7 @@ from care_qdrant.attach.points import Addition, Text, read_windows, stored_text
 from care_qdrant.attach.preflight import Preflight, examine
 from care_qdrant.encoders import bm25
 from care_qdrant.encoders.batching import token_batches
-from care_qdrant.errors import FolderLocked, InputError, Unreachable
+from care_qdrant.errors import FolderLocked, InputError, TooFewDocuments, Unreachable
 from care_qdrant.ingestion.ahead import read_ahead
 from care_qdrant.ingestion.report import Stopwatch
 from care_qdrant.ingestion.settings import DocumentModel
@@ -28,7 +28,7 @@ from care_qdrant.ingestion.vector_hashes import remove_orphaned_hashes
 from care_qdrant.store.collection import Collection, PointId
 from care_qdrant.store.connection import tune_embedded
 from care_qdrant.store.contracts import SparseContract, VectorContract
-from care_qdrant.store.create import QUANTIZATION
+from care_qdrant.store.create import QUANTIZATION, Quantization
 from care_qdrant.store.layout import Layout
 from care_qdrant.store.quantization import record_rescoring
 from care_qdrant.store.retry import RetryPolicy
@@ -49,8 +49,8 @@ class AttachSettings:
 
     text_field: str | None = None
     """Payload field with the text, as ``body`` or ``document.body``; None guesses."""
-    quantization: str | None = None
-    """Quantization of the new vector: ``int8`` or ``binary``."""
+    quantization: Quantization | None = None
+    """Quantization of the new vector."""
     on_disk: bool = False
     """Keep the new vectors on disk."""
     points_per_second: float | None = None
@@ -77,7 +77,7 @@ class AttachReport:
     vector_name: str
     fingerprint: str
     tool: str
-    """Who wrote the payloads, as guessed."""
+    """Who wrote the payloads, as guessed; empty where there are no points."""
     text_field: str
     encoded: int
     unchanged: int
@@ -137,6 +137,8 @@ def attach_vector(
     target = Collection(client, collection, retries).resolve()
     preflight = examine(target, name, contract, settings.text_field)
     on_preflight(preflight)
+    if preflight.is_emptied:
+        return _nothing_to_do(target, name, contract.fingerprint)
     layout = preflight.require_layout()
     if not preflight.has_vector:
         model.require_documents()
@@ -183,6 +185,8 @@ def attach_bm25(
     contract = SparseContract(bm25.ANALYSER, bm25.DEFAULT_K1, bm25.DEFAULT_B, average_length=1.0)
     preflight = examine(target, name, contract, settings.text_field)
     on_preflight(preflight)
+    if preflight.is_emptied:
+        return _nothing_to_do(target, name, bm25.ANALYSER)
     layout = preflight.require_layout()
     if preflight.has_vector:
         _require_same_field(target, name, layout, settings)
@@ -197,6 +201,28 @@ def attach_bm25(
     maker = Bm25Vectors(contract)
     run = _Run(target, maker, name, bm25.ANALYSER, layout, settings, on_progress, stop or threading.Event())
     return run.go(preflight.points)
+
+
+def _nothing_to_do(collection: Collection, vector_name: str, fingerprint: str) -> AttachReport:
+    """Return the report of an attach to a collection that has the vector, and no points at the moment."""
+    return AttachReport(
+        collection=collection.name,
+        vector_name=vector_name,
+        fingerprint=fingerprint,
+        tool="",
+        text_field=collection.schema.text_field(vector_name) or "",
+        encoded=0,
+        unchanged=0,
+        without_text=0,
+        elsewhere=0,
+        removed=0,
+        truncated=0,
+        points=0,
+        covered=0,
+        seconds=0.0,
+        points_per_second=0.0,
+        encoder_idle_fraction=0.0,
+    )
 
 
 def _require_same_field(collection: Collection, vector_name: str, layout: Layout, settings: AttachSettings) -> None:
@@ -274,7 +300,7 @@ class _Run:
         start, watch = time.perf_counter(), Stopwatch()
         pace = Pace(self.settings.points_per_second, sleep=self.stop.wait)
         encoded = truncated = read = unchanged = without_text = elsewhere = 0
-        outlived: list[PointId] = []
+        outlived: list[tuple[Collection, list[PointId]]] = []
         tune_embedded(self.collection.client, self.collection.name)
         source = read_windows(
             self.collection,
@@ -287,14 +313,14 @@ class _Run:
             for window in windows:
                 read, unchanged = read + window.read, unchanged + window.unchanged
                 without_text, elsewhere = without_text + window.without_text, elsewhere + window.elsewhere
-                outlived += window.outlived
+                outlived += [(window.part, window.outlived)] if window.outlived else []
                 for batch in token_batches([text.tokens for text in window.texts], self.settings.batch_tokens):
                     if self.stop.is_set():
                         break
                     texts = [window.texts[index] for index in batch]
                     with watch.running():
                         vectors = self.maker.make([text.text for text in texts], [text.id for text in texts])
-                    sender.submit(partial(self._requests, texts, vectors))
+                    sender.submit(partial(self._requests, texts, vectors), window.part)
                     encoded += len(texts)
                     truncated += sum(text.tokens > counter.max_tokens for text in texts)
                     self.on_progress(unchanged + without_text + encoded, max(total, read))
@@ -326,24 +352,26 @@ class _Run:
             encoder_idle_fraction=round(watch.idle_fraction, 4),
         )
 
-    def _remove(self, ids: Sequence[PointId]) -> int:
+    def _remove(self, outlived: Sequence[tuple[Collection, Sequence[PointId]]]) -> int:
         """Remove the vector, and then its hash, from points whose text is gone; return their number.
 
         Raises:
             InputError: They are too large a fraction of those that have it.
         """
-        if ids:
+        removed = sum(len(ids) for _, ids in outlived)
+        if removed:
             covered, largest = self.collection.count_with_vector(self.vector_name), self.settings.max_delete_fraction
-            if len(ids) > largest * covered:
+            if removed > largest * covered:
                 raise InputError(
-                    f"{len(ids):,} of {covered:,} points with vector {self.vector_name!r} of collection "
+                    f"{removed:,} of {covered:,} points with vector {self.vector_name!r} of collection "
                     f"{self.collection.name!r} have no text under {self.layout.text_field!r} any more, more than the "
                     f"fraction {largest} that may lose it. All others are done, and nothing was removed. Check the "
                     "texts, or give --max-delete-fraction"
                 )
-            self.collection.delete_vector_of(ids, self.vector_name)
+            for part, ids in outlived:
+                part.delete_vector_of(ids, self.vector_name)
             remove_orphaned_hashes(self.collection, self.vector_name)
-        return len(ids)
+        return removed
 
     def _requests(self, texts: list[Text], vectors: list[Any]) -> Iterator[Write]:
         """Build points; called in a sender's thread, so that the encoder does not wait for it."""
@@ -372,14 +400,15 @@ class Pace:
 class FailedPass:
     """A pass that did not get through; the next one goes on from there."""
 
-    error: Unreachable | FolderLocked
+    error: Unreachable | FolderLocked | TooFewDocuments
 
 
 def watch(run_pass: Callable[[], Pass], seconds: float, stop: threading.Event) -> Iterator[Pass | FailedPass]:
     """Follow a collection while others write to it: yield what each pass did, until ``stop`` is set.
 
-    A pass fails where a server cannot be reached, or where another process has the folder open: the next one tries
-    again. Whatever else goes wrong is raised, since trying again would not help.
+    A pass fails where a server cannot be reached, where another process has the folder open, or where there are too few
+    documents at the moment: the next one tries again. Whatever else goes wrong is raised, since trying again would not
+    help.
 
     Args:
         run_pass: Opens the database, does its work and closes it, so that others can open a folder in between.
@@ -395,6 +424,6 @@ def watch(run_pass: Callable[[], Pass], seconds: float, stop: threading.Event) -
     while not stop.is_set():
         try:
             yield run_pass()
-        except (Unreachable, FolderLocked) as error:
+        except (Unreachable, FolderLocked, TooFewDocuments) as error:
             yield FailedPass(error)
         stop.wait(seconds)

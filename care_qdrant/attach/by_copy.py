@@ -22,7 +22,7 @@ from care_qdrant.publishing.readiness import KnownItems, check_known_items, wait
 from care_qdrant.publishing.versions import read_versions
 from care_qdrant.store.collection import Collection, PointId
 from care_qdrant.store.contracts import VectorContract, contract_metadata
-from care_qdrant.store.create import QUANTIZATION
+from care_qdrant.store.create import QUANTIZATION, require_quantization
 from care_qdrant.store.retry import RetryPolicy
 from care_qdrant.store.schema import CollectionSchema
 from care_qdrant.store.version_record import VersionRecord, version_record
@@ -142,6 +142,7 @@ def attach_by_copy(
     name, contract = vector_name or model.name, model.contract()
     plan = plan_copy(Collection(client, collection, retries), alias, name, contract)
     origin, target = Collection(client, plan.source, retries), Collection(client, plan.version, retries)
+    require_quantization(origin, settings.quantization)
     preflight = examine(origin, name, contract, settings.text_field, in_place=False)
     on_preflight(preflight)
     attached_contract = replace(contract, text_field=preflight.require_layout().text_field)

@@ -58,7 +58,7 @@ def detach_vector(
     _require_removal(target, record)
     name, points = _checked_name(target.schema, vector_name), target.count()
     tune_embedded(client, target.name)
-    cleaned = _clean_payloads(target, name)
+    cleaned = sum(_clean_payloads(part, name) for part in target.parts())
     if name in {*target.schema.dense, *target.schema.sparse}:
         target.remove_vector(name)
     if rescoring_removal(name).keys() & target.schema.metadata.keys():

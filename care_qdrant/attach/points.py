@@ -37,6 +37,8 @@ class Text:
 class Window:
     """The work of some thousand points."""
 
+    part: Collection
+    """Where they are written (`Collection.parts`)."""
     texts: list[Text] = field(default_factory=list)
     read: int = 0
     unchanged: int = 0
@@ -62,7 +64,14 @@ def read_windows(
     Raises:
         InputError: A payload has a value of its own under the key at which attach keeps its hashes.
     """
-    window = Window()
+    for part in collection.parts():
+        yield from _read_part(part, layout, vector_name, fingerprint, counter)
+
+
+def _read_part(
+    collection: Collection, layout: Layout, vector_name: str, fingerprint: str, counter: TokenCounter
+) -> Iterator[Window]:
+    window = Window(collection)
     for records in collection.scroll():
         window.read += len(records)
         todo = []
@@ -85,7 +94,7 @@ def read_windows(
         window.texts += [Text(*each, tokens) for each, tokens in zip(todo, lengths, strict=True)]
         if len(window.texts) >= WINDOW_POINTS:
             yield window
-            window = Window()
+            window = Window(collection)
     yield window
 
 

@@ -46,8 +46,13 @@ class Preflight:
     adopts: bool = False
     """The vector has lost its contract, and the hashes in the payloads say that this model made it."""
 
+    @property
+    def is_emptied(self) -> bool:
+        """Return whether an attach has nothing to do: the vector is there, and points are not, at the moment."""
+        return self.has_vector and not self.sampled and not self.problems
+
     def require_layout(self) -> Layout:
-        """Return where the texts are.
+        """Return where the texts are, in a collection that is not emptied.
 
         Raises:
             CareError: The first of the problems.
@@ -76,6 +81,7 @@ def examine(
     """
     schema, points, sample = collection.schema, collection.count(), collection.sample(SAMPLE_POINTS)
     payloads = [record.payload or {} for record in sample]
+    has_vector = vector_name in {*schema.dense, *schema.sparse}
     layout, no_layout = _layout(payloads, text_field or schema.text_field(vector_name), collection.name)
     adopts = isinstance(contract, VectorContract) and _has_lost_contract(
         schema, vector_name, contract, layout, payloads
@@ -96,8 +102,9 @@ def examine(
         layout=layout,
         sampled=len(payloads),
         sampled_without_text=sum(layout is None or layout.find_text(payload) is None for payload in payloads),
-        has_vector=vector_name in {*schema.dense, *schema.sparse},
-        problems=(*filter(None, map(_problem, checks)), *no_layout),
+        has_vector=has_vector,
+        # A collection that was filled once may be filled again.
+        problems=(*filter(None, map(_problem, checks)), *(no_layout if payloads or not has_vector else ())),
         notices=(*_notices(schema), *_text_notices(layout, payloads)),
         adopts=adopts,
     )

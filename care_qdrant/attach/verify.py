@@ -153,6 +153,8 @@ def verify_collection(
     name = vector_name or target.schema.made_by(contract.fingerprint) or model.name
     check_contract(target.schema, name, contract)
     preflight = examine(target, name, contract, text_field)
+    if preflight.is_emptied:
+        return _nothing_to_check(target, name, contract.fingerprint)
     if preflight.layout is None:
         raise preflight.problems[0]
     report, sample = _count(target, name, preflight.layout, contract.fingerprint, settings)
@@ -188,6 +190,8 @@ def verify_bm25(
     name = vector_name or find_bm25(target.schema) or bm25.VECTOR_NAME
     contract = check_sparse_contract(target.schema, name, bm25.ANALYSER)
     preflight = examine(target, name, contract, text_field)
+    if preflight.is_emptied:
+        return _nothing_to_check(target, name, contract.fingerprint)
     if preflight.layout is None:
         raise preflight.problems[0]
     report, sample = _count(target, name, preflight.layout, contract.constants, settings)
@@ -195,6 +199,26 @@ def verify_bm25(
     _check_terms(target, report, Bm25Vectors(contract), preflight.layout, sample)
     report.problems += _problems(report, settings)
     return report
+
+
+def _nothing_to_check(target: Collection, name: str, fingerprint: str) -> VerifyReport:
+    """Return the report of a collection that has the vector, and no points at the moment."""
+    return VerifyReport(
+        collection=target.name,
+        vector_name=name,
+        fingerprint=fingerprint,
+        points=0,
+        with_text=0,
+        covered=0,
+        missing=0,
+        unhashed=0,
+        stale=0,
+        outlived=0,
+        foreign=0,
+        elsewhere=0,
+        is_attached=name in target.schema.attached,
+        problems=["the collection has no points, so nothing was checked"],
+    )
 
 
 def _count(

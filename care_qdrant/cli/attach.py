@@ -56,10 +56,10 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--quantization",
-    type=click.Choice(["int8", "binary", "none"]),
+    type=click.Choice(["int8", "turbo", "product", "binary", "none"]),
     default="none",
     show_default=True,
-    help="Quantization of the new vector: a smaller copy of it is searched first.",
+    help="Quantization of the new vector: a copy of 1/4 (int8) to 1/32 (binary) of its size is searched first.",
 )
 @click.option("--on-disk", is_flag=True, help="Keep the new vectors on disk.")
 @click.option(
@@ -100,7 +100,7 @@ def command(
     text_field: str | None,
     max_delete_fraction: float,
     change_text_field: bool,
-    quantization: str,
+    quantization: Literal["int8", "turbo", "product", "binary", "none"],
     on_disk: bool,
     points_per_second: float | None,
     batch_tokens: int,
@@ -166,6 +166,8 @@ def _attach(target: Target, collection: str, attach: "Attach", retries: "RetryPo
     with target.open() as client, points_bar(collection) as show:
         report = attach(client, retries=retries, on_preflight=_tell, on_progress=show)
     _print_report(report)
+    if not report.points:
+        click.echo("the collection has no points at the moment, so there was nothing to do", err=True)
     if report.covered + report.without_text < report.points:
         click.echo("points were added or changed meanwhile: run the same command again", err=True)
 

@@ -103,6 +103,7 @@ _run_options = add_options(
         show_default=True,
         help="Padded tokens of one batch of the encoder.",
     ),
+    click.option("--shard-key", help="Write to the shards of this key, made where they are missing; needs a cluster."),
     click.option("--sparse", type=click.Choice(["bm25"]), help="Also write a sparse vector, for hybrid search."),
     click.option(
         "--replace-others",
@@ -122,10 +123,11 @@ _run_options = add_options(
 _storage_options = add_options(
     click.option(
         "--quantization",
-        type=click.Choice(["int8", "binary", "none"]),
+        type=click.Choice(["int8", "turbo", "product", "binary", "none"]),
         default="none",
         show_default=True,
-        help="Compressed copy of the vectors that is searched first.",
+        help="Copy of the vectors that is searched first: 1/4 (int8), 1/8 (turbo), 1/16 (product) or 1/32 (binary) of "
+        "the size.",
     ),
     click.option("--on-disk", is_flag=True, help="Keep the vectors on disk."),
     click.option(
@@ -137,6 +139,19 @@ _storage_options = add_options(
     ),
     click.option("--shards", type=click.IntRange(min=1), help="Number of shards.  [default: left to the server]"),
     click.option("--replicas", type=click.IntRange(min=1), help="Copies of each shard.  [default: left to the server]"),
+    click.option(
+        "--write-consistency",
+        type=click.IntRange(min=1),
+        help="Copies that have to acknowledge a write.  [default: left to the server, which takes 1]",
+    ),
+    click.option(
+        "--index",
+        "indexes",
+        multiple=True,
+        metavar="KEY[=TYPE]",
+        help="Payload index for filters, also of a collection that is there: keyword (default), integer, float, bool, "
+        "datetime, text, uuid, or tenant. Repeatable.",
+    ),
 )
 
 
@@ -148,9 +163,17 @@ _storage_options = add_options(
         "Options": ["collection", "model", "path", "url", "sparse", "sync", "dry_run", "limit", "as_json"],
         "Corpus": ["id_field", "text_field", "title_field", "encoding", "rejects", "overflow", "shard"],
         "Model": ["vector_name", "device", "precision", "batch_tokens"],
-        "Server": ["api_key", "grpc", "grpc_port", "patience"],
+        "Server": ["api_key", "grpc", "grpc_port", "patience", "shard_key"],
         "Deletion": ["replace_others", "max_delete_fraction", "sync_despite_rejects"],
-        "Storage of a new collection": ["quantization", "on_disk", "datatype", "shards", "replicas"],
+        "Storage of a new collection": [
+            "quantization",
+            "on_disk",
+            "datatype",
+            "shards",
+            "replicas",
+            "write_consistency",
+            "indexes",
+        ],
         "Estimate and log": ["price_per_hour", "verbose", "quiet", "log_format"],
     },
 )
@@ -221,7 +244,12 @@ def command(
             vector_name=vector_name,
             settings=_settings(options, target),
             storage=Storage(
-                quantization, options["on_disk"], options["datatype"], options["shards"], options["replicas"]
+                quantization,
+                options["on_disk"],
+                options["datatype"],
+                options["shards"],
+                options["replicas"],
+                options["write_consistency"],
             ),
             reading=Reading(
                 Fields(options["id_field"], options["text_field"], options["title_field"]),
@@ -303,6 +331,7 @@ def _database(target: Target, dry_run: bool) -> "AbstractContextManager[QdrantCl
 def _settings(options: dict[str, Any], target: Target) -> "IngestSettings":
     from care_qdrant.ingestion.reading import Shard
     from care_qdrant.ingestion.settings import IngestSettings
+    from care_qdrant.store.create import parse_indexes
 
     return IngestSettings(
         overflow=options["overflow"],
@@ -316,6 +345,8 @@ def _settings(options: dict[str, Any], target: Target) -> "IngestSettings":
         dry_run=options["dry_run"],
         price_per_hour=options["price_per_hour"],
         batch_tokens=options["batch_tokens"],
+        shard_key=options["shard_key"],
+        indexes=parse_indexes(options["indexes"]),
         grpc=target.may_grpc,
     )
 

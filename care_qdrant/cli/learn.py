@@ -79,7 +79,7 @@ _log_options = add_options(
 @click.option("--text-field", help="Payload field with the text, as body or document.body.  [default: guessed]")
 @click.option(
     "--sample",
-    type=click.IntRange(min=1),
+    type=click.IntRange(min=200),
     default=100_000,
     show_default=True,
     help="Points to read at most, drawn at random.",

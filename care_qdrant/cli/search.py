@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     groups={
         "Options": ["collection", "model", "path", "url", "mode", "top_k", "conditions", "as_json"],
         "Vectors and fusion": ["vector_name", "sparse_vector_name", "fusion", "alpha", "task"],
-        "Index": ["exact", "hnsw_ef", "oversampling"],
+        "Index": ["exact", "hnsw_ef", "oversampling", "shard_key"],
         "Model and server": ["device", "precision", "api_key", "grpc"],
     },
 )
@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     type=click.FloatRange(1),
     help="Quantized candidates to rescore, as a multiple of top-k.  [default: left to the server]",
 )
+@click.option("--shard-key", help="Search the shards of this key alone, as --shard-key of care ingest.")
 @target_options
 @model_options
 @json_option
@@ -87,6 +88,7 @@ def command(
     exact: bool,
     hnsw_ef: int | None,
     oversampling: float | None,
+    shard_key: str | None,
     target: Target,
     load_model: Callable[[], "CareModel"],
     as_json: bool,
@@ -122,6 +124,7 @@ def command(
             fusion=fusion,
             alpha=alpha,
             params=models.SearchParams(exact=exact, hnsw_ef=hnsw_ef, quantization=quantization or None),
+            shard_key=shard_key,
         )
         [hits] = retriever.search([query], top_k, conditions_filter)
         _refuse_without_effect(retriever.mode, fusion)

@@ -62,7 +62,8 @@ def command(
     """Check the vectors that the model made in COLLECTION, and write nothing.
 
     It counts the points that have the vector, compares the hash of each text, encodes a sample again, and searches
-    for each sampled document by its own opening. The report is JSON on stdout; anything wrong gives exit code 5.
+    for each sampled document by its own opening. The report is JSON on stdout; anything wrong gives exit code 5, and so
+    does a collection without points, of which nothing can be checked.
 
     \b
     Example:

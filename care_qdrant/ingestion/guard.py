@@ -73,7 +73,7 @@ class RunGuard:
         """
         if self.has_begun or self.cannot_note:
             return
-        entry = {"started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "shard": self._shard}
+        entry = {"started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **self._place}
         try:
             self.collection.update("noting the run", metadata={self.key: entry})
         except Rejected as error:
@@ -94,13 +94,20 @@ class RunGuard:
         self.check()
         own = [self.key] if self.has_begun else []
         others = _other_runs(self.collection.schema, self.key) if self.settings.limit is None else {}
-        settled = [key for key, run in others.items() if self._shard in ("1/1", run.get("shard"))]
+        settled = [key for key, run in others.items() if self._covers(run)]
         if own or settled:
             self.collection.update("noting the end of the run", metadata=dict.fromkeys([*own, *settled]))
 
     @property
-    def _shard(self) -> str:
-        return f"{self.settings.shard.number}/{self.settings.shard.of}"
+    def _place(self) -> dict[str, str]:
+        """Which part of the corpus this run writes, and where."""
+        key, shard = self.settings.shard_key, self.settings.shard
+        return {"shard": f"{shard.number}/{shard.of}"} | ({} if key is None else {"shard_key": key})
+
+    def _covers(self, run: dict[str, Any]) -> bool:
+        """Return whether this run has finished what another one had begun."""
+        own = self._place
+        return run.get("shard_key") == own.get("shard_key") and own["shard"] in ("1/1", run.get("shard"))
 
 
 def _other_runs(schema: CollectionSchema, own: str) -> dict[str, Any]:

@@ -33,7 +33,15 @@ from care_qdrant.ingestion.sync import delete_missing, delete_surplus_chunks
 from care_qdrant.ingestion.vector_hashes import remove_orphaned_hashes
 from care_qdrant.store.collection import Collection
 from care_qdrant.store.connection import tune_embedded
-from care_qdrant.store.create import PointVectors, Storage, create_collection, finish_load, join_collection
+from care_qdrant.store.create import (
+    PointVectors,
+    Storage,
+    create_collection,
+    finish_load,
+    index_schemas,
+    join_collection,
+    join_shard_key,
+)
 from care_qdrant.store.quantization import record_rescoring
 from care_qdrant.store.retry import RetryPolicy
 from care_qdrant.store.schema import Limits
@@ -83,7 +91,11 @@ def ingest(
         MissingExtra: Documents cannot be encoded in this installation; nothing was written.
     """
     settings = settings or IngestSettings()
-    target = Collection(client, collection, retries)
+    target = Collection(client, collection, retries, shard_key=settings.shard_key)
+    if target.is_embedded and settings.shard_key is not None:
+        raise InputError("--shard-key needs a server: the embedded database has no shards")
+    if target.is_embedded and settings.indexes:
+        logger.warning("--index has no effect here: the embedded database filters without indexes")
     target = target.sibling(target.aliases().get(collection, collection))
     shard = (settings.shard.number, settings.shard.of)
     with open_source(corpus, reading or Reading(), shard, dry_run=settings.dry_run) as source, Seen() as seen:
@@ -100,6 +112,11 @@ def ingest(
             model.require_documents()
             joined = create_collection(target, vectors, storage or Storage(), bulk_load=settings.shard.of == 1)
             vectors, is_new = joined or vectors, joined is None
+        if not (is_new and settings.dry_run):
+            there = join_shard_key(target, storage or Storage(), is_new=is_new, dry_run=settings.dry_run)
+            is_new = is_new or not there
+        if not settings.dry_run:
+            target.create_indexes(index_schemas(settings.indexes))
         guard = RunGuard(target, vectors, settings)
         run = _Run(target, model, vectors, settings, is_new, seen, guard, on_progress)
         return run.go(replace(source, rows=rows), on_stopped)

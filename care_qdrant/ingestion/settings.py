@@ -1,5 +1,6 @@
 """How a corpus is ingested, and what ingestion needs of a model."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -8,6 +9,7 @@ from care_qdrant.encoders import Encoder, TokenCounter
 from care_qdrant.errors import InputError
 from care_qdrant.ingestion.reading import Shard
 from care_qdrant.store.contracts import VectorContract
+from care_qdrant.store.create import Index
 
 
 class DocumentModel(Protocol):
@@ -56,6 +58,11 @@ class IngestSettings:
     """Of this machine, in any currency: a dry run then says what encoding costs."""
     batch_tokens: int = 16_384
     """Padded tokens that the encoder gets at once."""
+    shard_key: str | None = None
+    """Key of the shards that the corpus goes to, in a collection with shards by key. A document id has to be of one
+    key alone: a search of all shards returns one of two points with the same id."""
+    indexes: Mapping[str, Index] = field(default_factory=dict)
+    """Payload indexes that the collection gets before its search graph: key to type of its values."""
     grpc: bool = True
     """Write new points over gRPC where that port of the server answers, also with a client for HTTP."""
 

@@ -19,10 +19,11 @@ def remove_orphaned_hashes(collection: Collection, vector_name: str) -> int:
     """
     without = models.Filter(must_not=[models.HasVectorCondition(has_vector=vector_name)])
     removed = 0
-    for page in collection.scroll("looking for points without a vector", where=without, payload=[CARE_KEY]):
-        ids = [record.id for record in page if vector_name in _hashes(record)]
-        collection.delete_payload_key(ids, f'{CARE_KEY}.vectors."{vector_name}"')
-        removed += len(ids)
+    for part in collection.parts():
+        for page in part.scroll("looking for points without a vector", where=without, payload=[CARE_KEY]):
+            ids = [record.id for record in page if vector_name in _hashes(record)]
+            part.delete_payload_key(ids, f'{CARE_KEY}.vectors."{vector_name}"')
+            removed += len(ids)
     return removed
 
 

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from care_qdrant.checkpoint.folder import verify_checkpoint
 from care_qdrant.encoders.torch import no_progress_bars
 from care_qdrant.errors import InputError
-from care_qdrant.learn.reading import sample_ids
+from care_qdrant.learn.reading import require_documents, sample_ids
 from care_qdrant.learn.settings import FOLDER, LearnSettings
 from care_qdrant.store.collection import Collection
 from care_qdrant.types import Vectors
@@ -90,10 +90,12 @@ def unseen_fraction(folder: Path, collection: Collection, settings: LearnSetting
 
     Raises:
         InputError: The folder was not written by `care learn`.
+        TooFewDocuments: The collection has too few points to learn from.
         QdrantError: Qdrant refused, or cannot be reached.
     """
     seen, ids = _load_seen(folder), sample_ids(collection, settings.sample, settings.seed)
-    return float(np.mean(~np.isin(_digests(ids), seen))) if ids else 0.0
+    require_documents(collection, len(ids))
+    return float(np.mean(~np.isin(_digests(ids), seen)))
 
 
 def save_seen(folder: Path, ids: Sequence[object]) -> None:

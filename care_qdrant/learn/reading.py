@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from qdrant_client import models
 
-from care_qdrant.errors import InputError, SchemaMismatch
+from care_qdrant.errors import InputError, SchemaMismatch, TooFewDocuments
 from care_qdrant.learn.settings import MIN_DOCUMENTS, LearnSettings
 from care_qdrant.store.collection import Collection, PointId, in_pages
 from care_qdrant.store.layout import Layout, guess_layout
@@ -89,6 +89,19 @@ def sample_ids(collection: Collection, points: int, seed: int) -> list[PointId]:
     return heapq.nsmallest(points, (point_id for ids in collection.ids() for point_id in ids), key=place)
 
 
+def require_documents(collection: Collection, points: int) -> None:
+    """Refuse a collection with too few points to learn from.
+
+    Raises:
+        TooFewDocuments: There are fewer than `MIN_DOCUMENTS`.
+    """
+    if points < MIN_DOCUMENTS:
+        raise TooFewDocuments(
+            f"collection {collection.name!r} has {points} points; learning needs at least {MIN_DOCUMENTS} with a text "
+            "and a vector"
+        )
+
+
 def read_pairs(
     collection: Collection,
     vector_name: str,
@@ -109,13 +122,15 @@ def read_pairs(
         on_progress: Told the points read and the points to read.
 
     Raises:
-        InputError: The points have no text, or fewer than `MIN_DOCUMENTS` have a text and a vector.
+        TooFewDocuments: Fewer than `MIN_DOCUMENTS` points have a text and a vector.
+        InputError: The points have no text.
         SchemaMismatch: Their vectors have different lengths and are compared by Euclidean distance.
         QdrantError: Qdrant refused, or cannot be reached.
     """
     params = collection.schema.dense[vector_name]
-    layout = guess_layout([record.payload or {} for record in collection.sample(LAYOUT_POINTS)], text_field=text_field)
     ids = sample_ids(collection, settings.sample, settings.seed)
+    require_documents(collection, len(ids))
+    layout = guess_layout([record.payload or {} for record in collection.sample(LAYOUT_POINTS)], text_field=text_field)
     reader = _Reader(layout, vector_name, settings.width, basis)
     done = 0
     for page in in_pages(ids, _PAGE):
@@ -125,7 +140,7 @@ def read_pairs(
         on_progress(done, len(ids))
     pairs = reader.pairs(ids, collection.count() if len(ids) == settings.sample else len(ids))
     if len(pairs.ids) < MIN_DOCUMENTS:
-        raise InputError(
+        raise TooFewDocuments(
             f"collection {collection.name!r} has {len(pairs.ids)} different texts with a vector {vector_name!r} in a "
             f"sample of {len(ids)} points ({pairs.without_text} without text, {pairs.without_vector} without vector, "
             f"{pairs.repeated} repeated); learning needs at least {MIN_DOCUMENTS}"

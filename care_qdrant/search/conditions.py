@@ -51,6 +51,24 @@ def parse_filter(conditions: Sequence[str]) -> "models.Filter | None":
     return models.Filter(must=must or None, must_not=must_not or None)
 
 
+def keys_of(conditions: "models.Filter") -> set[str]:
+    """Return the payload keys that a filter asks for, those of nested filters included."""
+    from qdrant_client import models
+
+    found: set[str] = set()
+    least = conditions.min_should.conditions if conditions.min_should else []
+    for group in (conditions.must, conditions.must_not, conditions.should, least):
+        for condition in group if isinstance(group, list) else [group]:
+            if isinstance(condition, models.FieldCondition):
+                found.add(condition.key)
+            elif isinstance(condition, models.Filter):
+                found |= keys_of(condition)
+            elif isinstance(condition, models.NestedCondition):
+                nested = condition.nested
+                found |= {f"{nested.key}[].{key}" for key in keys_of(nested.filter)}
+    return found
+
+
 def _value(text: str) -> str | int | float | bool:
     try:
         value = json.loads(text)

@@ -6,7 +6,7 @@ alias was switched after the check.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from qdrant_client import QdrantClient, models
 
@@ -81,6 +81,14 @@ class ResolvedCollection:
     scores of a query encoder that it made, else the default."""
     layout: Layout | None = None
     """How to read payloads; None where none were sampled, and where no sampled node has a text."""
+    has_index: bool = False
+    """Whether a server may search vectors by a graph, and not compare all of them."""
+    points: int = 0
+    """About how many points there are."""
+    indexed_keys: frozenset[str] = frozenset()
+    """Payload keys with an index."""
+    told_keys: set[str] = field(default_factory=set)
+    """Payload keys without an index of which a warning was logged."""
     is_sampled: bool = False
     """Whether the sample held points: an empty collection is sampled again."""
 
@@ -123,7 +131,9 @@ class CollectionResolver:
             resolved = resolve_vectors(name, schema, self.config, checked_at=now)
             yield from _check_probes(name, schema, resolved.vector_name, self.config.expected)
             if before is not None and before.name == name:
-                resolved = replace(resolved, layout=before.layout, is_sampled=before.is_sampled)
+                resolved = replace(
+                    resolved, layout=before.layout, is_sampled=before.is_sampled, told_keys=before.told_keys
+                )
         if self.config.sample_points and not resolved.is_sampled:
             resolved = yield from self._sample(resolved)
         self.resolved = resolved
@@ -169,7 +179,7 @@ class CollectionResolver:
                 missing = name
                 continue
             # The messages of the checks name what the user named.
-            return name, CollectionSchema(self._name, info.config, info.payload_schema or {}, self._embedded)
+            return name, CollectionSchema.of(self._name, info, embedded=self._embedded)
 
     def _sample(self, resolved: ResolvedCollection) -> Steps[ResolvedCollection]:
         limit = min(self.config.sample_points, resolved.limits.page)
@@ -219,6 +229,9 @@ def resolve_vectors(
         quantization=None if rescoring is None else rescoring.params,
         checked_at=checked_at,
         alpha=_alpha(schema, vector_name, config),
+        has_index=schema.has_index,
+        points=schema.points,
+        indexed_keys=frozenset(schema.payload_schema),
     )
 
 

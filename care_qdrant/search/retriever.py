@@ -62,6 +62,7 @@ class Retriever:
         alpha: float | None = None,
         task: str | None = None,
         params: models.SearchParams | None = None,
+        shard_key: models.ShardKeySelector | None = None,
         unique_documents: bool = True,
         check_seconds: float = CHECK_SECONDS,
     ) -> None:
@@ -81,7 +82,8 @@ class Retriever:
             alpha: Share of the dense score in the linear fusion, from 0 to 1; None takes what `care learn` recorded for
                 this model and vector, else 0.4.
             task: Name of the task whose prompt queries get; None is the model's own prompt.
-            params: Of Qdrant for the dense vector: exact, hnsw_ef, quantization.
+            params: Of Qdrant for the dense vector: exact, hnsw_ef, quantization, acorn.
+            shard_key: Shards to search in a collection with shards by key; None searches all.
             unique_documents: Return each document once, by its best chunk.
             check_seconds: How long a check of the contract holds; it costs two short requests.
 
@@ -106,6 +108,7 @@ class Retriever:
         self._mode, self._alpha = mode, alpha
         self._fusion: Fusion = fusion or ("linear" if sparse_encoder is None else "rrf")
         self._params = None if self._collection.is_embedded else params
+        self._shard_key = shard_key
         self._unique_documents = unique_documents
         self._told_fewer = False
         config = StoreConfig(
@@ -192,7 +195,14 @@ class Retriever:
             sparse = [sparse_search(resolved, self._sparse_query(text), filter=filter_) for text in texts]
         alpha = resolved.alpha if self._alpha is None else self._alpha
         return [
-            QueryPlan(*searches, top_k, fusion=self._fusion, alpha=alpha, max_limit=resolved.limits.query)
+            QueryPlan(
+                *searches,
+                top_k,
+                fusion=self._fusion,
+                alpha=alpha,
+                max_limit=resolved.limits.query,
+                shard_key=self._shard_key,
+            )
             for searches in zip(dense, sparse, strict=True)
         ]
 

@@ -48,16 +48,22 @@ def answers_over_grpc(client: QdrantClient, name: str, identity: str | None) -> 
     return bool(answer.result.config.metadata[IDENTITY_KEY].string_value == identity)
 
 
-def upsert(client: QdrantClient, name: str, points: Sequence[models.PointStruct]) -> models.UpdateResult:
+def upsert(
+    client: QdrantClient, name: str, points: Sequence[models.PointStruct], shard_key: models.ShardKey | None = None
+) -> models.UpdateResult:
     """Write whole points in one request over gRPC and wait until they can be read.
 
     Args:
         client: An open server.
         name: Of the collection.
         points: A named vector may be a row of `Vectors` instead of a list of numbers.
+        shard_key: Of the shards; None where the server chooses.
     """
     timeout = client.init_options["timeout"] or REQUEST_TIMEOUT_SECONDS
-    answer = client.grpc_points.Upsert(upsert_request(name, points), timeout=timeout)
+    request = upsert_request(name, points)
+    if shard_key is not None:
+        request.shard_key_selector.MergeFrom(RestToGrpc.convert_shard_key_selector(shard_key))
+    answer = client.grpc_points.Upsert(request, timeout=timeout)
     return GrpcToRest.convert_update_result(answer.result)
 
 

@@ -1,29 +1,21 @@
 """`Collection`: one collection of one Qdrant, and the only module that calls the client on its points and schema."""
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.errors import InputError, Rejected, Unreachable
+from care_qdrant.errors import InputError, Rejected
 from care_qdrant.store import bulk
-from care_qdrant.store.connection import client_lock, is_embedded, require_server
+from care_qdrant.store.calls import Calls, Written
+from care_qdrant.store.connection import require_server
 from care_qdrant.store.contract_checks import check_probes
 from care_qdrant.store.contracts import Contract, contract_metadata, contract_removal
 from care_qdrant.store.learned import LearnedContract, learned_metadata, probe_ids, probe_vectors
-from care_qdrant.store.nodes import ClusterClient
-from care_qdrant.store.retry import (
-    NotCompleted,
-    Outage,
-    RequestTooLarge,
-    RetryPolicy,
-    describe_error,
-    is_unanswered,
-    least_delay,
-)
+from care_qdrant.store.retry import RequestTooLarge, RetryPolicy
 from care_qdrant.store.schema import IDENTITY_KEY, CollectionSchema, Limits
 
 logger = logging.getLogger(__name__)
@@ -31,119 +23,91 @@ logger = logging.getLogger(__name__)
 OPTIMIZER_SECONDS = 600
 """Longest time to wait for a server's optimizer before the names of vectors are changed."""
 
-T = TypeVar("T")
 PointId = models.ExtendedPointId
 Payloads = bool | list[str]
 """Which payload keys a point is read with: all, none, or those named."""
-Written = models.UpdateResult | Sequence[models.UpdateResult]
 
 
-class Collection:
+class Collection(Calls):
     """One collection of one Qdrant, reached with retries; may be used from several threads.
 
     The schema is read once and kept: pure checks (`care_qdrant.store.contract_checks`) share it. `refresh` reads it
-    again, and so does the next use after this object has changed it. Calls to the embedded database, which is not made
-    for threads, wait for each other, also those of other objects on the same client.
+    again, and so does the next use after this object has changed it.
 
     Every method that calls Qdrant raises:
         Unreachable: The patience of the policy is used up.
         Rejected: Qdrant says that the request is wrong.
     """
 
-    def __init__(self, client: QdrantClient, name: str, policy: RetryPolicy | None = None) -> None:
+    def __init__(
+        self,
+        client: QdrantClient,
+        name: str,
+        policy: RetryPolicy | None = None,
+        *,
+        shard_key: models.ShardKey | None = None,
+    ) -> None:
         """Set up access; nothing is read.
 
         Args:
             client: An open Qdrant.
             name: Of the collection, or of an alias.
             policy: How long to try a call again.
+            shard_key: Points of these shards alone are read and written; None reads all, and can write only where the
+                server chooses the shards (`parts`).
         """
-        self.client, self.name = client, name
-        self.policy = policy or RetryPolicy()
-        self.is_embedded = is_embedded(client)
+        super().__init__(client, name, policy)
+        self.shard_key = shard_key
         self._grpc = bulk.prefers_grpc(client)
         """Whether `upsert` uses gRPC: by default as the client does."""
         self._asked_node: int | None = None
         """Node whose gRPC port was asked for this collection; None where none had to be."""
-        self._cluster = client if isinstance(client, ClusterClient) else None
-        self._lock = client_lock(client)
-        self._stopped = threading.Event()
-        self._outage = Outage()
         self._schema: CollectionSchema | None = None
 
     def __repr__(self) -> str:
         return f"Collection({self.name!r})"
 
     def sibling(self, name: str) -> "Collection":
-        """Return another collection of the same Qdrant, reached with the same policy."""
-        return Collection(self.client, name, self.policy)
+        """Return another collection of the same Qdrant, reached with the same policy and shard key."""
+        return Collection(self.client, name, self.policy, shard_key=self.shard_key)
 
-    # Calling
+    def parts(self) -> list["Collection"]:
+        """Return what can be written to: this collection, or its shards by key, each key in turn.
 
-    def call(self, what: str, operation: Callable[[], T]) -> T:
-        """Return the result of ``operation``, called as long as the policy allows.
+        A server takes a write to a collection with shards by key only with the key.
+        """
+        if self.shard_key is not None or not self.schema.has_shard_keys:
+            return [self]
+        parts = [Collection(self.client, self.name, self.policy, shard_key=key) for key in self.shard_keys()]
+        for part in parts:
+            part._stopped = self._stopped
+        return parts
 
-        Waiting that the server itself has asked for (``Retry-After``) counts against the patience like any other.
+    def shard_keys(self) -> list[models.ShardKey]:
+        """Return the keys of the shards, sorted; none where the server chooses the shards."""
+        info = self.call("reading its shards", lambda: self.client.collection_cluster_info(self.name))
+        keys = {shard.shard_key for shard in info.local_shards} | {shard.shard_key for shard in info.remote_shards}
+        return sorted((key for key in keys if key is not None), key=str)
+
+    def create_shard_key(self, shards: int | None, replicas: int | None) -> None:
+        """Create the shards of the key of this collection, unless they are there.
 
         Args:
-            what: For messages, as in "writing 256 points".
-            operation: Safe to repeat.
+            shards: Number of shards; None takes that of the collection.
+            replicas: Copies of each; None takes that of the collection.
 
         Raises:
-            Unreachable: The patience of the policy is used up.
-            Rejected: Qdrant says that the request is wrong.
-            RequestTooLarge: It says that the request is too large.
+            Rejected: The server is no node of a cluster, or the collection has no shards by key.
         """
-        where = f"{what} in collection {self.name!r}"
-        attempts, since = 0, 0.0
-        while True:
-            node = self._node
-            try:
-                with self._lock:
-                    start = time.monotonic()
-                    result = operation()
-                    logger.debug("%s: %.0f ms", where, (time.monotonic() - start) * 1e3)
-            except Exception as error:
-                least_seconds = least_delay(error, where)
-                if self._cluster and is_unanswered(error):
-                    self._cluster.leave(node)
-                now = time.monotonic()
-                since = since if attempts else now
-                attempts += 1
-                logger.debug("%s: attempt %d failed (%s)", where, attempts, describe_error(error))
-                if self.policy.is_over(attempts, now - since):
-                    raise Unreachable(
-                        f"{where}: gave up after {attempts} attempts ({describe_error(error)})"
-                    ) from error
-                if attempts > 1 or least_seconds >= 1:
-                    self._outage.begin(f"{where}: waiting for Qdrant ({describe_error(error)})")
-                if self._stopped.wait(max(self.policy.delay(attempts - 1), least_seconds)):
-                    message = f"{what}: stopped after {attempts} attempts ({describe_error(error)})"
-                    raise Unreachable(message) from error
-            else:
-                if attempts:
-                    self._outage.end(where)
-                return result
-
-    @property
-    def _node(self) -> int:
-        """Return the node of a cluster that calls go to now."""
-        return self._cluster.node if self._cluster else 0
-
-    def write(self, what: str, operation: Callable[[], Written]) -> None:
-        """Call a write that has ``wait=True``, and accept nothing less than ``completed``."""
-
-        def completed() -> None:
-            results = operation()
-            for result in results if isinstance(results, Sequence) else [results]:
-                if result.status is not models.UpdateStatus.COMPLETED:
-                    raise NotCompleted(f"status {result.status.value}, expected completed")
-
-        self.call(what, completed)
-
-    def stop(self) -> None:
-        """End all waiting: a run that has failed or was interrupted makes no more attempts."""
-        self._stopped.set()
+        if (key := self.shard_key) is None:
+            return
+        try:
+            create = partial(self.client.create_shard_key, self.name, key, shards, replicas)
+            self.call(f"creating shard key {key!r}", create)
+        except Rejected:
+            # Another run made it, or our own request did and its answer was lost.
+            if key not in self.shard_keys():
+                raise
 
     # The names that a Qdrant knows
 
@@ -187,7 +151,7 @@ class Collection:
         """Return the version of the server, ``embedded`` for a folder."""
         return "embedded" if self.is_embedded else self.call("asking its version", self.client.info).version
 
-    def require_server(self, version: tuple[int, int], feature: str) -> None:
+    def require_server(self, version: tuple[int, ...], feature: str) -> None:
         """Refuse a server that is older than a feature; the embedded database is never too old.
 
         Raises:
@@ -210,7 +174,7 @@ class Collection:
     def refresh(self) -> CollectionSchema:
         """Read the schema again: one request."""
         info = self.info()
-        self._schema = CollectionSchema(self.name, info.config, info.payload_schema or {}, self.is_embedded)
+        self._schema = CollectionSchema.of(self.name, info, embedded=self.is_embedded)
         return self._schema
 
     def info(self) -> models.CollectionInfo:
@@ -311,7 +275,7 @@ class Collection:
         Args:
             indexes: Payload key to the schema of its index.
         """
-        if self.is_embedded:
+        if self.is_embedded or not indexes:
             return
         for key in indexes.keys() - self.refresh().payload_schema.keys():
             self.write(f"indexing {key}", lambda: self._create_index(key, indexes[key]))  # noqa: B023  # called at once
@@ -347,6 +311,7 @@ class Collection:
                         offset=offset,  # noqa: B023
                         with_payload=payload,
                         with_vectors=vectors,
+                        shard_key_selector=self.shard_key,
                     ),
                 )
             except RequestTooLarge:
@@ -377,10 +342,16 @@ class Collection:
         """
         limit = min(points, self.limits.page)
         at_random = models.SampleQuery(sample=models.Sample.RANDOM)
+        key = self.shard_key
         try:
-            drawn = self.call("drawing a sample", lambda: self.client.query_points(self.name, at_random, limit=limit))
+            drawn = self.call(
+                "drawing a sample",
+                lambda: self.client.query_points(self.name, at_random, limit=limit, shard_key_selector=key),
+            )
         except Rejected:
-            records, _ = self.call("reading a sample", lambda: self.client.scroll(self.name, limit=limit))
+            records, _ = self.call(
+                "reading a sample", lambda: self.client.scroll(self.name, limit=limit, shard_key_selector=key)
+            )
             return records
         return [models.Record(id=point.id, payload=point.payload) for point in drawn.points]
 
@@ -407,6 +378,7 @@ class Collection:
                         list(page),  # noqa: B023  # called at once
                         with_payload=payload,
                         with_vectors=vectors,
+                        shard_key_selector=self.shard_key,
                     ),
                 )
             except RequestTooLarge:
@@ -421,7 +393,8 @@ class Collection:
         """Return the exact number of points that pass a filter."""
         if not self.limits.exact_count:
             return sum(len(page) for page in self.scroll("counting", where=where, payload=False))
-        return self.call("counting", lambda: self.client.count(self.name, where, exact=True)).count
+        key = self.shard_key
+        return self.call("counting", lambda: self.client.count(self.name, where, True, key)).count
 
     def count_with_vector(self, vector_name: str) -> int:
         """Return the exact number of points that have a vector of this name."""
@@ -431,6 +404,8 @@ class Collection:
         """Return the points that each request finds, best first."""
         if not requests:
             return []
+        if self.shard_key is not None:
+            requests = [request.model_copy(update={"shard_key": self.shard_key}) for request in requests]
         try:
             responses = self.call(what, lambda: self.client.query_batch_points(self.name, requests))
         except RequestTooLarge:
@@ -457,8 +432,8 @@ class Collection:
             if self._asked_node not in (None, self._node):
                 self._ask_grpc()
             if self._grpc:
-                return bulk.upsert(self.client, self.name, points)
-            return self.client.upsert(self.name, bulk.with_lists(points), wait=True)
+                return bulk.upsert(self.client, self.name, points, self.shard_key)
+            return self.client.upsert(self.name, bulk.with_lists(points), wait=True, shard_key_selector=self.shard_key)
 
         self.write(f"writing {len(points)} points", write)
 
@@ -478,13 +453,15 @@ class Collection:
         Raises:
             RequestTooLarge: The server takes no request of this size.
         """
-        self.write(what, lambda: self.client.batch_update_points(self.name, list(operations), wait=True))
+        operations = [self._with_shard_key(operation) for operation in operations]
+        self.write(what, lambda: self.client.batch_update_points(self.name, operations, wait=True))
 
     def delete(self, ids: Sequence[PointId]) -> None:
         """Delete points by id."""
 
         def delete(page: Sequence[PointId]) -> models.UpdateResult:
-            return self.client.delete(self.name, points_selector=models.PointIdsList(points=list(page)), wait=True)
+            selector = models.PointIdsList(points=list(page))
+            return self.client.delete(self.name, selector, wait=True, shard_key_selector=self.shard_key)
 
         self._write_pages("deleting points", ids, self.limits.page, delete)
 
@@ -492,7 +469,9 @@ class Collection:
         """Take a vector away from points; the vector stays in the schema."""
 
         def delete(page: Sequence[PointId]) -> models.UpdateResult:
-            return self.client.delete_vectors(self.name, [vector_name], having_ids(page), wait=True)
+            return self.client.delete_vectors(
+                self.name, [vector_name], having_ids(page), wait=True, shard_key_selector=self.shard_key
+            )
 
         self._write_pages("removing vectors", ids, self.limits.write, delete)
 
@@ -500,7 +479,9 @@ class Collection:
         """Remove a payload key, as Qdrant writes its path, from points."""
 
         def delete(page: Sequence[PointId]) -> models.UpdateResult:
-            return self.client.delete_payload(self.name, [key], having_ids(page), wait=True)
+            return self.client.delete_payload(
+                self.name, [key], having_ids(page), wait=True, shard_key_selector=self.shard_key
+            )
 
         self._write_pages("removing hashes", ids, self.limits.write, delete)
 
@@ -517,6 +498,14 @@ class Collection:
                 if len(page) == 1:
                     raise
                 pages += in_pages(page, (len(page) + 1) // 2)
+
+    def _with_shard_key(self, operation: models.UpdateOperation) -> models.UpdateOperation:
+        """Return an operation on the shards of this collection's key."""
+        if self.shard_key is None:
+            return operation
+        [field] = type(operation).model_fields
+        change = getattr(operation, field).model_copy(update={"shard_key": self.shard_key})
+        return operation.model_copy(update={field: change})
 
     def _create_index(self, key: str, schema: Any) -> models.UpdateResult:
         return self.client.create_payload_index(self.name, key, schema, wait=True)

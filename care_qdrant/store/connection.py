@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import sqlite3
 import threading
 import warnings
@@ -82,7 +83,7 @@ def client_lock(client: QdrantClient) -> AbstractContextManager[Any]:
         return _EMBEDDED_LOCKS.setdefault(client._client, threading.RLock())
 
 
-def require_server(client: QdrantClient, version: tuple[int, int], feature: str) -> None:
+def require_server(client: QdrantClient, version: tuple[int, ...], feature: str) -> None:
     """Refuse a server that is older than a feature; the embedded database is never too old.
 
     Raises:
@@ -91,7 +92,7 @@ def require_server(client: QdrantClient, version: tuple[int, int], feature: str)
     if is_embedded(client):
         return
     found = client.info().version
-    if tuple(int(part) for part in found.split(".")[:2]) < version:
+    if tuple(int(part) for part in re.findall(r"\d+", found)[:3]) < version:
         wanted = ".".join(map(str, version))
         raise ServerTooOld(f"this Qdrant server is version {found}; {feature} needs {wanted} or newer")
 

@@ -38,7 +38,7 @@ _POLICY = RetryPolicy(attempts=2)
 _BATCH = 8
 _GROWTH = 2
 """A collection of so many times the measured points is measured again."""
-_IGNORED = models.SearchParams(exact=True, quantization=models.QuantizationSearchParams(ignore=True))
+_IGNORED = models.QuantizationSearchParams(ignore=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +52,13 @@ class Rescoring:
     """The same by the compressed vectors alone."""
     points: int
     """Number of points with the vector when this was measured."""
+    unquantised: float = 1.0
+    """The same by the original vectors: what the search graph finds of an exact search, without quantization."""
 
     @property
     def loses_too_much(self) -> bool:
-        """Whether a search misses more than `MAX_LOSS` because of quantization."""
-        return 1 - self.overlap_at_10 > MAX_LOSS
+        """Whether a search misses more than `MAX_LOSS` because of quantization, and not because of the graph."""
+        return self.unquantised - self.overlap_at_10 > MAX_LOSS
 
     @property
     def params(self) -> models.QuantizationSearchParams:
@@ -83,6 +85,7 @@ def recorded_rescoring(schema: CollectionSchema, vector_name: str) -> Rescoring 
             float(entry["overlap_at_10"]),
             float(entry["without_rescoring"]),
             int(entry["points"]),
+            float(entry.get("unquantised", 1.0)),
         )
     except (KeyError, TypeError, ValueError):
         return None
@@ -101,7 +104,7 @@ def measure_rescoring(
     at_least: float = OVERSAMPLING[0],
     max_loss: float = MAX_LOSS,
 ) -> Rescoring:
-    """Compare searches of a quantised vector with exact ones.
+    """Compare searches of a quantised vector with those by the original vectors, and both with exact ones.
 
     Args:
         collection: Its index is built.
@@ -128,15 +131,16 @@ def measure_rescoring(
         found = find(models.SearchParams(quantization=quantization))
         return sum(len(here & there) for here, there in zip(exact, found, strict=True)) / max(1, sum(map(len, exact)))
 
-    exact = find(_IGNORED)
+    exact = find(models.SearchParams(exact=True, quantization=_IGNORED))
+    unquantised = overlap(_IGNORED)
     without = overlap(models.QuantizationSearchParams(rescore=False))
     points = collection.count_with_vector(vector_name)
     oversampling = found = 0.0
     for oversampling in sorted({at_least, *(each for each in OVERSAMPLING if at_least < each <= most)}):
         found = overlap(models.QuantizationSearchParams(rescore=True, oversampling=oversampling))
-        if 1 - found <= max_loss:
+        if unquantised - found <= max_loss:
             break
-    return Rescoring(oversampling, round(found, 4), round(without, 4), points)
+    return Rescoring(oversampling, round(found, 4), round(without, 4), points, round(unquantised, 4))
 
 
 def record_rescoring(
@@ -195,7 +199,7 @@ def describe_loss(vector_name: str, measured: Rescoring) -> str:
     line = (
         f"of the ten nearest neighbours, a search of quantised vector {vector_name!r} finds "
         f"{measured.overlap_at_10:.1%} with oversampling {measured.oversampling:g} "
-        f"({measured.without_rescoring:.1%} without rescoring)"
+        f"({measured.without_rescoring:.1%} without rescoring, {measured.unquantised:.1%} without quantization)"
     )
     if measured.loses_too_much:
         line += f"; at most {MAX_LOSS:.0%} may be lost: quantise with int8, or not at all"

@@ -37,6 +37,9 @@ LONGEST_RETRY_AFTER_SECONDS = 120.0
 
 _TOO_LARGE = ("larger than max", "larger than rate limiter capacity")
 """Wording of the gRPC message limit, and of a strict-mode rate that one request alone exceeds."""
+_NOT_FOUND_ELSEWHERE = "code: 'Some requested entity was not found'"
+"""Part of the answer of a node to which another one said so: that one was away when the collection was made, and is
+about to hear of it. Of a collection that is not there, a node says so by itself."""
 
 
 class RequestTooLarge(Exception):
@@ -164,9 +167,11 @@ def _is_too_large(error: Exception, message: str) -> bool:
 
 def _is_transient(error: Exception) -> bool:
     if isinstance(error, UnexpectedResponse):
-        return error.status_code in TRANSIENT_STATUS
+        is_behind = error.status_code == 404 and _NOT_FOUND_ELSEWHERE in error.content.decode(errors="replace")
+        return error.status_code in TRANSIENT_STATUS or is_behind
     if isinstance(error, grpc.RpcError):
-        return _grpc_code(error) in TRANSIENT_GRPC
+        is_behind = _grpc_code(error) is grpc.StatusCode.NOT_FOUND and _NOT_FOUND_ELSEWHERE in _describe(error)
+        return _grpc_code(error) in TRANSIENT_GRPC or is_behind
     return isinstance(error, ResponseHandlingException | httpx.TransportError | NotCompleted)
 
 

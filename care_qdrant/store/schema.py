@@ -44,6 +44,22 @@ class CollectionSchema:
     payload_schema: Mapping[str, models.PayloadIndexInfo]
     embedded: bool
     """Whether the collection is in the in-process database."""
+    has_index: bool = False
+    """Whether a server has built an index of vectors; also that of sparse ones alone."""
+    points: int = 0
+    """About how many points there are."""
+
+    @classmethod
+    def of(cls, name: str, info: models.CollectionInfo, *, embedded: bool) -> "CollectionSchema":
+        """Return the schema that a server or the embedded database tells.
+
+        Args:
+            name: For messages; of the collection, or an alias.
+            info: The answer.
+            embedded: Whether the collection is in the in-process database.
+        """
+        has_index = not embedded and bool(info.indexed_vectors_count)
+        return cls(name, info.config, info.payload_schema or {}, embedded, has_index, info.points_count or 0)
 
     @cached_property
     def dense(self) -> dict[str, models.VectorParams]:
@@ -72,6 +88,11 @@ class CollectionSchema:
     def learned(self) -> dict[str, LearnedContract]:
         """Contract of the query encoder that was learned from a vector, for each vector that has one."""
         return parse_learned(self.metadata)
+
+    @property
+    def has_shard_keys(self) -> bool:
+        """Whether shards are made by key, and each write has to name the key."""
+        return self.config.params.sharding_method is models.ShardingMethod.CUSTOM
 
     @property
     def portable_metadata(self) -> dict[str, Any]:

@@ -141,8 +141,12 @@ class Sender:
         if error is None or (isinstance(error, QdrantError) and not self._is_told):
             self._raise_failure()
 
-    def submit(self, make: Callable[[], Iterable[Write]]) -> None:
+    def submit(self, make: Callable[[], Iterable[Write]], part: Collection | None = None) -> None:
         """Queue the writes that ``make`` returns; it is called in the background. Waits while the queue is full.
+
+        Args:
+            make: Returns the writes.
+            part: Of the collection, where the points belong (`Collection.parts`); None for the collection itself.
 
         Raises:
             QdrantError: An earlier write failed.
@@ -151,13 +155,15 @@ class Sender:
         if self._failure is not None:
             self._executor.shutdown(wait=True)
             self._raise_failure()
-        self._executor.submit(self._send, make).add_done_callback(lambda _: self._room.release())
+        self._executor.submit(self._send, make, part or self._collection).add_done_callback(
+            lambda _: self._room.release()
+        )
 
-    def _send(self, make: Callable[[], Iterable[Write]]) -> None:
+    def _send(self, make: Callable[[], Iterable[Write]], part: Collection) -> None:
         try:
             for write in make():
                 if self._failure is None:
-                    send_all(self._collection, write, self._count)
+                    send_all(part, write, self._count)
         except BaseException as error:
             self._fail(error)
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from qdrant_client import QdrantClient
 
+from care_qdrant.store.connection import open_client
 from tests.attach.engine import EngineClient
 from tests.databases import REAL, open_database
 from tests.standin import StandIn
@@ -20,9 +21,10 @@ def model() -> HashModel:
 
 
 @pytest.fixture
-def server() -> Iterator[StandIn]:
-    with StandIn() as server:
-        yield server
+def client(server: StandIn) -> Iterator[QdrantClient]:
+    """A client of a server; calls to an embedded database wait for each other."""
+    with open_client(url=server.url) as client:
+        yield client
 
 
 @pytest.fixture(params=["embedded", "server", *REAL])

@@ -35,7 +35,7 @@ class EngineClient:
     def create_collection(
         self, name: str, vectors_config: Any, sparse_vectors_config: Any = None, metadata: Any = None
     ) -> None:
-        params = SimpleNamespace(vectors=vectors_config, sparse_vectors=sparse_vectors_config)
+        params = SimpleNamespace(vectors=vectors_config, sparse_vectors=sparse_vectors_config, sharding_method=None)
         self._name = name
         self._config = SimpleNamespace(
             params=params, metadata=dict(metadata or {}), strict_mode_config=None, quantization_config=None
@@ -57,7 +57,9 @@ class EngineClient:
 
     def get_collection(self, _name: str) -> Any:
         green = models.CollectionStatus.GREEN
-        return SimpleNamespace(config=self._config, payload_schema={}, status=green)
+        return SimpleNamespace(
+            config=self._config, payload_schema={}, status=green, indexed_vectors_count=0, points_count=0
+        )
 
     def update_collection(self, _name: str, metadata: dict[str, Any]) -> None:
         merged = {**self._config.metadata, **metadata}
@@ -111,14 +113,14 @@ class EngineClient:
         return [_record(each) for each in records], following
 
     def retrieve(
-        self, _collection: str, ids: list[Any], with_payload: bool = True, with_vectors: bool = False
+        self, _collection: str, ids: list[Any], with_payload: bool = True, with_vectors: bool = False, **_: Any
     ) -> list[models.Record]:
         return [_record(each) for each in self._shard.retrieve([_id(i) for i in ids], with_payload, with_vectors)]
 
-    def count(self, _collection: str, count_filter: Any = None, exact: bool = True) -> Any:
+    def count(self, _collection: str, count_filter: Any = None, exact: bool = True, *_: Any) -> Any:
         return SimpleNamespace(count=self._shard.count(edge.CountRequest(exact=exact, filter=_filter(count_filter))))
 
-    def query_points(self, _collection: str, query: Any, limit: int, using: str | None = None) -> Any:
+    def query_points(self, _collection: str, query: Any, limit: int, using: str | None = None, **_: Any) -> Any:
         if isinstance(query, models.SampleQuery):
             asked: Any = edge.Sample.Random
         else:

@@ -117,12 +117,10 @@ def test_the_field_that_the_user_named_is_remembered(qdrant: QdrantClient, model
     assert hit.text == "全文2"
 
 
-def test_new_vector_only_is_quantized(server: StandIn, model: HashModel) -> None:
-    client = QdrantClient(url=server.url, check_compatibility=False)
+def test_new_vector_only_is_quantized(client: QdrantClient, model: HashModel) -> None:
     fill(client, "named", "plain")
     attach_vector(client, NAME, model, settings=AttachSettings(quantization="int8", on_disk=True))
     config = client.get_collection(NAME).config
-    client.close()
     vectors = config.params.vectors
     assert isinstance(vectors, dict)
     assert vectors["care"].on_disk
@@ -132,8 +130,9 @@ def test_new_vector_only_is_quantized(server: StandIn, model: HashModel) -> None
     assert config.quantization_config is None
 
 
-def test_a_vector_that_was_created_and_not_configured_is_configured(server: StandIn, model: HashModel) -> None:
-    client = QdrantClient(url=server.url, check_compatibility=False)
+def test_a_vector_that_was_created_and_not_configured_is_configured(
+    server: StandIn, client: QdrantClient, model: HashModel
+) -> None:
     fill(client, "named", "plain")
     settings = AttachSettings(quantization="int8", on_disk=True)
     server.faults.add("500", times=100, skip=1, method="PATCH")
@@ -147,11 +146,9 @@ def test_a_vector_that_was_created_and_not_configured_is_configured(server: Stan
     before = server.count("PATCH", f"/collections/{NAME}")
     attach_vector(client, NAME, model, settings=settings)
     assert server.count("PATCH", f"/collections/{NAME}") == before + 1
-    client.close()
 
 
-def test_limits_of_the_operator_are_kept(server: StandIn, model: HashModel) -> None:
-    client = QdrantClient(url=server.url, check_compatibility=False)
+def test_limits_of_the_operator_are_kept(client: QdrantClient, model: HashModel) -> None:
     fill(client, "named", "plain")
     strict = models.StrictModeConfig(
         enabled=True,
@@ -162,13 +159,11 @@ def test_limits_of_the_operator_are_kept(server: StandIn, model: HashModel) -> N
     )
     client.update_collection(NAME, strict_mode_config=strict)
     report = attach_vector(client, NAME, model)
-    client.close()
     assert (report.encoded, report.covered) == (40, 40)
 
 
 @pytest.mark.parametrize("kind", ["500", "429", "drop", "reset", "wait_timeout"])
-def test_faults_are_outlived(server: StandIn, model: HashModel, kind: str) -> None:
-    client = QdrantClient(url=server.url, check_compatibility=False)
+def test_faults_are_outlived(server: StandIn, client: QdrantClient, model: HashModel, kind: str) -> None:
     fill(client, "named", "plain")
     before = contents(client)
     for path in ("/points/batch$", "/points/scroll$", "/vectors/"):
@@ -176,11 +171,11 @@ def test_faults_are_outlived(server: StandIn, model: HashModel, kind: str) -> No
     report = attach_vector(client, NAME, model, settings=AttachSettings(batch_tokens=300), retries=IMPATIENT)
     assert report.covered == 40
     assert contents(client, without="care") == before
-    client.close()
 
 
-def test_a_server_that_stays_away_is_told_and_the_next_run_goes_on(server: StandIn, model: HashModel) -> None:
-    client = QdrantClient(url=server.url, check_compatibility=False)
+def test_a_server_that_stays_away_is_told_and_the_next_run_goes_on(
+    server: StandIn, client: QdrantClient, model: HashModel
+) -> None:
     fill(client, "named", "plain")
     server.faults.add("500", times=100, path="/vectors/care$")
     with pytest.raises(Unreachable, match="adding the vector"):
@@ -191,7 +186,6 @@ def test_a_server_that_stays_away_is_told_and_the_next_run_goes_on(server: Stand
         attach_vector(client, NAME, model, settings=AttachSettings(batch_tokens=200), retries=IMPATIENT)
     server.faults.clear()
     report = attach_vector(client, NAME, model)
-    client.close()
     assert report.covered == 40
 
 
@@ -236,8 +230,7 @@ class _Crowd(HashEncoder):
             self.client.set_payload(NAME, {"text": f"编辑 {first}"}, points=[first + 4], wait=True)
 
 
-def test_others_write_at_the_same_time(server: StandIn) -> None:
-    client = QdrantClient(url=server.url, check_compatibility=False)
+def test_others_write_at_the_same_time(server: StandIn, client: QdrantClient) -> None:
     theirs = QdrantClient(url=server.url, check_compatibility=False)
     fill(client, "two", "plain", count=200)
     model = HashModel(name="care")
@@ -254,7 +247,6 @@ def test_others_write_at_the_same_time(server: StandIn) -> None:
     for text in ("替换 9", "新增 17", "编辑 25"):
         hits = Retriever(client, NAME, HashModel(name="care")).search([text], top_k=1)[0]
         assert hits[0].text == text
-    client.close()
     theirs.close()
 
 

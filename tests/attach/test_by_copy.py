@@ -21,6 +21,7 @@ from care_qdrant.store.connection import open_client
 from care_qdrant.types import Vectors
 from tests.attach.collections import NAME, SCHEMAS, TOOLS, contents, fill, old_answers, point
 from tests.attach.mortal import Killed, MortalModel
+from tests.databases import WIRES, open_wire
 from tests.reliability.killing import kill_after
 from tests.standin import StandIn
 from tests.tiny import HashEncoder, HashModel, medical_texts
@@ -29,15 +30,17 @@ LIVE, COPY = "articles-live", "articles-live_v1"
 SMALL_BATCHES = AttachSettings(batch_tokens=200)
 
 
-@pytest.fixture
-def server() -> Iterator[StandIn]:
-    with StandIn(version="1.17.1") as server:
+@pytest.fixture(params=WIRES)
+def server(request: pytest.FixtureRequest) -> Iterator[StandIn]:
+    """A stand-in that cannot add a vector, and a real server, of any version."""
+    with open_wire(request, version="1.17.1") as server:
         yield server
 
 
 @pytest.fixture
-def client(server: StandIn) -> Iterator[QdrantClient]:
-    with open_client(url=server.url) as client:
+def old() -> Iterator[QdrantClient]:
+    """A client of a server that can neither add nor remove a vector."""
+    with StandIn(version="1.17.1") as server, open_client(url=server.url) as client:
         yield client
 
 
@@ -215,21 +218,21 @@ def test_settings_of_the_collection_and_of_the_vector(client: QdrantClient, mode
     assert {key: config.metadata[key] for key in ("owner",)} == {"owner": "team"}  # type: ignore[index]
 
 
-def test_an_unfinished_copy_is_taken_away(client: QdrantClient) -> None:
-    fill(client, "named", "plain")
+def test_an_unfinished_copy_is_taken_away(old: QdrantClient) -> None:
+    fill(old, "named", "plain")
     with pytest.raises(Killed):
-        attach_by_copy(client, NAME, MortalModel(batches=1), LIVE, settings=SMALL_BATCHES)
-    assert detach_vector(client, COPY).deleted_copy
-    assert [each.name for each in client.get_collections().collections] == [NAME]
+        attach_by_copy(old, NAME, MortalModel(batches=1), LIVE, settings=SMALL_BATCHES)
+    assert detach_vector(old, COPY).deleted_copy
+    assert [each.name for each in old.get_collections().collections] == [NAME]
 
 
-def test_a_copy_that_is_searched_is_not_taken_away(client: QdrantClient, model: HashModel) -> None:
-    fill(client, "named", "plain")
-    attach_by_copy(client, NAME, model, LIVE)
+def test_a_copy_that_is_searched_is_not_taken_away(old: QdrantClient, model: HashModel) -> None:
+    fill(old, "named", "plain")
+    attach_by_copy(old, NAME, model, LIVE)
     for name in (LIVE, COPY):
         with pytest.raises(ServerTooOld, match=r"a copy of 'articles'.*care publish ALIAS --rollback"):
-            detach_vector(client, name)
-    assert behind(client) == COPY
+            detach_vector(old, name)
+    assert behind(old) == COPY
 
 
 def test_names_that_cannot_be_switched_are_refused(client: QdrantClient, model: HashModel) -> None:
@@ -258,9 +261,9 @@ def test_it_works_where_a_vector_could_be_added_too(qdrant: QdrantClient, model:
     assert contents(qdrant, without="care", name=LIVE) == contents(qdrant) == before
 
 
-def test_the_doctor_says_what_would_be_done(client: QdrantClient, model: HashModel) -> None:
-    fill(client, "named", "plain")
-    found = diagnose(client, NAME, model)
+def test_the_doctor_says_what_would_be_done(old: QdrantClient, model: HashModel) -> None:
+    fill(old, "named", "plain")
+    found = diagnose(old, NAME, model)
     assert f"care attach {NAME} --via copy --as {LIVE}" in found.refusals[0]
     assert f"collection '{COPY}' gets the 40 points" in found.copy_plan[0]
 

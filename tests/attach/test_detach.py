@@ -87,9 +87,8 @@ def test_nothing_attached_says_so(qdrant: QdrantClient) -> None:
     [("POST", "/payload/delete$"), ("DELETE", "/vectors/care$"), ("PATCH", "/collections/articles$")],
 )
 def test_an_interrupted_detach_is_finished_by_the_next(
-    server: StandIn, model: HashModel, method: str, path: str
+    server: StandIn, client: QdrantClient, model: HashModel, method: str, path: str
 ) -> None:
-    client = QdrantClient(url=server.url, check_compatibility=False)
     fill(client, "unnamed", "langchain")
     before = contents(client)
     attach_vector(client, NAME, model)
@@ -102,4 +101,3 @@ def test_an_interrupted_detach_is_finished_by_the_next(
     detach_vector(client, NAME)
     assert contents(client) == before
     assert client.get_collection(NAME).config.metadata == {"owner": "team"}
-    client.close()

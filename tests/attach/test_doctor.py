@@ -11,11 +11,13 @@ from care_qdrant.attach.doctor import diagnose
 from care_qdrant.errors import InputError
 from care_qdrant.store.connection import open_client
 from tests.attach.collections import NAME, contents, fill, point
+from tests.databases import require_added_vectors
 from tests.standin import StandIn
 from tests.tiny import HashModel, medical_texts
 
 
 def test_a_healthy_collection(qdrant: QdrantClient, model: HashModel) -> None:
+    require_added_vectors(qdrant)
     fill(qdrant, "sparse", "langchain")
     before = contents(qdrant)
     found = diagnose(qdrant, NAME, model)
@@ -60,12 +62,10 @@ def test_every_refusal_at_once(model: HashModel) -> None:
     assert (found.tool, found.sampled, found.sampled_without_text) == (None, 1, 1)
 
 
-def test_strict_mode_is_shown(server: StandIn, model: HashModel) -> None:
-    client = QdrantClient(url=server.url, check_compatibility=False)
+def test_strict_mode_is_shown(client: QdrantClient, model: HashModel) -> None:
     fill(client, "named", "plain")
     client.update_collection(NAME, strict_mode_config=models.StrictModeConfig(enabled=True, upsert_max_batchsize=7))
     found = diagnose(client, NAME, model)
-    client.close()
     assert found.strict_mode["upsert_max_batchsize"] == 7
 
 

@@ -1,6 +1,6 @@
 """What others do at the same time, or keep in their payloads, survives attach and detach."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,18 +13,9 @@ from care_qdrant.attach.verify import verify_collection
 from care_qdrant.errors import ContractError, InputError
 from care_qdrant.ingestion.run import ingest
 from care_qdrant.store.collection import Collection
-from care_qdrant.store.connection import open_client
 from care_qdrant.types import Document
 from tests.attach.collections import DIM, NAME, contents, fill
-from tests.standin import StandIn
 from tests.tiny import HashModel
-
-
-@pytest.fixture
-def client(server: StandIn) -> Iterator[QdrantClient]:
-    """A client of a server; calls to an embedded database wait for each other."""
-    with open_client(url=server.url) as client:
-        yield client
 
 
 def _at_metadata_write(client: QdrantClient, number: int, work: Callable[[], object]) -> None:

@@ -7,6 +7,7 @@ from care_qdrant.attach.attach import AttachSettings, attach_vector
 from care_qdrant.errors import FingerprintMismatch, InputError, Rejected, SchemaMismatch, ServerTooOld
 from care_qdrant.publishing.publish import publish_collection
 from care_qdrant.store.collection import Collection
+from care_qdrant.store.connection import open_client
 from care_qdrant.store.contracts import VectorContract
 from tests.attach.collections import DIM, NAME, contents, fill
 from tests.standin import StandIn
@@ -88,18 +89,15 @@ def test_a_server_that_is_too_old(model: HashModel) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Api key is used with an insecure connection")
-def test_a_key_that_may_only_read(model: HashModel) -> None:
-    with StandIn(api_key="all", read_only_key="read") as server:
-        owner = QdrantClient(url=server.url, api_key="all", check_compatibility=False)
+def test_a_key_that_may_only_read(server: StandIn, model: HashModel) -> None:
+    server.api_key, server.read_only_key = "all", "read"
+    with open_client(url=server.url, api_key="all") as owner, open_client(url=server.url, api_key="read") as reader:
         fill(owner, "named", "plain")
         before = contents(owner)
-        reader = QdrantClient(url=server.url, api_key="read", check_compatibility=False)
         with pytest.raises(Rejected, match=r"writing its contract.*403.*manage access.* Give a key that may write"):
             attach_vector(reader, NAME, model)
         assert contents(owner) == before
         assert owner.get_collection(NAME).config.metadata == {"owner": "team"}
-        owner.close()
-        reader.close()
 
 
 @pytest.mark.parametrize(
@@ -110,9 +108,8 @@ def test_a_key_that_may_only_read(model: HashModel) -> None:
     ],
 )
 def test_limits_that_the_server_would_reach_in_the_middle(
-    server: StandIn, model: HashModel, limits: dict[str, int], advice: str
+    client: QdrantClient, model: HashModel, limits: dict[str, int], advice: str
 ) -> None:
-    client = QdrantClient(url=server.url, check_compatibility=False)
     fill(client, "named", "plain")
     before = contents(client)
     client.update_collection(NAME, strict_mode_config=models.StrictModeConfig(enabled=True, **limits))
@@ -123,7 +120,6 @@ def test_limits_that_the_server_would_reach_in_the_middle(
     roomy = {name: limit + 1 for name, limit in limits.items()}
     client.update_collection(NAME, strict_mode_config=models.StrictModeConfig(enabled=True, **roomy))
     assert attach_vector(client, NAME, model).covered == 40
-    client.close()
 
 
 def test_a_published_version_says_that_the_next_one_replaces_it(qdrant: QdrantClient, model: HashModel) -> None:

@@ -103,6 +103,15 @@ def test_another_model_is_refused(attached: QdrantClient) -> None:
         verify_collection(attached, NAME, HashModel(name="care"), vector_name="else")
 
 
+def test_a_collection_without_points(attached: QdrantClient) -> None:
+    attached.delete(NAME, models.Filter(must=[]), wait=True)
+    report = _verify(attached)
+    assert report.problems == ["the collection has no points, so nothing was checked"]
+    assert (report.points, report.covered, report.sampled) == (0, 0, 0)
+    with pytest.raises(FingerprintMismatch):
+        verify_collection(attached, NAME, HashModel(name="care", salt="other"))
+
+
 def test_an_attach_that_has_not_begun_its_points(qdrant: QdrantClient, model: HashModel) -> None:
     fill(qdrant, "named", "plain")
     attach_vector(qdrant, NAME, model)

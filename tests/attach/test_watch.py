@@ -5,17 +5,33 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from qdrant_client import QdrantClient
+from qdrant_client import QdrantClient, models
 
-from care_qdrant.attach.attach import AttachReport, AttachSettings, FailedPass, attach_vector, watch
-from care_qdrant.errors import FingerprintMismatch, FolderLocked, InputError, Unreachable
+from care_qdrant.attach.attach import (
+    AttachReport,
+    AttachSettings,
+    FailedPass,
+    attach_bm25,
+    attach_vector,
+    watch,
+)
+from care_qdrant.errors import FingerprintMismatch, FolderLocked, InputError, TooFewDocuments, Unreachable
 from tests.attach.collections import NAME, contents, fill, point
+from tests.databases import require_added_vectors
 from tests.standin import StandIn
 from tests.tiny import HashModel
+
+
+def _attach_bm25(client: QdrantClient) -> AttachReport:
+    return attach_bm25(client, NAME)
+
+
+def _attach_model(client: QdrantClient) -> AttachReport:
+    return attach_vector(client, NAME, HashModel(name="care"))
 
 
 def _reports(process: "subprocess.Popen[str]") -> Iterator[dict[str, object]]:
@@ -33,9 +49,9 @@ def _start(server: StandIn, pair_folder: Path) -> "subprocess.Popen[str]":
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_what_a_pipeline_adds_is_picked_up_until_a_signal_ends_it(
-    server: StandIn, pair_folder: Path, number: signal.Signals
+    server: StandIn, client: QdrantClient, pair_folder: Path, number: signal.Signals
 ) -> None:
-    client = QdrantClient(url=server.url, check_compatibility=False)
+    require_added_vectors(client)
     fill(client, "named", "plain", count=10)
     with _start(server, pair_folder) as process:
         reports = _reports(process)
@@ -50,7 +66,45 @@ def test_what_a_pipeline_adds_is_picked_up_until_a_signal_ends_it(
         process.communicate(timeout=60)
     assert process.returncode == 0
     assert {"tiny-pair" in vectors for _, vectors in contents(client).values()} == {True}
+
+
+def test_a_collection_that_is_emptied_and_filled_again_is_followed(server: StandIn, pair_folder: Path) -> None:
+    client = QdrantClient(url=server.url, check_compatibility=False)
+    fill(client, "named", "plain", count=10)
+    with _start(server, pair_folder) as process:
+        reports = _reports(process)
+        assert next(reports)["covered"] == 10
+        client.delete(NAME, models.Filter(must=[]), wait=True)
+        assert next(each["covered"] for each in reports if not each["points"]) == 0
+        _write(server.url)
+        assert next(each["covered"] for each in reports if each["covered"] == 20)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
     client.close()
+
+
+@pytest.mark.parametrize("attach", [_attach_model, _attach_bm25])
+def test_an_attach_to_an_emptied_collection_has_nothing_to_do(
+    qdrant: QdrantClient, attach: Callable[[QdrantClient], AttachReport]
+) -> None:
+    fill(qdrant, "named", "plain", count=6)
+    first, schema = attach(qdrant), qdrant.get_collection(NAME).config
+    qdrant.delete(NAME, models.Filter(must=[]), wait=True)
+    emptied = attach(qdrant)
+    assert (emptied.points, emptied.covered, emptied.encoded, emptied.text_field) == (0, 0, 0, "text")
+    assert qdrant.get_collection(NAME).config == schema
+    qdrant.upsert(NAME, [point("named", "plain", number, f"又来了第{number}段") for number in range(3)], wait=True)
+    again = attach(qdrant)
+    assert (again.vector_name, again.fingerprint, again.covered) == (first.vector_name, first.fingerprint, 3)
+
+
+def test_another_model_is_refused_an_emptied_collection(qdrant: QdrantClient, model: HashModel) -> None:
+    fill(qdrant, "named", "plain", count=6)
+    attach_vector(qdrant, NAME, model)
+    qdrant.delete(NAME, models.Filter(must=[]), wait=True)
+    with pytest.raises(FingerprintMismatch):
+        attach_vector(qdrant, NAME, HashModel(name="care", salt="other"))
 
 
 def _write(url: str) -> None:
@@ -60,20 +114,19 @@ def _write(url: str) -> None:
     client.close()
 
 
-def test_a_vector_of_another_model_ends_it(server: StandIn, pair_folder: Path) -> None:
-    client = QdrantClient(url=server.url, check_compatibility=False)
+def test_a_vector_of_another_model_ends_it(server: StandIn, client: QdrantClient, pair_folder: Path) -> None:
     fill(client, "named", "plain", count=4)
     attach_vector(client, NAME, HashModel(name="tiny-pair"))
     with _start(server, pair_folder) as process:
         out, errors = process.communicate(timeout=60)
     assert (process.returncode, out) == (4, "")
     assert "error: vector 'tiny-pair'" in errors
-    client.close()
 
 
 def test_passes_that_do_not_get_through_are_tried_again() -> None:
     stop, done = threading.Event(), object()
-    outcomes: list[object] = [Unreachable("gone"), FolderLocked("open elsewhere"), done, FingerprintMismatch("other")]
+    failures = [Unreachable("gone"), FolderLocked("open elsewhere"), TooFewDocuments("2")]
+    outcomes: list[object] = [*failures, done, FingerprintMismatch("other")]
 
     def run_pass() -> AttachReport:
         outcome = outcomes.pop(0)
@@ -82,7 +135,7 @@ def test_passes_that_do_not_get_through_are_tried_again() -> None:
         return outcome  # type: ignore[return-value]
 
     passes = watch(run_pass, 0, stop)
-    assert [type(next(passes)) for _ in range(2)] == [FailedPass, FailedPass]
+    assert [next(passes) for _ in failures] == list(map(FailedPass, failures))
     assert next(passes) is done
     with pytest.raises(FingerprintMismatch):
         next(passes)

@@ -33,10 +33,10 @@ def write_corpus(tmp_path: Path) -> WriteCorpus:
 
 
 @pytest.fixture
-def standin() -> Iterator[StandIn]:
-    """A server."""
-    with StandIn() as server:
-        yield server
+def client(server: StandIn) -> Iterator[QdrantClient]:
+    """A client of a server with faults on demand."""
+    with open_client(url=server.url) as client:
+        yield client
 
 
 @pytest.fixture(params=["embedded", "server", *REAL])
@@ -44,9 +44,6 @@ def qdrant(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[QdrantCli
     """Both kinds of Qdrant, one after the other."""
     if request.param == "embedded":
         with open_client(path=tmp_path / "qdrant") as client:
-            yield client
-    elif request.param == "server":
-        with StandIn() as server, open_client(url=server.url) as client:
             yield client
     else:
         with open_database(request) as client:

@@ -14,8 +14,7 @@ from qdrant_client import QdrantClient
 from care_qdrant.corpus.files import Corpus
 from care_qdrant.corpus.rows import Row
 from care_qdrant.ingestion.run import ingest
-from care_qdrant.store.connection import open_client
-from tests.standin import StandIn
+from tests.databases import REAL, open_database
 from tests.tiny import HashModel
 
 VALUES = st.recursive(
@@ -36,29 +35,28 @@ LINES = st.lists(
 NUMBERS = count()
 
 
-@pytest.fixture(scope="module")
-def clients() -> Iterator[list[QdrantClient]]:
-    with StandIn() as server, open_client(url=server.url) as client:
-        yield [client, QdrantClient(":memory:")]
+@pytest.fixture(scope="module", params=["embedded", "server", *REAL])
+def client(request: pytest.FixtureRequest) -> Iterator[QdrantClient]:
+    with open_database(request) as client:
+        yield client
 
 
 @settings(max_examples=15, deadline=None)
 @given(lines=LINES)
-def test_every_line_is_accounted_for(clients: list[QdrantClient], lines: list[bytes]) -> None:
+def test_every_line_is_accounted_for(client: QdrantClient, lines: list[bytes]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "corpus.jsonl"
         path.write_bytes(b"\n".join([b'{"id": "0", "text": "\\u54ee\\u5598"}', *lines]))
         with Corpus(path) as corpus:
             rows = list(corpus)
         first = {row.document.id: row.document for row in reversed(rows) if isinstance(row, Row)}
-        for client in clients:
-            collection = f"c{next(NUMBERS)}"
-            report = ingest(path, HashModel(max_tokens=1_000), client, collection)
-            assert report.documents + report.duplicates + report.rejected == len(rows)
-            assert report.points == report.documents == len(first)
-            for record in client.scroll(collection, limit=100)[0]:
-                payload = record.payload or {}
-                document = first[payload["doc_id"]]
-                assert payload["text"] == document.text
-                assert {key: payload[key] for key in document.metadata} == dict(document.metadata)
-            assert ingest(path, HashModel(max_tokens=1_000), client, collection).unchanged == len(first)
+        collection = f"c{next(NUMBERS)}"
+        report = ingest(path, HashModel(max_tokens=1_000), client, collection)
+        assert report.documents + report.duplicates + report.rejected == len(rows)
+        assert report.points == report.documents == len(first)
+        for record in client.scroll(collection, limit=100)[0]:
+            payload = record.payload or {}
+            document = first[payload["doc_id"]]
+            assert payload["text"] == document.text
+            assert {key: payload[key] for key in document.metadata} == dict(document.metadata)
+        assert ingest(path, HashModel(max_tokens=1_000), client, collection).unchanged == len(first)

@@ -82,7 +82,7 @@ def test_standard_input_needs_a_collection() -> None:
     assert json.loads(result.stdout)["points"] == 1
 
 
-def test_options_reach_the_server(write_corpus: WriteCorpus) -> None:
+def test_options_reach_the_server(write_corpus: WriteCorpus, server: StandIn) -> None:
     corpus = write_corpus([{"key": "1", "body": "一"}, {"key": "2", "body": "二" * 100}])
     options = [
         "--id-field",
@@ -97,11 +97,10 @@ def test_options_reach_the_server(write_corpus: WriteCorpus) -> None:
         "bm25",
     ]
     storage = ["--quantization", "binary", "--on-disk", "--datatype", "float16", "--shards", "2", "--replicas", "1"]
-    with StandIn() as server:
-        result = run(corpus, "--url", server.url, *options, *storage)
-        assert result.exit_code == 8  # one is too long
-        with open_client(url=server.url) as client:
-            config = client.get_collection("corpus").config
+    result = run(corpus, "--url", server.url, *options, *storage)
+    assert result.exit_code == 8  # one is too long
+    with open_client(url=server.url) as client:
+        config = client.get_collection("corpus").config
     assert isinstance(config.params.vectors, dict)
     assert config.params.vectors["v"].on_disk
     assert config.params.sparse_vectors is not None

@@ -17,6 +17,7 @@ from care_qdrant.store.contracts import SparseContract
 from care_qdrant.store.create import SPARSE_VECTOR_NAME, Storage
 from care_qdrant.store.schema import LOAD_KEY
 from care_qdrant.types import Document, Vectors, point_id
+from tests.databases import require_added_vectors
 from tests.ingestion.conftest import WriteCorpus, short_rows, stored_texts
 from tests.standin import StandIn
 from tests.tiny import HashEncoder, HashModel, medical_texts
@@ -83,6 +84,7 @@ def test_a_document_that_became_shorter_leaves_no_old_chunk(qdrant: QdrantClient
 
 
 def test_other_vectors_of_a_point_stay(qdrant: QdrantClient, write_corpus: WriteCorpus) -> None:
+    require_added_vectors(qdrant)
     rows = short_rows(20)
     ingest(write_corpus(rows), HashModel(), qdrant, "corpus")
     before = vector_of(qdrant, "d1")
@@ -224,18 +226,19 @@ def test_vectors_of_another_shape_are_refused(qdrant: QdrantClient) -> None:
         ingest([Document("a", "好")], model, qdrant, "corpus")
 
 
-def test_a_new_collection_is_loaded_without_a_graph_which_is_built_at_the_end(write_corpus: WriteCorpus) -> None:
+def test_a_new_collection_is_loaded_without_a_graph_which_is_built_at_the_end(
+    write_corpus: WriteCorpus, client: QdrantClient
+) -> None:
     corpus = write_corpus(short_rows(10))
     storage = Storage(quantization="int8", on_disk=True, datatype="float16", shards=3, replicas=2)
     model = HashModel()
     model._encoder = BadEncoder()
-    with StandIn() as server, open_client(url=server.url) as client:
-        with pytest.raises(EncodingError):  # interrupted
-            ingest([Document("a", "坏")], model, client, "corpus", storage=storage)
-        loading = client.get_collection("corpus").config
-        ingest(corpus, HashModel(), client, "corpus")
-        loaded = client.get_collection("corpus")
-        config = loaded.config
+    with pytest.raises(EncodingError):  # interrupted
+        ingest([Document("a", "坏")], model, client, "corpus", storage=storage)
+    loading = client.get_collection("corpus").config
+    ingest(corpus, HashModel(), client, "corpus")
+    loaded = client.get_collection("corpus")
+    config = loaded.config
     assert "doc_id" in loaded.payload_schema
     assert isinstance(loading.params.vectors, dict)
     assert isinstance(config.params.vectors, dict)
@@ -252,17 +255,16 @@ def test_a_new_collection_is_loaded_without_a_graph_which_is_built_at_the_end(wr
     assert config.metadata[LOAD_KEY]["done"] is True
 
 
-def test_a_live_collection_keeps_its_graph(write_corpus: WriteCorpus) -> None:
-    with StandIn() as server, open_client(url=server.url) as client:
-        ingest(write_corpus(short_rows(5)), HashModel(), client, "corpus")
-        server.requests.clear()
-        ingest(write_corpus(short_rows(10)), HashModel(), client, "corpus")
-        # The trace of the run comes and goes, and touches nothing but the metadata.
-        patches = [request for request in server.requests if request.method == "PATCH"]
-        assert len(patches) == 2 and all(request.size_bytes < 200 for request in patches)
-        server.requests.clear()
-        ingest(write_corpus(short_rows(10)), HashModel(), client, "corpus")
-        assert server.count("PATCH", "/collections/corpus") == 0
+def test_a_live_collection_keeps_its_graph(write_corpus: WriteCorpus, server: StandIn, client: QdrantClient) -> None:
+    ingest(write_corpus(short_rows(5)), HashModel(), client, "corpus")
+    server.requests.clear()
+    ingest(write_corpus(short_rows(10)), HashModel(), client, "corpus")
+    # The trace of the run comes and goes, and touches nothing but the metadata.
+    patches = [request for request in server.requests if request.method == "PATCH"]
+    assert len(patches) == 2 and all(request.size_bytes < 200 for request in patches)
+    server.requests.clear()
+    ingest(write_corpus(short_rows(10)), HashModel(), client, "corpus")
+    assert server.count("PATCH", "/collections/corpus") == 0
 
 
 def test_progress_ends_at_the_whole_corpus(qdrant: QdrantClient, write_corpus: WriteCorpus) -> None:

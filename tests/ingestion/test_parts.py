@@ -11,11 +11,9 @@ from care_qdrant.errors import CareError
 from care_qdrant.ingestion.ahead import read_ahead
 from care_qdrant.ingestion.report import Stopwatch
 from care_qdrant.store.collection import Collection
-from care_qdrant.store.connection import open_client
 from care_qdrant.store.retry import Outage, RetryPolicy
 from care_qdrant.store.sender import MAX_BYTES, QUEUE, Insert, Sender, in_requests
 from care_qdrant.types import Document
-from tests.standin import StandIn
 
 
 def numbers(until: int, made: list[int]) -> Iterator[int]:
@@ -118,11 +116,9 @@ def test_requests_keep_to_points_and_bytes() -> None:
 
 
 @pytest.fixture
-def client() -> Iterator[QdrantClient]:
-    with StandIn() as server, open_client(url=server.url) as client:
-        params = models.VectorParams(size=2, distance=models.Distance.COSINE)
-        client.create_collection("c", vectors_config={"v": params})
-        yield client
+def client(client: QdrantClient) -> QdrantClient:
+    client.create_collection("c", {"v": models.VectorParams(size=2, distance=models.Distance.COSINE)})
+    return client
 
 
 def test_a_slow_server_holds_the_encoder_back(client: QdrantClient) -> None:

@@ -72,9 +72,10 @@ def test_bm25_in_a_collection_without_it(qdrant: QdrantClient, write_corpus: Wri
         ingest(corpus, HashModel(), qdrant, "corpus", settings=IngestSettings(sparse=True))
 
 
-def test_a_server_without_collection_metadata(write_corpus: WriteCorpus) -> None:
-    with StandIn(version="1.14.1") as server, open_client(url=server.url) as client:
-        with pytest.raises(ServerTooOld, match=r"version 1\.14\.1; collection metadata.* needs 1\.15"):
+@pytest.mark.parametrize("version", ["1.14.1", "1.15.3"])
+def test_a_server_without_collection_metadata(write_corpus: WriteCorpus, version: str) -> None:
+    with StandIn(version=version) as server, open_client(url=server.url) as client:
+        with pytest.raises(ServerTooOld, match=rf"version {version}; collection metadata.* needs 1\.15\.4"):
             ingest(write_corpus(short_rows(5)), HashModel(), client, "corpus")
         assert client.get_collections().collections == []
 
@@ -108,13 +109,14 @@ def test_a_server_that_is_not_there() -> None:
         pass
 
 
-def test_a_server_that_goes_before_the_first_write(write_corpus: WriteCorpus) -> None:
-    with StandIn() as server, open_client(url=server.url) as client:
-        server.go_away()
-        with pytest.raises(Unreachable, match="gave up after 6 attempts"):
-            ingest(write_corpus(short_rows(5)), HashModel(), client, "corpus", retries=IMPATIENT)
-        server.come_back()
-        assert client.get_collections().collections == []
+def test_a_server_that_goes_before_the_first_write(
+    write_corpus: WriteCorpus, server: StandIn, client: QdrantClient
+) -> None:
+    server.go_away()
+    with pytest.raises(Unreachable, match="gave up after 6 attempts"):
+        ingest(write_corpus(short_rows(5)), HashModel(), client, "corpus", retries=IMPATIENT)
+    server.come_back()
+    assert client.get_collections().collections == []
 
 
 def test_a_corpus_without_a_document_makes_no_collection(qdrant: QdrantClient, tmp_path: Path) -> None:

@@ -138,7 +138,12 @@ def test_constant_vectors(tmp_path: Path) -> None:
 
 def test_ten_documents(tmp_path: Path) -> None:
     found = refused(TEXTS[:10], WordModel().encode(TEXTS[:10]), tmp_path)
-    assert "has 10 different texts" in found and "needs at least 200" in found
+    assert "has 10 points" in found and "needs at least 200" in found
+
+
+def test_ten_different_documents(tmp_path: Path) -> None:
+    found = refused(TEXTS[:10] * 25, WordModel().encode(TEXTS[:10] * 25), tmp_path)
+    assert "has 10 different texts" in found and "240 repeated" in found and "needs at least 200" in found
 
 
 def test_texts_without_letters(tmp_path: Path) -> None:

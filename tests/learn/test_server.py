@@ -28,9 +28,8 @@ SETTINGS = LearnSettings(vocabulary=200, batch=64, epochs=20, learning_rate=2e-2
 POLICY = RetryPolicy(attempts=3, base_seconds=0.01, cap_seconds=0.02)
 
 
-def test_a_server_that_stumbles_is_asked_again_and_one_that_is_gone_is_named(tmp_path: Path) -> None:
-    with StandIn() as server:
-        client = QdrantClient(url=server.url, check_compatibility=False)
+def test_a_server_that_stumbles_is_asked_again_and_one_that_is_gone_is_named(server: StandIn, tmp_path: Path) -> None:
+    with open_client(url=server.url) as client:
         write_langchain(client, TEXTS, WordModel().encode(TEXTS))
         server.faults.add("500", times=2, method="POST", path="/points$")
 
@@ -43,7 +42,6 @@ def test_a_server_that_stumbles_is_asked_again_and_one_that_is_gone_is_named(tmp
         server.come_back()
         report = learn(client, "articles", tmp_path / "queries", settings=SETTINGS, policy=POLICY)
         assert report.registered and report.texts == len(TEXTS)
-        client.close()
 
 
 @pytest.mark.timeout(400)
@@ -114,27 +112,29 @@ def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.timeout(400)
-def test_a_watched_collection_is_learned_and_then_updated_until_a_signal(tmp_path: Path) -> None:
+def test_a_watched_collection_is_learned_and_then_updated_until_a_signal(server: StandIn, tmp_path: Path) -> None:
     teacher, texts = WordModel(), word_texts(700)
-    with StandIn() as server:
-        client = QdrantClient(url=server.url, check_compatibility=False)
+    with open_client(url=server.url) as client:
         write_langchain(client, texts[:600], teacher.encode(texts[:600]))
         where = ["learn", "articles", "--url", server.url, "--output", str(tmp_path / "queries"), "--force"]
         command = [sys.executable, "-W", "ignore", "-c", "from care_qdrant.cli import main; main()", *where]
-        with subprocess.Popen([*command, "--watch", "0.1"], stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with subprocess.Popen([*command, "--watch", "0.1"], **pipes, text=True) as process:
+            assert process.stdout is not None and process.stderr is not None
             first = json.loads(process.stdout.readline())
             add(client, texts, range(600, 620))  # fewer than 5 %: nothing to learn yet
             assert unseen_fraction(tmp_path / "queries", Collection(client, "articles"), LearnSettings()) < NEWS
             add(client, texts, range(620, 700))
             second = json.loads(process.stdout.readline())
+            client.delete("articles", models.PointIdsList(points=list(range(100, 700))), wait=True)
+            failed = (line for line in process.stderr if "has 100 points; learning needs at least 200" in line)
+            assert all(next(failed).startswith("this pass failed, the next one goes on") for _ in range(2))
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=60) == 0 and not process.stdout.read()
         assert (first["texts"], first["new_documents"]) == (600, None)
         assert second["texts"] > 640 and second["new_documents"]["queries"] == second["texts"] - 600
         [learned] = Collection(client, "articles").schema.learned.values()
         assert learned.fingerprint == second["fingerprint"] == CareModel.load(tmp_path / "queries").fingerprint
-        client.close()
 
 
 def add(client: QdrantClient, texts: Sequence[str], numbers: range) -> None:

@@ -77,13 +77,10 @@ def fill(
         metadata |= contract_metadata("bm25", lexical)
     client.create_collection(
         collection,
-        vectors_config=dense if unnamed else {"care": dense},
+        vectors_config={"": dense, "care": dense} if unnamed else {"care": dense},
         sparse_vectors_config={"bm25": models.SparseVectorParams(modifier=models.Modifier.IDF)} if sparse else None,
         metadata=metadata,
     )
-    if unnamed:
-        named = models.DenseVectorNameConfig(dense=models.DenseVectorConfig(size=32, distance=models.Distance.COSINE))
-        client.create_vector_name(collection, "care", named)
     for document in DOCUMENTS:
         vectors: dict[str, Any] = {"care": vector(document.text)}
         if unnamed:

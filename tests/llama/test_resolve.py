@@ -14,6 +14,7 @@ from llama_index.vector_stores.care import CareVectorStore
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
 
 from care_qdrant.errors import FingerprintMismatch
+from care_qdrant.store.connection import open_client
 from tests.databases import REAL, open_database
 from tests.llama import collections as made
 from tests.llama.collections import DOCUMENTS, NAME, fill, node_id, vector
@@ -32,9 +33,9 @@ def embedding(hash_model: HashModel) -> CareEmbedding:
 
 
 @pytest.fixture
-def server() -> Iterator[StandIn]:
-    with StandIn() as server:
-        yield server
+def client(server: StandIn) -> Iterator[QdrantClient]:
+    with open_client(url=server.url) as client:
+        yield client
 
 
 @pytest.fixture(params=["embedded", "server", *REAL])
@@ -57,9 +58,8 @@ def node(text: str, document_id: str) -> TextNode:
 @pytest.mark.parametrize("use_async", [False, True])
 @pytest.mark.parametrize("name", [NAME, "live"])
 def test_a_check_is_two_requests_and_the_payloads_are_sampled_once(
-    server: StandIn, embedding: CareEmbedding, name: str, use_async: bool
+    server: StandIn, client: QdrantClient, embedding: CareEmbedding, name: str, use_async: bool
 ) -> None:
-    client = QdrantClient(url=server.url, check_compatibility=False)
     fill(client)
     fill(client, made.langchain, collection="corpus_v2")
     point_alias(client, "live", NAME)
@@ -82,11 +82,11 @@ def test_a_check_is_two_requests_and_the_payloads_are_sampled_once(
         v2 = [(method, path.replace("corpus", "corpus_v2")) for method, path in CHECK + SAMPLE + SEARCH]
         assert asked(careful) == v2
         assert (careful.query(QUERY).nodes or [])[0].get_content() == DOCUMENTS[0].text
-    client.close()
 
 
-def test_an_empty_collection_is_sampled_until_it_is_not(server: StandIn, embedding: CareEmbedding) -> None:
-    client = QdrantClient(url=server.url, check_compatibility=False)
+def test_an_empty_collection_is_sampled_until_it_is_not(
+    server: StandIn, client: QdrantClient, embedding: CareEmbedding
+) -> None:
     fill(client)
     client.delete(NAME, models.Filter())
     store = CareVectorStore(NAME, client, embedding=embedding)
@@ -98,7 +98,6 @@ def test_an_empty_collection_is_sampled_until_it_is_not(server: StandIn, embeddi
         server.requests.clear()
         store.query(QUERY)
     assert server.count("POST", "/points/scroll") == 0
-    client.close()
 
 
 def test_a_switched_alias_is_not_followed_before_it_is_checked(qdrant: QdrantClient, embedding: CareEmbedding) -> None:
@@ -161,8 +160,9 @@ async def test_the_successor_of_a_dropped_collection_is_checked(qdrant: QdrantCl
     assert qdrant.count("corpus_v2").count == 4
 
 
-async def test_an_async_client_goes_the_same_way(server: StandIn, embedding: CareEmbedding) -> None:
-    client = QdrantClient(url=server.url, check_compatibility=False)
+async def test_an_async_client_goes_the_same_way(
+    server: StandIn, client: QdrantClient, embedding: CareEmbedding
+) -> None:
     fill(client)
     fill(client, made.langchain, collection="corpus_v2")
     point_alias(client, "live", NAME)
@@ -178,17 +178,14 @@ async def test_an_async_client_goes_the_same_way(server: StandIn, embedding: Car
     await store.async_add([node("新的", "d9")])
     assert {one.ref_doc_id for one in await store.aget_nodes()} == {"d0", "d1", "d2", "d3", "d9"}
     await aclient.close()
-    client.close()
 
 
-def test_a_write_is_tried_again(server: StandIn, embedding: CareEmbedding) -> None:
-    client = QdrantClient(url=server.url, check_compatibility=False)
+def test_a_write_is_tried_again(server: StandIn, client: QdrantClient, embedding: CareEmbedding) -> None:
     fill(client)
     store = CareVectorStore(NAME, client, embedding=embedding)
     server.faults.add("500", times=2, method="POST", path="/points/batch$")
     store.add([node("新的", "d9")])
     assert client.count(NAME).count == 5
-    client.close()
 
 
 @pytest.mark.parametrize("unnamed", [False, True])

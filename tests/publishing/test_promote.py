@@ -71,11 +71,11 @@ def test_faults_on_the_way_lose_nothing(folder: QdrantClient, client: QdrantClie
     assert_same(contents(client, "docs"), contents(folder, "docs"))
 
 
-def test_a_request_that_is_too_large_is_halved(folder: QdrantClient) -> None:
+def test_a_request_that_is_too_large_is_halved(folder: QdrantClient, client: QdrantClient, server: StandIn) -> None:
     fill(folder, "docs", PAIR, 60)
-    with StandIn(max_bytes=4_000) as server, open_client(url=server.url) as client:
-        promote_collection(*links(folder, client))
-        assert_same(contents(client, "docs"), contents(folder, "docs"))
+    server.max_bytes = 4_000
+    promote_collection(*links(folder, client))
+    assert_same(contents(client, "docs"), contents(folder, "docs"))
 
 
 def test_what_a_broken_run_left_is_finished(folder: QdrantClient, client: QdrantClient, server: StandIn) -> None:
@@ -186,13 +186,10 @@ def test_a_source_that_is_not_there_is_said(folder: QdrantClient, client: Qdrant
 
 
 @pytest.mark.filterwarnings("ignore:Api key is used with an insecure connection")
-def test_a_read_only_key_is_said(folder: QdrantClient) -> None:
+def test_a_read_only_key_is_said(folder: QdrantClient, server: StandIn) -> None:
     fill(folder, "docs", SCHEMAS["named"], 2)
-    with (
-        StandIn(api_key="full", read_only_key="reader") as server,
-        open_client(url=server.url, api_key="reader") as client,
-        pytest.raises(Rejected, match="403"),
-    ):
+    server.api_key, server.read_only_key = "full", "reader"
+    with open_client(url=server.url, api_key="reader") as client, pytest.raises(Rejected, match="403"):
         promote_collection(*links(folder, client))
 
 

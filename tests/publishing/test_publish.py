@@ -31,8 +31,8 @@ PAIR = SCHEMAS["two-and-sparse"]
 @pytest.fixture(params=["server", "embedded", *REAL])
 def qdrant(request: pytest.FixtureRequest) -> Iterator[QdrantClient]:
     """All kinds: publishing is for each."""
-    if request.param in ("server", "embedded"):
-        yield request.getfixturevalue("client" if request.param == "server" else "folder")
+    if request.param == "embedded":
+        yield request.getfixturevalue("folder")
         return
     with open_database(request) as client:
         yield client
@@ -247,9 +247,8 @@ def test_settings_and_indexes_of_a_server_come_along(client: QdrantClient) -> No
     assert there.payload_schema.keys() == {"score"}
 
 
-def test_shards_by_key_are_refused(client: QdrantClient, server: StandIn) -> None:
-    fill(client, "docs", PAIR, 2)
-    server.engine.settings_of("docs").params["sharding_method"] = "custom"
+def test_shards_by_key_are_refused(client: QdrantClient) -> None:
+    client.create_collection("docs", **SCHEMAS["named"], sharding_method=models.ShardingMethod.CUSTOM)
     with pytest.raises(InputError, match="shards by key"):
         publish_collection(client, "docs", "live")
     assert versions(client) == []
@@ -312,7 +311,7 @@ def test_a_server_fills_a_version_from_its_own_snapshot(client: QdrantClient, se
     assert server.count("PUT", "/live_v1/points") == 0
     assert_same(contents(client, "live"), contents(client, "docs"))
     assert Collection(client, "live").schema.contracts == Collection(client, "docs").schema.contracts
-    assert not server.engine.snapshots
+    assert client.list_snapshots("docs") == []
     assert publish_collection(client, "docs", "live", PublishSettings(via="snapshot")).replaces == "live_v1"
 
 
@@ -321,7 +320,7 @@ def test_a_snapshot_that_cannot_be_recovered_switches_nothing(client: QdrantClie
     server.faults.add("500", method="PUT", path="/recover$")
     with pytest.raises(QdrantError, match="injected"):
         publish_collection(client, "docs", "live", PublishSettings(via="snapshot"))
-    assert (behind(client), server.engine.snapshots) == (None, {})
+    assert (behind(client), client.list_snapshots("docs")) == (None, [])
     assert publish_collection(client, "docs", "live", PublishSettings(via="snapshot")).version == "live_v1"
 
 

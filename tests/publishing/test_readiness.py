@@ -50,7 +50,7 @@ def test_dot_products_are_not_asked(client: QdrantClient) -> None:
 
 def test_the_index_is_waited_for(client: QdrantClient, server: StandIn) -> None:
     fill(client, "docs", SCHEMAS["named"], 1)
-    server.engine.yellow_answers = 3
+    server.faults.add("yellow", times=3, path="/docs$")
     waits: list[float] = []
     wait_until_indexed(Collection(client, "docs"), 60, sleep=waits.append)
     assert len(waits) == 3
@@ -58,6 +58,6 @@ def test_the_index_is_waited_for(client: QdrantClient, server: StandIn) -> None:
 
 def test_an_index_that_is_not_built_in_time_is_said(client: QdrantClient, server: StandIn) -> None:
     fill(client, "docs", SCHEMAS["named"], 1)
-    server.engine.yellow_answers = 3
+    server.faults.add("yellow", times=3, path="/docs$")
     with pytest.raises(NotVerified, match="--index-minutes"):
         wait_until_indexed(Collection(client, "docs"), 0)

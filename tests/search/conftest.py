@@ -7,6 +7,7 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.encoders import bm25
 from care_qdrant.store.collection import Collection
+from care_qdrant.store.connection import open_client
 from care_qdrant.store.contracts import SparseContract
 from care_qdrant.store.payload import chunk_payload
 from care_qdrant.types import Chunk, Document
@@ -58,18 +59,21 @@ def fill(client: QdrantClient, model: HashModel, chunks: list[Chunk], collection
 
 
 @pytest.fixture(scope="session")
-def server(model: HashModel, documents: list[Document]) -> Iterator[StandIn]:
-    with StandIn() as server:
-        client = QdrantClient(url=server.url, check_compatibility=False)
-        fill(client, model, [Chunk(document, document.text) for document in documents])
-        client.close()
-        yield server
+def chunks(documents: list[Document]) -> list[Chunk]:
+    return [Chunk(document, document.text) for document in documents]
 
 
 @pytest.fixture(params=["embedded", "server", *REAL])
-def corpus(request: pytest.FixtureRequest, model: HashModel, documents: list[Document]) -> Iterator[QdrantClient]:
+def corpus(request: pytest.FixtureRequest, model: HashModel, chunks: list[Chunk]) -> Iterator[QdrantClient]:
     """The corpus in both engines, in turn; tests only read it."""
     with open_database(request) as client:
-        if request.param != "server":
-            fill(client, model, [Chunk(document, document.text) for document in documents])
+        fill(client, model, chunks)
+        yield client
+
+
+@pytest.fixture
+def served(server: StandIn, model: HashModel, chunks: list[Chunk]) -> Iterator[QdrantClient]:
+    """The corpus on a server with faults on demand."""
+    with open_client(url=server.url) as client:
+        fill(client, model, chunks)
         yield client

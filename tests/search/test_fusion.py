@@ -11,10 +11,8 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.encoders import bm25
 from care_qdrant.search import fusion
 from care_qdrant.search.retriever import Retriever
-from care_qdrant.store.connection import open_client
-from care_qdrant.types import Chunk, Document
-from tests.search.conftest import COLLECTION, fill
-from tests.standin import StandIn
+from care_qdrant.types import Document
+from tests.search.conftest import COLLECTION
 from tests.tiny import HashModel
 
 QUERIES = ["糖化血红蛋白 HbA1c 6.5% 说明什么", "二甲双胍恶心怎么办", "EGFR 靶向药"]
@@ -49,29 +47,26 @@ def test_alpha_reaches_from_one_score_to_the_other(corpus: QdrantClient, model: 
 
 @pytest.mark.parametrize("method", ["linear", "dbsf", "rrf"])
 def test_fewer_candidates_are_asked_of_a_server_that_allows_fewer(
-    model: HashModel, documents: list[Document], caplog: pytest.LogCaptureFixture, method: "fusion.Fusion"
+    served: QdrantClient, model: HashModel, caplog: pytest.LogCaptureFixture, method: "fusion.Fusion"
 ) -> None:
-    with StandIn() as server, open_client(url=server.url) as client:
-        fill(client, model, [Chunk(document, document.text) for document in documents])
-        [free] = Retriever(client, COLLECTION, model, mode="hybrid", fusion=method).search(QUERIES[:1], top_k=3)
-        strict = models.StrictModeConfig(enabled=True, max_query_limit=20, search_allow_exact=False)
-        client.update_collection(COLLECTION, strict_mode_config=strict)
-        retriever = Retriever(client, COLLECTION, model, mode="hybrid", fusion=method)
-        [limited] = retriever.search(QUERIES[:1], top_k=3)
-        retriever.search(QUERIES[:1], top_k=3)
+    [free] = Retriever(served, COLLECTION, model, mode="hybrid", fusion=method).search(QUERIES[:1], top_k=3)
+    strict = models.StrictModeConfig(enabled=True, max_query_limit=20, search_allow_exact=False)
+    served.update_collection(COLLECTION, strict_mode_config=strict)
+    retriever = Retriever(served, COLLECTION, model, mode="hybrid", fusion=method)
+    [limited] = retriever.search(QUERIES[:1], top_k=3)
+    retriever.search(QUERIES[:1], top_k=3)
     assert limited[0].point_id == free[0].point_id
     assert len(caplog.records) == 1
 
 
-def test_a_batch_of_queries_is_halved_where_the_rate_allows_fewer(model: HashModel, documents: list[Document]) -> None:
-    with StandIn() as server, open_client(url=server.url) as client:
-        fill(client, model, [Chunk(document, document.text) for document in documents])
-        texts = [document.text for document in documents[:9]]
-        free = Retriever(client, COLLECTION, model).search(texts, top_k=3)
-        client.update_collection(
-            COLLECTION, strict_mode_config=models.StrictModeConfig(enabled=True, read_rate_limit=2)
-        )
-        assert Retriever(client, COLLECTION, model).search(texts, top_k=3) == free
+def test_a_batch_of_queries_is_halved_where_the_rate_allows_fewer(
+    served: QdrantClient, model: HashModel, documents: list[Document]
+) -> None:
+    texts = [document.text for document in documents[:9]]
+    free = Retriever(served, COLLECTION, model, mode="dense").search(texts, top_k=3)
+    strict = models.StrictModeConfig(enabled=True, read_rate_limit=8)
+    served.update_collection(COLLECTION, strict_mode_config=strict)
+    assert Retriever(served, COLLECTION, model, mode="dense").search(texts, top_k=3) == free
 
 
 @pytest.mark.parametrize("method", ["dbsf", "rrf"])

@@ -22,39 +22,31 @@ SEARCH = [("POST", "/collections/corpus/points/query/batch")]
 CHECK = [("GET", "/aliases"), ("GET", "/collections/corpus")]
 
 
-@pytest.fixture
-def own_server() -> Iterator[StandIn]:
-    """A server that no other test uses."""
-    with StandIn() as server:
-        yield server
-
-
 @pytest.fixture(params=["embedded", "server", *REAL])
 def qdrant(request: pytest.FixtureRequest) -> Iterator[QdrantClient]:
     """An empty Qdrant, in both engines."""
-    with open_database(request, "own_server") as client:
+    with open_database(request) as client:
         yield client
 
 
 @pytest.mark.parametrize("name", [COLLECTION, "live"])
 @pytest.mark.parametrize("mode", ["dense", "sparse", "hybrid"])
-def test_a_check_is_two_requests_and_holds(own_server: StandIn, model: HashModel, name: str, mode: str) -> None:
-    client = QdrantClient(url=own_server.url, check_compatibility=False)
-    fill(client, model, CHUNKS)
-    point_alias(client, "live", COLLECTION)
+def test_a_check_is_two_requests_and_holds(
+    server: StandIn, served: QdrantClient, model: HashModel, name: str, mode: str
+) -> None:
+    point_alias(served, "live", COLLECTION)
 
     def asked(retriever: Retriever) -> list[tuple[str, str]]:
-        own_server.requests.clear()
-        assert retriever.search(["感冒"])[0]
-        return [(request.method, request.path) for request in own_server.requests]
+        server.requests.clear()
+        assert retriever.search(["EGFR"])[0]
+        return [(request.method, request.path) for request in server.requests]
 
-    patient = Retriever(client, name, model, mode=mode)  # type: ignore[arg-type]
+    patient = Retriever(served, name, model, mode=mode)  # type: ignore[arg-type]
     assert asked(patient) == CHECK + SEARCH
     assert asked(patient) == SEARCH
-    careful = Retriever(client, name, model, mode=mode, check_seconds=0)  # type: ignore[arg-type]
+    careful = Retriever(served, name, model, mode=mode, check_seconds=0)  # type: ignore[arg-type]
     for _ in range(2):
         assert asked(careful) == CHECK + SEARCH
-    client.close()
 
 
 def test_a_switched_alias_is_not_followed_before_it_is_checked(qdrant: QdrantClient, model: HashModel) -> None:
@@ -143,11 +135,8 @@ def test_the_field_that_attach_read_is_the_text() -> None:
     assert layout is not None and layout.text_field == "text"
 
 
-def test_a_page_is_what_strict_mode_allows(own_server: StandIn, model: HashModel) -> None:
-    client = QdrantClient(url=own_server.url, check_compatibility=False)
-    fill(client, model, CHUNKS)
-    client.update_collection(COLLECTION, strict_mode_config=models.StrictModeConfig(enabled=True, max_query_limit=10))
+def test_a_page_is_what_strict_mode_allows(served: QdrantClient, model: HashModel) -> None:
+    served.update_collection(COLLECTION, strict_mode_config=models.StrictModeConfig(enabled=True, max_query_limit=10))
     config = StoreConfig(contract=model.contract(), sample_points=32)
     resolver = CollectionResolver(COLLECTION, config, embedded=False, check_seconds=30)
-    assert run(resolver.resolve(), locked_call(client)).is_sampled
-    client.close()
+    assert run(resolver.resolve(), locked_call(served)).is_sampled

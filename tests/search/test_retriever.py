@@ -74,13 +74,11 @@ def test_queries_keep_their_order_over_batches(
     assert search([" ", *QUERIES, ""]) == [[], *one_by_one, []]
 
 
-def test_one_request_for_a_batch(server: StandIn, model: HashModel) -> None:
-    client = QdrantClient(url=server.url, check_compatibility=False)
-    search = Retriever(client, COLLECTION, model, mode="hybrid").search
+def test_one_request_for_a_batch(server: StandIn, served: QdrantClient, model: HashModel) -> None:
+    search = Retriever(served, COLLECTION, model, mode="hybrid").search
     search(QUERIES[:1])
     before = len(server.requests)
     search(QUERIES)
-    client.close()
     assert len(server.requests) == before + 1
 
 
@@ -189,13 +187,13 @@ def test_an_alias_that_is_switched_to_another_model_is_refused_from_then_on(
         retriever.search(["感冒"])
 
 
-def test_a_short_fault_is_outlived_and_a_long_one_is_told(server: StandIn, model: HashModel) -> None:
-    client = QdrantClient(url=server.url, check_compatibility=False)
-    search = Retriever(client, COLLECTION, model).search
+def test_a_short_fault_is_outlived_and_a_long_one_is_told(
+    server: StandIn, served: QdrantClient, model: HashModel
+) -> None:
+    search = Retriever(served, COLLECTION, model).search
     expected = search(QUERIES)
     server.faults.add("500", times=1, method="POST", path="/query/batch$")
     assert search(QUERIES) == expected
     server.faults.add("500", times=3, method="POST", path="/query/batch$")
     with pytest.raises(Unreachable, match="searching for 3 queries"):
         search(QUERIES)
-    client.close()

@@ -8,14 +8,16 @@ from qdrant_client import models
 from care_qdrant.store import collection as collections
 from care_qdrant.store.collection import Collection
 from care_qdrant.store.connection import open_client
+from tests.databases import require_added_vectors
 from tests.standin import StandIn
 
 DENSE = models.DenseVectorNameConfig(dense=models.DenseVectorConfig(size=2, distance=models.Distance.DOT))
 
 
 @pytest.fixture
-def opened() -> Iterator[tuple[StandIn, Collection]]:
-    with StandIn() as server, open_client(url=server.url) as client:
+def opened(server: StandIn) -> Iterator[tuple[StandIn, Collection]]:
+    with open_client(url=server.url) as client:
+        require_added_vectors(client)
         client.create_collection("c", {"old": models.VectorParams(size=2, distance=models.Distance.DOT)})
         yield server, Collection(client, "c")
 
@@ -23,10 +25,9 @@ def opened() -> Iterator[tuple[StandIn, Collection]]:
 def test_vectors_come_and_go_after_the_optimizer_has_finished(opened: tuple[StandIn, Collection]) -> None:
     server, collection = opened
     for change in (lambda: collection.add_vector("new", DENSE), lambda: collection.remove_vector("new")):
-        server.engine.yellow_answers = 3
+        server.faults.add("yellow", times=3, path="/collections/c$")
         server.requests.clear()
         change()
-        assert server.engine.yellow_answers == 0
         assert [request.path for request in server.requests] == ["/collections/c"] * 4 + ["/collections/c/vectors/new"]
 
 
@@ -35,9 +36,9 @@ def test_an_optimizer_that_does_not_end_is_warned_of(
 ) -> None:
     server, collection = opened
     monkeypatch.setattr(collections, "OPTIMIZER_SECONDS", 0)
-    server.engine.yellow_answers = 1_000
+    server.faults.add("yellow", times=1_000, path="/collections/c$")
     collection.add_vector("new", DENSE)
     assert "is being optimized: waiting" in caplog.text
     assert "may be there again (Qdrant 1.18.3)" in caplog.text
-    server.engine.yellow_answers = 0
+    server.faults.clear()
     assert "new" in collection.refresh().dense

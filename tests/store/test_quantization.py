@@ -1,6 +1,7 @@
 """What quantization loses is measured on the collection, and searches make up for it."""
 
 import logging
+import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -10,6 +11,7 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.attach.attach import AttachSettings, attach_vector
 from care_qdrant.attach.detach import detach_vector
 from care_qdrant.attach.verify import verify_collection
+from care_qdrant.errors import ServerTooOld
 from care_qdrant.ingestion.run import ingest
 from care_qdrant.search.plan import dense_search
 from care_qdrant.search.resolve import StoreConfig, resolve_vectors
@@ -34,8 +36,8 @@ DIM = 256
 
 
 @pytest.fixture
-def qdrant() -> Iterator[QdrantClient]:
-    with StandIn() as server, open_client(url=server.url) as client:
+def qdrant(server: StandIn) -> Iterator[QdrantClient]:
+    with open_client(url=server.url) as client:
         yield client
 
 
@@ -49,10 +51,9 @@ def test_ingestion_records_and_searches_use_it(qdrant: QdrantClient) -> None:
     documents = [Document(f"d{n}", f"第{n}段") for n in range(30)]
     model = HashModel(name="care")
     ingest(documents, model, qdrant, NAME, storage=Storage(quantization="binary"))
-    # The engine of the stand-in keeps no compressed copies, so nothing is lost.
     found = recorded_rescoring(Collection(qdrant, NAME).schema, "care")
     assert found is not None
-    assert (found.oversampling, found.overlap_at_10, found.points) == (1.0, 1.0, 30)
+    assert found.points == 30 and found.overlap_at_10 >= 1 - MAX_LOSS
     assert _searched_with(qdrant, None) == models.SearchParams(quantization=found.params)
     own = models.SearchParams(hnsw_ef=64)
     assert _searched_with(qdrant, own) == models.SearchParams(hnsw_ef=64, quantization=found.params)
@@ -61,11 +62,13 @@ def test_ingestion_records_and_searches_use_it(qdrant: QdrantClient) -> None:
 
     report = verify_collection(qdrant, NAME, model)
     assert report.problems == []
-    assert report.rescoring is not None and report.rescoring.overlap_at_10 == 1.0
+    assert report.rescoring is not None and report.rescoring.overlap_at_10 >= 1 - MAX_LOSS
     qdrant.update_collection(NAME, metadata={METADATA_PREFIX + "care": "theirs"})
     assert recorded_rescoring(Collection(qdrant, NAME).schema, "care") is None
     [problem] = verify_collection(qdrant, NAME, model).problems
-    assert problem.startswith("searches of quantised vector 'care' need oversampling 1 to lose at most 5%, and none")
+    assert re.match(
+        "searches of quantised vector 'care' need oversampling [1248] to lose at most 5%, and none", problem
+    )
 
 
 def test_attach_records_and_detach_removes_it(qdrant: QdrantClient) -> None:
@@ -124,3 +127,34 @@ def test_a_real_server_is_asked_for_as_many_as_it_takes(
     plain = measure_rescoring(collection, "v", queries, max_loss=1.0)
     assert plain.oversampling == 1.0 and 1 - plain.overlap_at_10 > MAX_LOSS
     assert measured.oversampling > 1.0 and measured.overlap_at_10 > plain.overlap_at_10
+
+
+@pytest.mark.server
+def test_what_the_graph_misses_is_no_loss_by_quantization(real_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A graph with few links misses neighbours; int8 adds nothing to that."""
+    rows = np.random.default_rng(0).normal(size=(4_000, DIM))
+    with open_client(url=real_url) as client:
+        client.delete_collection(NAME)
+        client.create_collection(
+            NAME,
+            {"v": models.VectorParams(size=DIM, distance=models.Distance.COSINE)},
+            hnsw_config=models.HnswConfigDiff(m=4, ef_construct=8, full_scan_threshold=10),
+            optimizers_config=models.OptimizersConfigDiff(indexing_threshold=100, default_segment_number=1),
+            quantization_config=QUANTIZATION["int8"],
+        )
+        points = [models.PointStruct(id=n, vector={"v": row.tolist()}) for n, row in enumerate(rows)]
+        client.upload_points(NAME, points, wait=True)
+        collection = Collection(client, NAME)
+        collection.wait_for_optimizer(60)
+        recorded = record_rescoring(collection, "v")
+        client.delete_collection(NAME)
+    assert recorded is not None
+    assert recorded.unquantised < 1 - MAX_LOSS and not recorded.loses_too_much
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_kind_that_the_server_does_not_know_is_refused_by_name() -> None:
+    with StandIn(version="1.17.1") as server, open_client(url=server.url) as client:
+        with pytest.raises(ServerTooOld, match="turbo quantization"):
+            ingest([Document("d", "糖尿病")], HashModel(), client, "corpus", storage=Storage("turbo"))
+        assert not client.collection_exists("corpus")
