@@ -22,45 +22,24 @@ from care_qdrant.model import CareModel
 from care_qdrant.search.fusion import fused_request
 from care_qdrant.store.collection import Collection
 from care_qdrant.store.connection import open_client
-from care_qdrant.types import Document, Vectors
+from care_qdrant.types import Document
 from tests.reliability.ready_model import ReadyModel
 
+from .cloud import DIM, CloudEncoder
 from .measured import output_option, plain, save_measured, shown
 
-DIM = 256
-CLUSTERS = 1_000
 WORDS = 50_000
 TEXT_WORDS, QUERY_WORDS = 30, 8
 TOP_K = 10
 WARM_UP = 20
 
 
-class _CloudEncoder:
-    """Draws a vector near one of `CLUSTERS` centres for each text; equal texts get other vectors."""
-
-    def __init__(self) -> None:
-        self.dim, self.max_tokens, self.prompt = DIM, 512, ""
-        self._rng = np.random.default_rng(0)
-        self._centres = self._rng.normal(size=(CLUSTERS, DIM)).astype(np.float32)
-
-    def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:  # noqa: ARG002
-        """Return one unit vector per text: (len(texts), dim)."""
-        noise = self._rng.standard_normal((len(texts), DIM), dtype=np.float32)
-        rows = self._centres[self._rng.integers(0, CLUSTERS, len(texts))] + noise
-        unit: Vectors = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-        return unit
-
-    def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Return the length of each text in words."""
-        return [len(text.split()) for text in texts]
-
-
 class _CloudModel(ReadyModel):
-    """A document model around a `_CloudEncoder`."""
+    """A document model around a `CloudEncoder`."""
 
     def __init__(self) -> None:
         super().__init__(DIM)
-        self.document_encoder = self.document_tokenizer = _CloudEncoder()  # type: ignore[assignment]
+        self.document_encoder = self.document_tokenizer = CloudEncoder()  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +118,7 @@ def _own_cpu_ms(client: QdrantClient, name: str, rounds: int) -> dict[str, float
     """Return the median CPU milliseconds of each store from a query to its nodes, with the server's answer at hand."""
     vector_name = next(iter(Collection(client, name).schema.dense))
     stock, dense, hybrid = _stores(client, name, vector_name)
-    [vector], text = _CloudEncoder().encode(["query"]).tolist(), _text(np.random.default_rng(3), QUERY_WORDS)
+    [vector], text = CloudEncoder().encode(["query"]).tolist(), _text(np.random.default_rng(3), QUERY_WORDS)
     answer = client.query_batch_points(name, [_leaf(models.Prefetch(query=vector, using=vector_name))])
     client.query_batch_points = lambda *_, **__: answer  # type: ignore[method-assign]
     client.query_points = lambda *_, **__: answer[0]  # type: ignore[method-assign]
@@ -186,7 +165,7 @@ def _measure(client: QdrantClient, url: str, name: str, rounds: int) -> Iterator
     """Time each layer on the same query, one after the other, so that other load affects all of them."""
     vector_name = next(iter(Collection(client, name).schema.dense))
     stock, care, care_hybrid = _stores(client, name, vector_name)
-    rng, encoder = np.random.default_rng(2), _CloudEncoder()
+    rng, encoder = np.random.default_rng(2), CloudEncoder()
     times: dict[tuple[str, str], list[tuple[float, float]]] = {}
     # The client's own connections: what they leave out is its building and reading of messages.
     http: httpx.Client = client.http.client._client

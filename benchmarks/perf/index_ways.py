@@ -1,0 +1,186 @@
+"""One way to hold vectors on a server: what it takes to build, in memory and on disk, and what its searches find."""
+
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from qdrant_client import QdrantClient, models
+
+from care_qdrant.store.collection import Collection
+from care_qdrant.store.create import QUANTIZATION
+from care_qdrant.store.quantization import OVERSAMPLING, Rescoring, record_rescoring
+from care_qdrant.types import Vectors
+from tests.reliability.processes import QdrantServer
+
+from .memory_group import memory_group
+from .own_server import (
+    COLLECTION,
+    VECTOR,
+    Build,
+    Found,
+    Graph,
+    Memory,
+    build,
+    connected,
+    forget_cached_pages,
+    memory,
+    page_faults,
+    search,
+    storage_bytes,
+    wait_until_green,
+)
+
+HNSW_EF = (128, 256, 512)
+FIRST = 20
+"""Queries that are timed after a restart before the others."""
+PRODUCT = models.ProductQuantization(
+    product=models.ProductQuantizationConfig(compression=models.CompressionRatio.X16, always_ram=True)
+)
+TURBO = models.TurboQuantization(turbo=models.TurboQuantQuantizationConfig(always_ram=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How the vectors are held; a quantised copy is always in memory."""
+
+    m: int = 16
+    quantization: models.QuantizationConfig | None = None
+    datatype: models.Datatype | None = None
+    on_disk: bool = False
+
+
+WAYS = {
+    "float32": Way(),
+    "float32, m 32": Way(m=32),
+    "float16": Way(datatype=models.Datatype.FLOAT16),
+    "int8": Way(quantization=QUANTIZATION["int8"]),
+    "product": Way(quantization=PRODUCT),
+    "binary": Way(quantization=QUANTIZATION["binary"]),
+    "turbo": Way(quantization=TURBO),
+    "float32 on disk": Way(on_disk=True),
+    "int8, originals on disk": Way(quantization=QUANTIZATION["int8"], on_disk=True),
+    "binary, originals on disk": Way(quantization=QUANTIZATION["binary"], on_disk=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """A server that was killed and started again, with none of its files in the page cache."""
+
+    limit_mib: int | None
+    """Of its memory and of the pages of its files that stay cached; None is no limit."""
+    ready_seconds: float
+    memory: Memory
+    """When it answers."""
+    first_ms: list[float]
+    """Of the first queries, by the default parameters."""
+    queries: Found
+    page_faults_per_query: float
+    """How often a query, after these, waited for the disk."""
+    memory_in_use: Memory
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One way."""
+
+    points: int
+    build: Build
+    memory: Memory
+    storage_bytes_per_point: float
+    """Vectors, quantised vectors, graph and ids, without payload."""
+    log_mib: float
+    """Of the write-ahead log, which does not grow with the collection."""
+    recorded: Rescoring | None
+    """What ingestion would record for searches; None where nothing is quantised."""
+    searches: dict[str, Found]
+    restarts: list[Restart]
+
+
+def graph_of(way: Way, dim: int) -> Graph:
+    """Return how the collection is created."""
+    params = models.VectorParams(
+        size=dim,
+        distance=models.Distance.COSINE,
+        on_disk=way.on_disk or None,
+        datatype=way.datatype,
+        hnsw_config=models.HnswConfigDiff(m=way.m),
+    )
+    return Graph(params, way.quantization)
+
+
+def measure_way(
+    binary: str,
+    scratch: Path | None,
+    way: Way,
+    rows: Vectors,
+    queries: Vectors,
+    exact: Sequence[set[int]],
+    memory_mib: int | None,
+) -> Measured:
+    """Build one collection on a server of its own, search it, and start the server again.
+
+    Args:
+        binary: The server program.
+        scratch: Folder for the storage, which is removed.
+        way: How the vectors are held.
+        rows: The vectors, (points, dim).
+        queries: (number of queries, dim).
+        exact: Row numbers of the ten nearest of each query.
+        memory_mib: Limit of a second restart, for vectors on disk; None for none.
+    """
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        with QdrantServer(binary, Path(folder)) as server, connected(server) as client:
+            built = build(server, client, graph_of(way, rows.shape[1]), rows)
+            used, (data, log) = memory(server), storage_bytes(server)
+            recorded = record_rescoring(Collection(client, COLLECTION), VECTOR)
+            found = dict(_searches(server, client, way, queries, exact))
+        limits = [None, memory_mib] if way.on_disk and memory_mib else [None]
+        restarts = [_restart(binary, Path(folder), limit, queries, exact) for limit in limits]
+    per_point = round(data / len(rows), 1)
+    return Measured(len(rows), built, used, per_point, round(log / 2**20, 1), recorded, found, restarts)
+
+
+def _searches(
+    server: QdrantServer, client: QdrantClient, way: Way, queries: Vectors, exact: Sequence[set[int]]
+) -> Iterator[tuple[str, Found]]:
+    search(server, client, queries, exact)
+    yield "default", search(server, client, queries, exact)
+    for ef in HNSW_EF:
+        yield f"ef {ef}", search(server, client, queries, exact, models.SearchParams(hnsw_ef=ef))
+    if way.quantization is None:
+        return
+    for oversampling in (None, *OVERSAMPLING):
+        quantized = models.QuantizationSearchParams(rescore=oversampling is not None, oversampling=oversampling)
+        name = "not rescored" if oversampling is None else f"oversampling {oversampling:g}"
+        yield name, search(server, client, queries, exact, models.SearchParams(quantization=quantized))
+
+
+def _restart(binary: str, folder: Path, limit_mib: int | None, queries: Vectors, exact: Sequence[set[int]]) -> Restart:
+    forget_cached_pages(folder)
+    with ExitStack() as stack:
+        prefix: Sequence[str] = () if limit_mib is None else stack.enter_context(memory_group(limit_mib))
+        start = time.perf_counter()
+        server = stack.enter_context(QdrantServer(binary, folder, prefix=prefix))
+        client = stack.enter_context(connected(server))
+        ready, used = time.perf_counter() - start, memory(server)
+        first = [search(server, client, queries[n : n + 1], exact[n : n + 1]).p50_ms for n in range(FIRST)]
+        wait_until_green(client)
+        faults = page_faults(server)
+        found = search(server, client, queries, exact)
+        faults = page_faults(server) - faults
+        return Restart(limit_mib, round(ready, 2), used, first, found, round(faults / len(queries), 2), memory(server))
+
+
+def measure_loading(binary: str, scratch: Path | None, rows: Vectors, *, deferred: bool) -> Build:
+    """Load float32 vectors on a server of their own, and build the graph at the end or meanwhile."""
+    graph = replace(graph_of(WAYS["float32"], rows.shape[1]), deferred=deferred)
+    with (
+        tempfile.TemporaryDirectory(dir=scratch) as folder,
+        QdrantServer(binary, Path(folder)) as server,
+        connected(server) as client,
+    ):
+        return build(server, client, graph, rows)
