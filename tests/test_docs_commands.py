@@ -11,6 +11,7 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant import find_folder, open_client
+from tests.databases import require_added_vectors
 from tests.standin import StandIn
 
 ROOT = Path(__file__).parent.parent
@@ -48,29 +49,30 @@ def test_the_pages_have_commands_to_run() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS)
-def test_commands_run_as_they_stand(block: str, tmp_path: Path) -> None:
+def test_commands_run_as_they_stand(block: str, server: StandIn, tmp_path: Path) -> None:
     shutil.copy(ROOT / "examples/sample/corpus.jsonl", tmp_path)
     shutil.copytree(find_folder("built-in"), tmp_path / "care-2")
-    with StandIn() as server:
-        for place in ({"path": tmp_path / "qdrant"}, {"url": server.url}) if "articles" in block else ():
-            with open_client(**place) as client:  # type: ignore[arg-type]
-                write_articles(client)
-        before = []
-        if "promote" in block or "publish corpus" in block:
-            before.append(f"care-ingest corpus.jsonl {'' if 'promote' in block else f'--url {SERVER}'}")
-        if "care-1" in block:
-            before.append("care attach articles --vector-name care-1")
-        lines = [line for line in block.splitlines() if not line.startswith(("pip ", " "))]
-        script = "\n".join([*before, *lines]).replace(SERVER, server.url)
-        environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-        environment |= {"QDRANT_URL": server.url} if "./care-2" in block else {}
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", script],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+    for place in ({"path": tmp_path / "qdrant"}, {"url": server.url}) if "articles" in block else ():
+        with open_client(**place) as client:  # type: ignore[arg-type]
+            if "care-1" in block:
+                require_added_vectors(client)
+            write_articles(client)
+    before = []
+    if "promote" in block or "publish corpus" in block:
+        before.append(f"care-ingest corpus.jsonl {'' if 'promote' in block else f'--url {SERVER}'}")
+    if "care-1" in block:
+        before.append("care attach articles --vector-name care-1")
+    lines = [line for line in block.splitlines() if not line.startswith(("pip ", " "))]
+    script = "\n".join([*before, *lines]).replace(SERVER, server.url)
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment |= {"QDRANT_URL": server.url} if "./care-2" in block else {}
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, f"{script}\n{done.stderr[-3_000:]}"
     assert done.stdout

@@ -13,6 +13,7 @@ import click
 from benchmarks.perf.measured import output_option, save_measured, scratch_option
 from tests.reliability.network import Network, may_build
 from tests.reliability.processes import BINARY, NodeFault, QdrantCluster, QdrantServer, standin_server
+from tests.reliability.replicas import await_settled, compare_replicas
 from tests.reliability.trials import Fault, Trial, Victim
 
 TRIALS_PER_SERVER = 5
@@ -147,25 +148,35 @@ def kill_server(trials: int, points: int, seed: int, output: Path) -> None:
 @click.option(
     "--fault",
     "faults",
-    type=click.Choice(["killed", "frozen", "cut"]),
+    type=click.Choice(["killed", "frozen", "cut", "moved"]),
     multiple=True,
     default=["killed", "frozen"],
     show_default=True,
     help="What happens to a node; give it once for each.",
 )
+@click.option(
+    "--write-consistency",
+    type=click.IntRange(1, 2),
+    default=1,
+    show_default=True,
+    help="Number of the two replicas that have to take a write.",
+)
 @output_option
-def kill_node(trials: int, points: int, seed: int, faults: tuple[NodeFault, ...], output: Path) -> None:
+def kill_node(
+    trials: int, points: int, seed: int, faults: tuple[NodeFault, ...], write_consistency: int, output: Path
+) -> None:
     """Kill, freeze or cut off one node of a real cluster of three, in turn, below the same work as kill-server.
 
     QDRANT_BINARY names the server program. Each shard is there twice, and the client knows the URLs of all nodes: it
     has to finish by itself, with another node where its own one is gone. A node stays away for up to 3 seconds. To be
-    cut off the network (--fault cut), nodes run in network namespaces, for which this needs root.
+    cut off the network (--fault cut), nodes run in network namespaces, for which this needs root. With --fault moved,
+    no node goes away: every shard is moved or copied to another node. At the end, all replicas have to be equal.
 
     \b
     Example:
       QDRANT_BINARY=qdrant python -m tests.reliability kill-node --trials 10 --output benchmarks/results/kill-node.json
     """
-    binary, found = _binary(), list[Trial]()
+    binary, found, transfers = _binary(), list[Trial](), 0
     if "cut" in faults and not may_build():
         raise click.UsageError("--fault cut: this process may not make network namespaces (root, and ip of iproute2)")
     with tempfile.TemporaryDirectory() as name:
@@ -173,12 +184,18 @@ def kill_node(trials: int, points: int, seed: int, faults: tuple[NodeFault, ...]
             (place := Path(name) / f"cluster-{number}").mkdir()
             with (
                 Network(3) if how == "cut" else nullcontext() as network,
-                QdrantCluster(binary, place, fault=how, network=network) as cluster,
+                QdrantCluster(
+                    binary, place, fault=how, network=network, write_consistency=write_consistency
+                ) as cluster,
             ):
                 fault, moments = Fault("server", cluster), seed + 100 * number
                 run = _server_trials(cluster.url, min(trials, TRIALS_PER_SERVER), points, place, moments, fault)
-                found += _shown(replace(trial, scenario=f"{trial.scenario}: node {how}") for trial in run)
-            _save(output, found, points=points, seed=seed)
+                found += _shown(replace(trial, scenario=f"{trial.scenario}: {_fate(how)}") for trial in run)
+                found += _shown([_compared(cluster, how)])
+                transfers += cluster.transfers
+            _save(
+                output, found, points=points, seed=seed, write_consistency=write_consistency, shard_transfers=transfers
+            )
             shutil.rmtree(place)
 
 
@@ -187,22 +204,49 @@ def kill_node(trials: int, points: int, seed: int, faults: tuple[NodeFault, ...]
 @points_option
 @seed_option
 @click.option("--real-server", is_flag=True, help="On the server program that QDRANT_BINARY names.")
+@click.option("--watch", is_flag=True, help="Kill a watch (care attach --watch), which then has to follow the writers.")
+@click.option(
+    "--victim",
+    "victims",
+    type=click.Choice(["client", "server", "both"]),
+    multiple=True,
+    default=["client"],
+    show_default=True,
+    help="What is killed with --watch; give it once for each. Only a real server can be.",
+)
 @output_option
-def concurrent_writers(trials: int, points: int, seed: int, real_server: bool, output: Path) -> None:
+def concurrent_writers(
+    trials: int,
+    points: int,
+    seed: int,
+    real_server: bool,
+    watch: bool,
+    victims: tuple[Victim, ...],
+    output: Path,
+) -> None:
     """Kill attach while other clients add, edit, replace and delete points.
 
     \b
     Example:
       python -m tests.reliability concurrent-writers --output benchmarks/results/deployment-concurrent-writers.json
+      QDRANT_BINARY=qdrant python -m tests.reliability concurrent-writers --real-server --watch --victim both \
+        --output benchmarks/results/watch-kill-server.json
     """
     from tests.reliability.concurrent_writers import concurrent_writer_trials
+    from tests.reliability.following import watch_trials
 
+    if set(victims) != {"client"} and not (watch and real_server):
+        raise click.UsageError("--victim server and both: give --watch and --real-server, too")
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        if real_server:
-            url = stack.enter_context(QdrantServer(_binary(), Path(name))).url
+        server = stack.enter_context(QdrantServer(_binary(), Path(name))) if real_server else None
+        url = stack.enter_context(standin_server()) if server is None else server.url
+        found = []
+        if watch:
+            for number, victim in enumerate(victims):
+                fault = Fault(victim, None if victim == "client" else server)
+                found += _shown(watch_trials(points, trials, Path(name), url, seed + number, fault))
         else:
-            url = stack.enter_context(standin_server())
-        found = _shown(concurrent_writer_trials(points, trials, Path(name), url, seed))
+            found = _shown(concurrent_writer_trials(points, trials, Path(name), url, seed))
     _save(output, found, points=points, seed=seed)
 
 
@@ -309,6 +353,17 @@ def _server_trials(url: str, trials: int, points: int, scratch: Path, seed: int,
     yield from copy_trials(points, *arguments)
     yield from publication_trials("promote", points, *arguments)
     yield from publication_trials("publish on a server", points, *arguments)
+
+
+def _fate(how: NodeFault) -> str:
+    return "shards moved" if how == "moved" else f"node {how}"
+
+
+def _compared(cluster: QdrantCluster, how: NodeFault) -> Trial:
+    """Wait until a cluster is at rest, and compare its replicas."""
+    await_settled(cluster.urls)
+    points, unequal = compare_replicas(cluster.urls)
+    return Trial(f"replicas compared: {_fate(how)}", 0, False, {"points": points}, {"unequal_points": unequal})
 
 
 def _save(output: Path, trials: list[Trial], **settings: float) -> None:

@@ -7,17 +7,25 @@ it: nothing lost, nothing changed, nothing that they deleted back again.
 
 import random
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from qdrant_client import QdrantClient
+from qdrant_client import QdrantClient, models
+from qdrant_client.http.exceptions import ResponseHandlingException
 
 from tests.reliability.attachment import attach_once, fill, look, wrong_vectors
 from tests.reliability.ingestion import Target
 from tests.reliability.sample_collection import make_point, point_contents, read_contents
 from tests.reliability.trials import Attempt, Counts, Trial, kill_trials
+
+BEGIN_SECONDS = 30.0
+"""Longest wait for the first connection."""
+AGAIN_SECONDS = 0.05
+LEAST_POINTS = 20
+"""Fewest points of a collection: the number of points is a random walk, and of none there is nothing to edit."""
 
 
 @dataclass(slots=True)
@@ -32,13 +40,15 @@ class Writers:
     done: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("added", "edited", "replaced", "deleted"), 0))
     deleted: set[object] = field(default_factory=set)
     next_number: int = 1_000_000
+    _begun: threading.Event = field(default_factory=threading.Event)
     _stopped: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start to write as fast as possible."""
+        """Start to write as fast as possible, and return when that has begun."""
         self._thread = threading.Thread(target=self._write, daemon=True)
         self._thread.start()
+        self._begun.wait(BEGIN_SECONDS)
 
     def stop(self) -> None:
         """Finish the current write and stop."""
@@ -48,11 +58,23 @@ class Writers:
 
     def _write(self) -> None:
         with self.target.open() as client:
+            self._begun.set()
             while not self._stopped.is_set():
                 self._write_once(client)
 
+    def _acknowledged(self, write: Callable[[], object]) -> None:
+        """Send a write again and again until a server has done it: those here give the same when they are repeated."""
+        while True:
+            try:
+                write()
+                return
+            except ResponseHandlingException:
+                time.sleep(AGAIN_SECONDS)
+
     def _write_once(self, client: QdrantClient) -> None:
         name, what = self.target.collection, self.rng.choice(list(self.done))
+        if what == "deleted" and len(self.numbers) <= LEAST_POINTS:
+            return
         if what == "added":
             self.numbers.append(self.next_number)
             self._upsert(client, self.next_number)
@@ -63,19 +85,20 @@ class Writers:
             self._edit(client, make_point(self.rng.choice(self.numbers), 0).id)
         else:
             identity = make_point(self.numbers.pop(self.rng.randrange(len(self.numbers))), 0).id
-            client.delete(name, [identity], wait=True)
+            self._acknowledged(lambda: client.delete(name, [identity], wait=True))
             self.deleted.add(identity)
             del self.contents[identity]
         self.done[what] += 1
 
     def _upsert(self, client: QdrantClient, number: int) -> None:
         point = make_point(number, self.rng.randrange(1_000_000))
-        client.upsert(self.target.collection, [point], wait=True)
+        self._acknowledged(lambda: client.upsert(self.target.collection, [point], wait=True))
         self.contents[point.id] = point_contents(point)
 
     def _edit(self, client: QdrantClient, identity: object) -> None:
         edit = {"text": f"edited {self.rng.randrange(1_000_000)}"}
-        client.set_payload(self.target.collection, edit, points=[identity], wait=True)  # type: ignore[list-item]
+        where: list[models.ExtendedPointId] = [identity]  # type: ignore[list-item]
+        self._acknowledged(lambda: client.set_payload(self.target.collection, edit, points=where, wait=True))
         payload, vectors = self.contents[identity]
         self.contents[identity] = ({**payload, **edit}, vectors)
 
@@ -101,9 +124,18 @@ def concurrent_writer_trials(points: int, trials: int, scratch: Path, url: str, 
 
 
 def _verify(writers: Writers) -> tuple[Counts, Counts]:
-    target = writers.target
-    attach_once(target)
+    attach_once(writers.target)
     writers.stop()
+    return compare(writers)
+
+
+def compare(writers: Writers) -> tuple[Counts, Counts]:
+    """Attach once more, and compare the collection with what writers that have stopped made of it.
+
+    Returns:
+        What they have written, and violations.
+    """
+    target = writers.target
     report = attach_once(target)
     with target.open() as client:
         now = read_contents(client, target.collection)

@@ -14,11 +14,12 @@ from typing import Any, Literal, Self
 import httpx
 
 from tests.reliability.network import Network
+from tests.reliability.replicas import await_settled, shard_collections, transfer_shards
 
 BINARY = os.environ.get("QDRANT_BINARY")
 """Path of a qdrant server program; None where only the stand-in is there."""
-READY_SECONDS = 60.0
-NodeFault = Literal["killed", "frozen", "cut"]
+READY_SECONDS = 180.0
+NodeFault = Literal["killed", "frozen", "cut", "moved"]
 
 
 @contextmanager
@@ -93,6 +94,13 @@ class QdrantServer:
         """Return the HTTP address."""
         return f"http://{self._host}:{self.port}"
 
+    @property
+    def pid(self) -> int:
+        """Return the id of the process, which runs."""
+        if self._process is None:
+            raise RuntimeError("the server was not started")
+        return self._process.pid
+
     def with_disk(self, mib: int) -> Self:
         """Give a server that is not started yet a disk of its own of this size: a file system in memory (Linux)."""
         (storage := self.folder / "storage").mkdir()
@@ -103,9 +111,7 @@ class QdrantServer:
     @property
     def disk(self) -> Path:
         """Return the disk of `with_disk` as this process sees it, while the server runs."""
-        if self._process is None:
-            raise RuntimeError("the server was not started")
-        return Path(f"/proc/{self._process.pid}/root{self.folder / 'storage'}")
+        return Path(f"/proc/{self.pid}/root{self.folder / 'storage'}")
 
     def __enter__(self) -> Self:
         self.start()
@@ -147,10 +153,16 @@ class QdrantServer:
 
 
 class QdrantCluster:
-    """Three real servers that hold each shard twice; `kill` disturbs one of them, in turn."""
+    """Three real servers that hold each shard twice; `kill` disturbs one of them, in turn, or moves their shards."""
 
     def __init__(
-        self, binary: str, folder: Path, *, fault: NodeFault = "killed", network: Network | None = None
+        self,
+        binary: str,
+        folder: Path,
+        *,
+        fault: NodeFault = "killed",
+        network: Network | None = None,
+        write_consistency: int = 1,
     ) -> None:
         """Choose ports; nothing is started.
 
@@ -158,13 +170,16 @@ class QdrantCluster:
             binary: The program.
             folder: For storage and logs.
             fault: What `kill` does to a node: end it; stop it, so that its connections stay open and nothing answers;
-                or cut it off the network, from the other nodes and from clients.
+                or cut it off the network, from the other nodes and from clients. ``moved`` leaves the nodes alone, and
+                moves or copies every shard of the collections that are new since the last time.
             network: Of three hosts, for the nodes; without one they are on loopback, and cannot be cut off.
+            write_consistency: Number of replicas that have to take a write (``write_consistency_factor``).
         """
         settings = {
             "QDRANT__CLUSTER__ENABLED": "true",
             "QDRANT__STORAGE__COLLECTION__SHARD_NUMBER": "3",
             "QDRANT__STORAGE__COLLECTION__REPLICATION_FACTOR": "2",
+            "QDRANT__STORAGE__COLLECTION__WRITE_CONSISTENCY_FACTOR": str(write_consistency),
         }
         self.nodes: list[QdrantServer] = []
         for number in range(3):
@@ -176,11 +191,19 @@ class QdrantCluster:
             self.nodes.append(QdrantServer(binary, place, settings, first, **where))
         self._fault, self._network = fault, network
         self._killed = -1
+        self.transfers = 0
+        """Transfers of shards that were started so far."""
+        self._transferred: set[str] = set()
+
+    @property
+    def urls(self) -> list[str]:
+        """Return the HTTP address of each node."""
+        return [node.url for node in self.nodes]
 
     @property
     def url(self) -> str:
         """Return the HTTP addresses of all nodes."""
-        return ",".join(node.url for node in self.nodes)
+        return ",".join(self.urls)
 
     def __enter__(self) -> Self:
         for node in self.nodes:
@@ -195,7 +218,11 @@ class QdrantCluster:
         """Disturb the next node."""
         self._killed = (self._killed + 1) % len(self.nodes)
         node = self.nodes[self._killed]
-        if self._network is not None and self._fault == "cut":
+        if self._fault == "moved":
+            new = set(shard_collections(node.url)) - self._transferred
+            self.transfers += sum(transfer_shards(node.url, collection) for collection in sorted(new))
+            self._transferred |= new
+        elif self._network is not None and self._fault == "cut":
             self._network.cut(self._killed)
         elif self._fault == "frozen":
             node.signal(signal.SIGSTOP)
@@ -203,9 +230,11 @@ class QdrantCluster:
             node.kill()
 
     def start(self) -> None:
-        """Let the node that was disturbed go on."""
+        """Let the node that was disturbed go on, or wait until no shard is under way."""
         node = self.nodes[self._killed]
-        if self._network is not None and self._fault == "cut":
+        if self._fault == "moved":
+            await_settled(self.urls)
+        elif self._network is not None and self._fault == "cut":
             self._network.mend(self._killed)
         elif self._fault == "frozen":
             node.signal(signal.SIGCONT)

@@ -11,6 +11,7 @@ from care_benchmarks.results import Result, load_result
 
 from tests.reliability.attachment import attach_trials, detach_trials
 from tests.reliability.concurrent_writers import concurrent_writer_trials
+from tests.reliability.following import watch_trials
 from tests.reliability.harness_run import TOLERANCE, run_trials
 from tests.reliability.ingestion import Source, ingest_trials, make_source, outage_trial
 from tests.reliability.processes import standin_server
@@ -73,6 +74,13 @@ def test_one_more_run_makes_a_killed_promotion_or_publication_right(
 def test_nothing_of_concurrent_writers_is_lost_or_comes_back(trials: int, tmp_path: Path) -> None:
     with standin_server() as url:
         found = list(concurrent_writer_trials(60, trials, tmp_path, url, SEED + trials))
+    assert_good(found, trials)
+    assert sum(sum(trial.observed.values()) for trial in found) > 0
+
+
+@pytest.mark.parametrize("trials", [1, pytest.param(10, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+def test_a_killed_watch_follows_the_writers_when_it_is_started_again(trials: int, server: str, tmp_path: Path) -> None:
+    found = list(watch_trials(60, trials, tmp_path, server, SEED + trials))
     assert_good(found, trials)
     assert sum(sum(trial.observed.values()) for trial in found) > 0
 

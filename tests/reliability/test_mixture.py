@@ -301,6 +301,10 @@ class Mixture(RuleBasedStateMachine):
         except CareError:
             assert self.whole != (collection, name), "a vector that was made whole is verified"
             return
+        if not self._records(collection):
+            assert report.points == 0
+            assert report.problems == ["the collection has no points, so nothing was checked"]
+            return
         facts = count_facts(self._records(collection), name, model, self._recorded(collection, name))
         assert facts is not None, f"verify reads texts of {collection!r} where there is none"
         where = f"{name!r} of {collection!r}: {facts}, and verify says {report}"

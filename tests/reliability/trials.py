@@ -15,6 +15,7 @@ FORKSERVER = multiprocessing.get_context("forkserver")
 FORKSERVER.set_forkserver_preload(
     [
         "tests.reliability.attachment",
+        "tests.reliability.following",
         "tests.reliability.ingestion",
         "tests.reliability.killing",
         "tests.reliability.publication",
