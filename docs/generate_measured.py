@@ -18,6 +18,9 @@ def pages() -> dict[Path, dict[str, str]]:
             "asymmetry": _asymmetry(),
             "accuracy": _accuracy(),
             "promises": [*_promises(), "", *_machine()],
+            "ways": _ways("server-index-100000.json"),
+            "loading": _loading(),
+            "filters": _filters(),
         },
         ROOT / "docs" / "serve.md": {"servers": _servers(), "detour": _detour(), "clients": _clients()},
     }
@@ -192,6 +195,53 @@ def _machine() -> Iterator[str]:
         f"Two shared cores, 24 GiB, no GPU: {'; '.join(told)}. Each file under `benchmarks/results/` names its own "
         "machine, commit and load."
     )
+
+
+def _ways(name: str) -> Iterator[str]:
+    """What each way to hold vectors on a server takes, and what its searches find."""
+    kinds = ("default", "ef 256", *(f"oversampling {times}" for times in (2, 4, 8, 16)))
+    yield (
+        "| vectors | server CPU s to build | MiB, built / started again | bytes a point | recall@10 | ef 256 | "
+        "2× rescored | 4× | 8× | 16× | p50 ms / CPU ms |"
+    )
+    yield "|---|" + "---:|" * 10
+    for way, measured in _read(name)["ways"].items():
+        searches, restart = measured["searches"], measured["restarts"][0]
+        default = searches["default"]
+        recalls = [f"{searches[kind]['recall_at_10']:.3f}" if kind in searches else "–" for kind in kinds]
+        yield (
+            f"| {way} | {measured['build']['server_cpu_seconds']:,.0f} | {measured['memory']['resident_mib']:,.0f} / "
+            f"{restart['memory_in_use']['resident_mib']:,.0f} | {measured['storage_bytes_per_point']:,.0f} | "
+            f"{' | '.join(recalls)} | {default['p50_ms']:.1f} / {default['server_cpu_ms']:.1f} |"
+        )
+
+
+def _loading() -> Iterator[str]:
+    """A graph that is built while a collection is loaded, against one at the end: every round."""
+    loads = _read("server-index-100000.json")["loading"]
+    yield "| points | graph | client CPU s | server CPU s | s to upload | s until all is built |"
+    yield "|---:|---|---:|---:|---:|---:|"
+    for points in sorted({load["points"] for load in loads}):
+        for deferred in (True, False):
+            builds = [load["build"] for load in loads if (load["points"], load["deferred"]) == (points, deferred)]
+            fields = ("client_cpu_seconds", "server_cpu_seconds", "upload_seconds", "green_seconds")
+            cells = [" / ".join(f"{build[field]:.1f}" for build in builds) for field in fields]
+            yield f"| {points:,} | {'at the end' if deferred else 'meanwhile'} | {' | '.join(cells)} |"
+
+
+def _filters() -> Iterator[str]:
+    """Recall and median time of filtered searches, without and with ACORN."""
+    collections = _read("server-index-100000.json")["filters"].values()
+    searches = [one for collection in collections for one in collection["searches"]]
+    found = {(one["indexed"], one["filter"], one["acorn"]): one["found"] for one in searches}
+    kinds = list(dict.fromkeys(one["filter"] for one in searches))
+    yield "| payload index | " + " | ".join(kinds) + " |"
+    yield "|---|" + "---:|" * len(kinds)
+    for indexed in dict.fromkeys(one["indexed"] for one in searches):
+        for acorn in (False, True):
+            line = (found[indexed, kind, acorn] for kind in kinds)
+            cells = [f"{one['recall_at_10']:.3f}, {one['p50_ms']:.1f} ms" for one in line]
+            yield f"| {indexed}{', ACORN' if acorn else ''} | {' | '.join(cells)} |"
 
 
 def _servers() -> Iterator[str]:
