@@ -54,7 +54,7 @@ examples: $(VENV)/.dev
 
 reliability: $(VENV)/.dev
 	mkdir -p build/reliability
-	$(BIN)/pytest -m 'slow or not slow'
+	$(BIN)/pytest -m 'slow or not slow' --hypothesis-seed=random
 	$(BIN)/python -m tests.reliability.sequences --output build/reliability/kill-sequences.json
 	set -e; for trial in kill-ingest kill-attach kill-publish concurrent-writers outage soak; do \
 		$(BIN)/python -m tests.reliability $$trial --output build/reliability/$$trial.json; done

@@ -13,6 +13,7 @@ for name in ("QDRANT_API_KEY", "CARE_MODEL"):
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from qdrant_client import QdrantClient
 
@@ -21,6 +22,12 @@ from tests import tiny
 from tests.databases import REAL, WIRES, open_database, open_wire
 from tests.reliability.processes import BINARY, QdrantServer
 from tests.standin import StandIn
+
+# A machine that is busy is no failure of an example; which examples are drawn is said by --hypothesis-seed.
+hypothesis.settings.register_profile(
+    "any-machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any-machine")
 
 
 @pytest.fixture(scope="session")

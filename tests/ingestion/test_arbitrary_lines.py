@@ -41,7 +41,7 @@ def client(request: pytest.FixtureRequest) -> Iterator[QdrantClient]:
         yield client
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(lines=LINES)
 def test_every_line_is_accounted_for(client: QdrantClient, lines: list[bytes]) -> None:
     with tempfile.TemporaryDirectory() as folder:
