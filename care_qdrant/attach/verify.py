@@ -260,7 +260,7 @@ def _take_census(
             stored = stored_hash(payload, vector_name)
             census.points += 1
             if expected is None:
-                census.outlived += stored is not None
+                census.outlived += stored is not None and is_there
                 census.foreign += stored is None and is_there
                 census.elsewhere += other_text_field(layout, payload) is not None
                 continue

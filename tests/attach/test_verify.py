@@ -72,6 +72,18 @@ def test_texts_that_are_gone(attached: QdrantClient, model: HashModel) -> None:
     assert attach_vector(attached, NAME, model).encoded == 1
 
 
+def test_a_text_that_went_with_its_vector_leaves_nothing_to_remove(attached: QdrantClient) -> None:
+    text = (attached.retrieve(NAME, [1])[0].payload or {})["text"]
+    attached.set_payload(NAME, {"text": ""}, points=[1, 3], wait=True)
+    attached.delete_vectors(NAME, ["care"], points=[1, 3], wait=True)
+    report = _verify(attached)
+    assert (report.outlived, report.with_text, report.covered, report.problems) == (0, 38, 38, [])
+    attached.set_payload(NAME, {"text": text}, points=[1], wait=True)
+    assert _verify(attached).problems != []
+    attach_vector(attached, NAME, HashModel(name="care"))
+    assert _verify(attached).problems == []
+
+
 def test_altered_vectors(attached: QdrantClient) -> None:
     wrong = HashModel(name="care").encode_document(["别的"])[0].tolist()
     attached.update_vectors(NAME, [models.PointVectors(id=7, vector={"care": wrong})], wait=True)
