@@ -4,6 +4,7 @@ import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +15,12 @@ from care_qdrant.ingestion import reading
 from care_qdrant.ingestion.run import ingest
 from care_qdrant.publishing.publish import PublishSettings, publish_collection, roll_back
 from care_qdrant.store.collection import Collection
-from care_qdrant.store.connection import open_client
+from care_qdrant.store.connection import open_client, require_server
 from care_qdrant.store.retry import RetryPolicy
 from care_qdrant.store.schema import LOAD_KEY, RUN_PREFIX
 from care_qdrant.types import Document
 from tests.databases import REAL, open_database
-from tests.publishing.conftest import CONTRACT, SCHEMAS, assert_same, contents, fill, point
+from tests.publishing.conftest import CONTRACT, SCHEMAS, assert_same, contents, dense, fill, point
 from tests.reliability.killing import kill_after, run_publish
 from tests.standin import StandIn
 from tests.tiny import HashModel
@@ -245,6 +246,25 @@ def test_settings_and_indexes_of_a_server_come_along(client: QdrantClient) -> No
     assert there.config.quantization_config == here.config.quantization_config
     assert there.config.strict_mode_config == here.config.strict_mode_config
     assert there.payload_schema.keys() == {"score"}
+
+
+def test_where_a_server_holds_what_in_memory_comes_along(client: QdrantClient) -> None:
+    require_server(client, (1, 19, 0), "the placement of components in memory")
+    graph = models.HnswConfigDiff(memory=models.Memory.PINNED, m=8)
+    int8 = models.ScalarQuantizationConfig(type=models.ScalarType.INT8, memory=models.Memory.CACHED)
+    quantized = models.ScalarQuantization(scalar=int8)
+    vector = dense(memory=models.Memory.COLD, hnsw_config=graph, quantization_config=quantized)
+    schema: dict[str, Any] = {"vectors_config": {"pair": vector}}
+    kept = models.PayloadStorageParams(memory=models.Memory.CACHED)
+    fill(client, "docs", {**schema, "payload": kept}, 10)
+    keyword = models.KeywordIndexParams(type=models.KeywordIndexType.KEYWORD, memory=models.Memory.COLD)
+    client.create_payload_index("docs", "doc_id", keyword, wait=True)
+    publish_collection(client, "docs", "live")
+    here, there = client.get_collection("docs"), client.get_collection("live")
+    assert here.config.params.vectors == {"pair": vector}
+    assert (here.config.params.payload, here.payload_schema["doc_id"].params) == (kept, keyword)
+    assert there.config.params == here.config.params
+    assert there.payload_schema["doc_id"].params == keyword
 
 
 def test_shards_by_key_are_refused(client: QdrantClient) -> None:

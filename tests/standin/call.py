@@ -27,6 +27,8 @@ COLLECTION_PARAMS = (
     "replication_factor",
     "write_consistency_factor",
     "on_disk_payload",
+    "payload",
+    "id_tracker",
 )
 
 

@@ -12,6 +12,8 @@ from tests.standin import StandIn
 from tests.standin.recorded import EXCHANGES, RECORDED, C, ask
 
 ROUNDS = 25
+SAME = ("1.18.3", "1.19.0")
+"""Servers that gave the recorded answers."""
 ANSWERS = json.loads(RECORDED.read_text(encoding="utf-8"))
 
 
@@ -30,8 +32,8 @@ def test_the_stand_in_answers_as_recorded() -> None:
 @pytest.mark.server
 def test_a_real_server_answers_as_recorded(real_url: str) -> None:
     version = httpx.get(real_url).json()["version"]
-    if version != ANSWERS["server"]:
-        pytest.skip(f"the answers are of {ANSWERS['server']}, and the server is {version}")
+    if version not in SAME:
+        pytest.skip(f"the answers are of {' and '.join(SAME)}, and the server is {version}")
     assert differences(real_url) == []
 
 
