@@ -36,10 +36,6 @@ from .own_server import (
 HNSW_EF = (128, 256, 512)
 FIRST = 20
 """Queries that are timed after a restart before the others."""
-PRODUCT = models.ProductQuantization(
-    product=models.ProductQuantizationConfig(compression=models.CompressionRatio.X16, always_ram=True)
-)
-TURBO = models.TurboQuantization(turbo=models.TurboQuantQuantizationConfig(always_ram=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +53,9 @@ WAYS = {
     "float32, m 32": Way(m=32),
     "float16": Way(datatype=models.Datatype.FLOAT16),
     "int8": Way(quantization=QUANTIZATION["int8"]),
-    "product": Way(quantization=PRODUCT),
+    "product": Way(quantization=QUANTIZATION["product"]),
     "binary": Way(quantization=QUANTIZATION["binary"]),
-    "turbo": Way(quantization=TURBO),
+    "turbo": Way(quantization=QUANTIZATION["turbo"]),
     "float32 on disk": Way(on_disk=True),
     "int8, originals on disk": Way(quantization=QUANTIZATION["int8"], on_disk=True),
     "binary, originals on disk": Way(quantization=QUANTIZATION["binary"], on_disk=True),

@@ -90,8 +90,8 @@ def main(
     rows, questions = _generated(max(points, FILTERED_POINTS), asked) if vectors is None else _read(vectors, queries)
     used, questions = rows[:points], questions[:asked]
     result = _result(output)
+    about = {"server": _version(binary, scratch)}
     result |= {
-        "server": _version(binary, scratch),
         "vectors": "generated in clusters" if vectors is None else "real text",
         "points": len(used),
         "dim": rows.shape[1],
@@ -103,7 +103,7 @@ def main(
         for name in names:
             if name not in result["ways"]:
                 measured = measure_way(binary, scratch, WAYS[name], used, questions, exact, memory_mib)
-                result["ways"][name] = {"load_average": _load(), **asdict(shown(measured))}
+                result["ways"][name] = {**about, "load_average": _load(), **asdict(shown(measured))}
                 save_measured(output, result)
     if "loading" in (stages or STAGES):
         done = {(load["points"], load["round"], load["deferred"]) for load in result["loading"]}
@@ -111,14 +111,18 @@ def main(
             size, number, deferred = key
             built = shown(measure_loading(binary, scratch, rows[:size], deferred=deferred))
             load = {"points": size, "round": number, "deferred": deferred, "load_average": _load()}
-            result["loading"].append({**load, "build": asdict(built)})
+            result["loading"].append({**about, **load, "build": asdict(built)})
             save_measured(output, result)
     if "filters" in (stages or STAGES):
         filtered = rows[:FILTERED_POINTS]
         for name in (name for name in arrangements or ARRANGEMENTS if name not in result["filters"]):
             arranged = measure_filters(binary, scratch, name, filtered, questions)
-            about = {"load_average": _load(), "points": len(filtered)}
-            result["filters"][name] = {**about, **asdict(shown(arranged))}
+            result["filters"][name] = {
+                **about,
+                "load_average": _load(),
+                "points": len(filtered),
+                **asdict(shown(arranged)),
+            }
             save_measured(output, result)
 
 
