@@ -22,6 +22,7 @@ def pages() -> dict[Path, dict[str, str]]:
             "ways of a million": _ways("server-index-1000000.json"),
             "restarts of a million": _restarts("server-index-1000000.json"),
             "loading": _loading(),
+            "searches beside a load": _beside(),
             "filters": _filters(),
         },
         ROOT / "docs" / "serve.md": {"servers": _servers(), "detour": _detour(), "clients": _clients()},
@@ -247,6 +248,22 @@ def _loading() -> Iterator[str]:
             fields = ("client_cpu_seconds", "server_cpu_seconds", "upload_seconds", "green_seconds")
             cells = [" / ".join(f"{build[field]:.1f}" for build in builds) for field in fields]
             yield f"| {points:,} | {'at the end' if deferred else 'meanwhile'} | {' | '.join(cells)} |"
+
+
+def _beside() -> Iterator[str]:
+    """Searches of a collection that is at rest, is loaded, and builds its graph."""
+    beside = _read("server-index-100000.json")["beside"]
+    yield "| searches | p50 / p95 ms | server CPU ms a query, with all else |"
+    yield "|---|---:|---:|"
+    number = f"{beside['points']:,}"
+    states = {
+        "at_rest": f"at rest, {number} points",
+        "while_loaded": f"while {number} more are loaded",
+        "while_built": "while their graph is built",
+    }
+    for state, words in states.items():
+        found = beside[state]
+        yield f"| {words} | {found['p50_ms']:.1f} / {found['p95_ms']:.1f} | {found['server_cpu_ms']:.1f} |"
 
 
 def _filters() -> Iterator[str]:

@@ -2,9 +2,11 @@
 
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import cycle, takewhile
 from pathlib import Path
 
 from qdrant_client import QdrantClient, models
@@ -30,6 +32,7 @@ from .own_server import (
     page_faults,
     search,
     storage_bytes,
+    upload,
     wait_until_green,
 )
 
@@ -180,3 +183,59 @@ def measure_loading(binary: str, scratch: Path | None, rows: Vectors, *, deferre
         connected(server) as client,
     ):
         return build(server, client, graph, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Searches of a collection that is at rest, is loaded, and builds its graph."""
+
+    points: int
+    """In the graph before; as many again are loaded."""
+    at_rest: Found
+    while_loaded: Found
+    while_built: Found
+    """After the last point came, until nothing has been left to optimize for `REST_SECONDS`."""
+    load_seconds: float
+    load_seconds_without_searches: float
+
+
+def measure_beside(
+    binary: str, scratch: Path | None, rows: Vectors, queries: Vectors, exact: Sequence[set[int]]
+) -> Beside:
+    """Search a collection, one query after the other, while its size is doubled.
+
+    Args:
+        binary: The server program.
+        scratch: Folder for the storage, which is removed.
+        rows: The vectors, (points, dim); the first half is there before.
+        queries: (number of queries, dim).
+        exact: Row numbers of the ten nearest of each query in the first half, with which recall is counted at rest.
+    """
+    half, graph = len(rows) // 2, graph_of(WAYS["float32"], rows.shape[1])
+    seconds = []
+    for is_searched in (False, True):
+        with (
+            tempfile.TemporaryDirectory(dir=scratch) as folder,
+            QdrantServer(binary, Path(folder)) as server,
+            connected(server) as client,
+            connected(server) as writer,
+            ThreadPoolExecutor(1) as pool,
+        ):
+            build(server, client, graph, rows[:half])
+            at_rest = search(server, client, queries, exact)
+            start = time.perf_counter()
+            load = pool.submit(upload, writer, rows[half:], first=half)
+            if is_searched:
+                while_loaded = search(server, client, _until(load.done, queries))
+            load.result()
+            seconds.append(round(time.perf_counter() - start, 2))
+            if is_searched:
+                built = pool.submit(wait_until_green, writer)
+                while_built = search(server, client, _until(built.done, queries))
+                built.result()
+    return Beside(half, at_rest, while_loaded, while_built, *reversed(seconds))
+
+
+def _until(is_over: Callable[[], bool], queries: Vectors) -> Iterator[Vectors]:
+    """Repeat the queries until something is over."""
+    return takewhile(lambda _: not is_over(), cycle(queries))

@@ -18,11 +18,11 @@ from tests.reliability.processes import QdrantServer
 from .cloud import CloudEncoder
 from .exact import nearest
 from .index_filters import ARRANGEMENTS, measure_filters
-from .index_ways import WAYS, measure_loading, measure_way
+from .index_ways import WAYS, measure_beside, measure_loading, measure_way
 from .measured import output_option, save_measured, scratch_option, shown
 from .own_server import TOP_K, connected
 
-STAGES = ("ways", "loading", "filters")
+STAGES = ("ways", "loading", "beside", "filters")
 LOADED_POINTS = (30_000, 100_000)
 FILTERED_POINTS = 100_000
 
@@ -75,7 +75,7 @@ def main(
     scratch: Path | None,
     output: Path,
 ) -> None:
-    """Measure each way to hold vectors, loading with the graph at the end or meanwhile, and filtered searches.
+    """Measure each way to hold vectors, loading, searches beside a load, and filtered searches.
 
     Each result is written at once, and what the file has already is not measured again, so that a run that was
     stopped can go on.
@@ -113,6 +113,11 @@ def main(
             load = {"points": size, "round": number, "deferred": deferred, "load_average": _load()}
             result["loading"].append({**about, **load, "build": asdict(built)})
             save_measured(output, result)
+    if "beside" in (stages or STAGES) and not result["beside"]:
+        exact = nearest(used[: len(used) // 2], questions, TOP_K)
+        beside = shown(measure_beside(binary, scratch, used, questions, exact))
+        result["beside"] = {**about, "load_average": _load(), **asdict(beside)}
+        save_measured(output, result)
     if "filters" in (stages or STAGES):
         filtered = rows[:FILTERED_POINTS]
         for name in (name for name in arrangements or ARRANGEMENTS if name not in result["filters"]):
@@ -130,7 +135,7 @@ def _result(output: Path) -> dict[str, Any]:
     """Return what was measured already."""
     found: dict[str, Any] = json.loads(output.read_text(encoding="utf-8")) if output.exists() else {}
     found.pop("machine", None)
-    return {"ways": {}, "loading": [], "filters": {}} | found
+    return {"ways": {}, "loading": [], "beside": {}, "filters": {}} | found
 
 
 def _generated(points: int, asked: int) -> tuple[Vectors, Vectors]:
