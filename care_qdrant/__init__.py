@@ -11,15 +11,6 @@ from typing import TYPE_CHECKING, Any
 from care_qdrant.version import __version__
 
 if TYPE_CHECKING:
-    from care_qdrant.attach.attach import AttachReport, AttachSettings, attach_vector
-    from care_qdrant.attach.by_copy import CopyReport, attach_by_copy
-    from care_qdrant.attach.detach import DetachReport, detach_vector
-    from care_qdrant.attach.doctor import Diagnosis, diagnose
-    from care_qdrant.attach.verify import VerifyReport, VerifySettings, verify_collection
-    from care_qdrant.checkpoint.architecture import native_folder
-    from care_qdrant.checkpoint.card import CARD_FILE, Card, OnnxFiles
-    from care_qdrant.checkpoint.folder import verify_checkpoint, write_checkpoint
-    from care_qdrant.checkpoint.hub import BUILT_IN, fetch_document_side, find_folder
     from care_qdrant.corpus.files import Corpus
     from care_qdrant.corpus.rows import Fields, Reject, Row
     from care_qdrant.encoders import Encoder, TokenCounter
@@ -51,35 +42,44 @@ if TYPE_CHECKING:
         redact,
         remember_secret,
     )
-    from care_qdrant.export.onnx import export_query_encoder
-    from care_qdrant.ingestion.report import IngestReport, Progress
-    from care_qdrant.ingestion.run import ingest
-    from care_qdrant.ingestion.settings import IngestSettings
-    from care_qdrant.ingestion.source import Reading
-    from care_qdrant.join import join_encoders
-    from care_qdrant.model import CareModel, Precision
+    from care_qdrant.index.attach import AttachReport, AttachSettings, attach_vector
+    from care_qdrant.index.by_copy import CopyReport, attach_by_copy
+    from care_qdrant.index.detach import DetachReport, detach_vector
+    from care_qdrant.index.doctor import Diagnosis, diagnose
+    from care_qdrant.index.ingest import ingest
+    from care_qdrant.index.promote import PromotionReport, promote_collection
+    from care_qdrant.index.publish import PublicationReport, PublishSettings, publish_collection, roll_back
+    from care_qdrant.index.report import IngestReport, Progress
+    from care_qdrant.index.settings import IngestSettings
+    from care_qdrant.index.source import Reading
+    from care_qdrant.index.verify import VerifyReport, VerifySettings, verify_collection
+    from care_qdrant.model.architecture import native_folder
+    from care_qdrant.model.card import CARD_FILE, Card, OnnxFiles
+    from care_qdrant.model.export_onnx import export_query_encoder
+    from care_qdrant.model.folder import verify_checkpoint, write_checkpoint
+    from care_qdrant.model.hub import BUILT_IN, fetch_document_side, find_folder
+    from care_qdrant.model.join import join_encoders
+    from care_qdrant.model.pair import CareModel, Precision
     from care_qdrant.progress import progress_bar
-    from care_qdrant.publishing.promote import PromotionReport, promote_collection
-    from care_qdrant.publishing.publish import PublicationReport, PublishSettings, publish_collection, roll_back
+    from care_qdrant.qdrant.collection import Collection
+    from care_qdrant.qdrant.connection import is_embedded, open_client
+    from care_qdrant.qdrant.contracts import SparseContract, VectorContract
+    from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME, Storage
+    from care_qdrant.qdrant.retry import RetryPolicy
     from care_qdrant.search.fusion import CANDIDATES, DEFAULT_ALPHA, Fusion, bm25_weight
     from care_qdrant.search.retriever import Mode, Retriever
-    from care_qdrant.store.collection import Collection
-    from care_qdrant.store.connection import is_embedded, open_client
-    from care_qdrant.store.contracts import SparseContract, VectorContract
-    from care_qdrant.store.create import SPARSE_VECTOR_NAME, Storage
-    from care_qdrant.store.retry import RetryPolicy
     from care_qdrant.types import Chunk, Document, Hit, Vectors, embedded_text, point_id
 
 _NAMES = {
-    "attach.attach": ("AttachReport", "AttachSettings", "attach_vector"),
-    "attach.by_copy": ("CopyReport", "attach_by_copy"),
-    "attach.detach": ("DetachReport", "detach_vector"),
-    "attach.doctor": ("Diagnosis", "diagnose"),
-    "attach.verify": ("VerifyReport", "VerifySettings", "verify_collection"),
-    "checkpoint.architecture": ("native_folder",),
-    "checkpoint.card": ("CARD_FILE", "Card", "OnnxFiles"),
-    "checkpoint.folder": ("verify_checkpoint", "write_checkpoint"),
-    "checkpoint.hub": ("BUILT_IN", "fetch_document_side", "find_folder"),
+    "index.attach": ("AttachReport", "AttachSettings", "attach_vector"),
+    "index.by_copy": ("CopyReport", "attach_by_copy"),
+    "index.detach": ("DetachReport", "detach_vector"),
+    "index.doctor": ("Diagnosis", "diagnose"),
+    "index.verify": ("VerifyReport", "VerifySettings", "verify_collection"),
+    "model.architecture": ("native_folder",),
+    "model.card": ("CARD_FILE", "Card", "OnnxFiles"),
+    "model.folder": ("verify_checkpoint", "write_checkpoint"),
+    "model.hub": ("BUILT_IN", "fetch_document_side", "find_folder"),
     "corpus.files": ("Corpus",),
     "corpus.rows": ("Fields", "Reject", "Row"),
     "encoders": ("Encoder", "TokenCounter"),
@@ -111,23 +111,23 @@ _NAMES = {
         "redact",
         "remember_secret",
     ),
-    "export.onnx": ("export_query_encoder",),
-    "ingestion.report": ("IngestReport", "Progress"),
-    "ingestion.run": ("ingest",),
-    "ingestion.settings": ("IngestSettings",),
-    "ingestion.source": ("Reading",),
-    "join": ("join_encoders",),
-    "model": ("CareModel", "Precision"),
+    "model.export_onnx": ("export_query_encoder",),
+    "index.report": ("IngestReport", "Progress"),
+    "index.ingest": ("ingest",),
+    "index.settings": ("IngestSettings",),
+    "index.source": ("Reading",),
+    "model.join": ("join_encoders",),
+    "model.pair": ("CareModel", "Precision"),
     "progress": ("progress_bar",),
-    "publishing.promote": ("PromotionReport", "promote_collection"),
-    "publishing.publish": ("PublicationReport", "PublishSettings", "publish_collection", "roll_back"),
+    "index.promote": ("PromotionReport", "promote_collection"),
+    "index.publish": ("PublicationReport", "PublishSettings", "publish_collection", "roll_back"),
     "search.fusion": ("CANDIDATES", "DEFAULT_ALPHA", "Fusion", "bm25_weight"),
     "search.retriever": ("Mode", "Retriever"),
-    "store.collection": ("Collection",),
-    "store.connection": ("is_embedded", "open_client"),
-    "store.contracts": ("SparseContract", "VectorContract"),
-    "store.create": ("SPARSE_VECTOR_NAME", "Storage"),
-    "store.retry": ("RetryPolicy",),
+    "qdrant.collection": ("Collection",),
+    "qdrant.connection": ("is_embedded", "open_client"),
+    "qdrant.contracts": ("SparseContract", "VectorContract"),
+    "qdrant.create": ("SPARSE_VECTOR_NAME", "Storage"),
+    "qdrant.retry": ("RetryPolicy",),
     "types": ("Chunk", "Document", "Hit", "Vectors", "embedded_text", "point_id"),
 }
 """Module to the public names that it defines."""

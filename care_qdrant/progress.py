@@ -11,7 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from care_qdrant.ingestion.report import Progress
+from care_qdrant.index.report import Progress
 
 REPAINT_SECONDS = 0.5
 LINE_SECONDS = 60.0

@@ -9,16 +9,16 @@ from pydantic import TypeAdapter
 
 TARGET = Path(__file__).parent / "schemas"
 REPORTS = {
-    "attach": ("care_qdrant.attach.attach", "AttachReport"),
-    "collections": ("care_qdrant.store.inventory", "CollectionSummary"),
-    "detach": ("care_qdrant.attach.detach", "DetachReport"),
-    "doctor": ("care_qdrant.attach.doctor", "Diagnosis"),
-    "ingest": ("care_qdrant.ingestion.report", "IngestReport"),
-    "learn": ("care_qdrant.learn.learn", "LearnReport"),
-    "promote": ("care_qdrant.publishing.promote", "PromotionReport"),
-    "publish": ("care_qdrant.publishing.publish", "PublicationReport"),
+    "attach": ("care_qdrant.index.attach", "AttachReport"),
+    "collections": ("care_qdrant.qdrant.inventory", "CollectionSummary"),
+    "detach": ("care_qdrant.index.detach", "DetachReport"),
+    "doctor": ("care_qdrant.index.doctor", "Diagnosis"),
+    "ingest": ("care_qdrant.index.report", "IngestReport"),
+    "learn": ("care_trainer.learn.learn", "LearnReport"),
+    "promote": ("care_qdrant.index.promote", "PromotionReport"),
+    "publish": ("care_qdrant.index.publish", "PublicationReport"),
     "search": ("care_qdrant.types", "Hit"),
-    "verify": ("care_qdrant.attach.verify", "VerifyReport"),
+    "verify": ("care_qdrant.index.verify", "VerifyReport"),
 }
 """By command. ``care collections --json`` prints an array of its objects; ``care search --json`` one in ``hits``."""
 

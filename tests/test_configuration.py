@@ -16,8 +16,8 @@ from care_qdrant.cli import care
 from care_qdrant.cli.configuration import read_defaults
 from care_qdrant.cli.ingest import command as ingest_command
 from care_qdrant.errors import CareError, FingerprintMismatch, InputError, Unreachable
-from care_qdrant.ingestion.run import ingest
-from care_qdrant.store.connection import open_client
+from care_qdrant.index.ingest import ingest
+from care_qdrant.qdrant.connection import open_client
 from care_qdrant.types import Document
 from tests.tiny import HashModel
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from care_qdrant.errors import CareError, Unreachable, redact, remember_secret
-from care_qdrant.store.connection import open_client
+from care_qdrant.qdrant.connection import open_client
 from tests.bench.conftest import task_directory  # noqa: F401  # a fixture
 from tests.bench.test_remote import EmbeddingServer
 from tests.standin import StandIn

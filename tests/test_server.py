@@ -13,16 +13,16 @@ from llama_index.vector_stores.care import CareVectorStore
 from qdrant_client import QdrantClient, models
 
 from care_qdrant import Document, IngestSettings, Retriever, ingest, native_bm25
-from care_qdrant.attach.attach import attach_bm25, attach_vector
-from care_qdrant.attach.by_copy import attach_by_copy
-from care_qdrant.attach.detach import detach_vector
-from care_qdrant.attach.verify import verify_bm25
 from care_qdrant.errors import FingerprintMismatch
-from care_qdrant.publishing.promote import promote_collection
-from care_qdrant.publishing.publish import publish_collection, roll_back
-from care_qdrant.store.collection import Collection
-from care_qdrant.store.connection import open_client
-from care_qdrant.store.contracts import SparseContract
+from care_qdrant.index.attach import attach_bm25, attach_vector
+from care_qdrant.index.by_copy import attach_by_copy
+from care_qdrant.index.detach import detach_vector
+from care_qdrant.index.promote import promote_collection
+from care_qdrant.index.publish import publish_collection, roll_back
+from care_qdrant.index.verify import verify_bm25
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.connection import open_client
+from care_qdrant.qdrant.contracts import SparseContract
 from tests.databases import require_added_vectors
 from tests.standin.server import StandIn
 from tests.tiny import HashModel, medical_texts

@@ -12,7 +12,7 @@ from qdrant_client import QdrantClient
 
 from care_qdrant import Document, IngestSettings, Retriever, ingest
 from care_qdrant.errors import Rejected
-from care_qdrant.store.connection import open_client
+from care_qdrant.qdrant.connection import open_client
 from tests.reliability.processes import BINARY, QdrantServer
 from tests.tiny import HashModel
 

@@ -10,12 +10,12 @@ from click.testing import CliRunner
 from sentence_transformers import SentenceTransformer
 
 from benchmarks.perf.query_encoder import main as query_encoder
-from care_qdrant.checkpoint.card import UNLIMITED
-from care_qdrant.checkpoint.folder import describe_side, verify_checkpoint
 from care_qdrant.cli import care
 from care_qdrant.errors import EncodingError, InputError, ModelError
-from care_qdrant.join import join_encoders
-from care_qdrant.model import CareModel
+from care_qdrant.model.card import UNLIMITED
+from care_qdrant.model.folder import describe_side, verify_checkpoint
+from care_qdrant.model.join import join_encoders
+from care_qdrant.model.pair import CareModel
 from tests import tiny
 
 TEXTS = [*tiny.TEXTS, "".join(tiny.TEXTS)]
@@ -65,7 +65,7 @@ def test_tokens_are_counted_without_markers_and_without_the_cut(static_pair: Pat
 
 def test_it_answers_without_torch(static_pair: Path) -> None:
     script = (
-        "import sys\nfrom care_qdrant.model import CareModel\n"
+        "import sys\nfrom care_qdrant.model.pair import CareModel\n"
         f"CareModel.load({str(static_pair)!r}).encode_query(['高血压'])\nassert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.store.contracts import VectorContract
+from care_qdrant.qdrant.contracts import VectorContract
 from care_qdrant.types import Vectors
 
 TEXTS = [
@@ -187,13 +187,13 @@ def care_folder(
     folder: Path, *, name: str = "tiny-pair", dim: int = 32, seed: int = 0, onnx: bool = False, **more: Any
 ) -> Path:
     """Write a whole CARE folder with a random, unaligned pair; ``more`` goes to `write_checkpoint`."""
-    from care_qdrant.checkpoint.folder import write_checkpoint
+    from care_qdrant.model.folder import write_checkpoint
 
     query = query_tower(folder.with_name(folder.name + "-query"), dim=dim, seed=seed)
     document = document_tower(folder.with_name(folder.name + "-document"), dim=dim, seed=seed + 1)
     exported = None
     if onnx:
-        from care_qdrant.export.onnx import export_query_encoder
+        from care_qdrant.model.export_onnx import export_query_encoder
 
         exported = export_query_encoder(query, TEXTS)
     write_checkpoint(folder, name=name, query=query, document=document, onnx=exported, **more)

@@ -201,7 +201,7 @@ def reference_vectors(model: str, output: Path, device: str | None) -> None:
         --reference-vectors reference.json --output results/x
     """
     from care_benchmarks.remote import make_reference
-    from care_qdrant.model import CareModel
+    from care_qdrant.model.pair import CareModel
 
     reference = make_reference(CareModel.load(model, device=device))
     reference.save(output)

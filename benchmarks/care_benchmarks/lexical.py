@@ -16,10 +16,10 @@ from scipy import sparse
 
 from care_qdrant.encoders import bm25
 from care_qdrant.errors import CareError
-from care_qdrant.model import CareModel
+from care_qdrant.model.pair import CareModel
+from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME
 from care_qdrant.search.fusion import CANDIDATES, DEFAULT_ALPHA, bm25_weight
 from care_qdrant.search.retriever import Mode, Retriever
-from care_qdrant.store.create import SPARSE_VECTOR_NAME
 
 CHECKED_QUERIES = 3
 MIN_DOCUMENTS = 1_000

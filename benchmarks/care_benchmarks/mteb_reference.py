@@ -12,8 +12,8 @@ from care_benchmarks.evaluation import BATCH_TEXTS, Outcome
 from care_benchmarks.results import ReferenceScore
 from care_benchmarks.search import prompts_by_type, scoring_function
 from care_benchmarks.tasks import LoadedTask
-from care_qdrant.checkpoint.hub import fetch_document_side
 from care_qdrant.encoders.torch import load_sentence_transformer
+from care_qdrant.model.hub import fetch_document_side
 
 logger = logging.getLogger(__name__)
 

@@ -23,8 +23,8 @@ from tokenizers import Encoding, Tokenizer
 
 from care_qdrant.encoders.batching import token_batches
 from care_qdrant.errors import EncodingError, InputError, ModelError, Unreachable, redact, remember_secret
-from care_qdrant.model import CareModel
-from care_qdrant.store.retry import RetryPolicy
+from care_qdrant.model.pair import CareModel
+from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.types import Vectors
 
 logger = logging.getLogger(__name__)

@@ -191,7 +191,7 @@ def _use_document_server(
 ) -> "list[EvaluatedSystem]":
     """Replace the document encoder of the first model, and of the controls that share it."""
     from care_benchmarks.remote import load_reference, make_reference, served_documents
-    from care_qdrant.checkpoint.hub import fetch_document_side
+    from care_qdrant.model.hub import fetch_document_side
 
     model, source, file = systems[0].model, systems[0].source, options["reference_vectors"]
     served = stack.enter_context(

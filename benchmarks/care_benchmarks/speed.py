@@ -22,7 +22,7 @@ from care_benchmarks.results import ColdStart, Latency, LoadPoint, Speed
 from care_benchmarks.search import QdrantSearch
 from care_benchmarks.tasks import LoadedTask
 from care_qdrant.errors import CareError
-from care_qdrant.store.connection import is_embedded
+from care_qdrant.qdrant.connection import is_embedded
 
 WARM_UP_QUERIES = 20
 WARM_UP_SECONDS = 5.0

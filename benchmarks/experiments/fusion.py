@@ -21,7 +21,7 @@ from qdrant_client.hybrid.fusion import distribution_based_score_fusion, recipro
 from benchmarks.perf.measured import output_option, save_measured
 from care_qdrant.encoders import bm25
 from care_qdrant.errors import InputError
-from care_qdrant.model import CareModel
+from care_qdrant.model.pair import CareModel
 from care_qdrant.search.fusion import CANDIDATES, bm25_weight
 from care_qdrant.types import Document, embedded_text
 

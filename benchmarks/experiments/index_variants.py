@@ -24,7 +24,7 @@ from qdrant_client import QdrantClient
 
 from benchmarks.perf.measured import output_option, plain, save_measured
 from care_qdrant.errors import InputError
-from care_qdrant.store.connection import open_client
+from care_qdrant.qdrant.connection import open_client
 from care_qdrant.types import Vectors
 
 if TYPE_CHECKING:

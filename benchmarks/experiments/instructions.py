@@ -20,8 +20,8 @@ from care_benchmarks.tasks import KINDS, directory_tasks
 
 from care_qdrant.encoders import Encoder
 from care_qdrant.errors import InputError
-from care_qdrant.model import CareModel
-from care_qdrant.store.connection import open_client
+from care_qdrant.model.pair import CareModel
+from care_qdrant.qdrant.connection import open_client
 from care_qdrant.types import Vectors
 
 Side = Literal["query", "document"]

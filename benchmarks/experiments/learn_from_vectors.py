@@ -22,16 +22,16 @@ import click
 import numpy as np
 import numpy.typing as npt
 from care_benchmarks.machine import describe_machine
+from care_trainer.learn.learn import learn
+from care_trainer.learn.settings import LearnSettings
 from llama_index.core import VectorStoreIndex
 from llama_index.embeddings.care import CareEmbedding
 from llama_index.vector_stores.care import CareVectorStore
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.attach.attach import attach_bm25
 from care_qdrant.encoders import bm25
-from care_qdrant.learn.learn import learn
-from care_qdrant.learn.settings import LearnSettings
-from care_qdrant.model import CareModel
+from care_qdrant.index.attach import attach_bm25
+from care_qdrant.model.pair import CareModel
 from care_qdrant.search.fusion import bm25_weight
 from care_qdrant.search.retriever import Mode, Retriever
 from care_qdrant.types import Hit, Vectors

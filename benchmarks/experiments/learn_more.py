@@ -21,18 +21,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from care_benchmarks.machine import describe_machine
+from care_trainer.learn import held_out
+from care_trainer.learn import table as tables
+from care_trainer.learn.compose import Composer
+from care_trainer.learn.queries import Questions, read_queries
+from care_trainer.learn.settings import LearnSettings
+from care_trainer.learn.start import built_in_tokenizer, mapped_start, own_start, token_vectors
+from care_trainer.learn.tokens import TokenLists, tokenize, train_tokenizer
 from tokenizers import Tokenizer
 from torch import nn
 
-from care_qdrant.export.gate import TOP, binary_ndcg
-from care_qdrant.learn import held_out
-from care_qdrant.learn import table as tables
-from care_qdrant.learn.compose import Composer
-from care_qdrant.learn.queries import Questions, read_queries
-from care_qdrant.learn.settings import LearnSettings
-from care_qdrant.learn.start import built_in_tokenizer, mapped_start, own_start, token_vectors
-from care_qdrant.learn.tokens import TokenLists, tokenize, train_tokenizer
-from care_qdrant.model import CareModel
+from care_qdrant.model.gate import TOP, binary_ndcg
+from care_qdrant.model.pair import CareModel
 from care_qdrant.types import Vectors
 
 from .learn_from_vectors import interval_of_mean, ndcg_of_ranks, ranks_by_score, read_corpus
@@ -43,7 +43,7 @@ NEIGHBOURS = 50
 """Nearest stored vectors from which the hard candidates of a text are drawn."""
 EVALUATIONS = 24
 NOISE = 0.01
-"""As in `care_qdrant.learn.table`: the latest table whose score is within it of the best is kept."""
+"""As in `care_trainer.learn.table`: the latest table whose score is within it of the best is kept."""
 
 Numbers = npt.NDArray[np.int64]
 Scores = npt.NDArray[np.float64]
@@ -218,7 +218,7 @@ def _fit(
     settings: LearnSettings,
     score: Callable[[Vectors], float],
 ) -> tuple[Vectors, list[dict[str, Any]]]:
-    """Train as `care_qdrant.learn.table.fit_table` does, with a choice of negatives."""
+    """Train as `care_trainer.learn.table.fit_table` does, with a choice of negatives."""
     steps = settings.epochs * -(-len(tokens) // settings.batch)
     every = max(1, steps // EVALUATIONS)
     weights = nn.Parameter(torch.from_numpy(table.copy()))

@@ -10,7 +10,7 @@ from pathlib import Path
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import CareError
-from care_qdrant.model import CareModel
+from care_qdrant.model.pair import CareModel
 
 from .random_pair import sample_queries
 
@@ -18,7 +18,7 @@ COLLECTION = "corpus"
 QUERY = "高血压患者饮食上要注意什么？"
 
 PROGRAMS = {
-    "core": "from care_qdrant.model import CareModel\n"
+    "core": "from care_qdrant.model.pair import CareModel\n"
     "CareModel.load({model!r}, precision='int8').encode_query([{query!r}])",
     "care": "from llama_index.embeddings.care import CareEmbedding\n"
     "CareEmbedding(model={model!r}, precision='int8').get_query_embedding({query!r})",
@@ -26,7 +26,7 @@ PROGRAMS = {
     "HuggingFaceEmbedding(model_name={model!r} + '/query', device='cpu').get_query_embedding({query!r})",
     "imports": "import llama_index.core, llama_index.vector_stores.qdrant",
     "query": "from pathlib import Path\n"
-    "from care_qdrant.store.connection import open_client\n"
+    "from care_qdrant.qdrant.connection import open_client\n"
     "from llama_index.core import VectorStoreIndex\n"
     "from llama_index.embeddings.care import CareEmbedding\n"
     "from llama_index.vector_stores.care import CareVectorStore\n"
@@ -85,7 +85,7 @@ def _run(program: str) -> tuple[float, float]:
 
 def _write_collection(model: Path, qdrant: Path) -> None:
     """Write a thousand points, whose vectors are queries: only the schema and the size matter here."""
-    from care_qdrant.store.collection import Collection
+    from care_qdrant.qdrant.collection import Collection
 
     care, texts = CareModel.load(model), sample_queries()
     client = QdrantClient(path=str(qdrant))

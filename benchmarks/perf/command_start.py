@@ -14,9 +14,9 @@ import click
 
 from care_qdrant.corpus.files import Corpus
 from care_qdrant.corpus.rows import Fields, Row
-from care_qdrant.ingestion.run import ingest
-from care_qdrant.model import CareModel
-from care_qdrant.store.connection import open_client
+from care_qdrant.index.ingest import ingest
+from care_qdrant.model.pair import CareModel
+from care_qdrant.qdrant.connection import open_client
 
 from .measured import output_option, plain, save_measured, shown
 

@@ -16,8 +16,8 @@ from care_benchmarks.taskfiles import find_tasks, read_corpus, read_questions
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.encoders import bm25
+from care_qdrant.qdrant.embedded_sparse import tune_sparse_search
 from care_qdrant.search.fusion import fused_request
-from care_qdrant.store.embedded_sparse import tune_sparse_search
 from care_qdrant.types import embedded_text
 
 from .measured import output_option, save_measured, shown

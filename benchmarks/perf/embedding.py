@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from care_qdrant.checkpoint.card import read_card
+from care_qdrant.model.card import read_card
 
 from .measured import output_option, plain, save_measured, shown
 

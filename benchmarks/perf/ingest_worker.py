@@ -10,8 +10,8 @@ from pathlib import Path
 
 from care_benchmarks.cold_start import peak_memory_mib
 
-from care_qdrant.ingestion.run import ingest
-from care_qdrant.store.connection import open_client
+from care_qdrant.index.ingest import ingest
+from care_qdrant.qdrant.connection import open_client
 from tests.reliability.ready_model import ReadyModel
 
 if __name__ == "__main__":

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import click
 import numpy as np
+from care_trainer.learn import folder, training  # noqa: F401  # so that reading does not wait for torch
+from care_trainer.learn.learn import learn
+from care_trainer.learn.settings import LearnSettings
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.learn import folder, training  # noqa: F401  # so that reading does not wait for torch
-from care_qdrant.learn.learn import learn
-from care_qdrant.learn.settings import LearnSettings
-from care_qdrant.store.connection import open_client
+from care_qdrant.qdrant.connection import open_client
 from care_qdrant.types import Vectors
 
 from .measured import output_option, save_measured

@@ -18,7 +18,7 @@ from care_benchmarks.systems import EvaluatedSystem
 from care_benchmarks.tasks import directory_tasks
 from qdrant_client import QdrantClient
 
-from care_qdrant.store.connection import open_client
+from care_qdrant.qdrant.connection import open_client
 from tests.reliability.processes import standin_server
 
 from .measured import output_option, save_measured, scratch_option

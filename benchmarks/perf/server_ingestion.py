@@ -15,9 +15,9 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.corpus.files import Corpus
 from care_qdrant.corpus.rows import Fields, Row
-from care_qdrant.ingestion.run import ingest
-from care_qdrant.ingestion.settings import IngestSettings
-from care_qdrant.store.connection import open_client
+from care_qdrant.index.ingest import ingest
+from care_qdrant.index.settings import IngestSettings
+from care_qdrant.qdrant.connection import open_client
 from care_qdrant.types import point_id
 from tests.reliability.ready_model import ReadyModel, write_corpus
 

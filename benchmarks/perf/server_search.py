@@ -16,12 +16,12 @@ from llama_index.vector_stores.qdrant import QdrantVectorStore
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.encoders import bm25
-from care_qdrant.ingestion.run import ingest
-from care_qdrant.ingestion.settings import IngestSettings
-from care_qdrant.model import CareModel
+from care_qdrant.index.ingest import ingest
+from care_qdrant.index.settings import IngestSettings
+from care_qdrant.model.pair import CareModel
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.connection import open_client
 from care_qdrant.search.fusion import fused_request
-from care_qdrant.store.collection import Collection
-from care_qdrant.store.connection import open_client
 from care_qdrant.types import Document
 from tests.reliability.ready_model import ReadyModel
 

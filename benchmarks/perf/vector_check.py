@@ -12,7 +12,7 @@ from llama_index.vector_stores.care import CareVectorStore
 from qdrant_client import QdrantClient, models
 
 from benchmarks.perf.measured import output_option, save_measured
-from care_qdrant.store.collection import Collection
+from care_qdrant.qdrant.collection import Collection
 
 POINTS = 1_000
 WARM_UP = 20

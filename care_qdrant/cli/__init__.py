@@ -20,7 +20,6 @@ _COMMANDS = (
     "collections",
     "promote",
     "publish",
-    "learn",
     "serve",
     "model",
 )
@@ -29,6 +28,7 @@ _COMMANDS = (
 @click.group(
     cls=LazyGroup,
     modules={name: f"care_qdrant.cli.{name}:command" for name in _COMMANDS},
+    entry_point_group="care_qdrant.commands",
     context_settings=CONTEXT,
 )
 @click.version_option(__version__, prog_name="care")

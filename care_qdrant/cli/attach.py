@@ -13,11 +13,11 @@ from care_qdrant.cli.groups import CONTEXT, GroupedCommand
 from care_qdrant.cli.options import Target, model_options, patience_option, sparse_option, target_options
 
 if TYPE_CHECKING:
-    from care_qdrant.attach.attach import AttachReport, AttachSettings
-    from care_qdrant.attach.by_copy import CopyPlan
-    from care_qdrant.attach.preflight import Preflight
-    from care_qdrant.model import CareModel
-    from care_qdrant.store.retry import RetryPolicy
+    from care_qdrant.index.attach import AttachReport, AttachSettings
+    from care_qdrant.index.by_copy import CopyPlan
+    from care_qdrant.index.preflight import Preflight
+    from care_qdrant.model.pair import CareModel
+    from care_qdrant.qdrant.retry import RetryPolicy
 
     Attach = Callable[..., AttachReport]
 
@@ -127,8 +127,8 @@ def command(
       care attach articles --url http://localhost:6333 --watch 60
       care attach articles --url http://localhost:6333 --via copy --as articles-live
     """
-    from care_qdrant.attach.attach import AttachSettings, attach_bm25, attach_vector
-    from care_qdrant.store.retry import RetryPolicy
+    from care_qdrant.index.attach import AttachSettings, attach_bm25, attach_vector
+    from care_qdrant.qdrant.retry import RetryPolicy
 
     if via == "copy" and watch_seconds is not None:
         raise click.UsageError(
@@ -181,7 +181,7 @@ def _attach_by_copy(
     settings: "AttachSettings",
     retries: "RetryPolicy",
 ) -> None:
-    from care_qdrant.attach.by_copy import attach_by_copy
+    from care_qdrant.index.by_copy import attach_by_copy
     from care_qdrant.progress import points_bar
 
     with target.open() as client, points_bar(collection) as show:
@@ -203,8 +203,8 @@ def _attach_by_copy(
 
 def _watch(target: Target, attach: "Attach", retries: "RetryPolicy", seconds: float) -> None:
     """Attach again and again, until a signal."""
-    from care_qdrant.attach.attach import WATCHING
     from care_qdrant.cli.watching import passes
+    from care_qdrant.index.attach import WATCHING
 
     # The next pass goes on, and a signal must not wait for minutes.
     policy = replace(retries, attempts=WATCHING.attempts)
@@ -223,7 +223,7 @@ def _print_report(report: "AttachReport") -> None:
 
 
 def _warn(report: "AttachReport") -> None:
-    from care_qdrant.attach.points import elsewhere_warning
+    from care_qdrant.index.points import elsewhere_warning
 
     if warning := elsewhere_warning(report.points, report.elsewhere, report.text_field):
         click.echo(f"warning: {warning}", err=True)

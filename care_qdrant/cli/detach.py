@@ -23,8 +23,8 @@ def command(collection: str, vector_name: str | None, is_all: bool, target: Targ
     Example:
       care detach articles --all --url http://localhost:6333
     """
-    from care_qdrant.attach.detach import detach_vector
-    from care_qdrant.store.collection import Collection
+    from care_qdrant.index.detach import detach_vector
+    from care_qdrant.qdrant.collection import Collection
 
     if is_all and vector_name is not None:
         raise click.UsageError("--all removes every attached vector: leave out --vector-name")

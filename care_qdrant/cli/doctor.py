@@ -12,8 +12,8 @@ from care_qdrant.cli.options import Target, json_option, model_options, target_o
 from care_qdrant.errors import InputError
 
 if TYPE_CHECKING:
-    from care_qdrant.attach.doctor import Diagnosis
-    from care_qdrant.model import CareModel
+    from care_qdrant.index.doctor import Diagnosis
+    from care_qdrant.model.pair import CareModel
 
 
 @click.command(name="doctor")
@@ -42,7 +42,7 @@ def command(
       care doctor articles --url http://localhost:6333
       care doctor articles --url http://localhost:6333 --time --json
     """
-    from care_qdrant.attach.doctor import diagnose
+    from care_qdrant.index.doctor import diagnose
 
     model = load_model()
     with target.open() as client:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from importlib.metadata import entry_points
 from typing import Any
 
 import click
@@ -13,28 +14,38 @@ CONTEXT = {"help_option_names": ["-h", "--help"]}
 class LazyGroup(click.Group):
     """A group whose commands are imported when they are used, so that ``--help`` is instant."""
 
-    def __init__(self, *args: Any, modules: Mapping[str, str], **settings: Any) -> None:
+    def __init__(
+        self, *args: Any, modules: Mapping[str, str], entry_point_group: str | None = None, **settings: Any
+    ) -> None:
         """Set up the group.
 
         Args:
-            args: Of `click.Group`.
+            args: Arguments of `click.Group`.
             modules: Command name to ``module:attribute``, in the order of the help.
-            settings: Of `click.Group`.
+            entry_point_group: Entry points that add commands of other packages; None for none.
+            settings: Settings of `click.Group`.
         """
         super().__init__(*args, **settings)
         self._modules = modules
+        self._entry_point_group = entry_point_group
 
     @override
     def list_commands(self, _ctx: click.Context) -> list[str]:
-        return list(self._modules)
+        return [*self._modules, *self._added()]
 
     @override
     def get_command(self, _ctx: click.Context, name: str) -> click.Command | None:
-        if name not in self._modules:
+        target = self._modules.get(name) or self._added().get(name)
+        if target is None:
             return None
-        module, _, attribute = self._modules[name].partition(":")
+        module, _, attribute = target.partition(":")
         command: click.Command = getattr(import_module(module), attribute)
         return command
+
+    def _added(self) -> dict[str, str]:
+        if self._entry_point_group is None:
+            return {}
+        return {point.name: point.value for point in entry_points(group=self._entry_point_group)}
 
 
 class GroupedCommand(click.Command):

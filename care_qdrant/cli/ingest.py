@@ -27,9 +27,9 @@ from care_qdrant.version import __version__
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient
 
-    from care_qdrant.ingestion.report import IngestReport
-    from care_qdrant.ingestion.settings import IngestSettings
-    from care_qdrant.model import CareModel
+    from care_qdrant.index.report import IngestReport
+    from care_qdrant.index.settings import IngestSettings
+    from care_qdrant.model.pair import CareModel
 
 
 class _ShardType(click.ParamType[tuple[int, int]]):
@@ -218,11 +218,11 @@ def command(
     from care_qdrant.corpus.files import check_corpus
     from care_qdrant.corpus.rows import Fields
     from care_qdrant.corpus.streams import STDIN
-    from care_qdrant.ingestion.run import ingest
-    from care_qdrant.ingestion.source import Reading
+    from care_qdrant.index.ingest import ingest
+    from care_qdrant.index.source import Reading
     from care_qdrant.progress import progress_bar
-    from care_qdrant.store.create import Storage
-    from care_qdrant.store.retry import RetryPolicy
+    from care_qdrant.qdrant.create import Storage
+    from care_qdrant.qdrant.retry import RetryPolicy
 
     if corpus == (STDIN,) and collection is None:
         raise click.UsageError("standard input has no name: give --collection")
@@ -329,9 +329,9 @@ def _database(target: Target, dry_run: bool) -> "AbstractContextManager[QdrantCl
 
 
 def _settings(options: dict[str, Any], target: Target) -> "IngestSettings":
-    from care_qdrant.ingestion.reading import Shard
-    from care_qdrant.ingestion.settings import IngestSettings
-    from care_qdrant.store.create import parse_indexes
+    from care_qdrant.index.reading import Shard
+    from care_qdrant.index.settings import IngestSettings
+    from care_qdrant.qdrant.create import parse_indexes
 
     return IngestSettings(
         overflow=options["overflow"],

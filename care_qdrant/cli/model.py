@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from care_qdrant.checkpoint.card import Card, OnnxFiles, Side
+    from care_qdrant.model.card import Card, OnnxFiles, Side
 
 
 @click.group(name="model")
@@ -28,8 +28,8 @@ def info(model: str, as_json: bool) -> None:
     Example:
       care model info built-in
     """
-    from care_qdrant.checkpoint.card import read_card
-    from care_qdrant.checkpoint.hub import find_folder
+    from care_qdrant.model.card import read_card
+    from care_qdrant.model.hub import find_folder
 
     card = read_card(find_folder(model))
     if as_json:
@@ -40,7 +40,7 @@ def info(model: str, as_json: bool) -> None:
 
 def _lines(card: "Card") -> Iterator[str]:
     """Return the card as a person reads it."""
-    from care_qdrant.checkpoint.card import license_notice
+    from care_qdrant.model.card import license_notice
     from care_qdrant.progress import duration
 
     license = f", license {license_notice(card.license)}" if card.license else ""
@@ -77,7 +77,7 @@ def _lines(card: "Card") -> Iterator[str]:
 
 
 def _side_line(card: "Card", side: str, settings: "Side") -> str:
-    from care_qdrant.checkpoint.card import UNLIMITED
+    from care_qdrant.model.card import UNLIMITED
 
     size = sum(entry.bytes for path, entry in card.files.items() if path.startswith(f"{side}/")) / 1e6
     end = f", ends with {settings.eos}" if settings.eos else ""
@@ -103,9 +103,9 @@ def verify(model: str) -> None:
     Example:
       care model verify ./care-0.3b-4b
     """
-    from care_qdrant.checkpoint.folder import verify_checkpoint as verify_folder
-    from care_qdrant.checkpoint.hub import fetch_document_side
-    from care_qdrant.model import CareModel
+    from care_qdrant.model.folder import verify_checkpoint as verify_folder
+    from care_qdrant.model.hub import fetch_document_side
+    from care_qdrant.model.pair import CareModel
 
     folder = fetch_document_side(model)
     card = verify_folder(folder)
@@ -136,7 +136,7 @@ def export_onnx(folder: Path) -> None:
     Example:
       care model export-onnx ./care-0.3b-4b
     """
-    from care_qdrant.export.existing import add_onnx
+    from care_qdrant.model.export_existing import add_onnx
 
     card = add_onnx(folder)
     size = card.files["document/model.onnx"].bytes / 1e6
@@ -163,7 +163,7 @@ def join(query: Path, document: Path, folder: Path, name: str | None, probe: Pat
     Example:
       care model join ./my-bert ./my-llm ./my-pair --probe queries.jsonl
     """
-    from care_qdrant.join import join_encoders, read_probe_texts
+    from care_qdrant.model.join import join_encoders, read_probe_texts
 
     probe_texts = read_probe_texts(probe) if probe else None
     card = join_encoders(query, document, folder, name=name or folder.name, probe_texts=probe_texts)
@@ -203,9 +203,9 @@ def import_command(
     Example:
       care model import PhilipGAQ/CARE-0.3B-4B ./care-0.3b-4b --probe queries.jsonl
     """
-    from care_qdrant.checkpoint.card import license_notice
-    from care_qdrant.importing import import_model
-    from care_qdrant.join import read_probe_texts
+    from care_qdrant.model.card import license_notice
+    from care_qdrant.model.importing import import_model
+    from care_qdrant.model.join import read_probe_texts
 
     card = import_model(
         sources,

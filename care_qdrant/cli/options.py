@@ -14,7 +14,7 @@ from care_qdrant.errors import redact, remember_secret
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient
 
-    from care_qdrant.model import CareModel
+    from care_qdrant.model.pair import CareModel
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -42,7 +42,7 @@ class Target:
             InputError: There is no such folder.
         """
         from care_qdrant.errors import InputError
-        from care_qdrant.store.connection import open_client
+        from care_qdrant.qdrant.connection import open_client
 
         if self.path is not None and not create and not self.path.is_dir():
             raise InputError(
@@ -141,7 +141,7 @@ def model_options(command: Command) -> Command:
     @wraps(command)
     def with_model(*args: Any, model: str, device: str | None, precision: str, **options: Any) -> Any:
         def load() -> "CareModel":
-            from care_qdrant.model import CareModel
+            from care_qdrant.model.pair import CareModel
 
             return CareModel.load(model, device=device, precision=precision)  # type: ignore[arg-type]  # click.Choice
 

@@ -55,10 +55,10 @@ def command(
       care promote corpus --url http://localhost:6333
       care promote corpus --path ./qdrant --url http://localhost:6333 --to corpus-2024 --dry-run
     """
+    from care_qdrant.index.copying import CopySettings
+    from care_qdrant.index.promote import promote_collection
     from care_qdrant.progress import points_bar
-    from care_qdrant.publishing.copying import CopySettings
-    from care_qdrant.publishing.promote import promote_collection
-    from care_qdrant.store.collection import Collection
+    from care_qdrant.qdrant.collection import Collection
 
     settings = CopySettings(overwrite=overwrite, dry_run=dry_run, sample=sample)
     source = Target(path, None, None, grpc=False)

@@ -14,10 +14,10 @@ from care_qdrant.cli.options import Target, json_option, model_options, target_o
 if TYPE_CHECKING:
     from qdrant_client import models
 
-    from care_qdrant.model import CareModel
+    from care_qdrant.model.pair import CareModel
+    from care_qdrant.qdrant.collection import Collection
     from care_qdrant.search.fusion import Fusion
     from care_qdrant.search.retriever import Mode
-    from care_qdrant.store.collection import Collection
     from care_qdrant.types import Hit
 
 
@@ -103,9 +103,9 @@ def command(
     from qdrant_client import models
 
     from care_qdrant.errors import InputError
+    from care_qdrant.qdrant.collection import Collection, only_collection
     from care_qdrant.search.conditions import parse_filter
     from care_qdrant.search.retriever import Retriever
-    from care_qdrant.store.collection import Collection, only_collection
 
     if not query.strip():
         raise InputError("the query is empty")
@@ -170,7 +170,7 @@ def _require_known_keys(collection: "Collection", conditions: "models.Filter") -
     from qdrant_client import models
 
     from care_qdrant.errors import InputError
-    from care_qdrant.store.payload import RESERVED_KEYS
+    from care_qdrant.qdrant.payload import RESERVED_KEYS
 
     for condition in [*(conditions.must or []), *(conditions.must_not or [])]:
         if not isinstance(condition, models.FieldCondition):

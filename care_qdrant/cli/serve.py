@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from qdrant_client import QdrantClient
 
-    from care_qdrant.model import CareModel, Precision
+    from care_qdrant.model.pair import CareModel, Precision
 
 
 @click.command(
@@ -107,12 +107,12 @@ def command(
         )
 
     def load_models() -> "list[CareModel]":
-        from care_qdrant.model import CareModel
+        from care_qdrant.model.pair import CareModel
 
         return [CareModel.load(model, device=device, precision=precision) for model in models]
 
     def open_qdrant() -> "AbstractContextManager[QdrantClient]":
-        from care_qdrant.store.connection import open_client
+        from care_qdrant.qdrant.connection import open_client
 
         # Shorter than elsewhere: somebody waits, and each search has three attempts.
         return open_client(

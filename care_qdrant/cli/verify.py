@@ -12,7 +12,7 @@ from care_qdrant.cli.groups import CONTEXT, GroupedCommand
 from care_qdrant.cli.options import Target, model_options, sparse_option, target_options
 
 if TYPE_CHECKING:
-    from care_qdrant.model import CareModel
+    from care_qdrant.model.pair import CareModel
 
 
 @click.command(
@@ -70,8 +70,8 @@ def command(
       care verify articles --url http://localhost:6333
       care verify articles --url http://localhost:6333 --sparse bm25
     """
-    from care_qdrant.attach.verify import VerifySettings, verify_bm25, verify_collection
     from care_qdrant.errors import NotVerified
+    from care_qdrant.index.verify import VerifySettings, verify_bm25, verify_collection
 
     settings = VerifySettings(sample, least_cosine, least_known)
     verify = verify_bm25 if sparse is not None else partial(verify_collection, model=load_model())

@@ -17,7 +17,7 @@ def passes(run_pass: Callable[[threading.Event], Pass], seconds: float) -> Itera
         run_pass: Does one pass; it ends early when the event is set.
         seconds: From the end of a pass to the beginning of the next.
     """
-    from care_qdrant.attach.attach import FailedPass, watch
+    from care_qdrant.index.attach import FailedPass, watch
 
     stop = threading.Event()
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from care_qdrant.store.payload import RESERVED_KEYS
+from care_qdrant.qdrant.payload import RESERVED_KEYS
 from care_qdrant.types import Document, embedded_text
 
 HASH_ID = ":hash"

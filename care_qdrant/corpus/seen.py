@@ -6,7 +6,7 @@ from contextlib import closing
 from hashlib import blake2b
 from typing import Literal, Self
 
-from care_qdrant.store.payload import payload_hash
+from care_qdrant.qdrant.payload import payload_hash
 from care_qdrant.types import Chunk, Document
 
 Verdict = Literal["new", "same", "other"]

@@ -1,6 +1,6 @@
 """An encoder on onnxruntime and tokenizers: no torch in the process, one thread a run.
 
-The graph holds pooling and normalisation (`care_qdrant.export.onnx`), so a text is: tokenise, run, done. Queries take
+The graph holds pooling and normalisation (`model.export_onnx`), so a text is: tokenise, run, done. Queries take
 one thread a call; documents may run several batches at once.
 """
 
@@ -15,12 +15,12 @@ import numpy.typing as npt
 import onnxruntime  # type: ignore[import-untyped]
 from tokenizers import Encoding, Tokenizer
 
-from care_qdrant.checkpoint.card import Geometry, Side
 from care_qdrant.encoders import MAX_CHARACTERS_PER_TOKEN
 from care_qdrant.encoders.saturation import int8_saturates
 from care_qdrant.encoders.tokens import uncut_length
 from care_qdrant.encoders.usable import require_lengths
 from care_qdrant.errors import EncodingError, IncompleteModel, ModelError
+from care_qdrant.model.card import Geometry, Side
 from care_qdrant.types import Vectors
 
 BATCH_TOKENS = 288

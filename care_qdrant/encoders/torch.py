@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from tokenizers import Tokenizer
 
-from care_qdrant.checkpoint.architecture import native_folder
-from care_qdrant.checkpoint.card import Geometry, static_limit
 from care_qdrant.encoders.batching import token_batches
 from care_qdrant.encoders.tokens import uncut_length
 from care_qdrant.encoders.usable import require_lengths
 from care_qdrant.errors import needs_extra
+from care_qdrant.model.architecture import native_folder
+from care_qdrant.model.card import Geometry, static_limit
 from care_qdrant.types import Vectors
 
 if TYPE_CHECKING:

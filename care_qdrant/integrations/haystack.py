@@ -6,9 +6,9 @@ from typing import Any
 
 from haystack import Document, component, default_from_dict, default_to_dict
 
-from care_qdrant.checkpoint.hub import BUILT_IN
 from care_qdrant.errors import FingerprintMismatch
-from care_qdrant.model import CareModel
+from care_qdrant.model.hub import BUILT_IN
+from care_qdrant.model.pair import CareModel
 from care_qdrant.types import embedded_text
 
 

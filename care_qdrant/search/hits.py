@@ -6,8 +6,8 @@ from typing import Any
 from qdrant_client import models
 
 from care_qdrant.errors import InputError
-from care_qdrant.store.layout import guess_layout
-from care_qdrant.store.payload import CARE_KEY, hit_from_payload
+from care_qdrant.qdrant.layout import guess_layout
+from care_qdrant.qdrant.payload import CARE_KEY, hit_from_payload
 from care_qdrant.types import Hit
 
 

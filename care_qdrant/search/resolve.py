@@ -12,15 +12,15 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.encoders import bm25
 from care_qdrant.errors import InputError
+from care_qdrant.qdrant.contract_checks import check_contract, check_probes, check_sparse_contract
+from care_qdrant.qdrant.contracts import SparseContract, VectorContract
+from care_qdrant.qdrant.layout import Layout, Payload, guess_layout, lookup
+from care_qdrant.qdrant.learned import probe_ids, probe_vectors
+from care_qdrant.qdrant.quantization import recorded_rescoring
+from care_qdrant.qdrant.retry import is_not_found
+from care_qdrant.qdrant.schema import CollectionSchema, Limits
 from care_qdrant.search.fusion import DEFAULT_ALPHA
 from care_qdrant.search.steps import Steps, T, ask
-from care_qdrant.store.contract_checks import check_contract, check_probes, check_sparse_contract
-from care_qdrant.store.contracts import SparseContract, VectorContract
-from care_qdrant.store.layout import Layout, Payload, guess_layout, lookup
-from care_qdrant.store.learned import probe_ids, probe_vectors
-from care_qdrant.store.quantization import recorded_rescoring
-from care_qdrant.store.retry import is_not_found
-from care_qdrant.store.schema import CollectionSchema, Limits
 
 CHECK_SECONDS = 30.0
 """How long a check of the contract holds. An alias may be switched to vectors of another model at any time."""

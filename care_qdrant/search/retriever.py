@@ -10,18 +10,18 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.encoders import bm25
 from care_qdrant.encoders.sparse import SparseQueryEncoder
 from care_qdrant.errors import InputError, Rejected
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.embedded_sparse import tune_sparse_search
+from care_qdrant.qdrant.retry import RequestTooLarge, RetryPolicy
 from care_qdrant.search.fusion import Fusion, candidates
 from care_qdrant.search.hits import best_of_each_document, read_hit
 from care_qdrant.search.plan import QueryPlan, dense_search, sparse_search
 from care_qdrant.search.resolve import CHECK_SECONDS, CollectionResolver, ResolvedCollection, StoreConfig
 from care_qdrant.search.steps import Steps, ask, run
-from care_qdrant.store.collection import Collection
-from care_qdrant.store.embedded_sparse import tune_sparse_search
-from care_qdrant.store.retry import RequestTooLarge, RetryPolicy
 from care_qdrant.types import Hit
 
 if TYPE_CHECKING:
-    from care_qdrant.model import CareModel
+    from care_qdrant.model.pair import CareModel
 
 logger = logging.getLogger(__name__)
 

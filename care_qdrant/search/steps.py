@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 from qdrant_client import AsyncQdrantClient, QdrantClient
 
-from care_qdrant.store.connection import client_lock
+from care_qdrant.qdrant.connection import client_lock
 
 T = TypeVar("T")
 Operation = Callable[[QdrantClient], Any]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
-from care_qdrant.model import CareModel
+from care_qdrant.model.pair import CareModel
 from care_qdrant.serve import openapi, schemas
 from care_qdrant.serve.embeddings import openai_embeddings, openai_models, tei_embed
 from care_qdrant.serve.endpoint import Get, Post, Reply

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from care_qdrant.errors import InputError
-from care_qdrant.model import CareModel
+from care_qdrant.model.pair import CareModel
 from care_qdrant.serve.lines import DocumentSide, QuerySide, Side
 from care_qdrant.serve.metrics import Metrics
 from care_qdrant.serve.refusal import Refusal

@@ -15,7 +15,9 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.encoders import bm25
 from care_qdrant.errors import CareError, InputError, Rejected
-from care_qdrant.model import CareModel
+from care_qdrant.model.pair import CareModel
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.contracts import SparseContract
 from care_qdrant.search.conditions import parse_filter
 from care_qdrant.search.fusion import Fusion
 from care_qdrant.search.retriever import Mode, Retriever
@@ -24,8 +26,6 @@ from care_qdrant.serve.pairs import Pairs, ServedPair, check_texts
 from care_qdrant.serve.refusal import Refusal, invalid_body
 from care_qdrant.serve.schemas import Collections, CollectionState, SearchAnswer, SearchHit, SearchRequest, Timing
 from care_qdrant.serve.settings import ServeSettings
-from care_qdrant.store.collection import Collection
-from care_qdrant.store.contracts import SparseContract
 from care_qdrant.types import Hit, Vectors
 
 T = TypeVar("T")

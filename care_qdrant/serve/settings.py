@@ -11,7 +11,7 @@ from care_qdrant.errors import InputError
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient
 
-    from care_qdrant.model import CareModel
+    from care_qdrant.model.pair import CareModel
 
 READY = "ready"
 """What a worker reports when it has loaded all that it serves."""

@@ -24,7 +24,7 @@ from care_qdrant.errors import CareError, InputError, needs_extra
 from care_qdrant.serve.settings import DIRECTORY_VARIABLE, READY, ServeSettings
 
 if TYPE_CHECKING:
-    from care_qdrant.model import CareModel
+    from care_qdrant.model.pair import CareModel
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import pytest
 from qdrant_client import QdrantClient
 
 from benchmarks.experiments.index_variants import VARIANTS, Delta, Variant, measure_variants, read_vectors
-from care_qdrant.ingestion.run import ingest
-from care_qdrant.ingestion.settings import IngestSettings
+from care_qdrant.index.ingest import ingest
+from care_qdrant.index.settings import IngestSettings
 from care_qdrant.types import Document, Vectors
 from tests.tiny import TEXTS, HashModel
 

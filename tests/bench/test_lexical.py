@@ -9,8 +9,8 @@ from care_benchmarks.taskfiles import find_tasks, read_corpus, read_questions
 from qdrant_client import QdrantClient
 
 from care_qdrant.errors import CareError
-from care_qdrant.ingestion.run import ingest
-from care_qdrant.ingestion.settings import IngestSettings
+from care_qdrant.index.ingest import ingest
+from care_qdrant.index.settings import IngestSettings
 from care_qdrant.search.retriever import Mode, Retriever
 from tests.tiny import HashModel
 

@@ -27,7 +27,7 @@ from tokenizers import Tokenizer
 
 from care_qdrant.encoders.torch import load_sentence_transformer
 from care_qdrant.errors import EncodingError, InputError, ModelError, Unreachable
-from care_qdrant.model import CareModel
+from care_qdrant.model.pair import CareModel
 from tests.tiny import TEXTS
 
 # Whole runs import torch, mteb and LlamaIndex: minutes where other work holds the cores.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from care_qdrant.model import CareModel
+from care_qdrant.model.pair import CareModel
 from tests.tiny import HashModel
 
 

@@ -16,7 +16,7 @@ import pytest
 from llama_index.embeddings.care import CareEmbedding
 
 from care_qdrant.errors import InputError
-from care_qdrant.model import CareModel
+from care_qdrant.model.pair import CareModel
 from care_qdrant.types import Vectors
 from tests.tiny import HashEncoder, HashModel, medical_texts
 

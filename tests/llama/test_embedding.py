@@ -22,7 +22,7 @@ from llama_index_instrumentation import get_dispatcher
 from pydantic import ValidationError
 
 from care_qdrant.errors import FingerprintMismatch, InputError, MissingExtra
-from care_qdrant.model import CareModel
+from care_qdrant.model.pair import CareModel
 from tests.tiny import HashEncoder, HashModel, document_tower
 
 QUERY = "高血压患者饮食上要注意什么？"
@@ -311,7 +311,7 @@ def _save_card(folder: Path, values: dict[str, Any]) -> None:
     """Write a changed card as the trainer would, with the fingerprint of its content."""
     from dataclasses import replace
 
-    from care_qdrant.checkpoint.card import Side, fingerprint, read_card
+    from care_qdrant.model.card import Side, fingerprint, read_card
 
     card = read_card(folder)
     query = Side(**values["query"])

@@ -15,10 +15,10 @@ from llama_index.embeddings.care import CareEmbedding
 from llama_index.vector_stores.care import CareVectorStore
 from qdrant_client import QdrantClient
 
-from care_qdrant.attach.attach import attach_vector
-from care_qdrant.attach.verify import verify_collection
 from care_qdrant.errors import ContractError, InputError, SchemaMismatch
-from care_qdrant.ingestion.run import ingest
+from care_qdrant.index.attach import attach_vector
+from care_qdrant.index.ingest import ingest
+from care_qdrant.index.verify import verify_collection
 from tests.llama.collections import DOCUMENTS, NAME, fill, vector
 from tests.tiny import HashModel
 

@@ -14,7 +14,7 @@ from llama_index.vector_stores.care import CareVectorStore
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
 
 from care_qdrant.errors import FingerprintMismatch
-from care_qdrant.store.connection import open_client
+from care_qdrant.qdrant.connection import open_client
 from tests.databases import REAL, open_database
 from tests.llama import collections as made
 from tests.llama.collections import DOCUMENTS, NAME, fill, node_id, vector

@@ -25,12 +25,12 @@ from llama_index.vector_stores.qdrant import QdrantVectorStore
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
 
 from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch
-from care_qdrant.ingestion.run import ingest
-from care_qdrant.ingestion.settings import IngestSettings
+from care_qdrant.index.ingest import ingest
+from care_qdrant.index.settings import IngestSettings
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.contracts import VectorContract
+from care_qdrant.qdrant.layout import guess_layout
 from care_qdrant.search.retriever import Retriever
-from care_qdrant.store.collection import Collection
-from care_qdrant.store.contracts import VectorContract
-from care_qdrant.store.layout import guess_layout
 from tests.llama import collections as made
 from tests.llama.collections import DOCUMENTS, NAME, Write, fill, node_id, vector
 from tests.tiny import HashModel, point_alias

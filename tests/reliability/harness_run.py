@@ -10,7 +10,7 @@ from pathlib import Path
 
 from care_benchmarks.results import Result, load_result
 
-from care_qdrant.store.connection import open_client
+from care_qdrant.qdrant.connection import open_client
 from tests.reliability.trials import FORKSERVER, Attempt, Counts, Trial, kill_trials
 
 TOLERANCE = 1e-6

@@ -20,11 +20,11 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.corpus.chunking import cut_rows
 from care_qdrant.corpus.files import Corpus
 from care_qdrant.corpus.rows import Row
-from care_qdrant.ingestion.report import Progress
-from care_qdrant.ingestion.run import ingest
-from care_qdrant.ingestion.settings import IngestSettings
-from care_qdrant.store.collection import Collection
-from care_qdrant.store.connection import open_client
+from care_qdrant.index.ingest import ingest
+from care_qdrant.index.report import Progress
+from care_qdrant.index.settings import IngestSettings
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.connection import open_client
 from care_qdrant.types import Chunk, Vectors
 from tests.reliability.processes import QdrantServer
 from tests.reliability.ready_model import ReadyModel
@@ -142,7 +142,7 @@ def full_disk_trial(source: Source, server: QdrantServer) -> Trial:
                 while True:
                     file.write(bytes(2**20))
 
-    outages = logging.getLogger("care_qdrant.store.retry")
+    outages = logging.getLogger("care_qdrant.qdrant.retry")
     outages.addHandler(handler := _Freeing())
     try:
         with open_client(url=server.url) as client:

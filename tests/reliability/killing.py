@@ -4,10 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from care_qdrant.publishing.promote import promote_collection
-from care_qdrant.publishing.publish import publish_collection
-from care_qdrant.store.collection import Collection
-from care_qdrant.store.connection import open_client
+from care_qdrant.index.promote import promote_collection
+from care_qdrant.index.publish import publish_collection
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.connection import open_client
 from tests.reliability.trials import FORKSERVER
 from tests.standin import StandIn
 

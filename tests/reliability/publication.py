@@ -14,7 +14,7 @@ from typing import Literal
 from qdrant_client import QdrantClient
 
 from care_qdrant.cli import care
-from care_qdrant.store.connection import open_client
+from care_qdrant.qdrant.connection import open_client
 from tests.reliability.ingestion import Target
 from tests.reliability.sample_collection import (
     Contents,

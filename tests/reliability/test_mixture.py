@@ -29,13 +29,13 @@ from llama_index.core.schema import MetadataMode, NodeRelationship, RelatedNodeI
 from llama_index.vector_stores.care import CareVectorStore
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.attach.attach import AttachSettings, attach_vector
-from care_qdrant.attach.detach import detach_vector
-from care_qdrant.attach.verify import verify_collection
 from care_qdrant.errors import CareError
-from care_qdrant.ingestion.run import ingest
-from care_qdrant.ingestion.settings import IngestSettings
-from care_qdrant.publishing.publish import publish_collection, roll_back
+from care_qdrant.index.attach import AttachSettings, attach_vector
+from care_qdrant.index.detach import detach_vector
+from care_qdrant.index.ingest import ingest
+from care_qdrant.index.publish import publish_collection, roll_back
+from care_qdrant.index.settings import IngestSettings
+from care_qdrant.index.verify import verify_collection
 from care_qdrant.types import Document, Vectors, point_id
 from tests.tiny import TEXTS, HashEncoder, HashModel
 

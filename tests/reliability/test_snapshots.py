@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from care_qdrant import Document, IngestSettings, Retriever, ingest
-from care_qdrant.attach.attach import attach_vector
-from care_qdrant.attach.verify import VerifySettings, verify_bm25, verify_collection
-from care_qdrant.store.connection import open_client
+from care_qdrant.index.attach import attach_vector
+from care_qdrant.index.verify import VerifySettings, verify_bm25, verify_collection
+from care_qdrant.qdrant.connection import open_client
 from tests.reliability.processes import BINARY, QdrantServer
 from tests.reliability.sample_collection import distance, read_contents
 from tests.tiny import HashModel, medical_texts

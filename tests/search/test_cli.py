@@ -13,7 +13,7 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.cli import collections, search
 from care_qdrant.cli.table import cut, display_width, table, wrap
 from care_qdrant.errors import CareError, InputError
-from care_qdrant.model import CareModel
+from care_qdrant.model.pair import CareModel
 from care_qdrant.search import conditions
 from care_qdrant.types import Chunk, Document
 from tests.search.conftest import COLLECTION, fill

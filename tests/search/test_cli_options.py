@@ -9,7 +9,7 @@ from qdrant_client import QdrantClient
 
 from care_qdrant.cli import search
 from care_qdrant.errors import InputError
-from care_qdrant.model import CareModel
+from care_qdrant.model.pair import CareModel
 from care_qdrant.types import Chunk, Document
 from tests.search.conftest import fill
 from tests.tiny import TEXTS

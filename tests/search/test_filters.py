@@ -10,12 +10,12 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant import Document, IngestSettings, ingest
 from care_qdrant.errors import InputError
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.connection import open_client
+from care_qdrant.qdrant.create import parse_indexes
 from care_qdrant.search.conditions import keys_of, parse_filter
 from care_qdrant.search.plan import dense_search
 from care_qdrant.search.resolve import ResolvedCollection, StoreConfig, resolve_vectors
-from care_qdrant.store.collection import Collection
-from care_qdrant.store.connection import open_client
-from care_qdrant.store.create import parse_indexes
 from tests.databases import REAL, open_database
 from tests.standin import StandIn
 from tests.tiny import HashModel, medical_texts

@@ -8,10 +8,10 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.encoders import bm25
 from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch, Unreachable
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.contracts import SparseContract
 from care_qdrant.search import retriever
 from care_qdrant.search.retriever import Retriever
-from care_qdrant.store.collection import Collection
-from care_qdrant.store.contracts import SparseContract
 from care_qdrant.types import Chunk, Document
 from tests.search.conftest import COLLECTION, fill
 from tests.standin import StandIn

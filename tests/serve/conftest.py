@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 
 from care_qdrant.encoders import Encoder
-from care_qdrant.model import CareModel
+from care_qdrant.model.pair import CareModel
 from care_qdrant.serve.app import Service
 from care_qdrant.serve.settings import Limits, ServeSettings
 from tests.tiny import HashEncoder

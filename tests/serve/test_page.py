@@ -12,9 +12,9 @@ import pytest
 from qdrant_client import QdrantClient
 
 import care_qdrant.serve
-from care_qdrant.attach.attach import attach_vector
-from care_qdrant.ingestion.run import ingest
-from care_qdrant.ingestion.settings import IngestSettings
+from care_qdrant.index.attach import attach_vector
+from care_qdrant.index.ingest import ingest
+from care_qdrant.index.settings import IngestSettings
 from care_qdrant.types import Document
 from tests.serve.test_searching import aligned
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.ingestion.run import ingest
-from care_qdrant.ingestion.settings import IngestSettings
-from care_qdrant.model import CareModel
+from care_qdrant.index.ingest import ingest
+from care_qdrant.index.settings import IngestSettings
+from care_qdrant.model.pair import CareModel
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Document
 from tests.serve.test_workers import WAIT_SECONDS, Running

@@ -13,7 +13,7 @@ from langchain_openai import OpenAIEmbeddings
 from llama_index.embeddings.openai import OpenAIEmbedding
 from openai import AuthenticationError, BadRequestError, NotFoundError, OpenAI
 
-from care_qdrant.model import CareModel
+from care_qdrant.model.pair import CareModel
 from tests.serve.conftest import pair
 from tests.tiny import TEXTS
 

@@ -7,8 +7,8 @@ import pytest
 from qdrant_client import QdrantClient
 
 from care_qdrant.errors import Unreachable
-from care_qdrant.ingestion.run import ingest
-from care_qdrant.ingestion.settings import IngestSettings
+from care_qdrant.index.ingest import ingest
+from care_qdrant.index.settings import IngestSettings
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.serve.marks import mark
 from care_qdrant.serve.searching import Searching

@@ -18,7 +18,7 @@ import httpx
 import numpy as np
 import pytest
 
-from care_qdrant.model import CareModel
+from care_qdrant.model.pair import CareModel
 from tests.serve.conftest import asked
 from tests.tiny import TEXTS, care_folder, medical_texts
 

@@ -6,7 +6,7 @@ import httpx
 import pytest
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.store.collection import Collection
+from care_qdrant.qdrant.collection import Collection
 from tests.databases import require_added_vectors
 from tests.standin import StandIn
 from tests.standin.recorded import EXCHANGES, RECORDED, C, ask

@@ -11,9 +11,9 @@ from care_trainer.models import towers
 from safetensors.numpy import load_file
 from sentence_transformers import SentenceTransformer
 
-from care_qdrant.checkpoint.folder import verify_checkpoint
 from care_qdrant.errors import InputError
-from care_qdrant.model import CareModel
+from care_qdrant.model.folder import verify_checkpoint
+from care_qdrant.model.pair import CareModel
 from tests.trainer.tiny_run import pairs, stage, tiny_run
 
 TEXTS = [row["query"] for row in pairs()[:8]]

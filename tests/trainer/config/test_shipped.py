@@ -17,8 +17,8 @@ from care_trainer.training.loop import Job, _arguments
 from click.testing import CliRunner
 from sentence_transformers import SentenceTransformer
 
-from care_qdrant.checkpoint.published import DOCUMENT_TASKS, QUERY_TASKS
-from care_qdrant.model import CareModel
+from care_qdrant.model.pair import CareModel
+from care_qdrant.model.published import DOCUMENT_TASKS, QUERY_TASKS
 from tests.trainer.bases import gte_mlm_base, qwen3_base
 from tests.trainer.tiny_run import pairs, write_world
 

@@ -10,7 +10,7 @@ import click
 from care_qdrant.cli.options import Target, model_options, target_options
 
 if TYPE_CHECKING:
-    from care_qdrant.model import CareModel
+    from care_qdrant.model.pair import CareModel
 
 
 @click.command()

@@ -52,7 +52,7 @@ def _kept(settings: Diversify, pairs: Iterator[Pair]) -> Flags:
 def _new_texts(settings: Diversify, pairs: Iterator[Pair]) -> tuple[Flags, Flags]:
     from sentence_transformers import SentenceTransformer
 
-    from care_qdrant.checkpoint.hub import find_folder
+    from care_qdrant.model.hub import find_folder
 
     model = SentenceTransformer(str(find_folder(settings.encoder)))
     queries = Neighbourhood(settings.query_threshold, settings.neighbours)

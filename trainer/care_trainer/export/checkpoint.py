@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
-from care_qdrant.checkpoint.card import Card, OnnxFiles
-from care_qdrant.checkpoint.folder import write_checkpoint
 from care_qdrant.errors import InputError, TrainingError
-from care_qdrant.export.onnx import export_query_encoder
+from care_qdrant.model.card import Card, OnnxFiles
+from care_qdrant.model.export_onnx import export_query_encoder
+from care_qdrant.model.folder import write_checkpoint
 from care_qdrant.types import Vectors
 from care_trainer import pipeline
 from care_trainer.config import Run, stage_name

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from care_qdrant.checkpoint.folder import verify_checkpoint
 from care_qdrant.errors import InputError, TrainingError
+from care_qdrant.model.folder import verify_checkpoint
 
 logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from care_qdrant.checkpoint.card import OnnxFiles
+from care_qdrant.model.card import OnnxFiles
 from care_trainer.config import Run, Tower
 
 _HEAD = """---

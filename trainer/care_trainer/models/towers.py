@@ -22,9 +22,9 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoConfig, AutoModel, BitsAndBytesConfig, PreTrainedTokenizerFast
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from care_qdrant.checkpoint.architecture import native_folder
-from care_qdrant.checkpoint.hub import fetch_document_side
 from care_qdrant.errors import InputError, MissingExtra, ModelError
+from care_qdrant.model.architecture import native_folder
+from care_qdrant.model.hub import fetch_document_side
 from care_trainer.config import Geometry, Lora, Tower
 
 logger = logging.getLogger(__name__)

@@ -14,12 +14,12 @@ from llama_index.embeddings.care.nodes import embed_title_and_text_only
 from llama_index.embeddings.care.pair import OnTruncation, PairSettings, SharedPair, shared_pair
 from typing_extensions import override
 
-from care_qdrant.checkpoint.hub import BUILT_IN
-from care_qdrant.model import Precision
+from care_qdrant.model.hub import BUILT_IN
+from care_qdrant.model.pair import Precision
 
 if TYPE_CHECKING:
     from care_qdrant.encoders import TokenCounter
-    from care_qdrant.store.contracts import VectorContract
+    from care_qdrant.qdrant.contracts import VectorContract
     from care_qdrant.types import Vectors
 
 DOCUMENT_BATCH_SIZE = 512

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from care_qdrant.checkpoint.card import CARD_FILE
 from care_qdrant.encoders import MAX_CHARACTERS_PER_TOKEN, Encoder, TokenCounter
 from care_qdrant.encoders.microbatch import MicroBatcher, Vector
 from care_qdrant.errors import FingerprintMismatch, IncompleteModel, InputError, MissingExtra
-from care_qdrant.model import CareModel, Precision
+from care_qdrant.model.card import CARD_FILE
+from care_qdrant.model.pair import CareModel, Precision
 from care_qdrant.types import Vectors
 
 if TYPE_CHECKING:
-    from care_qdrant.store.contracts import VectorContract
+    from care_qdrant.qdrant.contracts import VectorContract
 
 OnTruncation = Literal["ignore", "warn", "error"]
 

@@ -40,15 +40,15 @@ from typing_extensions import override
 from care_qdrant.encoders import bm25
 from care_qdrant.encoders.sparse import NATIVE_BM25, SparseQuery, SparseQueryEncoder, document_terms
 from care_qdrant.errors import InputError
+from care_qdrant.qdrant.connection import client_lock, is_embedded
+from care_qdrant.qdrant.contracts import SparseContract, VectorContract, contract_metadata
+from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME
+from care_qdrant.qdrant.embedded_sparse import tune_sparse_search
+from care_qdrant.qdrant.layout import Layout
 from care_qdrant.search.fusion import Fusion
 from care_qdrant.search.plan import QueryPlan
 from care_qdrant.search.resolve import CHECK_SECONDS, CollectionResolver, ResolvedCollection, StoreConfig
 from care_qdrant.search.steps import Steps, T, arun, ask, async_call, locked_call, run, threaded_call
-from care_qdrant.store.connection import client_lock, is_embedded
-from care_qdrant.store.contracts import SparseContract, VectorContract, contract_metadata
-from care_qdrant.store.create import SPARSE_VECTOR_NAME
-from care_qdrant.store.embedded_sparse import tune_sparse_search
-from care_qdrant.store.layout import Layout
 
 Ids = list[str] | None
 Filters = MetadataFilters | None

@@ -24,7 +24,7 @@ from llama_index.vector_stores.qdrant.base import DOCUMENT_ID_KEY
 from qdrant_client import models
 
 from care_qdrant.errors import InputError
-from care_qdrant.store.layout import Layout
+from care_qdrant.qdrant.layout import Layout
 
 Value = str | int | float
 

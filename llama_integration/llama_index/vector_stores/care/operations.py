@@ -8,9 +8,9 @@ from llama_index.vector_stores.care.points import as_point_id, changed_texts, ha
 from qdrant_client import models
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
+from care_qdrant.qdrant.retry import is_not_found
 from care_qdrant.search.resolve import ResolvedCollection
 from care_qdrant.search.steps import Operation, Steps, ask
-from care_qdrant.store.retry import is_not_found
 
 
 def score_nodes(

@@ -11,9 +11,9 @@ from llama_index.vector_stores.care.origin import embedded_text_is_known, title_
 from qdrant_client import models
 
 from care_qdrant.errors import InputError
-from care_qdrant.store.layout import Layout
-from care_qdrant.store.payload import CARE_KEY, content_hash
-from care_qdrant.store.sender import hash_removal
+from care_qdrant.qdrant.layout import Layout
+from care_qdrant.qdrant.payload import CARE_KEY, content_hash
+from care_qdrant.qdrant.sender import hash_removal
 
 Point = models.ScoredPoint | models.Record | models.PointStruct
 

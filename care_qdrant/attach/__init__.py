@@ -1,1 +1,0 @@
-"""A model's vector beside those of a live collection: examine, attach, follow, verify, detach."""

@@ -1,0 +1,429 @@
+"""Adds a model's vector to the points of a collection that is in use, beside the vectors that it has.
+
+It writes one named vector, its contract, and a hash under ``_care`` in each payload. Everything else stays as it is,
+and `care_qdrant.index.detach` removes all of it again. The hashes are the only checkpoint: run it again after a
+kill, after texts have changed, or from cron, and it encodes what is new or different and nothing else.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+from qdrant_client import QdrantClient, models
+
+from care_qdrant.encoders import bm25
+from care_qdrant.encoders.batching import token_batches
+from care_qdrant.errors import FolderLocked, InputError, TooFewDocuments, Unreachable
+from care_qdrant.index.ahead import read_ahead
+from care_qdrant.index.makers import Bm25Vectors, DenseVectors, VectorMaker
+from care_qdrant.index.points import Addition, Text, read_windows, stored_text
+from care_qdrant.index.preflight import Preflight, examine
+from care_qdrant.index.report import Stopwatch
+from care_qdrant.index.settings import DocumentModel
+from care_qdrant.index.vector_hashes import remove_orphaned_hashes
+from care_qdrant.qdrant.collection import Collection, PointId
+from care_qdrant.qdrant.connection import tune_embedded
+from care_qdrant.qdrant.contracts import SparseContract, VectorContract
+from care_qdrant.qdrant.create import QUANTIZATION, Quantization
+from care_qdrant.qdrant.layout import Layout
+from care_qdrant.qdrant.quantization import record_rescoring
+from care_qdrant.qdrant.retry import RetryPolicy
+from care_qdrant.qdrant.sender import Sender, Write, in_requests
+
+WINDOWS_AHEAD = 2
+WATCHING = RetryPolicy(attempts=5)
+"""Of one pass of `watch`: there is another pass soon, and a signal should not wait for longer than some seconds."""
+
+Pass = TypeVar("Pass")
+OnProgress = Callable[[int, int], None]
+"""Called with the number of points that are done and the number of all points."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttachSettings:
+    """How to attach."""
+
+    text_field: str | None = None
+    """Payload field with the text, as ``body`` or ``document.body``; None guesses."""
+    quantization: Quantization | None = None
+    """Quantization of the new vector."""
+    on_disk: bool = False
+    """Keep the new vectors on disk."""
+    points_per_second: float | None = None
+    """Highest number of points to write in a second, for the sake of those who search meanwhile; None for no limit."""
+    batch_tokens: int = 16_384
+    """Padded tokens of one batch of the encoder."""
+    max_delete_fraction: float = 0.2
+    """Largest fraction of the vectors that may be removed because their points have no text any more, in [0, 1]."""
+    change_text_field: bool = False
+    """Make a vector that is there of another payload field than the one recorded for it."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_delete_fraction <= 1:
+            raise InputError(f"--max-delete-fraction is {self.max_delete_fraction}; expected a fraction from 0 to 1")
+        if self.points_per_second is not None and self.points_per_second <= 0:
+            raise InputError(f"--points-per-second is {self.points_per_second}; expected a number above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class AttachReport:
+    """What a run did."""
+
+    collection: str
+    vector_name: str
+    fingerprint: str
+    tool: str
+    """Who wrote the payloads, as guessed; empty where there are no points."""
+    text_field: str
+    encoded: int
+    unchanged: int
+    """Points whose vector was made of the text that they have now."""
+    without_text: int
+    """Points that get no vector."""
+    elsewhere: int
+    """Points without text that have one in another field than `text_field`."""
+    removed: int
+    """Points without text whose vector of an earlier text was removed."""
+    truncated: int
+    """Encoded points whose text is longer than the encoder reads."""
+    points: int
+    """Number of points in the collection now, exactly."""
+    covered: int
+    """Number of points that have the vector."""
+    seconds: float
+    points_per_second: float
+    encoder_idle_fraction: float
+    """Fraction of the encoding time in which the encoder stood still, from 0 to 1."""
+
+
+def attach_vector(
+    client: QdrantClient,
+    collection: str,
+    model: DocumentModel,
+    *,
+    vector_name: str | None = None,
+    settings: AttachSettings | None = None,
+    retries: RetryPolicy | None = None,
+    stop: threading.Event | None = None,
+    on_preflight: Callable[[Preflight], None] = lambda _: None,
+    on_progress: OnProgress = lambda _done, _total: None,
+) -> AttachReport:
+    """Add to every point of a collection a vector of a model, made of the text in its payload.
+
+    Args:
+        client: An open Qdrant.
+        collection: Name or alias; with an alias, the collection that is behind it now.
+        model: The pair; its document encoder is loaded only if something has to be encoded.
+        vector_name: None takes the model's name.
+        settings: How.
+        retries: How often to try a call again.
+        stop: When it is set, the run ends after the batch that is being encoded, with a report of what it has done.
+        on_preflight: Called before anything is written.
+        on_progress: Called after each window and each batch.
+
+    Raises:
+        InputError: There is no such collection, no text in its payloads, or a key of ours is used by others in them;
+            another text field than the recorded one; or too many vectors would be removed.
+        ContractError: Another model made the vectors of this name.
+        QdrantError: Qdrant refused or could not be reached; what was written stays, and another run goes on from there.
+        EncodingError: The encoder returned no usable vector.
+        MissingExtra: Documents cannot be encoded in this installation; nothing was written.
+    """
+    settings, name, contract = settings or AttachSettings(), vector_name or model.name, model.contract()
+    target = Collection(client, collection, retries).resolve()
+    preflight = examine(target, name, contract, settings.text_field)
+    on_preflight(preflight)
+    if preflight.is_emptied:
+        return _nothing_to_do(target, name, contract.fingerprint)
+    layout = preflight.require_layout()
+    if not preflight.has_vector:
+        model.require_documents()
+    elif not preflight.adopts:
+        _require_same_field(target, name, layout, settings)
+    _prepare(target, name, contract, layout, settings)
+    maker = DenseVectors(model, contract)
+    run = _Run(target, maker, name, contract.fingerprint, layout, settings, on_progress, stop or threading.Event())
+    return run.go(preflight.points)
+
+
+def attach_bm25(
+    client: QdrantClient,
+    collection: str,
+    *,
+    vector_name: str | None = None,
+    settings: AttachSettings | None = None,
+    retries: RetryPolicy | None = None,
+    stop: threading.Event | None = None,
+    on_preflight: Callable[[Preflight], None] = lambda _: None,
+    on_progress: OnProgress = lambda _done, _total: None,
+) -> AttachReport:
+    """Add to every point of a collection the BM25 vector of its text, as ingestion writes it; needs no model.
+
+    The first run reads all texts once more before, for their mean length, which the contract keeps.
+
+    Args:
+        client: An open Qdrant.
+        collection: Name or alias; with an alias, the collection that is behind it now.
+        vector_name: None takes ``bm25``.
+        settings: How; quantization and storage are those of dense vectors, and not used.
+        retries: How often to try a call again.
+        stop: When it is set, the run ends after the batch that is being made, with a report of what it has done.
+        on_preflight: Called before anything is written.
+        on_progress: Called after each window and each batch.
+
+    Raises:
+        InputError: As for `attach_vector`.
+        ContractError: Another analyser, or another tool, made the vectors of this name.
+        QdrantError: Qdrant refused or could not be reached; what was written stays, and another run goes on from there.
+    """
+    settings, name = settings or AttachSettings(), vector_name or bm25.VECTOR_NAME
+    target = Collection(client, collection, retries).resolve()
+    contract = SparseContract(bm25.ANALYSER, bm25.DEFAULT_K1, bm25.DEFAULT_B, average_length=1.0)
+    preflight = examine(target, name, contract, settings.text_field)
+    on_preflight(preflight)
+    if preflight.is_emptied:
+        return _nothing_to_do(target, name, bm25.ANALYSER)
+    layout = preflight.require_layout()
+    if preflight.has_vector:
+        _require_same_field(target, name, layout, settings)
+    begun = target.schema.contracts.get(name)
+    if isinstance(begun, SparseContract) and begun.fingerprint == bm25.ANALYSER:
+        contract = begun
+    else:
+        payloads = (record.payload or {} for page in target.scroll("reading texts") for record in page)
+        texts = (stored_text(layout, payload) for payload in payloads if layout.of_point(payload).find_text(payload))
+        contract = replace(contract, average_length=bm25.average_length(texts))
+    _prepare(target, name, contract, layout, settings)
+    maker = Bm25Vectors(contract)
+    run = _Run(target, maker, name, bm25.ANALYSER, layout, settings, on_progress, stop or threading.Event())
+    return run.go(preflight.points)
+
+
+def _nothing_to_do(collection: Collection, vector_name: str, fingerprint: str) -> AttachReport:
+    """Return the report of an attach to a collection that has the vector, and no points at the moment."""
+    return AttachReport(
+        collection=collection.name,
+        vector_name=vector_name,
+        fingerprint=fingerprint,
+        tool="",
+        text_field=collection.schema.text_field(vector_name) or "",
+        encoded=0,
+        unchanged=0,
+        without_text=0,
+        elsewhere=0,
+        removed=0,
+        truncated=0,
+        points=0,
+        covered=0,
+        seconds=0.0,
+        points_per_second=0.0,
+        encoder_idle_fraction=0.0,
+    )
+
+
+def _require_same_field(collection: Collection, vector_name: str, layout: Layout, settings: AttachSettings) -> None:
+    """Refuse to make a vector of another field than before, unless that was asked for: all of it would be made anew."""
+    if settings.text_field is None or settings.change_text_field:
+        return
+    made_of = collection.schema.text_field(vector_name)
+    if made_of != layout.text_field:
+        before = "by care-ingest or LlamaIndex, of their own text" if made_of is None else f"of field {made_of!r}"
+        raise InputError(
+            f"vector {vector_name!r} of collection {collection.name!r} was made {before}, and --text-field says "
+            f"{layout.text_field!r}: every point would be encoded anew, and those without a text there would lose "
+            "their vector. Leave --text-field out; attach another vector, with --vector-name; or give "
+            "--change-text-field"
+        )
+
+
+def _prepare(
+    collection: Collection,
+    vector_name: str,
+    contract: VectorContract | SparseContract,
+    layout: Layout,
+    settings: AttachSettings,
+) -> None:
+    """Create the vector, or repair the hashes of an earlier run.
+
+    The contract comes first: a run that is killed after it finds its own contract without a vector and goes on; a
+    vector without a contract could be of any model. Its text field is what makes a vector removable by detach, so one
+    that ingestion made does not get any. One that has lost its contract gets it again.
+    """
+    schema = collection.schema
+    has_vector = vector_name in {*schema.dense, *schema.sparse}
+    is_adopted = has_vector and vector_name not in schema.contracts and layout.tool not in ("care", "llama-index")
+    is_attached = not has_vector or vector_name in schema.attached or settings.text_field is not None or is_adopted
+    collection.write_contract(vector_name, replace(contract, text_field=layout.text_field if is_attached else None))
+    if has_vector:
+        remove_orphaned_hashes(collection, vector_name)
+    elif isinstance(contract, SparseContract):
+        sparse = models.SparseVectorConfig(modifier=models.Modifier.IDF)
+        collection.add_vector(vector_name, models.SparseVectorNameConfig(sparse=sparse))
+    else:
+        dense = models.DenseVectorConfig(size=contract.dim, distance=contract.qdrant_distance)
+        collection.add_vector(vector_name, models.DenseVectorNameConfig(dense=dense))
+    if isinstance(contract, VectorContract):
+        _configure(collection, vector_name, settings)
+
+
+def _configure(collection: Collection, vector_name: str, settings: AttachSettings) -> None:
+    """Let a server store the vector as asked; a run that was killed may have created it and no more."""
+    quantization = QUANTIZATION[settings.quantization]
+    if collection.is_embedded or not (quantization or settings.on_disk):
+        return
+    params = collection.schema.dense[vector_name]
+    found = params.quantization_config, params.on_disk
+    if (quantization or found[0], settings.on_disk or found[1]) != found:
+        diff = models.VectorParamsDiff(quantization_config=quantization, on_disk=settings.on_disk or None)
+        collection.update("configuring the vector", vectors_config={vector_name: diff})
+
+
+@dataclass(slots=True)
+class _Run:
+    """One attach, after everything was checked."""
+
+    collection: Collection
+    maker: VectorMaker
+    vector_name: str
+    fingerprint: str
+    layout: Layout
+    settings: AttachSettings
+    on_progress: OnProgress
+    stop: threading.Event
+
+    def go(self, total: int) -> AttachReport:
+        """Read, encode and write, each in its own threads."""
+        start, watch = time.perf_counter(), Stopwatch()
+        pace = Pace(self.settings.points_per_second, sleep=self.stop.wait)
+        encoded = truncated = read = unchanged = without_text = elsewhere = 0
+        outlived: list[tuple[Collection, list[PointId]]] = []
+        tune_embedded(self.collection.client, self.collection.name)
+        source = read_windows(
+            self.collection,
+            self.layout,
+            self.vector_name,
+            self.maker.hashed,
+            counter := self.maker.counter,
+        )
+        with closing(read_ahead(source, WINDOWS_AHEAD)) as windows, Sender(self.collection) as sender:
+            for window in windows:
+                read, unchanged = read + window.read, unchanged + window.unchanged
+                without_text, elsewhere = without_text + window.without_text, elsewhere + window.elsewhere
+                outlived += [(window.part, window.outlived)] if window.outlived else []
+                for batch in token_batches([text.tokens for text in window.texts], self.settings.batch_tokens):
+                    if self.stop.is_set():
+                        break
+                    texts = [window.texts[index] for index in batch]
+                    with watch.running():
+                        vectors = self.maker.make([text.text for text in texts], [text.id for text in texts])
+                    sender.submit(partial(self._requests, texts, vectors), window.part)
+                    encoded += len(texts)
+                    truncated += sum(text.tokens > counter.max_tokens for text in texts)
+                    self.on_progress(unchanged + without_text + encoded, max(total, read))
+                    pace.wait(len(texts))
+                if self.stop.is_set():
+                    break
+                self.on_progress(unchanged + without_text + encoded, max(total, read))
+        removed = 0
+        if not self.stop.is_set():
+            removed = self._remove(outlived)
+            record_rescoring(self.collection, self.vector_name)
+        seconds = time.perf_counter() - start
+        return AttachReport(
+            collection=self.collection.name,
+            vector_name=self.vector_name,
+            fingerprint=self.fingerprint,
+            tool=self.layout.tool,
+            text_field=self.layout.text_field,
+            encoded=encoded,
+            unchanged=unchanged,
+            without_text=without_text,
+            elsewhere=elsewhere,
+            removed=removed,
+            truncated=truncated,
+            points=self.collection.count(),
+            covered=self.collection.count_with_vector(self.vector_name),
+            seconds=round(seconds, 3),
+            points_per_second=round(encoded / seconds, 1),
+            encoder_idle_fraction=round(watch.idle_fraction, 4),
+        )
+
+    def _remove(self, outlived: Sequence[tuple[Collection, Sequence[PointId]]]) -> int:
+        """Remove the vector, and then its hash, from points whose text is gone; return their number.
+
+        Raises:
+            InputError: They are too large a fraction of those that have it.
+        """
+        removed = sum(len(ids) for _, ids in outlived)
+        if removed:
+            covered, largest = self.collection.count_with_vector(self.vector_name), self.settings.max_delete_fraction
+            if removed > largest * covered:
+                raise InputError(
+                    f"{removed:,} of {covered:,} points with vector {self.vector_name!r} of collection "
+                    f"{self.collection.name!r} have no text under {self.layout.text_field!r} any more, more than the "
+                    f"fraction {largest} that may lose it. All others are done, and nothing was removed. Check the "
+                    "texts, or give --max-delete-fraction"
+                )
+            for part, ids in outlived:
+                part.delete_vector_of(ids, self.vector_name)
+            remove_orphaned_hashes(self.collection, self.vector_name)
+        return removed
+
+    def _requests(self, texts: list[Text], vectors: list[Any]) -> Iterator[Write]:
+        """Build points; called in a sender's thread, so that the encoder does not wait for it."""
+        points = [
+            models.PointStruct(id=text.id, vector={self.vector_name: row}, payload={self.vector_name: text.hash})
+            for text, row in zip(texts, vectors, strict=True)
+        ]
+        yield from in_requests(Addition(points), self.maker.numbers, self.collection.limits.write)
+
+
+class Pace:
+    """Slows a loop down to a number of points a second."""
+
+    def __init__(self, points_per_second: float | None, *, sleep: Callable[[float], object] = time.sleep) -> None:
+        self._rate, self._sleep = points_per_second, sleep
+        self._due = time.monotonic()
+
+    def wait(self, points: int) -> None:
+        """Wait until this many more points may be written."""
+        if self._rate is not None:
+            self._due = max(self._due, time.monotonic()) + points / self._rate
+            self._sleep(max(0.0, self._due - time.monotonic()))
+
+
+@dataclass(frozen=True, slots=True)
+class FailedPass:
+    """A pass that did not get through; the next one goes on from there."""
+
+    error: Unreachable | FolderLocked | TooFewDocuments
+
+
+def watch(run_pass: Callable[[], Pass], seconds: float, stop: threading.Event) -> Iterator[Pass | FailedPass]:
+    """Follow a collection while others write to it: yield what each pass did, until ``stop`` is set.
+
+    A pass fails where a server cannot be reached, where another process has the folder open, or where there are too few
+    documents at the moment: the next one tries again. Whatever else goes wrong is raised, since trying again would not
+    help.
+
+    Args:
+        run_pass: Opens the database, does its work and closes it, so that others can open a folder in between.
+        seconds: From the end of a pass to the beginning of the next.
+        stop: Ends the waiting at once; a pass that is under way is expected to look at it, too.
+
+    Raises:
+        InputError: ``seconds`` is negative.
+        CareError: A pass raised it.
+    """
+    if seconds < 0:
+        raise InputError(f"--watch is {seconds}; expected seconds, 0 or more")
+    while not stop.is_set():
+        try:
+            yield run_pass()
+        except (Unreachable, FolderLocked, TooFewDocuments) as error:
+            yield FailedPass(error)
+        stop.wait(seconds)

@@ -1,0 +1,292 @@
+"""Copies the points of a collection into another one: whole, with their ids, resumable at any moment.
+
+A point is read from both sides and written only where they differ, so that a run which was killed is finished by
+running it again, and a run over a finished copy is a full comparison of it. A server can also fill an empty copy from
+its own snapshot: no point passes through this process then, and no index is built anew.
+"""
+
+import random
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from urllib.parse import quote
+
+from qdrant_client import QdrantClient, models
+
+from care_qdrant.errors import InputError, NotVerified, Rejected
+from care_qdrant.qdrant.collection import Collection, PointId, ids_beyond, in_pages
+from care_qdrant.qdrant.connection import tune_embedded
+from care_qdrant.qdrant.create import create_like, indexes_of
+from care_qdrant.qdrant.point_equality import Measure, measures, same_point, vectors_of, without_vector
+from care_qdrant.qdrant.retry import RetryPolicy
+from care_qdrant.qdrant.schema import CollectionSchema
+from care_qdrant.qdrant.sender import MAX_BYTES, Insert, Sender, Write
+
+OnProgress = Callable[[int, int], None]
+"""Called with the number of points that are done and the number of all points."""
+Dense = Mapping[str, models.VectorParams]
+"""Dense vectors by name."""
+
+_BYTES_PER_NUMBER = 21
+_BYTES_PER_PAYLOAD = 4_000
+"""Estimated; the sender halves a request that the server finds too large."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopySettings:
+    """How to copy."""
+
+    overwrite: bool = False
+    """Replace points of the target with other content; without it, the first one stops the copy."""
+    delete_others: bool = False
+    """Delete points of the target that the source does not have."""
+    dry_run: bool = False
+    """Compare, and write nothing."""
+    sample: int = 1_000
+    """Points to read back and compare afterwards."""
+    beside: str | None = None
+    """A vector that only the target has; it and the hash of its text are no difference."""
+
+
+@dataclass(slots=True)
+class Copied:
+    """What a copy did. Points of the source are added, changed or unchanged."""
+
+    added: int = 0
+    changed: int = 0
+    unchanged: int = 0
+    deleted: int = 0
+    """Points that only the target had."""
+    sample: list[PointId] = field(default_factory=list)
+    """Ids drawn from all points of the source, each with the same probability."""
+
+    @property
+    def points(self) -> int:
+        """Number of points that were read from the source."""
+        return self.added + self.changed + self.unchanged
+
+
+def prepare_target(target: Collection, schema: CollectionSchema, metadata: Mapping[str, Any]) -> None:
+    """Create the target of a copy, or check the one that an interrupted run left; resumable at any moment.
+
+    Args:
+        target: To create where it does not exist.
+        schema: Of the source.
+        metadata: Of a new target.
+
+    Raises:
+        ContractError: The target exists with other vectors, or of another model.
+        ServerTooOld: The server keeps no metadata.
+        QdrantError: Qdrant refused or could not be reached.
+    """
+    if not target.exists():
+        create_like(target, schema, metadata)
+    target.refresh().require_same(schema, target.count())
+    target.create_indexes(indexes_of(schema))
+    tune_embedded(target.client, target.name)
+
+
+def copy_points(
+    source: Collection,
+    target: Collection,
+    vectors: Dense,
+    settings: CopySettings,
+    *,
+    is_new: bool,
+    on_progress: OnProgress = lambda _done, _total: None,
+) -> Copied:
+    """Make the target hold every point of the source.
+
+    Args:
+        source: To read from.
+        target: A collection with the same schema; in a dry run it need not exist.
+        vectors: The dense vectors of the target.
+        settings: How.
+        is_new: The target is empty or does not exist, so nothing needs to be compared.
+        on_progress: Called after each request.
+
+    Raises:
+        InputError: A point of the target differs, and ``overwrite`` is off.
+        QdrantError: A side refused or could not be reached; what was stored stays.
+    """
+    sample = Sample(settings.sample)
+    copy = _Copy(source, target, measures(vectors), settings, is_new, source.count(), on_progress)
+    size = _page_size(source if settings.dry_run else target, vectors)
+    with Sender(target) as sender:
+        for ids in source.ids():
+            sample.draw(ids)
+            for page in in_pages(ids, size):
+                sender.submit(partial(copy.writes, page))
+    copy.copied.sample = sample.ids
+    for page in list(ids_beyond(source, target)) if settings.delete_others and not is_new else []:
+        if not settings.dry_run:
+            target.delete(page)
+        copy.copied.deleted += len(page)
+    return copy.copied
+
+
+def copy_by_snapshot(source: Collection, target: Collection, longest_seconds: float, sample: int) -> Copied:
+    """Fill an empty collection from a server's own snapshot of another one, which is deleted afterwards.
+
+    The server fetches the snapshot from itself, by the URL that this client uses. If this process is killed, the
+    snapshot stays on the server.
+
+    Args:
+        source: To copy.
+        target: An empty collection with the same vectors and number of shards; its metadata stay as they are.
+        longest_seconds: How long one request may take.
+        sample: Number of ids to draw.
+
+    Raises:
+        QdrantError: The server refused, or cannot fetch the snapshot.
+    """
+    options = source.client.init_options
+    with closing(QdrantClient(**{**options, "timeout": max(1, round(longest_seconds))})) as client:
+        # One attempt: a second snapshot, or a recovery over one that still goes on, would do more harm than an error.
+        origin, copy = (Collection(client, each.name, RetryPolicy(attempts=1)) for each in (source, target))
+        snapshot = origin.call("making a snapshot", lambda: client.create_snapshot(origin.name, wait=True))
+        if snapshot is None:
+            raise Rejected(f"the server made no snapshot of collection {origin.name!r}: leave out --via snapshot")
+        place = f"collections/{quote(origin.name)}/snapshots/{quote(snapshot.name)}"
+        recover = partial(
+            client.recover_snapshot,
+            copy.name,
+            location=f"{str(options['url']).rstrip('/')}/{place}",
+            api_key=options["api_key"],
+            checksum=snapshot.checksum,
+            priority=models.SnapshotPriority.SNAPSHOT,
+            wait=True,
+        )
+        try:
+            copy.call("recovering the snapshot", recover)
+        finally:
+            origin.call("deleting it", lambda: client.delete_snapshot(origin.name, snapshot.name, wait=True))
+    drawn = Sample(sample)
+    for ids in source.ids():
+        drawn.draw(ids)
+    return Copied(added=target.count(), sample=drawn.ids)
+
+
+def require_snapshots(collection: Collection) -> None:
+    """Refuse a Qdrant that has no snapshots of whole collections.
+
+    Raises:
+        InputError: The database is embedded, or the server has several nodes, each of which makes a snapshot of its
+            own part.
+    """
+    if collection.is_embedded:
+        raise InputError("the embedded database makes no snapshots: leave out --via snapshot")
+    status = collection.call("asking for its nodes", collection.client.cluster_status)
+    if not isinstance(status, models.ClusterStatusOneOf):
+        raise InputError(
+            "this Qdrant has several nodes, and a snapshot holds the part of one: leave out --via snapshot"
+        )
+
+
+class Sample:
+    """Ids of which each had the same chance to be drawn (Vitter 1985, algorithm R)."""
+
+    def __init__(self, size: int) -> None:
+        self.ids: list[PointId] = []
+        self._size = size
+        self._seen = 0
+
+    def draw(self, ids: Sequence[PointId]) -> None:
+        """Draw from more ids."""
+        for point_id in ids:
+            self._seen += 1
+            if len(self.ids) < self._size:
+                self.ids.append(point_id)
+            elif (place := random.randrange(self._seen)) < self._size:
+                self.ids[place] = point_id
+
+
+def verify_copy(
+    source: Collection, target: Collection, vectors: Dense, sample: Sequence[PointId], *, beside: str | None = None
+) -> None:
+    """Count both sides exactly, and compare the points of a sample.
+
+    A count does not show that documents were edited meanwhile, but an ingestion that has begun leaves its entry.
+
+    Args:
+        source: What was copied.
+        target: The copy.
+        vectors: The dense vectors of the target.
+        sample: Ids of points.
+        beside: A vector that only the target has.
+
+    Raises:
+        InputError: An ingestion into the source has begun and has not ended.
+        NotVerified: They differ.
+    """
+    source.refresh().require_whole()
+    expected, found = source.count(), target.count()
+    if expected != found:
+        raise NotVerified(
+            f"collection {target.name!r} holds {found:,} points, {source.name!r} {expected:,}: points were "
+            "written or deleted during the copy; stop their writers and run the same command again"
+        )
+    dense = measures(vectors)
+    for page in in_pages(sample, _page_size(target, vectors)):
+        originals, copies = source.retrieve(page, vectors=True), target.retrieve(page, vectors=True)
+        for point_id, original in originals.items():
+            copy = copies.get(point_id)
+            if copy is None or not same_point(without_vector(original, beside), without_vector(copy, beside), dense):
+                raise NotVerified(
+                    f"point {point_id!r} of collection {target.name!r} is not what {source.name!r} holds; "
+                    "run the same command again"
+                )
+
+
+@dataclass(slots=True)
+class _Copy:
+    """A copy in progress; `writes` runs in the threads of the sender."""
+
+    source: Collection
+    target: Collection
+    measures: Mapping[str, Measure]
+    settings: CopySettings
+    is_new: bool
+    total: int
+    on_progress: OnProgress
+    copied: Copied = field(default_factory=Copied)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def writes(self, ids: Sequence[PointId]) -> Iterable[Write]:
+        """Yield what has to be written of a page."""
+        expected = self.source.retrieve(ids, vectors=True)
+        found = {} if self.is_new else self.target.retrieve([*expected], vectors=True)
+        added = [record for point_id, record in expected.items() if point_id not in found]
+        changed = [expected[point_id] for point_id in found if self._differs(expected[point_id], found[point_id])]
+        if changed and not (self.settings.overwrite or self.settings.dry_run):
+            raise InputError(
+                f"point {changed[0].id!r} is in collection {self.target.name!r} with other content than in the "
+                "source; nothing that was there has been changed. Give --overwrite to replace such points"
+            )
+        if (records := added + changed) and not self.settings.dry_run:
+            # The unnamed vector by its name: a plain list is refused where there are others.
+            yield Insert(
+                [models.PointStruct(id=each.id, vector=vectors_of(each), payload=each.payload) for each in records]
+            )
+        self._note(len(added), len(changed), len(expected))
+
+    def _differs(self, expected: models.Record, found: models.Record) -> bool:
+        beside = self.settings.beside
+        return not same_point(without_vector(expected, beside), without_vector(found, beside), self.measures)
+
+    def _note(self, added: int, changed: int, read: int) -> None:
+        with self.lock:
+            self.copied.added += added
+            self.copied.changed += changed
+            self.copied.unchanged += read - added - changed
+            self.on_progress(self.copied.points, self.total)
+
+
+def _page_size(collection: Collection, vectors: Dense) -> int:
+    """Return the number of points of a request of about `MAX_BYTES`, and no more than the server accepts."""
+    numbers = sum(vector.size for vector in vectors.values())
+    by_bytes = MAX_BYTES // (numbers * _BYTES_PER_NUMBER + _BYTES_PER_PAYLOAD)
+    return max(1, min(by_bytes, collection.limits.write))

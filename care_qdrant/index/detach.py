@@ -1,0 +1,127 @@
+"""Removes what `care_qdrant.index.attach` added: the vector, our hashes in the payloads, and the contract."""
+
+from dataclasses import dataclass
+
+from qdrant_client import QdrantClient
+
+from care_qdrant.errors import InputError, ServerTooOld
+from care_qdrant.index.points import is_foreign_key, stored_hash
+from care_qdrant.index.preflight import NAMED_VECTORS_SINCE
+from care_qdrant.qdrant.collection import Collection, PointId
+from care_qdrant.qdrant.connection import tune_embedded
+from care_qdrant.qdrant.payload import CARE_KEY
+from care_qdrant.qdrant.quantization import rescoring_removal
+from care_qdrant.qdrant.retry import RetryPolicy
+from care_qdrant.qdrant.schema import CollectionSchema
+from care_qdrant.qdrant.version_record import VersionRecord, version_record
+
+
+@dataclass(frozen=True, slots=True)
+class DetachReport:
+    """What was removed."""
+
+    collection: str
+    vector_name: str
+    points: int
+    payloads_cleaned: int
+    deleted_copy: bool = False
+    """The collection was an unfinished copy, which nobody has searched yet: all of it is gone."""
+
+
+def detach_vector(
+    client: QdrantClient, collection: str, vector_name: str | None = None, *, retries: RetryPolicy | None = None
+) -> DetachReport:
+    """Remove a vector that was attached; the other vectors and the user's payload stay as they are.
+
+    The contract goes last, so that a run that was killed is finished by the same command. A copy that
+    ``care attach --via copy`` has not finished is deleted as a whole.
+
+    Args:
+        client: An open Qdrant.
+        collection: Name or alias.
+        vector_name: None takes the one that was attached, when there is one.
+        retries: How often to try a call again.
+
+    Raises:
+        InputError: The vector was not attached, or it is the only one of the collection.
+        ServerTooOld: The server cannot remove a vector; the message says how to go back all the same.
+        QdrantError: Qdrant refused or could not be reached.
+    """
+    target = Collection(client, collection, retries).resolve()
+    record = version_record(target.schema)
+    if record is not None and record.adds is not None and vector_name in (None, record.adds):
+        points, is_searched = target.count(), target.name in target.aliases().values()
+        # Only the switch of the alias records what the copy replaces.
+        if record.replaces is None and not is_searched:
+            target.drop()
+            return DetachReport(target.name, record.adds, points, 0, deleted_copy=True)
+    _require_removal(target, record)
+    name, points = _checked_name(target.schema, vector_name), target.count()
+    tune_embedded(client, target.name)
+    cleaned = sum(_clean_payloads(part, name) for part in target.parts())
+    if name in {*target.schema.dense, *target.schema.sparse}:
+        target.remove_vector(name)
+    if rescoring_removal(name).keys() & target.schema.metadata.keys():
+        target.update("removing what was measured", metadata=rescoring_removal(name))
+    target.remove_contract(name)
+    return DetachReport(target.name, name, points, cleaned)
+
+
+def _require_removal(collection: Collection, record: VersionRecord | None) -> None:
+    try:
+        collection.require_server(NAMED_VECTORS_SINCE, "removing a vector")
+    except ServerTooOld as error:
+        if record is None or record.adds is None:
+            raise
+        raise ServerTooOld(
+            f"{error}. {collection.name!r} is a copy of {record.source!r} with vector {record.adds!r}: switch its "
+            "alias back with care publish ALIAS --rollback, and delete the copy when nobody reads it any more"
+        ) from error
+
+
+def _checked_name(schema: CollectionSchema, vector_name: str | None) -> str:
+    attached = schema.attached
+    there = ", ".join(attached) or "none"
+    if vector_name is None and not attached:
+        own = ", ".join([*schema.dense, *schema.sparse])
+        raise InputError(
+            f"collection {schema.name!r} has no attached vector (attached vectors are: none): care detach removes "
+            f"only what care attach added, and these vectors were written with the points: {own}. To remove points, "
+            "delete them from the corpus and run care ingest --sync; to remove all of it, delete the collection"
+        )
+    if vector_name is None:
+        if len(attached) != 1:
+            raise InputError(f"collection {schema.name!r}: attached vectors are: {there}; give --vector-name, or --all")
+        [vector_name] = attached
+    if vector_name not in attached:
+        raise InputError(
+            f"vector {vector_name!r} of collection {schema.name!r} was not attached (attached: {there}); "
+            "detach removes nothing else"
+        )
+    if {*schema.dense, *schema.sparse} == {vector_name}:
+        raise InputError(
+            f"vector {vector_name!r} is the only one of collection {schema.name!r}; without it no point could be "
+            "found. Delete the collection if that is what you want"
+        )
+    return vector_name
+
+
+def _clean_payloads(collection: Collection, vector_name: str) -> int:
+    """Remove our hash of the vector, and our whole key where nothing else is under it; return the number of points."""
+    cleaned = 0
+    for records in collection.scroll(payload=[CARE_KEY]):
+        whole: list[PointId] = []
+        one: list[PointId] = []
+        for record in records:
+            payload = record.payload or {}
+            if CARE_KEY not in payload or is_foreign_key(payload):
+                continue
+            care = payload[CARE_KEY]
+            if care.keys() == {"vectors"} and care["vectors"].keys() <= {vector_name}:
+                whole.append(record.id)
+            elif stored_hash(payload, vector_name) is not None:
+                one.append(record.id)
+        collection.delete_payload_key(whole, CARE_KEY)
+        collection.delete_payload_key(one, f'{CARE_KEY}.vectors."{vector_name}"')
+        cleaned += len(whole) + len(one)
+    return cleaned

@@ -1,0 +1,147 @@
+"""Examines a collection of any origin: what attaching a model to it would do, cost and meet."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from qdrant_client import QdrantClient
+
+from care_qdrant.errors import CareError, InputError
+from care_qdrant.index.by_copy import plan_copy
+from care_qdrant.index.points import stored_text
+from care_qdrant.index.preflight import SAMPLE_POINTS, Preflight, examine
+from care_qdrant.index.settings import DocumentModel
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.contracts import VectorContract
+from care_qdrant.qdrant.inventory import CollectionSummary, describe
+from care_qdrant.qdrant.retry import RetryPolicy
+
+SHOWN_TEXTS = 3
+SHOWN_CHARACTERS = 60
+TIMED_TEXTS = 32
+BYTES_PER_NUMBER = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What a collection is, and what ``care attach`` would do with it."""
+
+    summary: CollectionSummary
+    server_version: str
+    """``embedded`` for a folder."""
+    strict_mode: dict[str, Any]
+    """Limits that the operator has set; empty for none."""
+    tool: str | None
+    """Who wrote the payloads, as guessed; None where no text was found."""
+    text_field: str | None
+    evidence: str | None
+    texts: list[str]
+    """The beginnings of a few texts."""
+    sampled: int
+    sampled_without_text: int
+    vector_name: str
+    model: str
+    points_to_encode: int
+    """Number of points without the vector: an upper bound."""
+    new_bytes: int
+    """Bytes of their vectors, in float32 and without an index."""
+    seconds: float | None
+    """Time of encoding them at the speed of a sample on this machine; None where it was not timed."""
+    refusals: list[str]
+    """Empty where nothing stands in the way."""
+    copy_plan: list[str]
+    """What ``care attach --via copy`` would do, where it can and an attach in place cannot."""
+    notices: list[str]
+
+
+def diagnose(
+    client: QdrantClient,
+    collection: str,
+    model: DocumentModel,
+    *,
+    vector_name: str | None = None,
+    text_field: str | None = None,
+    timed: bool = False,
+    retries: RetryPolicy | None = None,
+) -> Diagnosis:
+    """Examine a collection; nothing is written.
+
+    Args:
+        client: An open Qdrant.
+        collection: Name or alias.
+        model: That would be attached; its weights are read only to time it.
+        vector_name: None takes the model's name.
+        text_field: Payload field with the text; None guesses.
+        timed: Encode a few texts and estimate how long all would take.
+        retries: How often to try a call again.
+
+    Raises:
+        InputError: There is no such collection.
+        QdrantError: Qdrant cannot be reached.
+    """
+    target = Collection(client, collection, retries).resolve()
+    name, contract = vector_name or model.name, model.contract()
+    preflight, summary, strict = (
+        examine(target, name, contract, text_field),
+        describe(target),
+        target.schema.strict_mode,
+    )
+    layout, texts = preflight.layout, _texts(target, preflight)
+    needs_copy = bool(preflight.problems) and not examine(target, name, contract, text_field, in_place=False).problems
+    todo = summary.points - next((vector.points for vector in summary.vectors if vector.name == name), 0)
+    return Diagnosis(
+        summary=summary,
+        server_version=target.server_version(),
+        strict_mode={} if strict is None else strict.model_dump(exclude_none=True),
+        tool=layout.tool if layout else None,
+        text_field=layout.text_field if layout else None,
+        evidence=layout.evidence if layout else None,
+        texts=[text[:SHOWN_CHARACTERS] for text in texts[:SHOWN_TEXTS]],
+        sampled=preflight.sampled,
+        sampled_without_text=preflight.sampled_without_text,
+        vector_name=name,
+        model=contract.model,
+        points_to_encode=todo,
+        new_bytes=todo * contract.dim * BYTES_PER_NUMBER,
+        seconds=todo * _seconds_per_text(texts, model) if timed and texts and not _no_documents(model) else None,
+        refusals=[str(problem) for problem in preflight.problems] + _no_documents(model),
+        copy_plan=_copy_plan(target, name, contract) if needs_copy else [],
+        notices=list(preflight.notices),
+    )
+
+
+def _no_documents(model: DocumentModel) -> list[str]:
+    """Return why the documents of a model cannot be encoded here; empty where they can."""
+    try:
+        model.require_documents()
+    except CareError as error:
+        return [str(error)]
+    return []
+
+
+def _copy_plan(collection: Collection, vector_name: str, contract: VectorContract) -> list[str]:
+    """Describe a copy behind the alias that points here, or behind a new one."""
+    leading = (alias for alias, behind in collection.aliases().items() if behind == collection.name)
+    try:
+        alias = next(leading, f"{collection.name}-live")
+        return list(plan_copy(collection, alias, vector_name, contract).lines())
+    except InputError as error:
+        return [f"refused: {error}"]
+
+
+def _texts(collection: Collection, preflight: Preflight) -> list[str]:
+    """Return a few texts."""
+    layout = preflight.layout
+    if layout is None:
+        return []
+    payloads = (record.payload or {} for record in collection.sample(SAMPLE_POINTS))
+    return [stored_text(layout, payload) for payload in payloads if layout.find_text(payload)][:TIMED_TEXTS]
+
+
+def _seconds_per_text(texts: list[str], model: DocumentModel) -> float:
+    encode: Callable[[list[str]], Any] = model.document_encoder.encode
+    encode(texts[:1])
+    start = time.perf_counter()
+    encode(texts)
+    return (time.perf_counter() - start) / len(texts)

@@ -1,0 +1,179 @@
+"""What a window of a corpus needs: nothing, a new payload, or a vector. Decided by hashes, before any encoding."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from qdrant_client import models
+
+from care_qdrant.corpus.chunking import Sized
+from care_qdrant.encoders import bm25
+from care_qdrant.encoders.usable import require_usable
+from care_qdrant.qdrant.collection import Collection, PointId
+from care_qdrant.qdrant.contracts import SparseContract
+from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME, PointVectors
+from care_qdrant.qdrant.payload import CARE_KEY, chunk_payload, content_hash, payload_hash
+from care_qdrant.types import Chunk, Vectors, point_id
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What a stored point says of itself under ``_care``."""
+
+    chunks: int
+    payload: str
+    vectors: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A chunk that has to be written."""
+
+    chunk: Chunk
+    tokens: int
+    stored: Stored | None
+    """None for a point that is not there yet."""
+    hashes: dict[str, str]
+    """Content hash of each vector that this run writes, by vector name."""
+
+    def lacks(self, vector_name: str) -> bool:
+        """Return whether the stored point has no vector of this name that was made of this text by this model."""
+        return self.stored is None or self.stored.vectors.get(vector_name) != self.hashes[vector_name]
+
+    def point(self, vectors: PointVectors, vector: Vectors | None) -> models.PointStruct:
+        """Build the point, with those of its vectors that have to be written.
+
+        Args:
+            vectors: What it carries.
+            vector: The dense vector, (dim,); None leaves the stored one.
+        """
+        written: dict[str, Any] = {} if vector is None else {vectors.vector_name: vector}
+        if vectors.sparse is not None and self.lacks(SPARSE_VECTOR_NAME):
+            terms = _sparse_vector(self.chunk, vectors.sparse)
+            # A text without terms needs no vector, except to replace that of an older text.
+            if terms.indices or self.stored is not None:
+                written[SPARSE_VECTOR_NAME] = terms
+        others = {} if self.stored is None else self.stored.vectors
+        payload = chunk_payload(self.chunk, {**others, **self.hashes})
+        # Validation would walk every number of a vector that `check_vectors` has looked at.
+        return models.PointStruct.model_construct(id=self.chunk.point_id, vector=written, payload=payload)
+
+
+@dataclass(slots=True)
+class Plan:
+    """The work of one window."""
+
+    documents: int = 0
+    unchanged: int = 0
+    """Chunks that are stored as they should be."""
+    encode: list[Task] = field(default_factory=list)
+    update: list[Task] = field(default_factory=list)
+    """Chunks whose dense vector is right; payload or sparse vector are not."""
+    surplus: list[str] = field(default_factory=list)
+    """Ids of stored points beyond the end of a document that became shorter."""
+    others: list[PointId] = field(default_factory=list)
+    """Stored points of documents of this plan that another writer made under other ids."""
+    share_read: float | None = None
+    """Fraction of the corpus that was read when this was planned, in [0, 1]."""
+
+    @property
+    def is_work(self) -> bool:
+        """Whether anything has to be written or deleted."""
+        return bool(self.encode or self.update or self.surplus)
+
+
+def make_plan(
+    collection: Collection, vectors: PointVectors, documents: Sequence[Sequence[Sized]], *, is_new: bool
+) -> Plan:
+    """Compare the chunks of a window with what is stored.
+
+    Args:
+        collection: Where they are or will be.
+        vectors: What its points carry.
+        documents: The chunks of each document.
+        is_new: The collection is new or does not exist, so nothing needs to be asked.
+    """
+    plan = Plan(documents=len(documents))
+    ids = [sized.chunk.point_id for chunks in documents for sized in chunks]
+    stored = {} if is_new else read_stored(collection, ids)
+    for chunks in documents:
+        longest = 0
+        for sized in chunks:
+            task = Task(sized.chunk, sized.tokens, stored.get(sized.chunk.point_id), _hashes(sized.chunk, vectors))
+            longest = max(longest, task.stored.chunks if task.stored else 0)
+            _sort_in(plan, task, vectors)
+        document_id = chunks[0].chunk.document.id
+        plan.surplus += [point_id(document_id, number) for number in range(len(chunks), longest)]
+    return plan
+
+
+def points_of_other_writers(collection: Collection, document_ids: Sequence[str]) -> list[PointId]:
+    """Return the stored points of documents that ingestion did not write, as LlamaIndex nodes with random ids.
+
+    Args:
+        collection: Where.
+        document_ids: Ids of the documents, at most a window of them.
+    """
+    return [
+        record.id
+        for page in collection.scroll("looking for other writers", where=_others(document_ids), payload=False)
+        for record in page
+    ]
+
+
+def has_other_writers(collection: Collection) -> bool:
+    """Return whether any point of a collection was not written by ingestion.
+
+    False also where strict mode allows no filter on a payload key without an index.
+    """
+    strict = collection.schema.strict_mode
+    if strict is not None and strict.unindexed_filtering_retrieve is False:
+        return False
+    return collection.count(_others(None)) > 0
+
+
+def _others(document_ids: Sequence[str] | None) -> models.Filter:
+    must: list[models.Condition] = [models.IsEmptyCondition(is_empty=models.PayloadField(key=f"{CARE_KEY}.chunk"))]
+    if document_ids is not None:
+        must.append(models.FieldCondition(key="doc_id", match=models.MatchAny(any=list(document_ids))))
+    return models.Filter(must=must)
+
+
+def read_stored(collection: Collection, ids: Sequence[str]) -> dict[str, Stored]:
+    """Return what the payloads of the points that exist say, by point id."""
+    found: dict[str, Stored] = {}
+    for point, record in collection.retrieve(ids, "reading stored hashes", payload=[CARE_KEY]).items():
+        care = (record.payload or {}).get(CARE_KEY) or {}
+        hashes = dict(care.get("vectors") or {})
+        found[str(point)] = Stored(int(care.get("chunks", 0)), str(care.get("payload", "")), hashes)
+    return found
+
+
+def check_vectors(vectors: Vectors, tasks: Sequence[Task], dim: int) -> None:
+    """Refuse what Qdrant might accept and never find again.
+
+    Raises:
+        EncodingError: A vector has the wrong shape, is not finite or has no length.
+    """
+    require_usable(vectors, (len(tasks), dim), lambda row: f"document {tasks[row].chunk.document.id!r}")
+
+
+def _sort_in(plan: Plan, task: Task, vectors: PointVectors) -> None:
+    if task.lacks(vectors.vector_name):
+        plan.encode.append(task)
+    elif task.stored and task.stored.payload == payload_hash(task.chunk) and not any(map(task.lacks, task.hashes)):
+        plan.unchanged += 1
+    else:
+        plan.update.append(task)
+
+
+def _hashes(chunk: Chunk, vectors: PointVectors) -> dict[str, str]:
+    title = chunk.document.title
+    hashes = {vectors.vector_name: content_hash(vectors.dense.fingerprint, title, chunk.text)}
+    if vectors.sparse is not None:
+        hashes[SPARSE_VECTOR_NAME] = content_hash(vectors.sparse.constants, title, chunk.text)
+    return hashes
+
+
+def _sparse_vector(chunk: Chunk, sparse: SparseContract) -> models.SparseVector:
+    return bm25.document_vector(chunk.embedded_text, average_length=sparse.average_length, k1=sparse.k1, b=sparse.b)

@@ -1,0 +1,281 @@
+"""Examines what attaching a vector to a collection would meet: where the texts are, and every reason to refuse."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from qdrant_client import models
+
+from care_qdrant.errors import CareError, FingerprintMismatch, InputError, SchemaMismatch, ServerTooOld
+from care_qdrant.index.points import (
+    NOTICEABLE_FRACTION,
+    expected_hash,
+    other_text_field,
+    require_free_key,
+    stored_hash,
+)
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.contract_checks import check_contract, check_sparse_contract
+from care_qdrant.qdrant.contracts import SparseContract, VectorContract
+from care_qdrant.qdrant.layout import Layout, guess_layout
+from care_qdrant.qdrant.schema import CollectionSchema
+from care_qdrant.qdrant.version_record import version_record
+
+NAMED_VECTORS_SINCE = (1, 18)
+SAMPLE_POINTS = 200
+BYTES_PER_NUMBER = {models.Datatype.FLOAT16: 2, models.Datatype.UINT8: 1}
+"""Size of a component of a stored vector, where it is not the 4 bytes of float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """What was found, without having written anything."""
+
+    points: int
+    layout: Layout | None
+    """None where no text was found."""
+    sampled: int
+    sampled_without_text: int
+    has_vector: bool
+    """The collection has the vector already, from an earlier run."""
+    problems: tuple[CareError, ...]
+    """Why attaching is refused; empty where it is not."""
+    notices: tuple[str, ...]
+    """What the owner of the collection should know before."""
+    adopts: bool = False
+    """The vector has lost its contract, and the hashes in the payloads say that this model made it."""
+
+    @property
+    def is_emptied(self) -> bool:
+        """Return whether an attach has nothing to do: the vector is there, and points are not, at the moment."""
+        return self.has_vector and not self.sampled and not self.problems
+
+    def require_layout(self) -> Layout:
+        """Return where the texts are, in a collection that is not emptied.
+
+        Raises:
+            CareError: The first of the problems.
+        """
+        if self.problems or self.layout is None:
+            raise self.problems[0]
+        return self.layout
+
+
+def examine(
+    collection: Collection,
+    vector_name: str,
+    contract: VectorContract | SparseContract,
+    text_field: str | None,
+    *,
+    in_place: bool = True,
+) -> Preflight:
+    """Examine a collection as an attach would.
+
+    Args:
+        collection: Not an alias.
+        vector_name: To be added, or to be completed.
+        contract: Of the model that would make it, or of BM25.
+        text_field: Where the user says the text is; None takes what an earlier run took, or guesses.
+        in_place: The vector is for this collection; False where it is for a copy of it.
+    """
+    schema, points, sample = collection.schema, collection.count(), collection.sample(SAMPLE_POINTS)
+    payloads = [record.payload or {} for record in sample]
+    has_vector = vector_name in {*schema.dense, *schema.sparse}
+    layout, no_layout = _layout(payloads, text_field or schema.text_field(vector_name), collection.name)
+    adopts = isinstance(contract, VectorContract) and _has_lost_contract(
+        schema, vector_name, contract, layout, payloads
+    )
+    checks: list[Callable[[], object]] = [
+        lambda: _require_named_vectors(collection, vector_name) if in_place else _require_new(schema, vector_name),
+        lambda: _require_reopenable(schema, vector_name, payloads) if in_place else None,
+        lambda: (
+            _require_free_or_ours(schema, vector_name, contract, adopts=adopts)
+            if isinstance(contract, VectorContract)
+            else _require_free_or_bm25(schema, vector_name, contract)
+        ),
+        lambda: _require_free_keys(collection.name, sample),
+        lambda: _require_room(schema, vector_name, contract, points),
+    ]
+    return Preflight(
+        points=points,
+        layout=layout,
+        sampled=len(payloads),
+        sampled_without_text=sum(layout is None or layout.find_text(payload) is None for payload in payloads),
+        has_vector=has_vector,
+        # A collection that was filled once may be filled again.
+        problems=(*filter(None, map(_problem, checks)), *(no_layout if payloads or not has_vector else ())),
+        notices=(*_notices(schema), *_text_notices(layout, payloads)),
+        adopts=adopts,
+    )
+
+
+def bytes_per_point(params: models.VectorParams) -> int:
+    """Return the bytes of one vector on the server, without index and quantization; of a multivector, of one row."""
+    return params.size * (BYTES_PER_NUMBER.get(params.datatype, 4) if params.datatype else 4)
+
+
+def _layout(
+    payloads: Sequence[Mapping[str, Any]], text_field: str | None, collection: str
+) -> tuple[Layout | None, list[CareError]]:
+    if not payloads:
+        return None, [InputError(f"collection {collection!r} has no points yet; fill it, and then attach")]
+    try:
+        return guess_layout(payloads, text_field=text_field), []
+    except InputError as error:
+        return None, [InputError(f"collection {collection!r}: {error}, with --text-field")]
+
+
+def _problem(check: Callable[[], object]) -> CareError | None:
+    try:
+        check()
+    except CareError as error:
+        return error
+    return None
+
+
+def _require_named_vectors(collection: Collection, vector_name: str) -> None:
+    if vector_name in {*collection.schema.dense, *collection.schema.sparse}:
+        return
+    try:
+        feature = f"adding a vector to collection {collection.name!r} while it is in use"
+        collection.require_server(NAMED_VECTORS_SINCE, feature)
+    except ServerTooOld as error:
+        raise ServerTooOld(
+            f"{error}. Upgrade it, or let a copy with both vectors be made behind an alias, with the same --model and "
+            f"--path/--url: care attach {collection.name} --via copy --as {collection.name}-live"
+        ) from error
+
+
+def _require_reopenable(schema: CollectionSchema, vector_name: str, payloads: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a collection that Haystack wrote without sparse vectors.
+
+    Its ``QdrantDocumentStore`` opens a collection only where the configuration has one unnamed vector and nothing
+    else, or where one is named ``text-dense``. A second vector makes a mapping of the first case, for good.
+    """
+    is_unnamed = isinstance(schema.config.params.vectors, models.VectorParams)
+    if vector_name not in schema.dense and is_unnamed and any(map(_is_of_haystack, payloads)):
+        raise InputError(
+            f"Haystack wrote collection {schema.name!r} without sparse vectors, and its QdrantDocumentStore could not "
+            "open it any more once it has a second vector, not even after care detach. Write the documents into a "
+            "store with use_sparse_embeddings=True (on a server, Haystack's migrate_to_sparse_embeddings_support does "
+            "it), open that one from then on, and attach to it; or leave this one to Haystack and let others search a "
+            "copy behind an alias, which gets nothing that is written later, with the same --model and --path/--url: "
+            f"care attach {schema.name} --via copy --as {schema.name}-live"
+        )
+
+
+def _is_of_haystack(payload: Mapping[str, Any]) -> bool:
+    return isinstance(payload.get("meta"), Mapping) and {"id", "content"} <= payload.keys()
+
+
+def _require_new(schema: CollectionSchema, vector_name: str) -> None:
+    if vector_name in schema.dense:
+        raise InputError(
+            f"collection {schema.name!r} has vector {vector_name!r} already, so it needs no copy: "
+            f"with the same --model and --path/--url, care attach {schema.name} --vector-name {vector_name}"
+        )
+
+
+def _has_lost_contract(
+    schema: CollectionSchema,
+    vector_name: str,
+    contract: VectorContract,
+    layout: Layout | None,
+    payloads: Sequence[Mapping[str, Any]],
+) -> bool:
+    """Return whether a vector without a contract is of this model: most texts carry the hash of the two."""
+    params = schema.dense.get(vector_name)
+    if layout is None or params is None or vector_name in schema.contracts:
+        return False
+    found = [
+        expected == stored_hash(payload, vector_name)
+        for payload in payloads
+        if (expected := expected_hash(layout, payload, vector_name, contract.fingerprint)) is not None
+    ]
+    is_alike = params.size == contract.dim and params.distance == contract.qdrant_distance
+    return is_alike and 2 * sum(found) > len(found)
+
+
+def _require_free_or_ours(
+    schema: CollectionSchema, vector_name: str, contract: VectorContract, *, adopts: bool
+) -> None:
+    if not vector_name:
+        raise InputError("a vector that is added needs a name: give --vector-name")
+    if vector_name in schema.sparse:
+        raise SchemaMismatch(f"{vector_name!r} is a sparse vector of collection {schema.name!r}; use another name")
+    if vector_name in schema.dense:
+        if not adopts:
+            check_contract(schema, vector_name, contract)
+        return
+    begun = schema.contracts.get(vector_name)
+    if begun is not None and begun.fingerprint != contract.fingerprint:
+        raise FingerprintMismatch(
+            f"the metadata of collection {schema.name!r} name {vector_name!r} as a vector of another model "
+            f"({begun.fingerprint[:12]}); remove the entry: care detach {schema.name} --vector-name {vector_name}"
+        )
+
+
+def _require_free_or_bm25(schema: CollectionSchema, vector_name: str, contract: SparseContract) -> None:
+    if vector_name in schema.dense:
+        raise SchemaMismatch(f"{vector_name!r} is a dense vector of collection {schema.name!r}; use another name")
+    if vector_name in schema.sparse:
+        check_sparse_contract(schema, vector_name, contract.fingerprint)
+
+
+def _require_free_keys(collection: str, sample: Sequence[models.Record]) -> None:
+    for record in sample:
+        require_free_key(collection, record.payload or {}, record.id)
+
+
+def _require_room(
+    schema: CollectionSchema, vector_name: str, contract: VectorContract | SparseContract, points: int
+) -> None:
+    """Refuse what strict mode would stop in the middle: a server writes no vector once one of these is reached."""
+    limits = schema.strict_mode
+    if limits is None:
+        return
+    where = f"strict mode of collection {schema.name!r} allows"
+    if limits.max_points_count is not None and points >= limits.max_points_count:
+        raise InputError(
+            f"{where} {limits.max_points_count:,} points, and there are {points:,}: the server takes no vectors any "
+            "more. Have its operator raise max_points_count"
+        )
+    if not isinstance(contract, VectorContract):
+        return
+    added = models.VectorParams(size=contract.dim, distance=contract.qdrant_distance)
+    needed = points * sum(map(bytes_per_point, {**schema.dense, vector_name: added}.values()))
+    most = limits.max_collection_vector_size_bytes
+    if most is not None and needed > most:
+        raise InputError(
+            f"{where} {most / 1e6:,.1f} MB of vectors, and with {vector_name!r} there would be about "
+            f"{needed / 1e6:,.1f} MB. Have its operator raise max_collection_vector_size_bytes"
+        )
+
+
+def _notices(schema: CollectionSchema) -> Iterator[str]:
+    record = version_record(schema)
+    if record is not None and record.adds is None and not record.withdrawn:
+        yield (
+            f"the collection is a version that care publish made of {record.source!r}, and the next one will not have "
+            f"what is added here: attach to {record.source!r}, and publish it"
+        )
+    if schema.dense.keys() == {""}:
+        yield (
+            "the collection has an unnamed vector, which stays the one that unnamed searches use; but its "
+            "configuration will list two vectors, and tools that read config.params.vectors.size must be told the name"
+        )
+
+
+def _text_notices(layout: Layout | None, payloads: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    if layout is None:
+        return
+    found = [field for payload in payloads if (field := other_text_field(layout, payload)) is not None]
+    if found and len(found) >= NOTICEABLE_FRACTION * len(payloads):
+        fields = ", ".join(f"{field!r} ({count})" for field, count in Counter(found).most_common(3))
+        yield (
+            f"{len(found)} of {len(payloads)} sampled points have no text under {layout.text_field!r} and one under "
+            f"{fields}: they would get no vector. Put all texts under one field; for a vector that is not there yet, "
+            "name the field of most texts with --text-field; or attach another vector for the others: "
+            "--vector-name NAME --text-field FIELD"
+        )

@@ -1,0 +1,103 @@
+"""Copies a collection from the embedded database to a server: ids, payloads, vectors and contracts as they are."""
+
+import time
+from dataclasses import dataclass
+
+from care_qdrant.errors import InputError
+from care_qdrant.index.copying import CopySettings, OnProgress, copy_points, verify_copy
+from care_qdrant.qdrant.collection import Collection, ids_beyond
+from care_qdrant.qdrant.contracts import METADATA_PREFIX
+from care_qdrant.qdrant.create import create_like, indexes_of
+from care_qdrant.qdrant.schema import CollectionSchema
+
+
+@dataclass(frozen=True, slots=True)
+class PromotionReport:
+    """What a promotion did."""
+
+    source: str
+    target: str
+    points: int
+    """Number of points in the source, and afterwards in the target."""
+    added: int
+    changed: int
+    """Points that were in the target with other content, and were replaced."""
+    unchanged: int
+    """Points that were in the target already, for instance from a run that was interrupted."""
+    compared: int
+    """Points that were read back and compared afterwards."""
+    seconds: float
+    dry_run: bool = False
+
+
+def promote_collection(
+    source: Collection,
+    target: Collection,
+    settings: CopySettings | None = None,
+    *,
+    on_progress: OnProgress = lambda _done, _total: None,
+) -> PromotionReport:
+    """Copy a collection, and verify the copy. A run that was stopped at any moment is finished by running it again.
+
+    Args:
+        source: The collection to copy; nobody else may write to it in the meantime.
+        target: The collection to create, or to continue with.
+        settings: How.
+        on_progress: Called after each request.
+
+    Raises:
+        InputError: There is no such source; or the target is an alias, or holds points that the source has not.
+        ContractError: The target exists with other vectors or of another model.
+        NotVerified: The copy is not what the source is.
+        QdrantError: A side refused or could not be reached.
+    """
+    settings, start = settings or CopySettings(), time.perf_counter()
+    source.resolve()
+    schema = source.refresh()
+    schema.require_whole()
+    is_new = _prepare(source, target, schema, settings)
+    vectors = schema.dense if settings.dry_run and is_new else target.schema.dense
+    copied = copy_points(source, target, vectors, settings, is_new=is_new, on_progress=on_progress)
+    if not settings.dry_run:
+        verify_copy(source, target, vectors, copied.sample)
+    return PromotionReport(
+        source=source.name,
+        target=target.name,
+        points=copied.points,
+        added=copied.added,
+        changed=copied.changed,
+        unchanged=copied.unchanged,
+        compared=0 if settings.dry_run else len(copied.sample),
+        seconds=round(time.perf_counter() - start, 3),
+        dry_run=settings.dry_run,
+    )
+
+
+def _prepare(source: Collection, target: Collection, schema: CollectionSchema, settings: CopySettings) -> bool:
+    """Check the target that exists, or create it; return whether it is empty or, in a dry run, does not exist."""
+    behind = target.aliases().get(target.name)
+    if behind is not None:
+        raise InputError(
+            f"{target.name!r} is an alias of collection {behind!r}, which its readers search now; promote into "
+            f"a new name, and then switch the alias: care publish NEW_NAME --as {target.name}"
+        )
+    metadata = schema.portable_metadata
+    if not target.exists():
+        if settings.dry_run:
+            return True
+        create_like(target, schema, metadata)
+    found, points = target.refresh(), target.count()
+    found.require_whole()
+    found.require_same(schema, points)
+    others = next(ids_beyond(source, target), None) if points else None
+    if others:
+        raise InputError(
+            f"collection {target.name!r} holds points that the source has not (such as {others[0]!r}), so it "
+            "is no unfinished copy. Nothing was written; choose another name (--to)"
+        )
+    if not settings.dry_run:
+        target.create_indexes(indexes_of(schema))
+        ours = (key for key in metadata if key.startswith(METADATA_PREFIX) and key not in found.metadata)
+        if lacking := {key: metadata[key] for key in ours}:
+            target.update("writing the contracts", metadata=lacking)
+    return not points

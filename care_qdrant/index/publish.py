@@ -1,0 +1,194 @@
+"""Publishes a collection: a verified copy under a new name, then one switch of the alias that readers search.
+
+Readers search the alias all the time; they see the former version until the switch and the new one after it. The
+former version stays, so that going back is a switch, too.
+"""
+
+import time
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from qdrant_client import QdrantClient
+
+from care_qdrant.errors import InputError
+from care_qdrant.index.copying import (
+    Copied,
+    CopySettings,
+    OnProgress,
+    copy_by_snapshot,
+    copy_points,
+    prepare_target,
+    require_snapshots,
+    verify_copy,
+)
+from care_qdrant.index.readiness import KnownItems, check_known_items, wait_until_indexed
+from care_qdrant.index.versions import delete_old, read_versions
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.retry import RetryPolicy
+from care_qdrant.qdrant.version_record import VersionRecord
+
+KNOWN_ITEMS = 50
+"""Number of points that their own vectors have to find."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishSettings:
+    """How to publish."""
+
+    keep: int | None = None
+    """Number of former versions that stay; None deletes nothing."""
+    sample: int = 1_000
+    """Number of points to read back and compare."""
+    index_minutes: float = 120.0
+    """Longest time to wait for the search index before the alias is switched."""
+    via: Literal["copy", "snapshot"] = "copy"
+    """Read and write each point; or let a server of one node fill the version from its own snapshot."""
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PublicationReport:
+    """What a publication did, or would do."""
+
+    source: str
+    alias: str
+    version: str
+    """The collection behind the alias now."""
+    replaces: str | None
+    """The one before; ``--rollback`` goes back to it."""
+    points: int
+    added: int
+    changed: int
+    unchanged: int
+    """Points that were in the version already, from a run that was interrupted."""
+    deleted: int
+    """Points that such a run copied and the source no longer has."""
+    compared: int
+    """Points that were read back and compared."""
+    known_items: KnownItems | None
+    deleted_versions: list[str]
+    seconds: float
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackReport:
+    """What a rollback did, or would do."""
+
+    alias: str
+    version: str
+    """The collection behind the alias now."""
+    left: str
+    """The collection before; it stays, and can be deleted when nobody needs it any more."""
+    points: int
+    left_points: int
+    """Number of points in `left`; what was written to the alias while it pointed there is among these only."""
+    dry_run: bool = False
+
+
+def publish_collection(
+    client: QdrantClient,
+    source: str,
+    alias: str | None = None,
+    settings: PublishSettings | None = None,
+    *,
+    retries: RetryPolicy | None = None,
+    on_progress: OnProgress = lambda _done, _total: None,
+) -> PublicationReport:
+    """Copy a collection to the next version of an alias, verify the copy, and switch the alias to it.
+
+    A run that was stopped at any moment is finished by running it again.
+
+    Args:
+        client: An open Qdrant.
+        source: The collection to copy, or an alias of it. Its points should not change in the meantime.
+        alias: What readers search; None takes the source, which then must be an alias.
+        settings: How.
+        retries: How often to try a call again.
+        on_progress: Called after each request.
+
+    Raises:
+        InputError: There is no such collection, or the alias has the name of one.
+        NotVerified: The copy is not what the source is; the alias was not switched.
+        QdrantError: Qdrant refused or could not be reached.
+    """
+    settings, start = settings or PublishSettings(), time.perf_counter()
+    origin = Collection(client, source, retries).resolve()
+    versions = read_versions(origin, alias or source)
+    target = origin.sibling(versions.name_for(origin.name))
+    if settings.dry_run:
+        copied, known_items, deleted_versions = _compare(origin, target, settings, on_progress), None, []
+    else:
+        copied, known_items = _build(origin, target, settings, on_progress)
+        record = VersionRecord(origin.name, replaces=versions.live)
+        target.update("recording what it replaces", metadata=record.metadata())
+        target.switch_alias(versions.alias)
+        deleted_versions = [] if settings.keep is None else delete_old(target, versions, settings.keep)
+    return PublicationReport(
+        source=origin.name,
+        alias=versions.alias,
+        version=target.name,
+        replaces=versions.live,
+        points=copied.points,
+        added=copied.added,
+        changed=copied.changed,
+        unchanged=copied.unchanged,
+        deleted=copied.deleted,
+        compared=0 if settings.dry_run else len(copied.sample),
+        known_items=known_items,
+        deleted_versions=deleted_versions,
+        seconds=round(time.perf_counter() - start, 3),
+        dry_run=settings.dry_run,
+    )
+
+
+def roll_back(
+    client: QdrantClient, alias: str, *, dry_run: bool = False, retries: RetryPolicy | None = None
+) -> RollbackReport:
+    """Switch an alias back to the collection that it pointed at before.
+
+    Raises:
+        InputError: There is no such alias, nothing was before, or it was deleted.
+    """
+    versions = read_versions(Collection(client, alias, retries), alias)
+    if versions.live is None:
+        raise InputError(f"there is no alias {alias!r}; care publish COLLECTION --as {alias} makes one")
+    live, record = Collection(client, versions.live, retries), versions.records.get(versions.live)
+    if record is None or record.replaces is None:
+        raise InputError(f"alias {alias!r} points at {live.name!r}, and nothing is known to have been before it")
+    former = live.sibling(record.replaces)
+    if not former.exists():
+        there = ", ".join(versions.records)
+        raise InputError(f"{former.name!r}, where alias {alias!r} pointed before, was deleted (there: {there})")
+    if not dry_run:
+        live.update("recording the rollback", metadata=replace(record, withdrawn=True).metadata())
+        former.switch_alias(alias)
+    return RollbackReport(alias, former.name, live.name, former.count(), live.count(), dry_run)
+
+
+def _compare(origin: Collection, target: Collection, settings: PublishSettings, on_progress: OnProgress) -> Copied:
+    """Count what would be written."""
+    origin.schema.require_whole()
+    copying = CopySettings(delete_others=True, dry_run=True, sample=settings.sample)
+    is_new = not target.exists()
+    return copy_points(origin, target, origin.schema.dense, copying, is_new=is_new, on_progress=on_progress)
+
+
+def _build(
+    origin: Collection, target: Collection, settings: PublishSettings, on_progress: OnProgress
+) -> tuple[Copied, KnownItems]:
+    """Make the version equal to the source, and verify it."""
+    if settings.via == "snapshot":
+        require_snapshots(origin)
+    schema, index_seconds = origin.schema, settings.index_minutes * 60
+    schema.require_whole()
+    prepare_target(target, schema, schema.portable_metadata | VersionRecord(origin.name).metadata())
+    is_new = not target.count()
+    if is_new and settings.via == "snapshot":
+        copied = copy_by_snapshot(origin, target, index_seconds, settings.sample)
+    else:
+        copying = CopySettings(overwrite=True, delete_others=True, sample=settings.sample)
+        copied = copy_points(origin, target, schema.dense, copying, is_new=is_new, on_progress=on_progress)
+    wait_until_indexed(target, index_seconds)
+    verify_copy(origin, target, schema.dense, copied.sample)
+    return copied, check_known_items(origin, target, schema.dense, copied.sample[:KNOWN_ITEMS])

@@ -1,0 +1,1 @@
+"""`CareModel` and the CARE folder: written, verified, imported, joined, exported."""

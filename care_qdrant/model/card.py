@@ -1,0 +1,227 @@
+"""``care.json``: what a CARE folder says of itself."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from care_qdrant.errors import AlteredModel, IncompleteModel, InputError, ModelError, NewerFormat
+from care_qdrant.model.references import COSINE_MARGIN, Reference, references_digest
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+CARD_FILE = "care.json"
+FORMAT = 2
+"""Format 2 adds an ONNX document encoder, reference vectors, the geometry and prompts by task; format 1 is read as it
+is."""
+DOCUMENT_ONNX = "model.onnx"
+"""Relative to ``document/``: onnxruntime reads external weights only below the folder of a graph, and this one takes
+its weights from ``document/model.safetensors``."""
+_FP32_MIN_COSINE = 0.9999
+UNLIMITED = 2**31 - 1
+"""Tokens."""
+STORED = "stored"
+"""Pooling of a document side without weights: the documents are the vectors that a collection holds."""
+Geometry = Literal["unit", "cut"]
+"""``unit``: both sides give vectors of length 1, compared by cosine. ``cut``: document vectors are normalised at the
+full width of their encoder, then cut to the query dimension and not normalised again, so they are shorter than 1; the
+score is the dot product. Under a cosine they would be normalised, and rank otherwise."""
+
+
+def license_notice(license: str) -> str:
+    """Return a license by its SPDX identifier, with the words that a non-commercial one needs."""
+    return f"{license}: non-commercial use only" if "-nc" in license.lower() else license
+
+
+def static_limit(tokenizer: "Tokenizer") -> int:
+    """Return the longest input of a static encoder in tokens: what its tokenizer cuts at, for it has no other limit."""
+    return int(tokenizer.truncation["max_length"]) if tokenizer.truncation else UNLIMITED
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What one encoder does with a text before and after its transformer."""
+
+    pooling: str
+    """``cls``, ``mean`` or ``lasttoken``; ``static`` for the plain mean of token vectors, without any layer;
+    ``stored`` for a document side without weights."""
+    max_tokens: int
+    """Longest input, special tokens and prompt included; `UNLIMITED` for a static encoder that reads all."""
+    prompt: str = ""
+    eos: str | None = None
+    """The marker that the tokenizer must append, for last-token pooling (paper, appendix G)."""
+    tasks: Mapping[str, str] = field(default_factory=dict)
+    """Prompts by the name of a task, which are used instead of ``prompt`` where one is asked for."""
+
+    @property
+    def special_tokens(self) -> bool:
+        """Whether the encoder reads the markers that its tokenizer puts around a text; a static one does not."""
+        return self.pooling != "static"
+
+    def task_prompt(self, task: str | None) -> str:
+        """Return the prompt of a task; None is the side's own prompt.
+
+        Raises:
+            InputError: The model has no prompt of that name.
+        """
+        if task is None:
+            return self.prompt
+        if task not in self.tasks:
+            raise InputError(
+                f"task {task!r} is unknown to this model; its tasks are: {', '.join(self.tasks) or 'none'}"
+            )
+        return self.tasks[task]
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxFiles:
+    """One encoder for onnxruntime; paths are relative to the folder of its side."""
+
+    fp32: str | None
+    int8: str | None
+    default: str
+    """``int8`` where its gate passed, else ``fp32``."""
+    gate: Mapping[str, Any] = field(default_factory=dict)
+    """Comparison of int8 with fp32 vectors at export, by figure."""
+    references: tuple[Reference, ...] = ()
+    """Vectors of fixed texts by sentence-transformers, which each file has to reproduce."""
+
+    def min_cosine(self, file: str) -> float:
+        """Return the lowest cosine with a reference that an encoder of this file may have."""
+        return self.gate.get("min_cosine", 1.0) - COSINE_MARGIN if file == self.int8 else _FP32_MIN_COSINE
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One file of the folder, as it was saved."""
+
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """The content of ``care.json``."""
+
+    name: str
+    dim: int
+    query: Side
+    document: Side
+    temperature: float
+    """Temperature of the contrastive loss: scores divided by it are the logits of training."""
+    files: Mapping[str, FileEntry]
+    """Every file under ``query/`` and ``document/``, by path relative to the folder."""
+    fingerprint: str
+    onnx: OnnxFiles | None = None
+    """The query encoder."""
+    document_onnx: OnnxFiles | None = None
+    references_sha256: str = ""
+    """Digest of the fingerprint and of both sides' reference vectors; empty where there are none."""
+    geometry: Geometry = "unit"
+    license: str = ""
+    stages: tuple[Mapping[str, Any], ...] = ()
+    """The training stages in order, each with its configuration and figures."""
+    bases: tuple[Mapping[str, Any], ...] = ()
+    """Base models: side, name, revision, license."""
+    data: tuple[Mapping[str, Any], ...] = ()
+    """Training data: source, license, rows, SHA-256."""
+    format: int = FORMAT
+
+    @property
+    def saved_sides(self) -> tuple[str, ...]:
+        """Names of the sides that have files: a query encoder learned from stored vectors comes without documents'."""
+        return ("query",) if self.document.pooling == STORED else ("query", "document")
+
+    def save(self, folder: Path) -> None:
+        """Write the card into a folder, whole or not at all."""
+        text = json.dumps(asdict(self), ensure_ascii=False, indent=2, sort_keys=True)
+        building = folder / f".{CARD_FILE}.partial"
+        building.write_text(text + "\n", encoding="utf-8")
+        building.replace(folder / CARD_FILE)
+
+
+def read_card(folder: Path) -> Card:
+    """Read and check the card of a CARE folder, without opening a weight file.
+
+    Raises:
+        IncompleteModel: There is no card, or it lacks a field.
+        NewerFormat: a newer version wrote it.
+        AlteredModel: Its fingerprint is not that of its own content.
+    """
+    path = folder / CARD_FILE
+    if not path.is_file():
+        raise IncompleteModel(f"{folder}: has no {CARD_FILE}, so it is not a CARE folder")
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{path}: is not JSON ({error})") from error
+    if values.get("format", 0) > FORMAT:
+        raise NewerFormat(f"{path}: format {values['format']}, this version reads up to {FORMAT}; upgrade care-qdrant")
+    try:
+        card = _parse(values)
+    except (KeyError, TypeError) as error:
+        raise IncompleteModel(f"{path}: a field is missing or wrong: {error}") from error
+    expected = fingerprint(card.dim, card.query, card.document, card.files, card.geometry)
+    if card.fingerprint != expected:
+        raise AlteredModel(f"{path}: fingerprint {card.fingerprint[:12]} is not that of its content ({expected[:12]})")
+    if card.references_sha256 != bind_references(card.fingerprint, card.onnx, card.document_onnx):
+        raise AlteredModel(
+            f"{path}: its reference vectors do not belong to fingerprint {card.fingerprint[:12]}, so its ONNX files "
+            "may be those of another model; restore the folder, or export the model again"
+        )
+    return card
+
+
+def bind_references(fingerprint: str, *sides: OnnxFiles | None) -> str:
+    """Return the digest that ties the reference vectors of both sides to a fingerprint."""
+    return references_digest(fingerprint, [reference for side in sides if side for reference in side.references])
+
+
+def fingerprint(
+    dim: int, query: Side, document: Side, files: Mapping[str, FileEntry], geometry: Geometry = "unit"
+) -> str:
+    """Return the SHA-256 over all that changes a vector or a score: dimension, prompts, limits, weights, tokenizers.
+
+    ONNX files are left out: they are another rendering of the same query encoder into the same space, so a new export
+    does not orphan the collections that exist. Their own hashes are in `Card.files` and are checked on load, and so is
+    that they give the reference vectors (`care_qdrant.model.references`).
+    """
+    sources = {path: entry.sha256 for path, entry in files.items() if not is_onnx(path)}
+    # What format 1 did not know counts only where it is used: other models keep their fingerprint.
+    sides = [
+        {key: value for key, value in asdict(side).items() if key != "tasks" or value} for side in (query, document)
+    ]
+    content = [dim, *sides, sources, *([] if geometry == "unit" else [geometry])]
+    return hashlib.sha256(json.dumps(content, ensure_ascii=False, sort_keys=True).encode()).hexdigest()
+
+
+def is_onnx(path: str) -> bool:
+    """Return whether a file, by its path relative to the CARE folder, is a rendering for onnxruntime."""
+    return path.startswith("query/onnx/") or path == f"document/{DOCUMENT_ONNX}"
+
+
+def _parse_onnx(values: Mapping[str, Any] | None) -> OnnxFiles | None:
+    if not values:
+        return None
+    references = tuple(Reference(**reference) for reference in values.get("references", ()))
+    return OnnxFiles(**{**values, "references": references})
+
+
+def _parse(values: Mapping[str, Any]) -> Card:
+    fields = {key: value for key, value in values.items() if key in Card.__dataclass_fields__}
+    return Card(
+        **{
+            **fields,
+            "query": Side(**values["query"]),
+            "document": Side(**values["document"]),
+            "onnx": _parse_onnx(values.get("onnx")),
+            "document_onnx": _parse_onnx(values.get("document_onnx")),
+            "files": {path: FileEntry(**entry) for path, entry in values["files"].items()},
+            "stages": tuple(values.get("stages", ())),
+            "bases": tuple(values.get("bases", ())),
+            "data": tuple(values.get("data", ())),
+        }
+    )

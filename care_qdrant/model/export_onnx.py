@@ -1,0 +1,212 @@
+"""Export encoders to ONNX (extra ``onnx``): queries in float32 and int8, with what int8 costs; documents in float32.
+
+The graph takes ``input_ids`` and ``attention_mask`` and gives unit vectors. Pooling and normalisation are inside, so
+the serving side needs only onnxruntime and tokenizers.
+"""
+
+import logging
+import tempfile
+import warnings
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from care_qdrant.encoders.onnx import OnnxEncoder
+from care_qdrant.encoders.torch import cuts_unit_vectors, no_progress_bars
+from care_qdrant.errors import InputError, ModelError, needs_extra
+from care_qdrant.model.card import DOCUMENT_ONNX, OnnxFiles
+from care_qdrant.model.folder import describe_side, geometry_of
+from care_qdrant.model.gate import compare
+from care_qdrant.model.int8 import quantize
+from care_qdrant.model.references import REFERENCE_TEXTS, Reference, make_references
+from care_qdrant.model.shared_weights import share_weights
+from care_qdrant.types import Vectors
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+FP32_FILE = "onnx/model.onnx"
+INT8_FILE = "onnx/model_int8.onnx"
+FP32_TOLERANCE = 1e-5
+"""Largest difference of a coordinate from stock sentence-transformers; above it the export is refused."""
+
+logger = logging.getLogger(__name__)
+
+
+def export_query_encoder(
+    query_folder: Path,
+    probe_texts: Sequence[str],
+    *,
+    document_vectors: Vectors | None = None,
+    relevant: Sequence[Collection[int]] | None = None,
+    keep_fp32: bool = True,
+) -> OnnxFiles:
+    """Write ``onnx/model.onnx`` and ``onnx/model_int8.onnx`` into a saved sentence-transformers query encoder.
+
+    int8 becomes the default only where it passes the gate (`care_qdrant.model.gate`).
+
+    Args:
+        query_folder: A complete sentence-transformers model.
+        probe_texts: Real queries, at least one; a few hundred make the gate's figures mean something.
+        document_vectors: (n, dim) unit rows; with them the gate also compares the ten best documents.
+        relevant: For each probe the rows of the documents that answer it; with them the gate also compares nDCG@10.
+        keep_fp32: Leave the float32 graph in the folder; without it the folder is four bytes a parameter smaller.
+
+    Raises:
+        MissingExtra: Torch, sentence-transformers or onnx are not installed.
+        InputError: There are no probe texts.
+        ModelError: The model cannot be exported, or the exported graph gives other vectors.
+    """
+    if not probe_texts:
+        raise InputError("an export needs probe texts: give real queries, a few hundred if you have them")
+    tower = _load_tower(query_folder)
+    # Built beside its destination: a failed export leaves no graph that would be served.
+    with tempfile.TemporaryDirectory(dir=query_folder, prefix=".onnx.") as building:
+        fp32, int8 = Path(building) / "fp32.onnx", Path(building) / "int8.onnx"
+        _export_fp32(tower, fp32)
+        exact = _encode(query_folder, "query", fp32, probe_texts)
+        _check_equal(query_folder, exact, tower, "query", probe_texts)
+        quantize(fp32, int8)
+        gate = compare(exact, _encode(query_folder, "query", int8, probe_texts), document_vectors, relevant)
+        logger.info("int8 gate of %s: %s", query_folder, gate)
+        keep_fp32 = keep_fp32 or not gate.passed
+        (query_folder / FP32_FILE).parent.mkdir(exist_ok=True)
+        (query_folder / FP32_FILE).unlink(missing_ok=True)
+        if keep_fp32:
+            fp32.replace(query_folder / FP32_FILE)
+        int8.replace(query_folder / INT8_FILE)
+    return OnnxFiles(
+        fp32=FP32_FILE if keep_fp32 else None,
+        int8=INT8_FILE,
+        default="int8" if gate.passed else "fp32",
+        gate={**asdict(gate), "passed": gate.passed},
+        references=_references(tower, "query"),
+    )
+
+
+def export_document_encoder(document_folder: Path, probe_texts: Sequence[str] = REFERENCE_TEXTS) -> OnnxFiles:
+    """Write ``model.onnx`` into a saved sentence-transformers document encoder.
+
+    The graph is small: it reads the weights of ``model.safetensors`` beside it (`care_qdrant.model.shared_weights`).
+    There is no int8 form: documents are encoded once, and what that loses is lost for every query.
+
+    Args:
+        document_folder: A complete sentence-transformers model.
+        probe_texts: Documents on which the graph is compared with sentence-transformers.
+
+    Raises:
+        MissingExtra: Torch, sentence-transformers or onnx are not installed.
+        ModelError: The model cannot be exported, or the exported graph gives other vectors.
+    """
+    tower = _load_tower(document_folder)
+    import onnx
+
+    # Built beside its destination, since external weights are found below the folder of the graph only.
+    building = document_folder / ".model.onnx.partial"
+    try:
+        with tempfile.TemporaryDirectory(prefix="care-onnx-") as scratch:
+            _export_fp32(tower, Path(scratch) / "whole.onnx")
+            model = onnx.load(Path(scratch) / "whole.onnx")
+        share_weights(model, document_folder)
+        for node in model.graph.node:
+            del node.metadata_props[:]  # where in which source each node was traced: most of the file
+        building.write_bytes(model.SerializeToString())
+        _check_equal(
+            document_folder,
+            _encode(document_folder, "document", building, probe_texts),
+            tower,
+            "document",
+            probe_texts,
+        )
+        building.replace(document_folder / DOCUMENT_ONNX)
+    finally:
+        building.unlink(missing_ok=True)
+    return OnnxFiles(fp32=DOCUMENT_ONNX, int8=None, default="fp32", references=_references(tower, "document"))
+
+
+def make_side_references(folder: Path) -> tuple[Reference, ...]:
+    """Return the reference vectors of a saved encoder, whose folder is named after its side.
+
+    Raises:
+        MissingExtra: Torch, sentence-transformers or onnx are not installed.
+    """
+    return _references(_load_tower(folder), folder.name)
+
+
+def _load_tower(folder: Path) -> "SentenceTransformer":
+    with needs_extra("onnx", "the ONNX export"):
+        import onnxscript  # noqa: F401  # torch's exporter needs it
+        import torch
+        from sentence_transformers import SentenceTransformer
+
+    with no_progress_bars():
+        tower = SentenceTransformer(
+            str(folder),
+            device="cpu",
+            local_files_only=True,
+            model_kwargs={"dtype": torch.float32, "attn_implementation": "sdpa"},
+        )
+    if not all(getattr(module, "include_prompt", True) for module in tower):
+        raise ModelError(
+            f"{folder}: pools without its prompt, which the exported graph cannot; pool over the prompt too"
+        )
+    return tower.eval()
+
+
+def _export_fp32(tower: "SentenceTransformer", file: Path) -> None:
+    import torch
+
+    from care_qdrant.model.graph import QueryGraph, is_static
+
+    input_ids = torch.ones((2, 8), dtype=torch.int64)
+    attention_mask = torch.tensor([[1] * 8, [1] * 5 + [0] * 3])
+    longest = None if is_static(tower) else tower.max_seq_length
+    axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=longest)}
+    graph = QueryGraph(tower).eval()
+    # It warns that torchvision is missing, which no query encoder needs.
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter warns about its own internals
+        torch.onnx.export(
+            graph,
+            (input_ids, attention_mask),
+            file,
+            input_names=["input_ids", "attention_mask"],
+            output_names=["sentence_embedding"],
+            dynamic_shapes=(axes, axes),
+            opset_version=graph.opset,
+            external_data=False,
+            dynamo=True,
+            verbose=False,
+        )
+
+
+def _references(tower: "SentenceTransformer", side: str) -> tuple[Reference, ...]:
+    return make_references(lambda texts: _encode_stock(tower, side, texts))
+
+
+def _encode_stock(tower: "SentenceTransformer", side: str, texts: Sequence[str]) -> Vectors:
+    encode = tower.encode_query if side == "query" else tower.encode_document
+    # One by one: a tokenizer that pads on the left gives a BERT other positions in a batch, which the graph never does.
+    vectors: Vectors = encode(
+        list(texts), batch_size=1, normalize_embeddings=not cuts_unit_vectors(tower), show_progress_bar=False
+    )
+    return vectors
+
+
+def _encode(folder: Path, side: str, onnx_file: Path, texts: Sequence[str]) -> Vectors:
+    settings, dim = describe_side(folder, side)
+    geometry = geometry_of(folder)
+    return OnnxEncoder.of_side(folder, str(onnx_file.resolve()), settings, dim, geometry=geometry).encode(texts)
+
+
+def _check_equal(folder: Path, found: Vectors, tower: "SentenceTransformer", side: str, texts: Sequence[str]) -> None:
+    difference = float(np.abs(found - _encode_stock(tower, side, texts)).max())
+    if not difference <= FP32_TOLERANCE:
+        raise ModelError(
+            f"{folder}: its ONNX graph gives other vectors than sentence-transformers (largest difference "
+            f"{difference:.1e}, allowed {FP32_TOLERANCE:.0e}), so it was not written; report the model's architecture"
+        )

@@ -1,0 +1,321 @@
+"""The CARE folder: one folder that stock sentence-transformers loads in three ways.
+
+::
+
+    modules.json  router_config.json  care.json  README.md
+    query/        a complete sentence-transformers model; onnx/ beside its weights
+    document/     a complete sentence-transformers model, LoRA merged; model.onnx reads the weights beside it
+
+The root is a sentence-transformers ``Router`` without a default route: the stock stack embeds queries with the document
+encoder when there is one. Each side also loads alone. No ``trust_remote_code`` anywhere.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from care_qdrant.errors import AlteredModel, IncompleteModel, InputError, ModelError
+from care_qdrant.model.card import (
+    CARD_FILE,
+    STORED,
+    UNLIMITED,
+    Card,
+    FileEntry,
+    Geometry,
+    OnnxFiles,
+    Side,
+    bind_references,
+    fingerprint,
+    read_card,
+    static_limit,
+)
+from care_qdrant.model.integrity import list_files, refuse_unlisted, sha256, verify_files
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+SIDES = ("query", "document")
+_ROUTER = "sentence_transformers.base.modules.router.Router"
+
+
+def write_checkpoint(
+    folder: Path,
+    *,
+    name: str,
+    query: Path,
+    document: Path | None,
+    onnx: OnnxFiles | None = None,
+    document_onnx: OnnxFiles | None = None,
+    temperature: float = 0.02,
+    query_tasks: Mapping[str, str] | None = None,
+    document_tasks: Mapping[str, str] | None = None,
+    license: str = "",
+    stages: Sequence[Mapping[str, Any]] = (),
+    bases: Sequence[Mapping[str, Any]] = (),
+    data: Sequence[Mapping[str, Any]] = (),
+    model_card: str = "",
+) -> Card:
+    """Assemble a CARE folder from two saved sentence-transformers models, verify it, and move it into place.
+
+    The folder appears whole or not at all: it is built beside its destination and renamed at the end. A folder that is
+    replaced is renamed first and removed last, so that no moment is without a whole model; one that an interrupted call
+    left under that name is put back.
+
+    Args:
+        folder: Destination; must not exist, or be a CARE folder (which is replaced).
+        name: Of the pair; the default name of its vectors in Qdrant.
+        query: Folder of the query encoder; an ``onnx/`` folder in it comes along.
+        document: Folder of the document encoder; None where the documents are the vectors that a collection holds.
+        onnx: What the query encoder's ``onnx/`` folder holds.
+        document_onnx: What the document encoder's folder holds for onnxruntime.
+        temperature: Of the contrastive loss.
+        query_tasks: Prompts of the query side by task name.
+        document_tasks: Prompts of the document side by task name.
+        license: SPDX identifier of the weights.
+        stages: Training history.
+        bases: Base models.
+        data: Training data.
+        model_card: Content of README.md; empty for a plain one.
+
+    Raises:
+        InputError: The destination holds something else.
+        ModelError: The two sides do not fit together.
+    """
+    replaced = folder.with_name(f".{folder.name}.replaced")
+    if replaced.exists() and not folder.exists():
+        replaced.rename(folder)
+    if folder.exists() and not (folder / CARD_FILE).exists() and any(folder.iterdir()):
+        raise InputError(f"{folder}: exists and is not a CARE folder; give another destination")
+    building = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    shutil.rmtree(building, ignore_errors=True)
+    try:
+        for side, source in zip(SIDES, (query, document), strict=True):
+            if source is None:
+                continue
+            shutil.copytree(source, building / side, ignore=shutil.ignore_patterns("README.md", ".*"))
+        tasks = (query_tasks or {}, document_tasks or {})
+        card = _describe(building, name, (onnx, document_onnx), temperature, tasks, license, stages, bases, data)
+        _write_router(building, card)
+        (building / "README.md").write_text(model_card or f"# {name}\n\nA CARE pair.\n", encoding="utf-8")
+        card.save(building)
+        verify_checkpoint(building)
+        shutil.rmtree(replaced, ignore_errors=True)
+        if folder.exists():
+            folder.rename(replaced)
+        building.rename(folder)
+        shutil.rmtree(replaced, ignore_errors=True)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return card
+
+
+def verify_checkpoint(folder: Path, sides: Iterable[str] | None = None) -> Card:
+    """Check that a CARE folder is whole and unaltered, reading every byte of the given sides; None takes all.
+
+    Raises:
+        IncompleteModel: A file is missing.
+        AlteredModel: A file differs from the one that was saved, or one was added that would change a vector.
+        NewerFormat: a newer version wrote the folder.
+        ModelError: Dimensions disagree, or a tokenizer does not append its end marker.
+    """
+    card = read_card(folder)
+    sides = card.saved_sides if sides is None else tuple(sides)
+    for side in sides:
+        verify_files(folder, card, [path for path in card.files if path.startswith(f"{side}/")])
+        refuse_unlisted(folder, card, side)
+        _check_side(folder / side, card.query if side == "query" else card.document, card.dim)
+    if "document" in sides and geometry_of(folder / "document") != card.geometry:
+        raise ModelError(f"{folder}: its document encoder has not the geometry {card.geometry!r} that care.json names")
+    for required in ("modules.json", "router_config.json"):
+        if not (folder / required).is_file():
+            raise IncompleteModel(f"{folder}: {required} is missing, so sentence-transformers cannot load it")
+    return card
+
+
+def describe_side(folder: Path, side: str) -> tuple[Side, int]:
+    """Read from a saved sentence-transformers model how it encodes one side, and its output dimension.
+
+    Raises:
+        ModelError: It is not a model of the kind that a CARE folder holds.
+    """
+    modules = _read_json(folder / "modules.json")
+    by_type = {module["type"].rsplit(".", 1)[-1]: folder / module["path"] for module in modules}
+    is_static = "StaticEmbedding" in by_type
+    if not is_static and not {"Transformer", "Pooling"} <= by_type.keys():
+        raise ModelError(
+            f"{folder}: needs a Transformer and a Pooling module, or a StaticEmbedding, has {sorted(by_type)}"
+        )
+    if "Normalize" not in by_type:
+        raise ModelError(f"{folder}: lacks a Normalize module, so its vectors have no unit length; add one")
+    prompt = _read_optional(folder / "config_sentence_transformers.json").get("prompts", {}).get(side) or ""
+    if is_static:
+        found = Side(pooling="static", max_tokens=static_limit(_tokenizer(folder)), prompt=prompt)
+        dim = _table_width(folder)
+    else:
+        pooling = _read_json(by_type["Pooling"] / "config.json")
+        mode = str(pooling.get("pooling_mode") or _legacy_pooling_mode(pooling))
+        eos = _eos(folder) if mode == "lasttoken" else None
+        found = Side(pooling=mode, max_tokens=_max_tokens(folder), prompt=prompt, eos=eos)
+        dim = pooling.get("embedding_dimension") or pooling.get("word_embedding_dimension")
+    if "Dense" in by_type:
+        dim = _read_json(by_type["Dense"] / "config.json")["out_features"]
+    return found, int(dim)
+
+
+def geometry_of(folder: Path) -> Geometry:
+    """Read from a saved sentence-transformers model whether its vectors are cut after they are normalised."""
+    kinds = [module["type"].rsplit(".", 1)[-1] for module in _read_json(folder / "modules.json")]
+    return "cut" if "Normalize" in kinds and "Dense" in kinds[kinds.index("Normalize") :] else "unit"
+
+
+def _describe(
+    folder: Path,
+    name: str,
+    onnx: tuple[OnnxFiles | None, OnnxFiles | None],
+    temperature: float,
+    tasks: tuple[Mapping[str, str], Mapping[str, str]],
+    license: str,
+    stages: Sequence[Mapping[str, Any]],
+    bases: Sequence[Mapping[str, Any]],
+    data: Sequence[Mapping[str, Any]],
+) -> Card:
+    query, query_dim = describe_side(folder / "query", "query")
+    document, document_dim = Side(STORED, UNLIMITED), query_dim
+    geometry: Geometry = "unit"
+    if (folder / "document").is_dir():
+        document, document_dim = describe_side(folder / "document", "document")
+        geometry = geometry_of(folder / "document")
+    if query_dim != document_dim:
+        raise ModelError(
+            f"the query encoder gives {query_dim} dimensions and the document encoder {document_dim}: "
+            "they cannot share a space. Slice the document encoder to the query dimension (stage 'document')."
+        )
+    if geometry_of(folder / "query") != "unit":
+        raise ModelError(f"{folder / 'query'}: cuts its vectors after normalising them; only a document encoder may")
+    query, document = replace(query, tasks=dict(tasks[0])), replace(document, tasks=dict(tasks[1]))
+    files = {
+        path: FileEntry(sha256(folder / path), (folder / path).stat().st_size)
+        for side in SIDES
+        if (folder / side).is_dir()
+        for path in list_files(folder / side, folder)
+    }
+    digest = fingerprint(query_dim, query, document, files, geometry)
+    return Card(
+        name=name,
+        dim=query_dim,
+        query=query,
+        document=document,
+        temperature=temperature,
+        files=files,
+        fingerprint=digest,
+        onnx=onnx[0],
+        document_onnx=onnx[1],
+        geometry=geometry,
+        references_sha256=bind_references(digest, *onnx),
+        license=license,
+        stages=tuple(stages),
+        bases=tuple(bases),
+        data=tuple(data),
+    )
+
+
+def _write_router(folder: Path, card: Card) -> None:
+    """Make the folder's root a Router whose module ids are paths into the two sides."""
+    types: dict[str, str] = {}
+    structure: dict[str, list[str]] = {}
+    for side in card.saved_sides:
+        modules = _read_json(folder / side / "modules.json")
+        paths = [f"{side}/{module['path']}".rstrip("/") for module in modules]
+        types |= dict(zip(paths, (module["type"] for module in modules), strict=True))
+        structure[side] = paths
+    parameters: dict[str, Any] = {"default_route": None, "allow_empty_key": False, "route_mappings": {}}
+    prompts = {"query": card.query.prompt, "document": card.document.prompt}
+    _write_json(folder / "router_config.json", {"types": types, "structure": structure, "parameters": parameters})
+    _write_json(folder / "modules.json", [{"idx": 0, "name": "0", "path": "", "type": _ROUTER}])
+    _write_json(
+        folder / "config_sentence_transformers.json",
+        {
+            "model_type": "SentenceTransformer",
+            "prompts": prompts,
+            "default_prompt_name": None,
+            "similarity_fn_name": "cosine" if card.geometry == "unit" else "dot",
+        },
+    )
+
+
+def _check_side(folder: Path, expected: Side, dim: int) -> None:
+    found, found_dim = describe_side(folder, folder.name)
+    if found_dim != dim:
+        raise ModelError(f"{folder}: gives {found_dim} dimensions, care.json says {dim}")
+    if expected.eos is not None and found.eos != expected.eos:
+        raise ModelError(f"{folder}: the tokenizer does not append {expected.eos!r}, which last-token pooling reads")
+
+
+def _tokenizer(folder: Path) -> "Tokenizer":
+    from tokenizers import Tokenizer
+
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise IncompleteModel(f"{path} is missing")
+    return Tokenizer.from_file(str(path))
+
+
+def _table_width(folder: Path) -> int:
+    """Return the dimension of a static encoder's token vectors, from the header of its weights."""
+    path = folder / "model.safetensors"
+    if not path.is_file():
+        raise IncompleteModel(f"{path} is missing")
+    try:
+        with path.open("rb") as stream:  # eight bytes of length, then JSON: no library on a serving machine
+            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        table = header.get("embedding.weight") or header["embeddings"]  # as sentence-transformers and model2vec save it
+        return int(table["shape"][1])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{path}: holds no table of token vectors") from error
+
+
+def _eos(folder: Path) -> str:
+    """Return the marker that the tokenizer appends to every text, as its post-processor says."""
+    encoding = _tokenizer(folder).encode("a")
+    if not encoding.special_tokens_mask or not encoding.special_tokens_mask[-1]:
+        raise ModelError(
+            f"{folder}: the tokenizer appends no end marker, so last-token pooling would read the last word; "
+            "write one into the post_processor of tokenizer.json"
+        )
+    return encoding.tokens[-1]
+
+
+def _max_tokens(folder: Path) -> int:
+    legacy = _read_optional(folder / "sentence_bert_config.json").get("max_seq_length")
+    limit = legacy or _read_optional(folder / "tokenizer_config.json").get("model_max_length")
+    positions = _read_json(folder / "config.json").get("max_position_embeddings")
+    limits = [int(value) for value in (limit, positions) if value]
+    if not limits:
+        raise ModelError(f"{folder}: says nowhere how many tokens it reads at most")
+    return min(limits)
+
+
+def _legacy_pooling_mode(pooling: Mapping[str, Any]) -> str | None:
+    names = {"cls_token": "cls", "mean_tokens": "mean", "lasttoken": "lasttoken"}
+    return next((mode for key, mode in names.items() if pooling.get(f"pooling_mode_{key}")), None)
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise IncompleteModel(f"{path} is missing") from error
+    except ValueError as error:
+        raise AlteredModel(f"{path} is not JSON ({error})") from error
+
+
+def _read_optional(path: Path) -> Any:
+    return _read_json(path) if path.is_file() else {}
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,113 @@
+"""A CARE folder of weights that others published: the CARE pairs, and stock asymmetric sentence-transformers models."""
+
+import logging
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from care_qdrant.errors import InputError
+from care_qdrant.model import published, router
+from care_qdrant.model.card import Card
+from care_qdrant.model.folder import write_checkpoint
+from care_qdrant.model.hub import fetch_document_side
+from care_qdrant.model.references import REFERENCE_TEXTS
+
+logger = logging.getLogger(__name__)
+
+
+def import_model(
+    sources: Sequence[str],
+    folder: Path,
+    *,
+    name: str,
+    revision: str | None = None,
+    base: str | None = None,
+    license: str | None = None,
+    probe_texts: Sequence[str] | None = None,
+) -> Card:
+    """Write the CARE folder of published weights, with the ONNX query encoder.
+
+    Only the query encoder is loaded. The files of the document encoder are copied, or merged with their adapter, one by
+    one.
+
+    Args:
+        sources: Folder or hub name of both encoders, or of the query encoder and of the document encoder.
+        folder: Destination.
+        name: Of the pair.
+        revision: Branch, tag or commit of the sources on the hub; the commit is recorded.
+        base: Folder or hub name of the base of a document adapter; None means the one that the adapter names.
+        license: SPDX identifier; None reads it from the model card.
+        probe_texts: Real queries, on which int8 has to pass its gate. Without them int8 is exported and float32 used.
+
+    Raises:
+        InputError: There are more than two sources, or one holds no pair.
+        ModelError: The weights are incomplete, or need remote code.
+        MissingExtra: The extras ``ingest`` and ``onnx`` are not installed.
+    """
+    from care_qdrant.model.export_onnx import export_query_encoder
+
+    if len(sources) not in (1, 2):
+        raise InputError(f"{len(sources)} sources; expected one with both encoders, or the query's and the document's")
+    found = [fetch_document_side(source, revision=revision) for source in sources]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".care-import-") as scratch:
+        query, document = Path(scratch) / "query", Path(scratch) / "document"
+        is_stock = len(found) == 1 and router.is_router(found[0])
+        if is_stock:
+            router.write_sides(found[0], {"query": query, "document": document})
+        else:
+            query_source, document_source = _published_sides(found)
+            dim = published.write_query_side(query_source, query)
+            published.write_document_side(document_source, document, dim, base)
+        onnx = export_query_encoder(query, probe_texts or REFERENCE_TEXTS)
+        if probe_texts is None:
+            onnx = replace(onnx, default="fp32")
+        fallback = "" if is_stock else published.LICENSE
+        license = license or next(filter(None, map(_license, found)), fallback)
+        sides = ("query", "document") if len(found) == 2 else ("both",)
+        return write_checkpoint(
+            folder,
+            name=name,
+            query=query,
+            document=document,
+            onnx=onnx,
+            query_tasks=None if is_stock else published.QUERY_TASKS,
+            document_tasks=None if is_stock else published.DOCUMENT_TASKS,
+            license=license,
+            bases=[
+                {"side": side, "name": str(source), "revision": _commit(place, revision), "license": license}
+                for side, source, place in zip(sides, sources, found, strict=True)
+            ],
+            model_card=f"---\nlicense: {license.lower()}\n---\n# {name}\n\nImported from {', '.join(sources)}.\n",
+        )
+
+
+def _published_sides(found: Sequence[Path]) -> tuple[Path, Path]:
+    if len(found) == 2:
+        one, other = (place / inner for place, inner in zip(found, _FOLDERS, strict=True))
+        return one if one.is_dir() else found[0], other if other.is_dir() else found[1]
+    sides = tuple(found[0] / inner for inner in _FOLDERS)
+    if not all(side.is_dir() for side in sides):
+        raise InputError(
+            f"{found[0]}: holds neither {_FOLDERS[0]}/ and {_FOLDERS[1]}/ nor a Router of sentence-transformers; give "
+            "the folder of the query encoder and that of the document encoder"
+        )
+    return sides[0], sides[1]
+
+
+_FOLDERS = (published.QUERY_FOLDER, published.DOCUMENT_FOLDER)
+
+
+def _license(folder: Path) -> str | None:
+    """Return the license that the head of a model card names."""
+    card = folder / "README.md"
+    head = re.match(r"---\n(.*?)\n---", card.read_text(encoding="utf-8"), re.DOTALL) if card.is_file() else None
+    line = re.search(r"^license:\s*(\S+)", head[1], re.MULTILINE) if head else None
+    return line[1].strip("\"'") if line else None
+
+
+def _commit(folder: Path, revision: str | None) -> str:
+    """Return the commit of a hub snapshot, whose folder is named after it; what was asked for of any other folder."""
+    return folder.name if re.fullmatch(r"[0-9a-f]{40}", folder.name) else revision or ""

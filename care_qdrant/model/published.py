@@ -1,0 +1,173 @@
+"""The published CARE weights as two complete sentence-transformers models (extra ``ingest``).
+
+Query: ``[CLS]``, unit length. Document: last token, unit length at the full width, then cut to the width of the query
+and not normalised again; the score is the dot product. A query is read as ``<instruct>{sentence}\\n<query>{text}`` with
+the sentence of its task (table 8 of the paper); documents are plain, and similarity of two texts instructs both.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from care_qdrant.errors import IncompleteModel, ModelError, needs_extra
+from care_qdrant.model.adapter import CONFIG_FILE, merge_adapter, weight_files
+from care_qdrant.model.architecture import native_folder
+from care_qdrant.model.hub import fetch_document_side
+
+QUERY_FOLDER, DOCUMENT_FOLDER = "query_encoder", "doc_encoder"
+LICENSE = "CC-BY-NC-SA-4.0"
+MAX_TOKENS = 512
+_SENTENCES = {
+    "retrieval": "Given a Chinese medical question, retrieve medical documents that answer the question.",
+    "rerank": (
+        "Based on a Chinese medical question, evaluate and rank the medical information that provide answers to the "
+        "question."
+    ),
+    "sts": "Retrieve semantically similar text.",
+}
+QUERY_TASKS = {task: f"<instruct>{sentence}\n<query>" for task, sentence in _SENTENCES.items()}
+DOCUMENT_TASKS = {"sts": QUERY_TASKS["sts"]}
+DEFAULT_TASK = "retrieval"
+_COPIED = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+)
+_BASE = "sentence_transformers.base.modules"
+_POOLING = "sentence_transformers.sentence_transformer.modules.pooling.Pooling"
+
+
+def write_query_side(source: Path, folder: Path) -> int:
+    """Save the query encoder in float32 as a complete sentence-transformers model.
+
+    Args:
+        source: A transformers model; ``model_type: new`` is read without its remote code.
+        folder: Destination.
+
+    Returns:
+        Dimensions of its vectors.
+
+    Raises:
+        ModelError: It cannot be loaded without remote code.
+    """
+    with needs_extra("ingest", "the import of a model"):
+        import torch
+        from sentence_transformers import SentenceTransformer
+        from sentence_transformers.base.modules import Normalize, Transformer
+        from sentence_transformers.sentence_transformer.modules import Pooling
+
+    try:
+        with native_folder(source) as native:
+            transformer: Transformer = Transformer(
+                str(native), max_seq_length=MAX_TOKENS, model_kwargs={"dtype": torch.float32}
+            )
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(f"{source}: cannot be loaded without running code from the hub ({reason})") from error
+    width = int(transformer.get_embedding_dimension())
+    model = SentenceTransformer(
+        modules=[transformer, Pooling(width, "cls"), Normalize()],
+        prompts={"query": QUERY_TASKS[DEFAULT_TASK]},
+        similarity_fn_name="dot",
+        device="cpu",
+    )
+    model.save_pretrained(str(folder), create_model_card=False)
+    return width
+
+
+def write_document_side(source: Path, folder: Path, dim: int, base: str | None = None) -> None:
+    """Save the document encoder as a complete sentence-transformers model, its files copied or merged one by one.
+
+    Args:
+        source: A transformers model, or a LoRA adapter.
+        folder: Destination.
+        dim: Dimensions that are kept.
+        base: Folder or hub name of the adapter's base; None means the one that the adapter names.
+
+    Raises:
+        ModelError: The files are not complete, or the tokenizer has no end marker that could be appended.
+    """
+    folder.mkdir(parents=True)
+    if (source / CONFIG_FILE).is_file():
+        named = json.loads((source / CONFIG_FILE).read_text(encoding="utf-8"))
+        weights = fetch_document_side(base or named["base_model_name_or_path"], revision=named.get("revision"))
+        merge_adapter(weights, source, folder)
+    else:
+        weights = source
+        for file in weight_files(source):
+            shutil.copyfile(file, folder / file.name)
+    index = weights / "model.safetensors.index.json"
+    if index.is_file():
+        shutil.copyfile(index, folder / index.name)
+    for name in _COPIED:
+        found = next((place / name for place in (source, weights) if (place / name).is_file()), None)
+        if found is not None:
+            shutil.copyfile(found, folder / name)
+    _write_tokenizer(folder)
+    _write_modules(folder, dim)
+
+
+def _write_tokenizer(folder: Path) -> None:
+    """Let the tokenizer end every text with its end-of-sequence token, where it does not already."""
+    from tokenizers import Tokenizer
+    from tokenizers.processors import TemplateProcessing
+
+    path, settings = folder / "tokenizer.json", _read(folder / "tokenizer_config.json")
+    if not path.is_file():
+        raise IncompleteModel(f"{path} is missing; the checkpoint needs a fast tokenizer")
+    tokenizer = Tokenizer.from_file(str(path))
+    encoding = tokenizer.encode("a")
+    if encoding.special_tokens_mask[-1]:
+        return
+    marker = settings.get("eos_token")
+    marker = marker["content"] if isinstance(marker, dict) else marker
+    number = tokenizer.token_to_id(marker) if marker else None
+    if number is None:
+        raise ModelError(f"{path}: appends no end marker, and knows no end-of-sequence token {marker!r} to append")
+    tokenizer.post_processor = TemplateProcessing(single=f"$A {marker}", special_tokens=[(marker, number)])
+    tokenizer.save(str(path))
+
+
+def _write_modules(folder: Path, dim: int) -> None:
+    """Write what sentence-transformers reads beside the weights: last token, unit length, the first dimensions."""
+    import torch
+    from safetensors.torch import save_file
+
+    hidden = int(_read(folder / "config.json")["hidden_size"])
+    if hidden < dim:
+        raise ModelError(f"{folder}: gives {hidden} dimensions, fewer than the {dim} of the query encoder")
+    kinds = [f"{_BASE}.transformer.Transformer", _POOLING, f"{_BASE}.normalize.Normalize", f"{_BASE}.dense.Dense"]
+    kinds = kinds if hidden > dim else kinds[:-1]
+    paths = ["", *(f"{number}_{kind.rsplit('.', 1)[-1]}" for number, kind in enumerate(kinds[1:], start=1))]
+    entries = [
+        {"idx": number, "name": str(number), "path": path, "type": kind}
+        for number, (path, kind) in enumerate(zip(paths, kinds, strict=True))
+    ]
+    for path in paths[1:]:
+        (folder / path).mkdir()
+    _write(folder / "modules.json", entries)
+    _write(folder / "sentence_bert_config.json", {"max_seq_length": MAX_TOKENS, "do_lower_case": False})
+    _write(
+        folder / "config_sentence_transformers.json",
+        {"prompts": {"document": ""}, "default_prompt_name": None, "similarity_fn_name": "dot"},
+    )
+    _write(folder / paths[1] / "config.json", {"embedding_dimension": hidden, "pooling_mode": "lasttoken"})
+    if hidden > dim:
+        activation = "torch.nn.modules.linear.Identity"
+        dense = {"in_features": hidden, "out_features": dim, "bias": False, "activation_function": activation}
+        _write(folder / paths[3] / "config.json", dense)
+        save_file({"linear.weight": torch.eye(dim, hidden)}, folder / paths[3] / "model.safetensors")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise IncompleteModel(f"{path} is missing")
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
+def _write(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")

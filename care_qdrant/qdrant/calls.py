@@ -1,0 +1,108 @@
+"""`Calls`: calls to Qdrant about one collection, tried again as long as the caller is patient."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from qdrant_client import QdrantClient, models
+
+from care_qdrant.errors import Unreachable
+from care_qdrant.qdrant.connection import client_lock, is_embedded
+from care_qdrant.qdrant.nodes import ClusterClient
+from care_qdrant.qdrant.retry import NotCompleted, Outage, RetryPolicy, describe_error, is_unanswered, least_delay
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Written = models.UpdateResult | Sequence[models.UpdateResult]
+
+
+class Calls:
+    """Calls to one Qdrant, one retry policy for all; may be used from several threads.
+
+    Calls to the embedded database, which is not made for threads, wait for each other, also those of other objects on
+    the same client. A client of several nodes goes on with another node where its own does not answer.
+    """
+
+    def __init__(self, client: QdrantClient, name: str, policy: RetryPolicy | None) -> None:
+        """Set up; nothing is called.
+
+        Args:
+            client: An open Qdrant.
+            name: Of the collection, for messages.
+            policy: How long to try a call again; None takes the usual one.
+        """
+        self.client, self.name = client, name
+        self.policy = policy or RetryPolicy()
+        self.is_embedded = is_embedded(client)
+        self._cluster = client if isinstance(client, ClusterClient) else None
+        self._lock = client_lock(client)
+        self._stopped = threading.Event()
+        self._outage = Outage()
+
+    def call(self, what: str, operation: Callable[[], T]) -> T:
+        """Return the result of ``operation``, called as long as the policy allows.
+
+        Waiting that the server itself has asked for (``Retry-After``) counts against the patience like any other.
+
+        Args:
+            what: For messages, as in "writing 256 points".
+            operation: Safe to repeat.
+
+        Raises:
+            Unreachable: The patience of the policy is used up.
+            Rejected: Qdrant says that the request is wrong.
+            RequestTooLarge: It says that the request is too large.
+        """
+        where = f"{what} in collection {self.name!r}"
+        attempts, since = 0, 0.0
+        while True:
+            node = self._node
+            try:
+                with self._lock:
+                    start = time.monotonic()
+                    result = operation()
+                    logger.debug("%s: %.0f ms", where, (time.monotonic() - start) * 1e3)
+            except Exception as error:
+                least_seconds = least_delay(error, where)
+                if self._cluster and is_unanswered(error):
+                    self._cluster.leave(node)
+                now = time.monotonic()
+                since = since if attempts else now
+                attempts += 1
+                logger.debug("%s: attempt %d failed (%s)", where, attempts, describe_error(error))
+                if self.policy.is_over(attempts, now - since):
+                    raise Unreachable(
+                        f"{where}: gave up after {attempts} attempts ({describe_error(error)})"
+                    ) from error
+                if attempts > 1 or least_seconds >= 1:
+                    self._outage.begin(f"{where}: waiting for Qdrant ({describe_error(error)})")
+                if self._stopped.wait(max(self.policy.delay(attempts - 1), least_seconds)):
+                    message = f"{what}: stopped after {attempts} attempts ({describe_error(error)})"
+                    raise Unreachable(message) from error
+            else:
+                if attempts:
+                    self._outage.end(where)
+                return result
+
+    @property
+    def _node(self) -> int:
+        """Return the node of a cluster that calls go to now."""
+        return self._cluster.node if self._cluster else 0
+
+    def write(self, what: str, operation: Callable[[], Written]) -> None:
+        """Call a write that has ``wait=True``, and accept nothing less than ``completed``."""
+
+        def completed() -> None:
+            results = operation()
+            for result in results if isinstance(results, Sequence) else [results]:
+                if result.status is not models.UpdateStatus.COMPLETED:
+                    raise NotCompleted(f"status {result.status.value}, expected completed")
+
+        self.call(what, completed)
+
+    def stop(self) -> None:
+        """End all waiting: a run that has failed or was interrupted makes no more attempts."""
+        self._stopped.set()

@@ -1,0 +1,544 @@
+"""`Collection`: one collection of one Qdrant, and the only module that calls the client on its points and schema."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from qdrant_client import QdrantClient, models
+
+from care_qdrant.errors import InputError, Rejected
+from care_qdrant.qdrant import bulk
+from care_qdrant.qdrant.calls import Calls, Written
+from care_qdrant.qdrant.connection import require_server
+from care_qdrant.qdrant.contract_checks import check_probes
+from care_qdrant.qdrant.contracts import Contract, contract_metadata, contract_removal
+from care_qdrant.qdrant.learned import LearnedContract, learned_metadata, probe_ids, probe_vectors
+from care_qdrant.qdrant.retry import RequestTooLarge, RetryPolicy
+from care_qdrant.qdrant.schema import IDENTITY_KEY, CollectionSchema, Limits
+
+logger = logging.getLogger(__name__)
+
+OPTIMIZER_SECONDS = 600
+"""Longest time to wait for a server's optimizer before the names of vectors are changed."""
+
+PointId = models.ExtendedPointId
+Payloads = bool | list[str]
+"""Which payload keys a point is read with: all, none, or those named."""
+
+
+class Collection(Calls):
+    """One collection of one Qdrant, reached with retries; may be used from several threads.
+
+    The schema is read once and kept: pure checks (`care_qdrant.qdrant.contract_checks`) share it. `refresh` reads it
+    again, and so does the next use after this object has changed it.
+
+    Every method that calls Qdrant raises:
+        Unreachable: The patience of the policy is used up.
+        Rejected: Qdrant says that the request is wrong.
+    """
+
+    def __init__(
+        self,
+        client: QdrantClient,
+        name: str,
+        policy: RetryPolicy | None = None,
+        *,
+        shard_key: models.ShardKey | None = None,
+    ) -> None:
+        """Set up access; nothing is read.
+
+        Args:
+            client: An open Qdrant.
+            name: Of the collection, or of an alias.
+            policy: How long to try a call again.
+            shard_key: Points of these shards alone are read and written; None reads all, and can write only where the
+                server chooses the shards (`parts`).
+        """
+        super().__init__(client, name, policy)
+        self.shard_key = shard_key
+        self._grpc = bulk.prefers_grpc(client)
+        """Whether `upsert` uses gRPC: by default as the client does."""
+        self._asked_node: int | None = None
+        """Node whose gRPC port was asked for this collection; None where none had to be."""
+        self._schema: CollectionSchema | None = None
+
+    def __repr__(self) -> str:
+        return f"Collection({self.name!r})"
+
+    def sibling(self, name: str) -> "Collection":
+        """Return another collection of the same Qdrant, reached with the same policy and shard key."""
+        return Collection(self.client, name, self.policy, shard_key=self.shard_key)
+
+    def parts(self) -> list["Collection"]:
+        """Return what can be written to: this collection, or its shards by key, each key in turn.
+
+        A server takes a write to a collection with shards by key only with the key.
+        """
+        if self.shard_key is not None or not self.schema.has_shard_keys:
+            return [self]
+        parts = [Collection(self.client, self.name, self.policy, shard_key=key) for key in self.shard_keys()]
+        for part in parts:
+            part._stopped = self._stopped
+        return parts
+
+    def shard_keys(self) -> list[models.ShardKey]:
+        """Return the keys of the shards, sorted; none where the server chooses the shards."""
+        info = self.call("reading its shards", lambda: self.client.collection_cluster_info(self.name))
+        keys = {shard.shard_key for shard in info.local_shards} | {shard.shard_key for shard in info.remote_shards}
+        return sorted((key for key in keys if key is not None), key=str)
+
+    def create_shard_key(self, shards: int | None, replicas: int | None) -> None:
+        """Create the shards of the key of this collection, unless they are there.
+
+        Args:
+            shards: Number of shards; None takes that of the collection.
+            replicas: Copies of each; None takes that of the collection.
+
+        Raises:
+            Rejected: The server is no node of a cluster, or the collection has no shards by key.
+        """
+        if (key := self.shard_key) is None:
+            return
+        try:
+            create = partial(self.client.create_shard_key, self.name, key, shards, replicas)
+            self.call(f"creating shard key {key!r}", create)
+        except Rejected:
+            # Another run made it, or our own request did and its answer was lost.
+            if key not in self.shard_keys():
+                raise
+
+    # The names that a Qdrant knows
+
+    def names(self) -> list[str]:
+        """Return the names of all collections, sorted."""
+        answer = self.call("reading the collections", self.client.get_collections)
+        return sorted(collection.name for collection in answer.collections)
+
+    def aliases(self) -> dict[str, str]:
+        """Return all aliases with the collections behind them."""
+        answer = self.call("reading the aliases", self.client.get_aliases)
+        return {alias.alias_name: alias.collection_name for alias in answer.aliases}
+
+    def exists(self) -> bool:
+        """Return whether there is a collection or an alias of this name."""
+        return self.call("looking for it", lambda: self.client.collection_exists(self.name))
+
+    def resolve(self) -> "Collection":
+        """Return the collection behind an alias, or this one.
+
+        Raises:
+            InputError: The name is neither a collection nor an alias; the message lists those there are.
+        """
+        aliases = self.aliases()
+        if self.name in aliases:
+            return self.sibling(aliases[self.name])
+        if not self.exists():
+            there = ", ".join([*self.names(), *(f"{alias} (alias)" for alias in sorted(aliases))]) or "none"
+            raise InputError(f"there is no collection {self.name!r} (there: {there})")
+        return self
+
+    def switch_alias(self, alias: str) -> None:
+        """Let an alias point at this collection, in one step: at no moment is it missing."""
+        create = models.CreateAlias(collection_name=self.name, alias_name=alias)
+        steps: list[models.AliasOperations] = [models.CreateAliasOperation(create_alias=create)]
+        if alias in self.aliases():
+            steps.insert(0, models.DeleteAliasOperation(delete_alias=models.DeleteAlias(alias_name=alias)))
+        self.call("switching the alias", lambda: self.client.update_collection_aliases(steps))
+
+    def server_version(self) -> str:
+        """Return the version of the server, ``embedded`` for a folder."""
+        return "embedded" if self.is_embedded else self.call("asking its version", self.client.info).version
+
+    def require_server(self, version: tuple[int, ...], feature: str) -> None:
+        """Refuse a server that is older than a feature; the embedded database is never too old.
+
+        Raises:
+            ServerTooOld: It is.
+        """
+        self.call("asking its version", lambda: require_server(self.client, version, feature))
+
+    # Schema and metadata
+
+    @property
+    def schema(self) -> CollectionSchema:
+        """Vectors, settings, metadata and contracts: read at the first use and then kept until `refresh`."""
+        return self._schema or self.refresh()
+
+    @property
+    def limits(self) -> Limits:
+        """Sizes of requests that the collection accepts."""
+        return self.schema.limits
+
+    def refresh(self) -> CollectionSchema:
+        """Read the schema again: one request."""
+        info = self.info()
+        self._schema = CollectionSchema.of(self.name, info, embedded=self.is_embedded)
+        return self._schema
+
+    def info(self) -> models.CollectionInfo:
+        """Return what Qdrant says now, the state of its index included."""
+        return self.call("reading its schema", lambda: self.client.get_collection(self.name))
+
+    def create(self, **config: Any) -> None:
+        """Create the collection; ``config`` as `QdrantClient.create_collection` takes it."""
+        self._schema = None
+        self.call("creating the collection", lambda: self.client.create_collection(self.name, **config))
+
+    def update(self, what: str, **config: Any) -> None:
+        """Change settings or metadata; ``config`` as `QdrantClient.update_collection` takes it."""
+        self._schema = None
+        self.call(what, lambda: self.client.update_collection(self.name, **config))
+
+    def drop(self) -> None:
+        """Delete the whole collection."""
+        self._schema = None
+        self.call("deleting the collection", lambda: self.client.delete_collection(self.name))
+
+    def write_contract(self, vector_name: str, contract: Contract) -> None:
+        """Record what made a vector; the entries of other vectors are not touched."""
+        self.update("writing its contract", metadata=contract_metadata(vector_name, contract))
+
+    def remove_contract(self, vector_name: str) -> None:
+        """Remove the record of a vector; the entries of other vectors are not touched."""
+        self.update("removing its contract", metadata=contract_removal(vector_name))
+
+    def write_learned(self, vector_name: str, contract: LearnedContract | None) -> None:
+        """Record the query encoder that was learned from a vector, or remove the record when it is None."""
+        self.update("writing the contract of a query encoder", metadata=learned_metadata(vector_name, contract))
+
+    def require_learned_from(self, vector_name: str) -> None:
+        """Refuse a vector whose query encoder was learned from other vectors than those stored now: one request.
+
+        Raises:
+            FingerprintMismatch: They differ.
+        """
+        learned = self.schema.learned.get(vector_name)
+        if learned is None:
+            return
+        what = "reading sampled vectors"
+        records = self.retrieve(probe_ids(learned), what, payload=False, vectors=[vector_name])
+        check_probes(self.schema, vector_name, learned, probe_vectors(records.values(), vector_name))
+
+    def wait_for_optimizer(
+        self, longest_seconds: float, poll_seconds: float = 0.1, *, sleep: Callable[[float], None] = time.sleep
+    ) -> models.CollectionInfo:
+        """Wait until a server neither builds an index nor moves points, and return what it says of the collection.
+
+        Args:
+            longest_seconds: After these, the last answer is returned, whose status is still yellow.
+            poll_seconds: Between two questions.
+            sleep: Waits so many seconds.
+        """
+        until = time.monotonic() + longest_seconds
+        while True:
+            info = self.info()
+            if info.status is not models.CollectionStatus.YELLOW or time.monotonic() >= until:
+                return info
+            sleep(poll_seconds)
+
+    def add_vector(self, vector_name: str, config: models.VectorNameConfig) -> None:
+        """Add a vector to the schema; existing points do not have it yet."""
+        self._require_rest()
+        self._schema = None
+        self.call("adding the vector", lambda: self.client.create_vector_name(self.name, vector_name, config))
+
+    def remove_vector(self, vector_name: str) -> None:
+        """Remove a vector from the schema and from all points."""
+        self._require_rest()
+        self._schema = None
+        self.call("removing the vector", lambda: self.client.delete_vector_name(self.name, vector_name))
+
+    def _require_rest(self) -> None:
+        """Wait before a change of the vectors' names: Qdrant 1.18.3 forgets deletions if it optimizes meanwhile.
+
+        A point that was deleted while the optimizer ran, and before such a change, is there again afterwards.
+        """
+        if self.is_embedded:
+            return
+        info = self.wait_for_optimizer(2)
+        if info.status is models.CollectionStatus.YELLOW:
+            logger.warning("collection %r is being optimized: waiting before its vectors are changed", self.name)
+            info = self.wait_for_optimizer(OPTIMIZER_SECONDS, 1)
+        if info.status is models.CollectionStatus.YELLOW:
+            logger.warning(
+                "collection %r is still being optimized after %d minutes, and its vectors are changed all the same: a "
+                "point that was deleted in the meantime may be there again (Qdrant 1.18.3); delete it once more",
+                self.name,
+                OPTIMIZER_SECONDS // 60,
+            )
+
+    def create_indexes(self, indexes: Mapping[str, Any]) -> None:
+        """Create those payload indexes that are not there yet; the embedded database has none.
+
+        Args:
+            indexes: Payload key to the schema of its index.
+        """
+        if self.is_embedded or not indexes:
+            return
+        for key in indexes.keys() - self.refresh().payload_schema.keys():
+            self.write(f"indexing {key}", lambda: self._create_index(key, indexes[key]))  # noqa: B023  # called at once
+        self._schema = None
+
+    # Reading points
+
+    def scroll(
+        self,
+        what: str = "reading points",
+        *,
+        where: models.Filter | None = None,
+        payload: Payloads = True,
+        vectors: bool | list[str] = False,
+    ) -> Iterator[list[models.Record]]:
+        """Read all points, in pages of at most ``limits.page`` points.
+
+        Args:
+            what: For messages.
+            where: Which points; None for all.
+            payload: Which payload keys.
+            vectors: Which vectors.
+        """
+        offset, size = None, self.limits.page
+        while True:
+            try:
+                page, offset = self.call(
+                    what,
+                    lambda: self.client.scroll(
+                        self.name,
+                        scroll_filter=where,
+                        limit=size,  # noqa: B023  # called at once
+                        offset=offset,  # noqa: B023
+                        with_payload=payload,
+                        with_vectors=vectors,
+                        shard_key_selector=self.shard_key,
+                    ),
+                )
+            except RequestTooLarge:
+                if size == 1:
+                    raise
+                size //= 2
+                continue
+            yield page
+            if offset is None:
+                return
+
+    def ids(self) -> Iterator[list[PointId]]:
+        """Return the ids of all points, many at a time.
+
+        The embedded database returns all at once: it holds them in memory anyway, and sorts them anew for every page.
+        """
+        if not self.is_embedded:
+            yield from ([record.id for record in page] for page in self.scroll("reading ids", payload=False))
+            return
+        limit = max(1, self.count())
+        records, _ = self.call("reading ids", lambda: self.client.scroll(self.name, limit=limit, with_payload=False))
+        yield [record.id for record in records]
+
+    def sample(self, points: int) -> list[models.Record]:
+        """Return points with their payloads, each drawn with the same probability.
+
+        Servers before 1.11 draw none: there, these are the points with the smallest ids.
+        """
+        limit = min(points, self.limits.page)
+        at_random = models.SampleQuery(sample=models.Sample.RANDOM)
+        key = self.shard_key
+        try:
+            drawn = self.call(
+                "drawing a sample",
+                lambda: self.client.query_points(self.name, at_random, limit=limit, shard_key_selector=key),
+            )
+        except Rejected:
+            records, _ = self.call(
+                "reading a sample", lambda: self.client.scroll(self.name, limit=limit, shard_key_selector=key)
+            )
+            return records
+        return [models.Record(id=point.id, payload=point.payload) for point in drawn.points]
+
+    def retrieve(
+        self, ids: Sequence[PointId], what: str = "", *, payload: Payloads = True, vectors: bool | list[str] = False
+    ) -> dict[PointId, models.Record]:
+        """Return points by id; one that is not there is left out.
+
+        Args:
+            ids: Read in requests of at most ``limits.page``.
+            what: For messages.
+            payload: Which payload keys.
+            vectors: Which vectors.
+        """
+        found: dict[PointId, models.Record] = {}
+        pages = list(in_pages(ids, self.limits.page))
+        while pages:
+            page = pages.pop()
+            try:
+                records = self.call(
+                    what or f"reading {len(page)} points",
+                    lambda: self.client.retrieve(
+                        self.name,
+                        list(page),  # noqa: B023  # called at once
+                        with_payload=payload,
+                        with_vectors=vectors,
+                        shard_key_selector=self.shard_key,
+                    ),
+                )
+            except RequestTooLarge:
+                if len(page) == 1:
+                    raise
+                pages += in_pages(page, (len(page) + 1) // 2)
+                continue
+            found |= {record.id: record for record in records}
+        return found
+
+    def count(self, where: models.Filter | None = None) -> int:
+        """Return the exact number of points that pass a filter."""
+        if not self.limits.exact_count:
+            return sum(len(page) for page in self.scroll("counting", where=where, payload=False))
+        key = self.shard_key
+        return self.call("counting", lambda: self.client.count(self.name, where, True, key)).count
+
+    def count_with_vector(self, vector_name: str) -> int:
+        """Return the exact number of points that have a vector of this name."""
+        return self.count(models.Filter(must=[models.HasVectorCondition(has_vector=vector_name)]))
+
+    def search(self, what: str, requests: Sequence[models.QueryRequest]) -> list[list[models.ScoredPoint]]:
+        """Return the points that each request finds, best first."""
+        if not requests:
+            return []
+        if self.shard_key is not None:
+            requests = [request.model_copy(update={"shard_key": self.shard_key}) for request in requests]
+        try:
+            responses = self.call(what, lambda: self.client.query_batch_points(self.name, requests))
+        except RequestTooLarge:
+            if len(requests) == 1:
+                raise
+            half = len(requests) // 2
+            return self.search(what, requests[:half]) + self.search(what, requests[half:])
+        return [response.points for response in responses]
+
+    # Changing points. What is not there is left alone: others may delete points at any time, and a request that names
+    # the id of a point that is gone would fail as a whole, while a condition on the id does not.
+
+    def upsert(self, points: Sequence[models.PointStruct]) -> None:
+        """Write whole points in one request; those that are there lose all that they held.
+
+        Args:
+            points: A named vector may be a row of `Vectors` instead of a list of numbers.
+
+        Raises:
+            RequestTooLarge: The server takes no request of this size.
+        """
+
+        def write() -> models.UpdateResult:
+            if self._asked_node not in (None, self._node):
+                self._ask_grpc()
+            if self._grpc:
+                return bulk.upsert(self.client, self.name, points, self.shard_key)
+            return self.client.upsert(self.name, bulk.with_lists(points), wait=True, shard_key_selector=self.shard_key)
+
+        self.write(f"writing {len(points)} points", write)
+
+    def upsert_over_grpc(self) -> bool:
+        """Let `upsert` use gRPC from now on if its port reaches this very collection; return whether it does."""
+        if not self._grpc:
+            self._ask_grpc()
+        return self._grpc
+
+    def _ask_grpc(self) -> None:
+        self._asked_node = self._node
+        self._grpc = bulk.answers_over_grpc(self.client, self.name, self.schema.metadata.get(IDENTITY_KEY))
+
+    def apply(self, what: str, operations: Sequence[models.UpdateOperation]) -> None:
+        """Apply several operations in one request and in order.
+
+        Raises:
+            RequestTooLarge: The server takes no request of this size.
+        """
+        operations = [self._with_shard_key(operation) for operation in operations]
+        self.write(what, lambda: self.client.batch_update_points(self.name, operations, wait=True))
+
+    def delete(self, ids: Sequence[PointId]) -> None:
+        """Delete points by id."""
+
+        def delete(page: Sequence[PointId]) -> models.UpdateResult:
+            selector = models.PointIdsList(points=list(page))
+            return self.client.delete(self.name, selector, wait=True, shard_key_selector=self.shard_key)
+
+        self._write_pages("deleting points", ids, self.limits.page, delete)
+
+    def delete_vector_of(self, ids: Sequence[PointId], vector_name: str) -> None:
+        """Take a vector away from points; the vector stays in the schema."""
+
+        def delete(page: Sequence[PointId]) -> models.UpdateResult:
+            return self.client.delete_vectors(
+                self.name, [vector_name], having_ids(page), wait=True, shard_key_selector=self.shard_key
+            )
+
+        self._write_pages("removing vectors", ids, self.limits.write, delete)
+
+    def delete_payload_key(self, ids: Sequence[PointId], key: str) -> None:
+        """Remove a payload key, as Qdrant writes its path, from points."""
+
+        def delete(page: Sequence[PointId]) -> models.UpdateResult:
+            return self.client.delete_payload(
+                self.name, [key], having_ids(page), wait=True, shard_key_selector=self.shard_key
+            )
+
+        self._write_pages("removing hashes", ids, self.limits.write, delete)
+
+    def _write_pages(
+        self, what: str, ids: Sequence[PointId], size: int, operation: Callable[[Sequence[PointId]], Written]
+    ) -> None:
+        """Call a write on pages of ids, and on halves of a page that the server finds too large."""
+        pages = list(in_pages(ids, size))
+        while pages:
+            page = pages.pop()
+            try:
+                self.write(what, lambda: operation(page))  # noqa: B023  # called at once
+            except RequestTooLarge:
+                if len(page) == 1:
+                    raise
+                pages += in_pages(page, (len(page) + 1) // 2)
+
+    def _with_shard_key(self, operation: models.UpdateOperation) -> models.UpdateOperation:
+        """Return an operation on the shards of this collection's key."""
+        if self.shard_key is None:
+            return operation
+        [field] = type(operation).model_fields
+        change = getattr(operation, field).model_copy(update={"shard_key": self.shard_key})
+        return operation.model_copy(update={field: change})
+
+    def _create_index(self, key: str, schema: Any) -> models.UpdateResult:
+        return self.client.create_payload_index(self.name, key, schema, wait=True)
+
+
+def having_ids(ids: Sequence[PointId]) -> models.Filter:
+    """Return the filter that passes points of these ids."""
+    return models.Filter(must=[models.HasIdCondition(has_id=list(ids))])
+
+
+def in_pages(ids: Sequence[PointId], size: int) -> Iterator[Sequence[PointId]]:
+    """Cut ids into runs of at most ``size``."""
+    for start in range(0, len(ids), size):
+        yield ids[start : start + size]
+
+
+def ids_beyond(source: Collection, target: Collection) -> Iterator[list[PointId]]:
+    """Return the ids that the target has and the source has not, in lists that are not empty."""
+    for page in (part for ids in target.ids() for part in in_pages(ids, source.limits.page)):
+        known = source.retrieve(page, "looking ids up", payload=False)
+        if beyond := [point_id for point_id in page if point_id not in known]:
+            yield beyond
+
+
+def only_collection(client: QdrantClient, where: str) -> str:
+    """Return the name of the collection when there is one, so that nobody has to type it.
+
+    Raises:
+        InputError: There is none, or several.
+    """
+    names = Collection(client, "").names()
+    if not names:
+        raise InputError(f"{where}: no collections yet; make one with: care ingest corpus.jsonl")
+    if len(names) > 1:
+        raise InputError(f"{where}: several collections ({', '.join(names)}); name one with --collection")
+    return names[0]

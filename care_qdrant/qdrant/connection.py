@@ -1,0 +1,234 @@
+"""One way to open Qdrant: a server by URL, or the embedded database in a folder."""
+
+import logging
+import os
+import re
+import sqlite3
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+from weakref import WeakKeyDictionary
+
+from grpc import RpcError, StatusCode  # type: ignore[import-untyped]
+from qdrant_client import QdrantClient
+from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
+
+from care_qdrant.errors import FolderLocked, InputError, Rejected, ServerTooOld, Unreachable, remember_secret
+from care_qdrant.qdrant.nodes import ClusterClient
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_PATH = Path("qdrant")
+DEFAULT_HTTP_PORT = 6333
+REQUEST_TIMEOUT_SECONDS = 60
+
+
+@contextmanager
+def open_client(
+    *,
+    path: Path | None = None,
+    url: str | None = None,
+    api_key: str | None = None,
+    grpc: bool = False,
+    grpc_port: int | None = None,
+    timeout_seconds: int = REQUEST_TIMEOUT_SECONDS,
+) -> Iterator[QdrantClient]:
+    """Open Qdrant and close it at the end of the block.
+
+    Args:
+        path: Folder of the embedded database; created when it is not there. Exactly one of path and url.
+        url: Of a server, as ``http://localhost:6333``; or of several nodes of a cluster with commas between them, of
+            which another one is used when one does not answer.
+        api_key: Of the server.
+        grpc: Prefer gRPC to REST for points.
+        grpc_port: Of the server, and of each node; None takes the port of the URL plus one.
+        timeout_seconds: Of one request.
+
+    Raises:
+        FolderLocked: Another process holds the folder.
+        InputError: The URL is none, or several are not of one cluster.
+        Unreachable: No server answers at the URL, or at its gRPC port.
+        Rejected: The server does not accept the key.
+    """
+    remember_secret(api_key)
+    client = _embedded(path) if path is not None else _server(url, api_key, grpc, grpc_port, timeout_seconds)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def is_embedded(client: QdrantClient) -> bool:
+    """Return whether the client is the in-process database (one process at a time, brute-force search)."""
+    return type(getattr(client, "_client", None)).__name__ == "QdrantLocal"
+
+
+_EMBEDDED_LOCKS: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
+_LOCKS_LOCK = threading.Lock()
+
+
+def client_lock(client: QdrantClient) -> AbstractContextManager[Any]:
+    """Return the lock that calls to an embedded database take; for a server, one that never waits.
+
+    The embedded database is not made for threads. All wrappers of one client share the lock, sync and async.
+    """
+    if not is_embedded(client):
+        return nullcontext()
+    with _LOCKS_LOCK:
+        return _EMBEDDED_LOCKS.setdefault(client._client, threading.RLock())
+
+
+def require_server(client: QdrantClient, version: tuple[int, ...], feature: str) -> None:
+    """Refuse a server that is older than a feature; the embedded database is never too old.
+
+    Raises:
+        ServerTooOld: It is.
+    """
+    if is_embedded(client):
+        return
+    found = client.info().version
+    if tuple(int(part) for part in re.findall(r"\d+", found)[:3]) < version:
+        wanted = ".".join(map(str, version))
+        raise ServerTooOld(f"this Qdrant server is version {found}; {feature} needs {wanted} or newer")
+
+
+def _server(
+    url: str | None, api_key: str | None, grpc: bool, grpc_port: int | None, timeout_seconds: int
+) -> QdrantClient:
+    if not url:
+        raise InputError("neither a folder nor a URL of Qdrant was given: pass --path or --url")
+    urls = [part for each in url.split(",") if (part := each.strip())]
+    nodes = [(each, _node(each, api_key, grpc, grpc_port, timeout_seconds)) for each in urls]
+    try:
+        client = ClusterClient(nodes) if len(nodes) > 1 else nodes[0][1]
+        _check_answer(client, url, grpc)
+    except Exception:
+        for _, node in nodes:
+            node.close()
+        raise
+    return client
+
+
+def _node(url: str, api_key: str | None, grpc: bool, grpc_port: int | None, timeout_seconds: int) -> QdrantClient:
+    """Return a client of one server; nothing is sent."""
+    try:
+        parts = _parse(url)
+        port = grpc_port or (parts.port or DEFAULT_HTTP_PORT) + 1
+        if api_key and parts.scheme == "http" and not _is_loopback(parts.hostname):
+            logger.warning("%s: the API key is sent without encryption; give an https URL", url)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Api key is used with an insecure connection", UserWarning)
+            return QdrantClient(
+                url=url,
+                api_key=api_key,
+                prefer_grpc=grpc,
+                grpc_port=port,
+                timeout=timeout_seconds,
+                check_compatibility=False,
+                # Else every number of every vector is looked at, for texts that fastembed would encode.
+                cloud_inference=True,
+            )
+    except ValueError as error:
+        raise InputError(
+            f"{url}: is no URL of a Qdrant server ({error}); expected one as http://localhost:6333"
+        ) from error
+
+
+def _check_answer(client: QdrantClient, url: str, grpc: bool) -> None:
+    try:
+        if grpc:
+            client.info()  # over HTTP, as all that is not about points
+        client.get_collections()
+    except ValueError as error:
+        raise Unreachable(
+            f"{url}: what answers there is no Qdrant server, but perhaps a proxy or another program ({error})"
+        ) from error
+    except UnexpectedResponse as error:
+        if error.status_code in (401, 403):
+            raise Rejected(f"{url}: the server does not accept this API key ({error.status_code})") from error
+        raise Unreachable(f"{url}: answered {error.status_code} {error.reason_phrase}") from error
+    except RpcError as error:
+        if error.code() in (StatusCode.UNAUTHENTICATED, StatusCode.PERMISSION_DENIED):
+            raise Rejected(f"{url}: the server does not accept this API key ({error.details()})") from error
+        address = f"{_parse(client.init_options['url']).hostname}:{client.init_options['grpc_port']}"
+        raise Unreachable(
+            f"{url}: answers over HTTP, but no Qdrant answers over gRPC at {address} ({error.code().name}); "
+            "give the gRPC port of the server with --grpc-port, or leave out --grpc"
+        ) from error
+    except (ResponseHandlingException, OSError) as error:
+        raise Unreachable(f"{url}: no Qdrant server answers there ({error})") from error
+
+
+def _parse(url: str) -> SplitResult:
+    return urlsplit(url if "://" in url else f"http://{url}")
+
+
+def _is_loopback(host: str | None) -> bool:
+    try:
+        return ip_address(host or "").is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _embedded(path: Path) -> QdrantClient:
+    if path.exists() and not path.is_dir():
+        raise InputError(f"{path}: is a file; the embedded database needs a folder")
+    _remove_empty_index(path)
+    try:
+        client = QdrantClient(path=str(path), force_disable_check_same_thread=True)
+    except RuntimeError as error:
+        if "already accessed" not in str(error):
+            raise
+        raise FolderLocked(
+            f"{path}: another process{_holder(path)} uses this embedded database; "
+            "wait for it, or run a Qdrant server and pass --url"
+        ) from error
+    except ValueError as error:
+        raise InputError(
+            f"{path / 'meta.json'}: is damaged ({error}); the embedded database cannot be opened"
+        ) from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be opened as an embedded database ({error})") from error
+    return client
+
+
+def _remove_empty_index(path: Path) -> None:
+    """Remove the empty ``meta.json`` that a full disk left in a new folder; with collections it is no new folder."""
+    index = path / "meta.json"
+    if index.is_file() and not index.stat().st_size and not any((path / "collection").glob("*")):
+        index.unlink()
+
+
+def _holder(path: Path) -> str:
+    """Name the process that holds the folder's lock, where the platform tells (Linux)."""
+    lock, locks = path / ".lock", Path("/proc/locks")
+    if not (lock.exists() and locks.exists()):
+        return ""
+    inode = str(lock.stat().st_ino)
+    for line in locks.read_text().splitlines():
+        fields = line.split()
+        if len(fields) > 5 and fields[5].endswith(f":{inode}") and fields[4] != str(os.getpid()):
+            return f" (pid {fields[4]})"
+    return ""
+
+
+def tune_embedded(client: QdrantClient, collection: str) -> bool:
+    """Switch the embedded database to write-ahead logging; it commits once per point, and is 10 times as fast then.
+
+    What was acknowledged survives ``kill -9`` of the process; only a power cut can lose the last commits. The
+    connection is a private attribute of qdrant-client: where it is not found, nothing changes and False comes back.
+    """
+    if not is_embedded(client):
+        return False
+    collections = getattr(client._client, "collections", {})
+    storage = getattr(getattr(collections.get(collection), "storage", None), "storage", None)
+    if not isinstance(storage, sqlite3.Connection):
+        return False
+    storage.execute("PRAGMA journal_mode=WAL")
+    storage.execute("PRAGMA synchronous=NORMAL")
+    return True

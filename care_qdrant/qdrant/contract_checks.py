@@ -1,0 +1,170 @@
+"""Checks that a vector was made by the model that is about to use it, or that its query encoder was learned from it.
+
+All are pure: they look at a `CollectionSchema` that was read before.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from qdrant_client import models
+
+from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch
+from care_qdrant.qdrant.contracts import Contract, SparseContract, VectorContract
+from care_qdrant.qdrant.learned import LearnedContract, signs
+from care_qdrant.qdrant.schema import CollectionSchema
+from care_qdrant.types import Vectors
+
+_MAX_CHANGED_SIGNS = 0.3
+"""Fraction of a vector's signs; from here on it counts as made by another model."""
+
+
+def check_contract(schema: CollectionSchema, vector_name: str, expected: VectorContract) -> None:
+    """Refuse to use a named vector that is not the one ``expected`` describes.
+
+    Args:
+        schema: Of the collection.
+        vector_name: The dense vector.
+        expected: Contract of the model that makes or queries the vectors.
+
+    Raises:
+        InputError: The collection has no dense vector of that name.
+        SchemaMismatch: Its dimension or distance differ.
+        FingerprintMismatch: Another model made its vectors, or nothing says which did.
+    """
+    collection = schema.name
+    if vector_name not in schema.dense:
+        raise InputError(
+            f"collection {collection!r} has no vector {vector_name!r} (it has: {_names(schema.dense)}); "
+            f"{_makers(schema)}add it, with the same --model and --path/--url: "
+            f"care attach {collection} --vector-name {vector_name}"
+        )
+    learned = schema.learned.get(vector_name)
+    if learned is not None and learned.fingerprint == expected.fingerprint:
+        check_learned(schema, vector_name, learned)
+        return
+    params = schema.dense[vector_name]
+    if params.size != expected.dim or params.distance != expected.qdrant_distance:
+        raise SchemaMismatch(
+            f"vector {vector_name!r} of collection {collection!r} is {params.size}-dimensional with "
+            f"{params.distance.value} distance; model {expected.model!r} needs {expected.dim} dimensions and "
+            f"{expected.distance}. "
+            "Use another --vector-name."
+        )
+    found = schema.contracts.get(vector_name)
+    if found is None:
+        raise FingerprintMismatch(
+            f"vector {vector_name!r} of collection {collection!r} carries no fingerprint: another tool wrote it, and "
+            f"its space is unknown. Add model {expected.model!r} beside it under another name, with the same --model "
+            "and --path/--url: "
+            f"care attach {collection} --vector-name {expected.model}"
+        )
+    if found.fingerprint != expected.fingerprint:
+        raise FingerprintMismatch(
+            f"vector {vector_name!r} of collection {collection!r} was made by {_maker(found)} "
+            f"({found.fingerprint[:12]}), not by {expected.model} ({expected.fingerprint[:12]}). "
+            "Give the model that made it with --model, or add this one beside it, with the same --model and "
+            "--path/--url: "
+            f"care attach {collection} --vector-name {expected.model}-{expected.fingerprint[:8]}"
+        )
+
+
+def check_sparse_contract(schema: CollectionSchema, vector_name: str, analyser: str) -> SparseContract:
+    """Return the constants of a sparse vector, and refuse one that another analyser wrote.
+
+    Raises:
+        InputError: The collection has no sparse vector of that name.
+        SchemaMismatch: Qdrant does not weight its terms by their inverse document frequency.
+        FingerprintMismatch: Another analyser made it, or nothing says which did.
+    """
+    where = f"sparse vector {vector_name!r} of collection {schema.name!r}"
+    if vector_name not in schema.sparse:
+        raise InputError(
+            f"collection {schema.name!r} has no sparse vector {vector_name!r} (it has: {_names(schema.sparse)}); "
+            f"add it, with the same --path/--url: care attach {schema.name} --sparse bm25"
+        )
+    if schema.sparse[vector_name].modifier != models.Modifier.IDF:
+        raise SchemaMismatch(f"{where} was created without the IDF modifier that BM25 needs; ingest into a new one")
+    found = schema.contracts.get(vector_name)
+    if not isinstance(found, SparseContract) or found.fingerprint != analyser:
+        made_by = found.fingerprint if found is not None else "an unknown tool"
+        raise FingerprintMismatch(
+            f"{where} was cut into terms by {made_by}, not by {analyser}: its terms would not meet ours. "
+            "Ingest the corpus again with --sparse bm25 into a new collection."
+        )
+    return found
+
+
+def check_learned(schema: CollectionSchema, vector_name: str, learned: LearnedContract) -> None:
+    """Refuse a learned query encoder where the schema says that the vectors are no longer those it was learned from.
+
+    Raises:
+        SchemaMismatch: Dimension or distance differ.
+        FingerprintMismatch: The vector's own contract names another model than it did.
+    """
+    params = schema.dense[vector_name]
+    where = f"vector {vector_name!r} of collection {schema.name!r}"
+    if (params.size, params.distance.value) != (learned.dim, learned.distance):
+        raise SchemaMismatch(
+            f"{where} is {params.size}-dimensional with {params.distance.value} distance; query encoder "
+            f"{learned.model!r} was learned from {learned.dim} dimensions and {learned.distance}. {_again(schema)}"
+        )
+    found = schema.contracts.get(vector_name)
+    documents = None if found is None else found.fingerprint
+    if documents != learned.documents:
+        raise FingerprintMismatch(
+            f"{where} has got another model since query encoder {learned.model!r} was learned from it "
+            f"({(documents or 'unknown')[:12]}, then {(learned.documents or 'unknown')[:12]}). {_again(schema)}"
+        )
+
+
+def check_probes(
+    schema: CollectionSchema, vector_name: str, learned: LearnedContract, stored: Mapping[str, Vectors]
+) -> None:
+    """Refuse a learned query encoder where most sampled vectors were made by another model than before.
+
+    Args:
+        schema: Of the collection.
+        vector_name: Of the dense vector.
+        learned: Contract of the query encoder.
+        stored: Vectors that the probes have now, by point id; those of deleted points are left out.
+
+    Raises:
+        FingerprintMismatch: More than half of the sampled vectors differ, or none of their points is left.
+    """
+    changed = sum(_changed(learned.probes[point_id], vector) for point_id, vector in stored.items())
+    if changed * 2 > len(stored) or not stored:
+        raise FingerprintMismatch(
+            f"vector {vector_name!r} of collection {schema.name!r}: of {len(learned.probes)} sampled vectors "
+            f"{len(stored)} are left and {changed} are other vectors than when query encoder {learned.model!r} was "
+            f"learned, so another model may have made them. {_again(schema)}"
+        )
+
+
+def _maker(contract: Contract) -> str:
+    if isinstance(contract, VectorContract):
+        return contract.model
+    return "a sparse encoder" if isinstance(contract, SparseContract) else "something this version cannot read"
+
+
+def _makers(schema: CollectionSchema) -> str:
+    """Return the advice to take the model that made a vector of the collection; empty where none says who did."""
+    made = {
+        f"{name!r} was made by {contract.model} ({contract.fingerprint[:12]})"
+        for name, contract in schema.contracts.items()
+        if isinstance(contract, VectorContract)
+    }
+    return f"{', '.join(sorted(made))}: give that model with --model, or " if made else ""
+
+
+def _names(vectors: Iterable[str]) -> str:
+    return ", ".join("(unnamed)" if name == "" else name for name in sorted(vectors)) or "none"
+
+
+def _changed(before: str, vector: Vectors) -> bool:
+    now = np.frombuffer(bytes.fromhex(signs(vector)), np.uint8)
+    then = np.frombuffer(bytes.fromhex(before), np.uint8)
+    return now.shape != then.shape or int(np.bitwise_count(now ^ then).sum()) > _MAX_CHANGED_SIGNS * len(vector)
+
+
+def _again(schema: CollectionSchema) -> str:
+    return f"Learn it anew: care learn {schema.name}"

@@ -1,0 +1,313 @@
+"""Creates the collection that a corpus goes into, joins one that has the same contract, or creates one like another."""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, cast, get_args
+
+from pydantic import BaseModel
+from qdrant_client import models
+
+from care_qdrant.encoders import bm25
+from care_qdrant.errors import InputError, Rejected, ServerTooOld
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.contract_checks import check_contract, check_sparse_contract
+from care_qdrant.qdrant.contracts import SparseContract, VectorContract, contract_metadata
+from care_qdrant.qdrant.schema import IDENTITY_KEY, LOAD_KEY, CollectionSchema
+
+Model = TypeVar("Model", bound=BaseModel)
+
+SPARSE_VECTOR_NAME = bm25.VECTOR_NAME
+METADATA_SINCE = (1, 15, 4)
+METADATA_FEATURE = "collection metadata, which hold the fingerprint of the model,"
+DOCUMENT_KEY = "doc_id"
+"""Indexed in every collection of ours on a server; the embedded database keeps no indexes to copy."""
+
+QUANTIZATION: dict[str | None, models.QuantizationConfig | None] = {
+    None: None,
+    "int8": models.ScalarQuantization(
+        scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8, quantile=0.99, always_ram=True)
+    ),
+    "binary": models.BinaryQuantization(binary=models.BinaryQuantizationConfig(always_ram=True)),
+    "product": models.ProductQuantization(
+        product=models.ProductQuantizationConfig(compression=models.CompressionRatio.X16, always_ram=True)
+    ),
+    "turbo": models.TurboQuantization(
+        turbo=models.TurboQuantQuantizationConfig(bits=models.TurboQuantBitSize.BITS4, always_ram=True)
+    ),
+}
+"""What a server is told for each kind: int8 takes a quarter of float32, turbo an eighth, product a sixteenth, binary a
+thirty-second."""
+Quantization = Literal["int8", "binary", "product", "turbo"]
+TURBO_SINCE = (1, 18)
+
+
+Index = Literal["keyword", "integer", "float", "bool", "datetime", "text", "uuid", "tenant"]
+"""Type of the values under a payload key; ``tenant`` is a keyword by which the server lays points together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """How a new collection holds its vectors. The embedded database keeps float32 in memory, whatever this says."""
+
+    quantization: Quantization | None = None
+    """Kind of the compressed copy that a search reads first; the original vectors stay."""
+    on_disk: bool = False
+    datatype: Literal["float32", "float16"] = "float32"
+    shards: int | None = None
+    """Number of shards; None leaves it to the server."""
+    replicas: int | None = None
+    """Copies of each shard; None leaves it to the server."""
+    write_consistency: int | None = None
+    """Copies that have to acknowledge a write; None leaves it to the server, which takes one."""
+
+
+@dataclass(frozen=True, slots=True)
+class PointVectors:
+    """The named vectors that the points of a run carry, with what made them."""
+
+    vector_name: str
+    dense: VectorContract
+    sparse: SparseContract | None = None
+
+    def metadata(self) -> dict[str, Any]:
+        """Return the contracts as a collection stores them."""
+        sparse = {} if self.sparse is None else contract_metadata(SPARSE_VECTOR_NAME, self.sparse)
+        return contract_metadata(self.vector_name, self.dense) | sparse
+
+
+def join_collection(
+    collection: Collection, vector_name: str, contract: VectorContract, *, sparse: bool
+) -> PointVectors | None:
+    """Check an existing collection and return what its points carry; None where there is no such collection.
+
+    A collection that has our BM25 vector gets it from every run: a point without it would be missing from each
+    sparse search.
+
+    Raises:
+        InputError: It lacks a vector, or has it beside one for which the documents were cut into chunks.
+        ContractError: Other models made its vectors.
+        ServerTooOld: The server keeps no metadata.
+    """
+    collection.require_server(METADATA_SINCE, METADATA_FEATURE)
+    if not collection.exists():
+        return None
+    schema = collection.refresh()
+    check_contract(schema, vector_name, contract)
+    _require_own_chunks(schema, vector_name)
+    if not sparse and SPARSE_VECTOR_NAME not in schema.contracts:
+        return PointVectors(vector_name, contract)
+    return PointVectors(vector_name, contract, check_sparse_contract(schema, SPARSE_VECTOR_NAME, bm25.ANALYSER))
+
+
+def create_collection(
+    collection: Collection, vectors: PointVectors, storage: Storage, *, bulk_load: bool
+) -> PointVectors | None:
+    """Create the collection with its contract, in one request.
+
+    Args:
+        collection: It does not exist yet.
+        vectors: Its named vectors.
+        storage: Options of the server.
+        bulk_load: Build no search graph until `finish_load`: nobody searches a collection that is being made, and
+            building once at the end is cheaper. That something is left to do is kept in the collection's metadata, so
+            that any later run can finish an interrupted load.
+
+    Returns:
+        None; or what the points carry of a collection that another run made in the meantime.
+    """
+    waits = bulk_load and not collection.is_embedded
+    require_quantization(collection, storage.quantization)
+    load = {} if collection.is_embedded else {LOAD_KEY: {"vector": vectors.vector_name, "graph": waits, "done": False}}
+    sparse = models.SparseVectorParams(modifier=models.Modifier.IDF)
+    try:
+        collection.create(
+            vectors_config={vectors.vector_name: _vector_params(vectors.dense, storage, waits)},
+            sparse_vectors_config=None if vectors.sparse is None else {SPARSE_VECTOR_NAME: sparse},
+            quantization_config=QUANTIZATION[storage.quantization],
+            sharding_method=models.ShardingMethod.CUSTOM if collection.shard_key is not None else None,
+            shard_number=storage.shards,
+            replication_factor=storage.replicas,
+            write_consistency_factor=storage.write_consistency,
+            metadata=vectors.metadata() | load | {IDENTITY_KEY: uuid.uuid4().hex},
+        )
+    except Rejected:
+        # Another run made it, or our own request did and its answer was lost.
+        joined = join_collection(collection, vectors.vector_name, vectors.dense, sparse=vectors.sparse is not None)
+        if joined is None:
+            raise
+        return joined
+    if vectors.vector_name not in collection.refresh().contracts:
+        collection.drop()
+        raise ServerTooOld(f"the server does not keep metadata of collection {collection.name!r}")
+    return None
+
+
+def join_shard_key(collection: Collection, storage: Storage, *, is_new: bool, dry_run: bool) -> bool:
+    """Create the shards of a collection's key where they are missing; return whether they were there.
+
+    Args:
+        collection: It exists, with or without a shard key.
+        storage: Number of shards and replicas of a new key.
+        is_new: Whether this run made the collection: it is dropped again where the server has no shards by key.
+        dry_run: Create nothing.
+
+    Raises:
+        InputError: The collection has shards by key and none was given, or the other way round, or the server is no
+            node of a cluster.
+    """
+    key, name = collection.shard_key, collection.name
+    has_keys = collection.schema.has_shard_keys
+    if key is None and has_keys:
+        there = ", ".join(map(str, collection.shard_keys())) or "none yet"
+        raise InputError(f"collection {name!r} has shards by key (there: {there}): give one with --shard-key")
+    if key is None:
+        return True
+    if not has_keys:
+        raise InputError(
+            f"collection {name!r} has no shards by key, so --shard-key cannot be used; that is settled when a "
+            "collection is made: choose another name"
+        )
+    if key in collection.shard_keys():
+        return True
+    if not dry_run:
+        try:
+            collection.create_shard_key(storage.shards, storage.replicas)
+        except Rejected as error:
+            if is_new and not collection.shard_keys():  # else another run writes under a key of its own
+                collection.drop()
+            raise InputError(f"shard key {key!r} was not created: {error}; --shard-key needs a cluster") from error
+    return False
+
+
+def parse_indexes(given: Sequence[str]) -> dict[str, Index]:
+    """Return payload indexes from ``KEY`` or ``KEY=TYPE`` each; without a type they are for keywords.
+
+    Raises:
+        InputError: A type is not one of `Index`.
+    """
+    indexes: dict[str, Index] = {}
+    for each in given:
+        key, _, kind = each.partition("=")
+        if not key or (kind or "keyword") not in get_args(Index):
+            raise InputError(f"--index {each!r}: expected KEY or KEY=TYPE, where TYPE is {', '.join(get_args(Index))}")
+        indexes[key] = cast(Index, kind or "keyword")
+    return indexes
+
+
+def index_schemas(indexes: Mapping[str, Index]) -> dict[str, Any]:
+    """Return payload indexes as `Collection.create_indexes` takes them."""
+    tenant = models.KeywordIndexParams(type=models.KeywordIndexType.KEYWORD, is_tenant=True)
+    return {key: tenant if kind == "tenant" else models.PayloadSchemaType(kind) for key, kind in indexes.items()}
+
+
+def finish_load(collection: Collection) -> None:
+    """Let the server index a collection that ingestion made and that is loaded now; else do nothing."""
+    schema = collection.refresh()
+    load = schema.metadata.get(LOAD_KEY)
+    if not load or load["done"]:
+        return
+    collection.create_indexes({DOCUMENT_KEY: models.PayloadSchemaType.KEYWORD})
+    graph = models.VectorParamsDiff(hnsw_config=models.HnswConfigDiff(m=schema.config.hnsw_config.m))
+    vectors = {load["vector"]: graph} if load["graph"] else None
+    metadata = {LOAD_KEY: {**load, "done": True}}
+    collection.update("building the search graph", vectors_config=vectors, metadata=metadata)
+
+
+def create_like(collection: Collection, schema: CollectionSchema, metadata: Mapping[str, Any]) -> None:
+    """Create a collection with the vectors, the settings and the indexes of another one; resumable at any moment.
+
+    Args:
+        collection: It does not exist, unless a lost answer of this call left it.
+        schema: Of the other one.
+        metadata: Of the new one.
+
+    Raises:
+        InputError: The other one has custom shards.
+        ServerTooOld: The server keeps no metadata, and so no contract.
+        Rejected: The server refuses a setting.
+    """
+    params = schema.config.params
+    if params.sharding_method is models.ShardingMethod.CUSTOM:
+        raise InputError("the collection has shards by key, which are not copied; use Qdrant's own snapshots for it")
+    if metadata:
+        collection.require_server(METADATA_SINCE, METADATA_FEATURE)
+    try:
+        collection.create(
+            vectors_config=params.vectors,
+            sparse_vectors_config=params.sparse_vectors,
+            metadata={**metadata, IDENTITY_KEY: uuid.uuid4().hex} if metadata else None,
+            **({} if schema.embedded else _settings(schema.config)),
+        )
+    except Rejected:
+        if not collection.exists():
+            raise
+    collection.create_indexes(indexes_of(schema))
+
+
+def indexes_of(schema: CollectionSchema) -> dict[str, Any]:
+    """Return the payload indexes that a copy of a collection needs: payload key to the schema of its index."""
+    indexes = {key: index.params or index.data_type for key, index in schema.payload_schema.items()}
+    if schema.embedded and schema.contracts:
+        indexes[DOCUMENT_KEY] = models.PayloadSchemaType.KEYWORD
+    return indexes
+
+
+def require_quantization(collection: Collection, quantization: str | None) -> None:
+    """Refuse a kind of quantization that the server does not know, by name.
+
+    Raises:
+        ServerTooOld: It is older than that kind.
+    """
+    if quantization == "turbo":
+        collection.require_server(TURBO_SINCE, "turbo quantization")
+
+
+def _require_own_chunks(schema: CollectionSchema, vector_name: str) -> None:
+    """Refuse a vector that was attached to documents which were cut into chunks for another one."""
+    attached = schema.attached
+    cut_for = [
+        name for name, found in schema.contracts.items() if isinstance(found, VectorContract) and name not in attached
+    ]
+    if vector_name in attached and cut_for:
+        raise InputError(
+            f"vector {vector_name!r} was attached to points of collection {schema.name!r} that hold documents as "
+            f"they were cut for vector {cut_for[0]!r}, and ingesting for another model would cut them anew under it. "
+            f"Ingest with the model of {cut_for[0]!r}; then, with this --model and the same --path/--url: "
+            f"care attach {schema.name} --vector-name {vector_name}"
+        )
+
+
+def _vector_params(contract: VectorContract, storage: Storage, waits: bool) -> models.VectorParams:
+    return models.VectorParams(
+        size=contract.dim,
+        distance=contract.qdrant_distance,
+        on_disk=storage.on_disk or None,
+        datatype=None if storage.datatype == "float32" else models.Datatype(storage.datatype),
+        hnsw_config=models.HnswConfigDiff(m=0) if waits else None,
+    )
+
+
+def _settings(config: models.CollectionConfig) -> dict[str, Any]:
+    """Return what a server was told of a collection; what the embedded database reports here nobody chose."""
+    return {
+        "shard_number": config.params.shard_number,
+        "replication_factor": config.params.replication_factor,
+        "write_consistency_factor": config.params.write_consistency_factor,
+        "on_disk_payload": config.params.on_disk_payload,
+        "payload": config.params.payload,
+        "id_tracker": config.params.id_tracker,
+        "hnsw_config": _request(models.HnswConfigDiff, config.hnsw_config),
+        "optimizers_config": _request(models.OptimizersConfigDiff, config.optimizer_config),
+        "wal_config": _request(models.WalConfigDiff, config.wal_config),
+        "quantization_config": config.quantization_config,
+        "strict_mode_config": _request(models.StrictModeConfig, config.strict_mode_config),
+    }
+
+
+def _request(kind: type[Model], answer: BaseModel | None) -> Model | None:
+    """Return what a server accepts, made of what it answers."""
+    if answer is None:
+        return None
+    known = {key: value for key, value in answer.model_dump(exclude_none=True).items() if key in kind.model_fields}
+    return kind.model_validate(known)

@@ -1,0 +1,230 @@
+"""Who wrote the payloads of a collection, and where in them the text, the metadata and the document's id are.
+
+================  =======================  ==============  ==========================================
+tool              text                     metadata        id of the source document
+================  =======================  ==============  ==========================================
+``care``          ``text``                 top level       ``doc_id``
+``llama-index``   ``_node_content.text``   top level       ``doc_id``
+``langchain``     ``page_content``         ``metadata.``   ``metadata.doc_id``, ``metadata.source`` …
+``haystack``      ``content``              ``meta.``       ``meta.source_id``, ``id``
+``plain``         ``text``, ``body``, …    top level       ``doc_id``, ``id`` …
+================  =======================  ==============  ==========================================
+
+A path is dotted, as Qdrant's own filters write it; where it meets a string that holds JSON (LlamaIndex's
+``_node_content``), it goes on inside.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, Literal, get_args
+
+from care_qdrant.errors import InputError
+from care_qdrant.qdrant.payload import CARE_KEY, LLAMA_INDEX_KEYS, RESERVED_KEYS
+
+Payload = Mapping[str, Any]
+Tool = Literal["care", "llama-index", "langchain", "haystack", "plain"]
+
+TEXT_NAMES = ("text", "content", "page_content", "body", "chunk", "chunk_text", "document", "passage")
+"""Names under which a text is looked for: the first that is there wins, at the top level before nested."""
+
+_TOOLS: tuple[Tool, ...] = get_args(Tool)
+_DOCUMENT_NAMES = ("doc_id", "document_id", "ref_doc_id", "source_id", "id", "_id")
+_LLAMA_INDEX_IDS = ("doc_id", "document_id", "ref_doc_id")
+_MAX_DEPTH = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Reads the payloads of one collection."""
+
+    tool: Tool
+    text_field: str
+    title_path: str = ""
+    """Embedded in front of the text; empty for other tools, whose text may hold the title already."""
+    metadata_prefix: str = ""
+    """Where the user's metadata are: ``"metadata"`` or ``"meta"``; empty for the top level."""
+    document_paths: tuple[str, ...] = ()
+    """Where the id of the source document is; the first that is there wins."""
+    evidence: str = ""
+    """Why this layout was chosen, for a person to check."""
+
+    def of_point(self, payload: Payload) -> "Layout":
+        """Return the layout of one point: those of ingestion keep theirs among points that LlamaIndex wrote."""
+        is_ours = self.text_field in _OUR_TEXTS and "chunk" in (payload.get(CARE_KEY) or {})
+        return CARE_LAYOUT if is_ours else self
+
+    def find_text(self, payload: Payload) -> str | None:
+        """Return the text of a point, or None where it has none."""
+        for path in (self.text_field, *_OTHER_TEXT_PATHS.get(self.tool, ())):
+            text = lookup(payload, path)
+            if isinstance(text, str) and text.strip():
+                return text
+        return None
+
+    def text(self, payload: Payload) -> str:
+        """Return the text of a point.
+
+        Raises:
+            InputError: There is none under `text_field`; the message names the keys that are there.
+        """
+        text = self.find_text(payload)
+        if text is None:
+            keys = _key_names([payload])
+            raise InputError(f"payload has no text under {self.text_field!r} (its keys: {keys})")
+        return text
+
+    def title(self, payload: Payload) -> str:
+        """Return the title that is embedded in front of the text; empty where there is none."""
+        title = lookup(payload, self.title_path) if self.title_path else None
+        return title if isinstance(title, str) else ""
+
+    def metadata(self, payload: Payload) -> dict[str, Any]:
+        """Return the user's metadata: what filters see, without the text, the title and the tool's own keys."""
+        if self.metadata_prefix:
+            nested = payload.get(self.metadata_prefix)
+            return dict(nested) if isinstance(nested, Mapping) else {}
+        own = RESERVED_KEYS if self.tool == "care" else {CARE_KEY, *LLAMA_INDEX_KEYS}
+        kept = {key: value for key, value in payload.items() if key not in own}
+        return _without(_without(kept, self.text_field), self.title_path)
+
+    def ref_doc_id(self, payload: Payload) -> str | None:
+        """Return the id of the document that the point is a part of, or None where the payload names none."""
+        for path in self.document_paths:
+            value = lookup(payload, path)
+            if isinstance(value, str | int) and value not in ("", "None"):
+                return str(value)
+        return None
+
+    def filter_key(self, key: str) -> str:
+        """Return the payload key that a filter on the user's metadata ``key`` has to name."""
+        is_nested = self.metadata_prefix and not key.startswith(f"{self.metadata_prefix}.")
+        return f"{self.metadata_prefix}.{key}" if is_nested else key
+
+    def written(self, text: str, metadata: Mapping[str, Any], document_id: str | None) -> dict[str, Any]:
+        """Return what a point that LlamaIndex writes must carry besides, so that this layout reads it as its own.
+
+        Args:
+            text: Of the point.
+            metadata: The user's.
+            document_id: Of the source document, if there is one.
+        """
+        if self.tool == "llama-index":
+            return {}
+        payload: Any = text
+        for name in reversed(self.text_field.split(".")):
+            payload = {name: payload}
+        if self.metadata_prefix:
+            named = {} if document_id is None else {"doc_id": document_id}
+            payload[self.metadata_prefix] = {**metadata, **named}
+        return dict(payload)
+
+
+CARE_LAYOUT = Layout("care", "text", title_path="title", document_paths=("doc_id",))
+"""Of the points that ingestion writes."""
+
+_OUR_TEXTS = ("text", "_node_content.text")
+NODE_TEXTS = ("_node_content.text", "_node_content.text_resource.text")
+"""Where LlamaIndex keeps the text of a node."""
+_OTHER_TEXT_PATHS: dict[Tool, tuple[str, ...]] = {"llama-index": (*NODE_TEXTS, "text"), "care": NODE_TEXTS}
+
+
+def guess_layout(payloads: Sequence[Payload], *, text_field: str | None = None) -> Layout:
+    """Find out who wrote these payloads.
+
+    Args:
+        payloads: A sample; points without text may be among them.
+        text_field: Where the user says the text is; None to look for it.
+
+    Raises:
+        InputError: No text is there; the message names the keys that are.
+    """
+    votes = Counter(layout for payload in payloads if (layout := _layout_of(payload, text_field)) is not None)
+    if not votes:
+        wanted = repr(text_field) if text_field else "any of " + ", ".join(TEXT_NAMES)
+        raise InputError(
+            f"none of {len(payloads)} sampled payloads has a text under {wanted} "
+            f"(their keys: {_key_names(payloads)}); name the field that holds it, as body or document.body"
+        )
+    # A sample is drawn at random: where two layouts hold equally many texts, its order must not decide.
+    layout = min(votes, key=lambda each: (-votes[each], _TOOLS.index(each.tool), each.text_field))
+    evidence = f"{votes[layout]} of {len(payloads)} sampled payloads have a text under {layout.text_field!r}"
+    return replace(layout, evidence=evidence)
+
+
+def lookup(payload: Payload, path: str) -> Any:
+    """Return the value at a dotted path, or None where nothing is."""
+    if path in payload:
+        return payload[path]
+    head, _, rest = path.partition(".")
+    inner = payload.get(head)
+    if isinstance(inner, str) and rest:
+        inner = _parsed(inner)
+    return lookup(inner, rest) if isinstance(inner, Mapping) and rest else None
+
+
+def _layout_of(payload: Payload, text_field: str | None) -> Layout | None:
+    """Return the layout of one payload, or None where it has no text."""
+    candidates = _candidates(payload)
+    if text_field:
+        candidates = chain((one for one in candidates if one.text_field == text_field), [_plain(text_field)])
+    return next((layout for layout in candidates if layout.find_text(payload) is not None), None)
+
+
+def _candidates(payload: Payload) -> Iterator[Layout]:
+    if "chunk" in (payload.get(CARE_KEY) or {}):
+        yield CARE_LAYOUT
+    if "_node_content" in payload:
+        yield Layout("llama-index", "_node_content.text", document_paths=_LLAMA_INDEX_IDS)
+    if "page_content" in payload and isinstance(payload.get("metadata"), Mapping | None):
+        yield _nested("langchain", "page_content", "metadata", ["metadata.source"])
+    if "content" in payload and isinstance(payload.get("meta"), Mapping):
+        yield _nested("haystack", "content", "meta", ["id"])
+    yield from (_plain(path) for path in _text_paths(payload))
+
+
+def _nested(tool: Tool, text_field: str, prefix: str, more_ids: list[str]) -> Layout:
+    ids = [f"{prefix}.{name}" for name in _DOCUMENT_NAMES]
+    return Layout(tool, text_field, metadata_prefix=prefix, document_paths=(*ids, *more_ids))
+
+
+def _plain(text_field: str) -> Layout:
+    return Layout("plain", text_field, document_paths=_DOCUMENT_NAMES)
+
+
+def _text_paths(payload: Payload) -> list[str]:
+    """Return the paths whose last name is one of `TEXT_NAMES`, the shallowest first."""
+    paths = [path for path in _string_paths(payload) if path.rpartition(".")[2] in TEXT_NAMES]
+    return sorted(paths, key=lambda path: (path.count("."), TEXT_NAMES.index(path.rpartition(".")[2]), path))
+
+
+def _string_paths(payload: Payload, prefix: str = "", depth: int = 1) -> Iterator[str]:
+    for key, value in payload.items():
+        if isinstance(value, str):
+            yield prefix + key
+        elif isinstance(value, Mapping) and depth < _MAX_DEPTH:
+            yield from _string_paths(value, f"{prefix}{key}.", depth + 1)
+
+
+def _without(metadata: dict[str, Any], path: str) -> dict[str, Any]:
+    """Return a copy that lacks the value at a dotted path."""
+    if not path or path in metadata:
+        return {key: value for key, value in metadata.items() if key != path}
+    head, _, rest = path.partition(".")
+    inner = metadata.get(head)
+    if not (isinstance(inner, Mapping) and rest):
+        return metadata
+    return {**metadata, head: _without(dict(inner), rest)}
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _key_names(payloads: Iterable[Payload]) -> str:
+    return ", ".join(sorted({key for payload in payloads for key in payload})) or "none"

@@ -1,0 +1,223 @@
+"""Quantised vectors: how much of an exact search they still find, measured on the collection, and what mends it.
+
+Qdrant searches the compressed copies for ``oversampling`` times as many points as are wanted, and ranks these by the
+original vectors (rescoring). How many it takes depends on vectors, dimension and number of points, so it is measured
+where they are: at the end of an ingestion or an attach, which record it in the collection's metadata for every search,
+and by ``care verify``.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from qdrant_client import models
+
+from care_qdrant.errors import Rejected, Unreachable
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.point_equality import vectors_of
+from care_qdrant.qdrant.retry import RetryPolicy
+from care_qdrant.qdrant.schema import CollectionSchema
+
+logger = logging.getLogger(__name__)
+
+METADATA_PREFIX = "care_quantization:"
+MAX_LOSS = 0.05
+"""Largest fraction of the ten nearest neighbours that a search may miss because of quantization."""
+_MAX_RECORDED_LOSS = MAX_LOSS / 5
+"""The same where stored vectors are the queries, which are found more easily than those of a query encoder."""
+TOP_K = 10
+OVERSAMPLING = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""Tried in this order; the first that loses no more than `MAX_LOSS` is taken, else the last."""
+QUERIES = 64
+WAIT_SECONDS = 60.0
+"""Longest wait of an ingestion for the server to quantise the vectors."""
+_POLICY = RetryPolicy(attempts=2)
+"""Nothing is lost where a measurement fails: the next run makes it."""
+_BATCH = 8
+_GROWTH = 2
+"""A collection of so many times the measured points is measured again."""
+_IGNORED = models.QuantizationSearchParams(ignore=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Rescoring:
+    """How a quantised vector is searched, and what that finds."""
+
+    oversampling: float
+    overlap_at_10: float
+    """Mean fraction of the ten nearest neighbours that a search finds with it, from 0 to 1."""
+    without_rescoring: float
+    """The same by the compressed vectors alone."""
+    points: int
+    """Number of points with the vector when this was measured."""
+    unquantised: float = 1.0
+    """The same by the original vectors: what the search graph finds of an exact search, without quantization."""
+
+    @property
+    def loses_too_much(self) -> bool:
+        """Whether a search misses more than `MAX_LOSS` because of quantization, and not because of the graph."""
+        return self.unquantised - self.overlap_at_10 > MAX_LOSS
+
+    @property
+    def params(self) -> models.QuantizationSearchParams:
+        """Parameters of a search."""
+        return models.QuantizationSearchParams(rescore=True, oversampling=self.oversampling)
+
+
+def is_quantized(schema: CollectionSchema, vector_name: str) -> bool:
+    """Return whether a server searches compressed copies of a dense vector; the embedded database has none."""
+    params = schema.dense.get(vector_name)
+    if params is None or schema.embedded:
+        return False
+    return (params.quantization_config or schema.config.quantization_config) is not None
+
+
+def recorded_rescoring(schema: CollectionSchema, vector_name: str) -> Rescoring | None:
+    """Return what was measured for a vector; None where nothing was, or where it is not quantised any more."""
+    entry = schema.metadata.get(METADATA_PREFIX + vector_name)
+    if not isinstance(entry, Mapping) or not is_quantized(schema, vector_name):
+        return None
+    try:
+        return Rescoring(
+            float(entry["oversampling"]),
+            float(entry["overlap_at_10"]),
+            float(entry["without_rescoring"]),
+            int(entry["points"]),
+            float(entry.get("unquantised", 1.0)),
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def rescoring_removal(vector_name: str) -> dict[str, Any]:
+    """Return the metadata update that removes what was measured for a vector."""
+    return {METADATA_PREFIX + vector_name: None}
+
+
+def measure_rescoring(
+    collection: Collection,
+    vector_name: str,
+    queries: Sequence[Sequence[float]],
+    *,
+    at_least: float = OVERSAMPLING[0],
+    max_loss: float = MAX_LOSS,
+) -> Rescoring:
+    """Compare searches of a quantised vector with those by the original vectors, and both with exact ones.
+
+    Args:
+        collection: Its index is built.
+        vector_name: The vector.
+        queries: Query vectors, each ``(dim,)``.
+        at_least: Lowest oversampling to try.
+        max_loss: Loss at which a higher one is not tried any more, from 0 to 1.
+    """
+    strict = collection.schema.strict_mode
+    most = (strict and strict.search_max_oversampling) or OVERSAMPLING[-1]
+
+    def find(params: models.SearchParams) -> list[set[models.ExtendedPointId]]:
+        requests = [
+            models.QueryRequest(
+                query=list(query), using=vector_name or None, limit=TOP_K, params=params, with_payload=False
+            )
+            for query in queries
+        ]
+        batches = (requests[start : start + _BATCH] for start in range(0, len(requests), _BATCH))
+        what = "measuring what quantization loses"
+        return [{hit.id for hit in hits} for batch in batches for hits in collection.search(what, batch)]
+
+    def overlap(quantization: models.QuantizationSearchParams) -> float:
+        found = find(models.SearchParams(quantization=quantization))
+        return sum(len(here & there) for here, there in zip(exact, found, strict=True)) / max(1, sum(map(len, exact)))
+
+    exact = find(models.SearchParams(exact=True, quantization=_IGNORED))
+    unquantised = overlap(_IGNORED)
+    without = overlap(models.QuantizationSearchParams(rescore=False))
+    points = collection.count_with_vector(vector_name)
+    oversampling = found = 0.0
+    for oversampling in sorted({at_least, *(each for each in OVERSAMPLING if at_least < each <= most)}):
+        found = overlap(models.QuantizationSearchParams(rescore=True, oversampling=oversampling))
+        if unquantised - found <= max_loss:
+            break
+    return Rescoring(oversampling, round(found, 4), round(without, 4), points, round(unquantised, 4))
+
+
+def record_rescoring(
+    collection: Collection, vector_name: str, *, sleep: Callable[[float], None] = time.sleep
+) -> Rescoring | None:
+    """Measure a quantised vector, unless that was done, and let searches use the result.
+
+    Stored vectors are the queries, and those of a query encoder lie further away from what they find: searches use
+    twice the oversampling that was enough here, if any was needed. A loss above `MAX_LOSS` is logged as a warning.
+
+    Args:
+        collection: It is loaded.
+        vector_name: The vector.
+        sleep: Waits for the server.
+
+    Returns:
+        What searches use now; None for a vector that is not quantised, or could not be measured, which is logged.
+    """
+    schema = collection.refresh()
+    if not is_quantized(schema, vector_name) or not schema.limits.exact_count:  # a server that refuses exact searches
+        return None
+    known = recorded_rescoring(schema, vector_name)
+    impatient = Collection(collection.client, collection.name, _POLICY)
+    try:
+        if known is not None and impatient.count_with_vector(vector_name) < _GROWTH * known.points:
+            return known
+        if not _is_at_rest(impatient, sleep):
+            logger.info(
+                "collection %r: the server is still building its index, so what quantization loses was not measured; "
+                "run the same command again when it is done",
+                collection.name,
+            )
+            return known
+        queries = _stored_vectors(impatient, vector_name)
+        if not queries:
+            return known
+        measured = measure_rescoring(impatient, vector_name, queries, max_loss=_MAX_RECORDED_LOSS)
+        if 1 < measured.oversampling < OVERSAMPLING[-1]:
+            measured = measure_rescoring(impatient, vector_name, queries, at_least=2 * measured.oversampling)
+        metadata = {METADATA_PREFIX + vector_name: asdict(measured)}
+        collection.update("recording what quantization loses", metadata=metadata)
+    except (Unreachable, Rejected) as error:
+        logger.warning("collection %r: what quantization loses was not recorded (%s)", collection.name, error)
+        return known
+    logger.log(
+        logging.WARNING if measured.loses_too_much else logging.INFO,
+        "collection %r: %s",
+        collection.name,
+        describe_loss(vector_name, measured),
+    )
+    return measured
+
+
+def describe_loss(vector_name: str, measured: Rescoring) -> str:
+    """Return in one line what quantization loses, and what to do where that is too much."""
+    line = (
+        f"of the ten nearest neighbours, a search of quantised vector {vector_name!r} finds "
+        f"{measured.overlap_at_10:.1%} with oversampling {measured.oversampling:g} "
+        f"({measured.without_rescoring:.1%} without rescoring, {measured.unquantised:.1%} without quantization)"
+    )
+    if measured.loses_too_much:
+        line += f"; at most {MAX_LOSS:.0%} may be lost: quantise with int8, or not at all"
+    return line
+
+
+def _is_at_rest(collection: Collection, sleep: Callable[[float], None]) -> bool:
+    """Return whether the server has built what it will search, after waiting for `WAIT_SECONDS` at most."""
+    until = time.monotonic() + WAIT_SECONDS
+    while collection.info().status is not models.CollectionStatus.GREEN:
+        if time.monotonic() > until:
+            return False
+        sleep(1.0)
+    return True
+
+
+def _stored_vectors(collection: Collection, vector_name: str) -> list[list[float]]:
+    ids = [record.id for record in collection.sample(QUERIES)]
+    records = collection.retrieve(ids, "reading sampled vectors", payload=False, vectors=[vector_name])
+    found = (vectors_of(record).get(vector_name) for record in records.values())
+    return [vector for vector in found if isinstance(vector, list)]

@@ -1,0 +1,202 @@
+"""A collection without its points: vectors, settings, payload indexes, metadata and contracts, as one value."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from qdrant_client import models
+
+from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch
+from care_qdrant.qdrant.contracts import Contract, SparseContract, VectorContract, parse_contracts
+from care_qdrant.qdrant.learned import LearnedContract, parse_learned
+
+LOAD_KEY = "care_bulk_load"
+"""Metadata key: what the bulk load of a new collection still has to restore."""
+IDENTITY_KEY = "care_id"
+"""Metadata key: a random identifier of this very collection; one that is made anew under the same name has another."""
+RUN_PREFIX = "care_run:"
+"""Metadata keys: one for each ingestion that has begun to write and has not finished."""
+PUBLISH_KEY = "care_publish"
+"""Metadata key: how a version of a published collection was made."""
+MAX_POINTS = 256
+MAX_PAGE = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Points of one request: our own habits, and what the operator of a server allows (strict mode)."""
+
+    write: int = MAX_POINTS
+    page: int = MAX_PAGE
+    query: int | None = None
+    """Highest number of candidates of a search, each prefetch included; None for no limit."""
+    exact_count: bool = True
+    """Whether the server counts exactly; otherwise points are counted by scrolling."""
+
+
+@dataclass(frozen=True)
+class CollectionSchema:
+    """What one request tells about a collection."""
+
+    name: str
+    config: models.CollectionConfig
+    payload_schema: Mapping[str, models.PayloadIndexInfo]
+    embedded: bool
+    """Whether the collection is in the in-process database."""
+    has_index: bool = False
+    """Whether a server has built an index of vectors; also that of sparse ones alone."""
+    points: int = 0
+    """About how many points there are."""
+
+    @classmethod
+    def of(cls, name: str, info: models.CollectionInfo, *, embedded: bool) -> "CollectionSchema":
+        """Return the schema that a server or the embedded database tells.
+
+        Args:
+            name: For messages; of the collection, or an alias.
+            info: The answer.
+            embedded: Whether the collection is in the in-process database.
+        """
+        has_index = not embedded and bool(info.indexed_vectors_count)
+        return cls(name, info.config, info.payload_schema or {}, embedded, has_index, info.points_count or 0)
+
+    @cached_property
+    def dense(self) -> dict[str, models.VectorParams]:
+        """Dense vectors by name; the unnamed one is ``""``."""
+        vectors = self.config.params.vectors
+        if vectors is None:
+            return {}
+        return dict(vectors) if isinstance(vectors, dict) else {"": vectors}
+
+    @cached_property
+    def sparse(self) -> dict[str, models.SparseVectorParams]:
+        """Sparse vectors by name."""
+        return dict(self.config.params.sparse_vectors or {})
+
+    @cached_property
+    def metadata(self) -> dict[str, Any]:
+        """Metadata of the collection; empty where it has none, or where the server does not know any."""
+        return dict(getattr(self.config, "metadata", None) or {})
+
+    @cached_property
+    def contracts(self) -> dict[str, Contract]:
+        """Contract of each vector that carries one."""
+        return parse_contracts(self.metadata)
+
+    @cached_property
+    def learned(self) -> dict[str, LearnedContract]:
+        """Contract of the query encoder that was learned from a vector, for each vector that has one."""
+        return parse_learned(self.metadata)
+
+    @property
+    def has_shard_keys(self) -> bool:
+        """Whether shards are made by key, and each write has to name the key."""
+        return self.config.params.sharding_method is models.ShardingMethod.CUSTOM
+
+    @property
+    def portable_metadata(self) -> dict[str, Any]:
+        """Metadata that a copy of the collection keeps: without what belongs to this very collection."""
+        own = (IDENTITY_KEY, PUBLISH_KEY)
+        return {key: value for key, value in self.metadata.items() if key not in own and not key.startswith(RUN_PREFIX)}
+
+    @property
+    def strict_mode(self) -> models.StrictModeConfigOutput | None:
+        """Limits that the operator has set; None where strict mode is off."""
+        strict = self.config.strict_mode_config
+        return strict if strict is not None and strict.enabled else None
+
+    @property
+    def limits(self) -> Limits:
+        """Sizes of requests that the collection accepts."""
+        strict = self.strict_mode
+        if strict is None:
+            return Limits()
+        return Limits(
+            # A request beyond the points of a minute would never pass.
+            write=min(MAX_POINTS, strict.upsert_max_batchsize or MAX_POINTS, strict.write_rate_limit or MAX_POINTS),
+            page=min(MAX_PAGE, strict.max_query_limit or MAX_PAGE, strict.read_rate_limit or MAX_PAGE),
+            query=strict.max_query_limit,
+            exact_count=strict.search_allow_exact is not False,
+        )
+
+    def text_field(self, vector_name: str) -> str | None:
+        """Return the payload field from which ``care attach`` made a vector; None where it did not make it."""
+        contract = self.contracts.get(vector_name)
+        return contract.text_field if isinstance(contract, VectorContract | SparseContract) else None
+
+    @property
+    def attached(self) -> list[str]:
+        """Names of the vectors that ``care attach`` added, sorted; also of one whose addition was interrupted."""
+        return sorted(name for name in self.contracts if self.text_field(name) is not None)
+
+    def made_by(self, fingerprint: str) -> str | None:
+        """Return the name of the first dense vector that a model made or was learned from, None where there is none."""
+        found = [*self.contracts.items(), *self.learned.items()]
+        return next((name for name, contract in found if contract.fingerprint == fingerprint), None)
+
+    def require_whole(self) -> None:
+        """Refuse a collection into which an ingestion is writing, or was when it was interrupted.
+
+        Raises:
+            InputError: One has begun and has not ended, and no later run has finished its work.
+        """
+        runs = (entry for key, entry in self.metadata.items() if key.startswith(RUN_PREFIX))
+        begun = next((entry for entry in runs if isinstance(entry, Mapping)), None)
+        if begun is not None:
+            raise InputError(
+                f"an ingestion into collection {self.name!r} began at {begun.get('started', 'an unknown time')} and "
+                "has not ended: it writes now, or was interrupted, and chunks of former texts may be among the points. "
+                "Let it end, or run the same care ingest again without --limit; and then this"
+            )
+        load = self.metadata.get(LOAD_KEY)
+        if load and not load["done"]:
+            raise InputError(
+                f"the ingestion of collection {self.name!r} was interrupted and has not been finished; "
+                "run the same care ingest again, and then this"
+            )
+
+    def require_same(self, expected: "CollectionSchema", points: int) -> None:
+        """Refuse this collection as a copy of another one if its vectors or its contracts differ.
+
+        Args:
+            expected: Schema of the other collection.
+            points: Number of points in this one; an empty collection without contracts is accepted.
+
+        Raises:
+            SchemaMismatch: Its vectors differ.
+            FingerprintMismatch: Its contracts differ, and it is not empty.
+        """
+        found, wanted = self._vectors(), expected._vectors()
+        if found != wanted:
+            raise SchemaMismatch(
+                f"collection {self.name!r} is there with other vectors: {_difference(found, wanted)}. "
+                "Nothing was written; choose another name for the target"
+            )
+        these, those = (_comparable(schema.contracts) for schema in (self, expected))
+        if these != those and (these or points):
+            raise FingerprintMismatch(
+                f"collection {self.name!r} is there with vectors of another model: "
+                f"{_difference(these, those)}. Nothing was written; choose another name for the target"
+            )
+
+    def _vectors(self) -> dict[str, Any]:
+        dense = {
+            name or "(unnamed)": (vector.size, vector.distance.value, vector.multivector_config is not None)
+            for name, vector in self.dense.items()
+        }
+        return dense | {name: ("sparse", vector.modifier) for name, vector in self.sparse.items()}
+
+
+def _comparable(contracts: Mapping[str, Contract]) -> dict[str, Any]:
+    """Return contracts without the version of the tool and the text field, which change no vector."""
+    ignored = {"tool_version", "text_field"}
+    return {
+        name: {key: getattr(contract, key) for key in contract.__dataclass_fields__ if key not in ignored}
+        for name, contract in contracts.items()
+    }
+
+
+def _difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    names = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
+    return "; ".join(f"{name} is {found.get(name, 'missing')}, expected {wanted.get(name, 'none')}" for name in names)

@@ -1,0 +1,226 @@
+"""Writes points from a few threads behind a bounded queue, so that the encoder never waits for the network."""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from qdrant_client import models
+
+from care_qdrant.errors import QdrantError, Rejected
+from care_qdrant.qdrant.bulk import with_lists
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.payload import CARE_KEY
+from care_qdrant.qdrant.retry import RequestTooLarge
+
+MAX_BYTES = 5_000_000
+"""Estimated size of one request. Servers refuse 32 MB, and a smaller request is repeated sooner."""
+THREADS = 4
+QUEUE = 8
+"""Requests that may wait or be under way; with `MAX_BYTES` this bounds the memory."""
+
+_BYTES_PER_NUMBER = 21
+"""Estimated size of one component of a vector as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Insert:
+    """Points that the collection does not have, whole."""
+
+    points: Sequence[models.PointStruct]
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def part(self, start: int, end: int) -> "Insert":
+        """Return some of the points."""
+        return Insert(self.points[start:end])
+
+    def send(self, collection: Collection) -> None:
+        """Write them; an interrupted attempt may have written them already, with the same content."""
+        collection.upsert(self.points)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Points that are there: some of their named vectors, and the whole payload. Their other vectors stay."""
+
+    points: Sequence[models.PointStruct]
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def part(self, start: int, end: int) -> "Change":
+        """Return some of the points."""
+        return Change(self.points[start:end])
+
+    def send(self, collection: Collection) -> None:
+        """Remove the hashes of the vectors, write the vectors, and then the payloads with the new hashes.
+
+        A run may end between any two of them: a point never says that its vector is of a text of which it is not.
+        """
+        plain = with_lists(self.points)
+        vectors = [models.PointVectors(id=point.id, vector=point.vector) for point in plain if point.vector]
+        operations: list[models.UpdateOperation] = []
+        if vectors:
+            update = models.UpdateVectors(points=vectors)
+            operations.append(hash_removal(vectors))
+            operations.append(models.UpdateVectorsOperation(update_vectors=update))
+        operations += [
+            models.OverwritePayloadOperation(
+                overwrite_payload=models.SetPayload(payload=point.payload or {}, points=[point.id])
+            )
+            for point in self.points
+        ]
+        collection.apply(f"writing {len(self)} points", operations)
+
+
+def hash_removal(vectors: Sequence[models.PointVectors], shard_key: Any | None = None) -> models.DeletePayloadOperation:
+    """Return the operation that removes the hashes of vectors that are about to be replaced.
+
+    Without it, a point whose writer was killed would keep the hash of its former text beside the vector of the new
+    one, and count as unchanged when the former text comes back.
+
+    Args:
+        vectors: As they will be written, each point with the same names.
+        shard_key: Of the shards; None for the server's choice.
+    """
+    names = {name for point in vectors for name in (point.vector if isinstance(point.vector, dict) else ())}
+    keys = [f'{CARE_KEY}.vectors."{name}"' for name in sorted(names)]
+    ids = [point.id for point in vectors]
+    return models.DeletePayloadOperation(
+        delete_payload=models.DeletePayload(keys=keys, points=ids, shard_key=shard_key)
+    )
+
+
+class Write(Protocol):
+    """Points of one kind of request."""
+
+    @property
+    def points(self) -> Sequence[models.PointStruct]:
+        """Points to write."""
+
+    def __len__(self) -> int:
+        """Return the number of points."""
+
+    def part(self, start: int, end: int) -> "Write":
+        """Return some of the points."""
+
+    def send(self, collection: Collection) -> None:
+        """Write them; safe to repeat."""
+
+
+class Sender:
+    """Sends writes in the background; use it in a ``with`` block.
+
+    Leaving the block waits for everything that was submitted. The first failure stops the others and is raised by the
+    next `submit`, or at the end of the block. A `QdrantError` of the block itself leaves it with the same advice.
+    """
+
+    def __init__(self, collection: Collection, *, threads: int = THREADS, queue: int = QUEUE) -> None:
+        self._collection = collection
+        self._executor = ThreadPoolExecutor(1 if collection.is_embedded else threads, "sender")
+        self._room = threading.BoundedSemaphore(queue)
+        self._lock = threading.Lock()
+        self._failure: BaseException | None = None
+        self._is_told = False
+        self.stored = 0
+        """Points that Qdrant has acknowledged as written."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._fail(error)
+        self._executor.shutdown(wait=True)
+        if error is None or (isinstance(error, QdrantError) and not self._is_told):
+            self._raise_failure()
+
+    def submit(self, make: Callable[[], Iterable[Write]], part: Collection | None = None) -> None:
+        """Queue the writes that ``make`` returns; it is called in the background. Waits while the queue is full.
+
+        Args:
+            make: Returns the writes.
+            part: Of the collection, where the points belong (`Collection.parts`); None for the collection itself.
+
+        Raises:
+            QdrantError: An earlier write failed.
+        """
+        self._room.acquire()
+        if self._failure is not None:
+            self._executor.shutdown(wait=True)
+            self._raise_failure()
+        self._executor.submit(self._send, make, part or self._collection).add_done_callback(
+            lambda _: self._room.release()
+        )
+
+    def _send(self, make: Callable[[], Iterable[Write]], part: Collection) -> None:
+        try:
+            for write in make():
+                if self._failure is None:
+                    send_all(part, write, self._count)
+        except BaseException as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            self._failure = self._failure or error
+        self._collection.stop()
+
+    def _count(self, points: int) -> None:
+        with self._lock:
+            self.stored += points
+
+    def _raise_failure(self) -> None:
+        """Raise the first failure; that of Qdrant with what is stored and how to go on."""
+        self._is_told = True
+        if isinstance(self._failure, QdrantError):
+            kind = type(self._failure)
+            raise kind(
+                f"{self._failure}. {self.stored:,} points of this run are stored; run the same command again to go on"
+            ) from self._failure
+        if self._failure is not None:
+            raise self._failure
+
+
+def in_requests(write: Write, dim: int, max_points: int) -> Iterator[Write]:
+    """Cut a write into requests of at most ``max_points`` points and about `MAX_BYTES`."""
+    start, size = 0, 0
+    for index, point in enumerate(write.points):
+        # LlamaIndex's node holds text and metadata, and both are there a second time.
+        node = str((point.payload or {}).get("_node_content", ""))
+        cost = dim * _BYTES_PER_NUMBER + 2 * len(node.encode()) + 1_000
+        if index > start and (index - start == max_points or size + cost > MAX_BYTES):
+            yield write.part(start, index)
+            start, size = index, 0
+        size += cost
+    if start < len(write):
+        yield write.part(start, len(write))
+
+
+def send_all(collection: Collection, write: Write, acknowledge: Callable[[int], None]) -> None:
+    """Send a write, in halves where the server finds it too large.
+
+    Raises:
+        Rejected: A single point is too large.
+        QdrantError: As `Collection.call`.
+    """
+    try:
+        write.send(collection)
+    except RequestTooLarge as error:
+        if len(write) == 1:
+            payload = write.points[0].payload or {}
+            raise Rejected(
+                f"document {payload.get('doc_id')!r} makes a request that the server finds too large ({error}); "
+                "shorten its metadata, or raise service.max_request_size_mb of the server"
+            ) from error
+        middle = len(write) // 2
+        send_all(collection, write.part(0, middle), acknowledge)
+        send_all(collection, write.part(middle, len(write)), acknowledge)
+    else:
+        acknowledge(len(write))

@@ -1,0 +1,118 @@
+"""BM25 for a collection that is there: the vectors of ingestion, found, verified, kept up and removed again."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from qdrant_client import QdrantClient, models
+
+from care_qdrant.cli import care
+from care_qdrant.errors import SchemaMismatch
+from care_qdrant.index.attach import attach_bm25, attach_vector
+from care_qdrant.index.detach import detach_vector
+from care_qdrant.index.ingest import ingest
+from care_qdrant.index.settings import IngestSettings
+from care_qdrant.index.verify import verify_bm25
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.contracts import SparseContract
+from care_qdrant.search.retriever import Retriever
+from care_qdrant.types import Document
+from tests.index.attach.collections import NAME, SCHEMAS, TOOLS, contents, fill
+from tests.tiny import HashModel, medical_texts
+
+TEXTS = medical_texts(40)
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_it_is_added_found_verified_and_removed(qdrant: QdrantClient, tool: str) -> None:
+    fill(qdrant, "named", tool)
+    before = contents(qdrant)
+    report = attach_bm25(qdrant, NAME)
+    assert (report.encoded, report.covered, report.without_text) == (40, 40, 0)
+    assert attach_bm25(qdrant, NAME).encoded == 0
+    verified = verify_bm25(qdrant, NAME)
+    assert verified.problems == [] and verified.known_items == 1.0
+    assert verified.lowest_cosine == pytest.approx(1.0, abs=1e-6)
+    detach_vector(qdrant, NAME)
+    assert contents(qdrant) == before
+    assert not Collection(qdrant, NAME).schema.contracts
+
+
+@pytest.mark.parametrize("schema", [name for name in SCHEMAS if name != "sparse"])
+def test_with_a_models_vector_searches_are_hybrid(qdrant: QdrantClient, model: HashModel, schema: str) -> None:
+    fill(qdrant, schema, "langchain")
+    attach_vector(qdrant, NAME, model)
+    attach_bm25(qdrant, NAME)
+    retriever = Retriever(qdrant, NAME, model)
+    [[hit]] = retriever.search([TEXTS[7]], top_k=1)
+    assert retriever.mode == "hybrid" and hit.text == TEXTS[7]
+    [[hit]] = Retriever(qdrant, NAME, mode="sparse").search([TEXTS[9]], top_k=1)
+    assert hit.text == TEXTS[9]
+
+
+def test_points_and_hashes_are_those_of_ingestion(qdrant: QdrantClient) -> None:
+    model = HashModel(max_tokens=512)
+    documents = [Document(f"d{number}", text) for number, text in enumerate(TEXTS)]
+    ingest(documents, model, qdrant, "whole", settings=IngestSettings(sparse=True))
+    ingest(documents, model, qdrant, NAME)
+    attach_bm25(qdrant, NAME)
+    whole, added = (Collection(qdrant, name) for name in ("whole", NAME))
+    constants = [collection.schema.contracts["bm25"] for collection in (whole, added)]
+    assert all(isinstance(contract, SparseContract) for contract in constants)
+    assert constants[0].average_length == pytest.approx(constants[1].average_length)  # type: ignore[union-attr]
+    ours, theirs = (
+        {record.id: record.vector["bm25"] for page in collection.scroll(vectors=True) for record in page}  # type: ignore[index,call-overload]
+        for collection in (added, whole)
+    )
+    assert ours.keys() == theirs.keys()
+    for point_id, vector in ours.items():
+        assert dict(zip(vector.indices, vector.values, strict=True)) == pytest.approx(
+            dict(zip(theirs[point_id].indices, theirs[point_id].values, strict=True)), rel=1e-5
+        )
+    report = ingest(documents, model, qdrant, NAME, settings=IngestSettings(sparse=True))
+    assert (report.encoded, report.updated, report.unchanged) == (0, 0, 40)
+
+
+def test_a_changed_text_is_noticed_and_made_anew(qdrant: QdrantClient) -> None:
+    fill(qdrant, "named", "plain")
+    attach_bm25(qdrant, NAME)
+    qdrant.set_payload(NAME, {"text": "完全不同的句子"}, points=[1], wait=True)
+    assert verify_bm25(qdrant, NAME).stale == 1
+    assert attach_bm25(qdrant, NAME).encoded == 1
+    assert verify_bm25(qdrant, NAME).problems == []
+    qdrant.update_vectors(
+        NAME, [models.PointVectors(id=1, vector={"bm25": models.SparseVector(indices=[5], values=[1.0])})], wait=True
+    )
+    assert any("cosine" in problem for problem in verify_bm25(qdrant, NAME).problems)
+
+
+def test_a_sparse_vector_of_another_tool_is_left_alone(qdrant: QdrantClient) -> None:
+    fill(qdrant, "sparse", "plain")
+    before = contents(qdrant)
+    with pytest.raises(SchemaMismatch, match="IDF modifier"):
+        attach_bm25(qdrant, NAME, vector_name="terms")
+    assert contents(qdrant) == before
+    assert attach_bm25(qdrant, NAME).covered == 40
+    assert contents(qdrant) != before
+
+
+def test_the_commands(tmp_path: Path) -> None:
+    path = ["--path", str(tmp_path / "qdrant")]
+    client = QdrantClient(path=path[1])
+    fill(client, "named", "plain")
+    client.close()
+
+    def run(*arguments: str) -> dict[str, object]:
+        result = CliRunner().invoke(care, [*arguments, *path])
+        assert result.exit_code == 0, result.output
+        found: dict[str, object] = json.loads(result.stdout)
+        return found
+
+    assert run("attach", NAME, "--sparse", "bm25")["covered"] == 40
+    assert run("verify", NAME, "--sparse", "bm25")["problems"] == []
+    hits = run("search", TEXTS[3], "--mode", "sparse", "--json")["hits"]
+    assert isinstance(hits, list) and hits[0]["text"] == TEXTS[3]
+    assert run("detach", NAME)["vector_name"] == "bm25"
+    refused = CliRunner().invoke(care, ["attach", NAME, "--sparse", "bm25", "--via", "copy", *path])
+    assert refused.exit_code == 2 and "leave out --via copy" in refused.output

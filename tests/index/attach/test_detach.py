@@ -1,0 +1,103 @@
+"""The way back: ours goes, theirs stays, and nothing of theirs can be taken by mistake."""
+
+import pytest
+from qdrant_client import QdrantClient, models
+
+from care_qdrant.errors import InputError, Unreachable
+from care_qdrant.index.attach import attach_vector
+from care_qdrant.index.detach import detach_vector
+from care_qdrant.index.ingest import ingest
+from care_qdrant.index.settings import IngestSettings
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.payload import chunk_payload
+from care_qdrant.qdrant.retry import RetryPolicy
+from care_qdrant.search.retriever import Retriever
+from care_qdrant.types import Chunk, Document
+from tests.index.attach.collections import NAME, contents, fill
+from tests.standin import StandIn
+from tests.tiny import HashModel
+
+IMPATIENT = RetryPolicy(attempts=2, base_seconds=0.01, cap_seconds=0.02)
+
+
+def test_the_other_pair_stays_searchable(qdrant: QdrantClient) -> None:
+    fill(qdrant, "named", "plain")
+    first, second = HashModel(name="a", salt="a"), HashModel(name="b", salt="b")
+    attach_vector(qdrant, NAME, first)
+    before = contents(qdrant)
+    attach_vector(qdrant, NAME, second)
+    with pytest.raises(InputError, match="attached vectors are: a, b"):
+        detach_vector(qdrant, NAME)
+    report = detach_vector(qdrant, NAME, "b")
+    assert (report.points, report.payloads_cleaned) == (40, 40)
+    assert contents(qdrant) == before
+    assert set(Collection(qdrant, NAME).schema.contracts) == {"a"}
+    assert attach_vector(qdrant, NAME, first).encoded == 0
+    assert Retriever(qdrant, NAME, first).search(["EGFR"], top_k=1)[0]
+
+
+def test_what_ingestion_keeps_under_our_key_stays(qdrant: QdrantClient, model: HashModel) -> None:
+    fill(qdrant, "named", "plain", count=0)
+    text = "二甲双胍"
+    payload = chunk_payload(Chunk(Document("d1", text), text), {"old": "a hash"})
+    qdrant.upsert(NAME, [models.PointStruct(id=1, vector={"old": [0.5] * 8}, payload=payload)], wait=True)
+    before = contents(qdrant)
+    assert attach_vector(qdrant, NAME, model).tool == "care"
+    detach_vector(qdrant, NAME)
+    assert contents(qdrant) == before
+
+
+def test_vectors_of_other_tools_are_never_removed(qdrant: QdrantClient, model: HashModel) -> None:
+    fill(qdrant, "two", "plain")
+    attach_vector(qdrant, NAME, model)
+    before = contents(qdrant)
+    for name in ("old", "nothing"):
+        with pytest.raises(InputError, match=r"was not attached \(attached: care\)"):
+            detach_vector(qdrant, NAME, name)
+    assert contents(qdrant) == before
+
+
+def test_what_ingestion_made_is_not_detached(qdrant: QdrantClient, model: HashModel) -> None:
+    documents = [Document("d1", "二甲双胍"), Document("d2", "阿司匹林")]
+    ingest(documents, model, qdrant, NAME, settings=IngestSettings(sparse=True))
+    attach_vector(qdrant, NAME, HashModel(name="b", salt="b"))
+    before = contents(qdrant)
+    for name in (model.name, "bm25"):
+        with pytest.raises(InputError, match=r"was not attached \(attached: b\)"):
+            detach_vector(qdrant, NAME, name)
+    assert contents(qdrant) == before
+
+
+def test_the_only_vector_is_not_removed(qdrant: QdrantClient, model: HashModel) -> None:
+    fill(qdrant, "named", "plain")
+    attach_vector(qdrant, NAME, model)
+    qdrant.delete_vector_name(NAME, "old")
+    with pytest.raises(InputError, match="is the only one"):
+        detach_vector(qdrant, NAME)
+
+
+def test_nothing_attached_says_so(qdrant: QdrantClient) -> None:
+    fill(qdrant, "named", "plain")
+    with pytest.raises(InputError, match=r"attached vectors are: none.*removes only what care attach added"):
+        detach_vector(qdrant, NAME)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", "/payload/delete$"), ("DELETE", "/vectors/care$"), ("PATCH", "/collections/articles$")],
+)
+def test_an_interrupted_detach_is_finished_by_the_next(
+    server: StandIn, client: QdrantClient, model: HashModel, method: str, path: str
+) -> None:
+    fill(client, "unnamed", "langchain")
+    before = contents(client)
+    attach_vector(client, NAME, model)
+    server.faults.add(
+        "500", times=2, method={"/payload/delete$": "POST", "/vectors/care$": "DELETE"}.get(path, "PATCH")
+    )
+    with pytest.raises(Unreachable):
+        detach_vector(client, NAME, retries=IMPATIENT)
+    assert contents(client, without="care") == before
+    detach_vector(client, NAME)
+    assert contents(client) == before
+    assert client.get_collection(NAME).config.metadata == {"owner": "team"}

@@ -1,0 +1,130 @@
+"""Every reason to refuse, before anything is written."""
+
+import pytest
+from qdrant_client import QdrantClient, models
+
+from care_qdrant.errors import FingerprintMismatch, InputError, Rejected, SchemaMismatch, ServerTooOld
+from care_qdrant.index.attach import AttachSettings, attach_vector
+from care_qdrant.index.publish import publish_collection
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.connection import open_client
+from care_qdrant.qdrant.contracts import VectorContract
+from tests.index.attach.collections import DIM, NAME, contents, fill
+from tests.standin import StandIn
+from tests.tiny import HashModel
+
+
+def test_another_model_under_this_name(qdrant: QdrantClient, model: HashModel) -> None:
+    fill(qdrant, "named", "plain")
+    attach_vector(qdrant, NAME, model)
+    before = contents(qdrant)
+    other = HashModel(name="care", salt="other")
+    with pytest.raises(FingerprintMismatch, match="was made by care"):
+        attach_vector(qdrant, NAME, other)
+    assert contents(qdrant) == before
+    assert other.document_encoder_reads == 0
+
+
+def test_a_vector_of_another_tool(qdrant: QdrantClient) -> None:
+    fill(qdrant, "named", "plain")
+    with pytest.raises(FingerprintMismatch, match="carries no fingerprint"):
+        attach_vector(qdrant, NAME, HashModel(name="old", dim=DIM))
+    with pytest.raises(SchemaMismatch, match="8-dimensional"):
+        attach_vector(qdrant, NAME, HashModel(name="old"))
+
+
+def test_the_name_of_a_sparse_vector(qdrant: QdrantClient, model: HashModel) -> None:
+    fill(qdrant, "sparse", "plain")
+    with pytest.raises(SchemaMismatch, match="is a sparse vector"):
+        attach_vector(qdrant, NAME, model, vector_name="terms")
+
+
+def test_an_attach_of_another_model_that_was_begun(qdrant: QdrantClient, model: HashModel) -> None:
+    fill(qdrant, "named", "plain")
+    Collection(qdrant, NAME).write_contract("care", VectorContract("f" * 64, "another", 32))
+    with pytest.raises(FingerprintMismatch, match="care detach"):
+        attach_vector(qdrant, NAME, model)
+
+
+def test_payloads_without_text(qdrant: QdrantClient, model: HashModel) -> None:
+    fill(qdrant, "named", "plain", count=0)
+    with pytest.raises(InputError, match="has no points yet"):
+        attach_vector(qdrant, NAME, model)
+    rows = [models.PointStruct(id=1, vector={"old": [1.0] * DIM}, payload={"url": "x", "size": 3})]
+    qdrant.upsert(NAME, rows, wait=True)
+    with pytest.raises(InputError, match=r"their keys: size, url.*--text-field"):
+        attach_vector(qdrant, NAME, model)
+    with pytest.raises(InputError, match=r"'body\.zh'"):
+        attach_vector(qdrant, NAME, model, settings=AttachSettings(text_field="body.zh"))
+
+
+def test_a_key_of_their_own_under_our_name(qdrant: QdrantClient, model: HashModel) -> None:
+    fill(qdrant, "named", "plain")
+    qdrant.set_payload(NAME, {"_care": "intensive"}, points=[1], wait=True)
+    with pytest.raises(InputError, match="a key '_care' of their own"):
+        attach_vector(qdrant, NAME, model)
+
+
+def test_a_collection_that_is_not_there(qdrant: QdrantClient, model: HashModel) -> None:
+    with pytest.raises(InputError, match="no collection 'articles'"):
+        attach_vector(qdrant, NAME, model)
+
+
+def test_a_rate_of_nothing() -> None:
+    with pytest.raises(InputError, match="points-per-second"):
+        AttachSettings(points_per_second=0)
+
+
+def test_a_server_that_is_too_old(model: HashModel) -> None:
+    with StandIn(version="1.17.1") as server:
+        client = QdrantClient(url=server.url, check_compatibility=False)
+        fill(client, "named", "plain")
+        before = len(server.requests)
+        with pytest.raises(
+            ServerTooOld, match=r"1\.17\.1; adding a vector .* needs 1\.18 .*--via copy --as articles-live"
+        ):
+            attach_vector(client, NAME, model)
+        assert not [each for each in server.requests[before:] if each.method in ("PUT", "PATCH", "DELETE")]
+        client.close()
+
+
+@pytest.mark.filterwarnings("ignore:Api key is used with an insecure connection")
+def test_a_key_that_may_only_read(server: StandIn, model: HashModel) -> None:
+    server.api_key, server.read_only_key = "all", "read"
+    with open_client(url=server.url, api_key="all") as owner, open_client(url=server.url, api_key="read") as reader:
+        fill(owner, "named", "plain")
+        before = contents(owner)
+        with pytest.raises(Rejected, match=r"writing its contract.*403.*manage access.* Give a key that may write"):
+            attach_vector(reader, NAME, model)
+        assert contents(owner) == before
+        assert owner.get_collection(NAME).config.metadata == {"owner": "team"}
+
+
+@pytest.mark.parametrize(
+    ("limits", "advice"),
+    [
+        ({"max_points_count": 40}, "raise max_points_count"),
+        ({"max_collection_vector_size_bytes": 40 * 8 * 4 + 40 * 32 * 4 - 1}, "raise max_collection_vector_size_bytes"),
+    ],
+)
+def test_limits_that_the_server_would_reach_in_the_middle(
+    client: QdrantClient, model: HashModel, limits: dict[str, int], advice: str
+) -> None:
+    fill(client, "named", "plain")
+    before = contents(client)
+    client.update_collection(NAME, strict_mode_config=models.StrictModeConfig(enabled=True, **limits))
+    with pytest.raises(InputError, match=advice):
+        attach_vector(client, NAME, model)
+    assert contents(client) == before
+    assert client.get_collection(NAME).config.metadata == {"owner": "team"}
+    roomy = {name: limit + 1 for name, limit in limits.items()}
+    client.update_collection(NAME, strict_mode_config=models.StrictModeConfig(enabled=True, **roomy))
+    assert attach_vector(client, NAME, model).covered == 40
+
+
+def test_a_published_version_says_that_the_next_one_replaces_it(qdrant: QdrantClient, model: HashModel) -> None:
+    fill(qdrant, "named", "plain")
+    publish_collection(qdrant, NAME, "live")
+    told: list[str] = []
+    attach_vector(qdrant, "live", model, on_preflight=lambda preflight: told.extend(preflight.notices))
+    assert "attach to 'articles', and publish it" in told[0]

@@ -1,0 +1,133 @@
+"""Each way in which vectors can be wrong, made wrong and found."""
+
+import pytest
+from qdrant_client import QdrantClient, models
+
+from care_qdrant.errors import FingerprintMismatch, InputError
+from care_qdrant.index.attach import attach_vector
+from care_qdrant.index.verify import VerifyReport, VerifySettings, verify_collection
+from tests.index.attach.collections import NAME, contents, fill, point
+from tests.tiny import HashModel
+
+
+@pytest.fixture
+def attached(qdrant: QdrantClient, model: HashModel) -> QdrantClient:
+    fill(qdrant, "named", "plain")
+    attach_vector(qdrant, NAME, model)
+    return qdrant
+
+
+def _verify(client: QdrantClient, **settings: float) -> VerifyReport:
+    return verify_collection(client, NAME, HashModel(name="care"), settings=VerifySettings(**settings))  # type: ignore[arg-type]
+
+
+def test_all_right(attached: QdrantClient) -> None:
+    before = contents(attached, without="care")
+    report = _verify(attached, sample=10)
+    assert report.problems == []
+    assert (report.points, report.with_text, report.covered, report.sampled) == (40, 40, 40, 10)
+    assert (report.missing, report.stale) == (0, 0)
+    assert report.lowest_cosine == pytest.approx(1.0, abs=1e-5)
+    assert report.compared_with == "old"
+    assert 0 <= (report.overlap_at_10 or 0) <= 1
+    assert contents(attached, without="care") == before
+
+
+def test_the_overlap_with_the_same_vectors_is_whole(client: QdrantClient, model: HashModel) -> None:
+    params = models.VectorParams(size=model.dim, distance=models.Distance.COSINE)
+    client.create_collection(NAME, vectors_config={"old": params})
+    texts = [f"第{n}段" for n in range(40)]
+    rows = zip(texts, model.encode_document(texts).tolist(), strict=True)
+    client.upsert(
+        NAME, [models.PointStruct(id=n, vector={"old": v}, payload={"text": t}) for n, (t, v) in enumerate(rows)]
+    )
+    attach_vector(client, NAME, model)
+    report = _verify(client)
+    assert report.overlap_at_10 == 1.0
+    assert report.known_items == 1.0
+
+
+def test_new_and_edited_texts(attached: QdrantClient) -> None:
+    attached.set_payload(NAME, {"text": "改过的"}, points=[1, 3], wait=True)
+    attached.upsert(NAME, [point("named", "plain", 41, "新的")], wait=True)
+    report = _verify(attached)
+    assert (report.missing, report.stale, report.covered, report.with_text) == (1, 2, 40, 41)
+    (problem,) = report.problems
+    assert problem.startswith(
+        "1 points have no vector, 2 one of an earlier text and 0 one of a text that is gone; finish"
+    )
+    assert problem.endswith(f"with the same --model and --path/--url: care attach {NAME} --vector-name care")
+
+
+def test_texts_that_are_gone(attached: QdrantClient, model: HashModel) -> None:
+    attached.set_payload(NAME, {"text": ""}, points=[1, 3], wait=True)
+    report = _verify(attached)
+    assert (report.outlived, report.with_text, report.covered) == (2, 38, 40)
+    assert "and 2 one of a text that is gone" in report.problems[0]
+    again = attach_vector(attached, NAME, model)
+    assert (again.removed, again.without_text, again.covered, again.encoded) == (2, 2, 38, 0)
+    assert attach_vector(attached, NAME, model).removed == 0
+    assert _verify(attached).problems == []
+    attached.set_payload(NAME, {"text": "又有了"}, points=[1], wait=True)
+    assert attach_vector(attached, NAME, model).encoded == 1
+
+
+def test_a_text_that_went_with_its_vector_leaves_nothing_to_remove(attached: QdrantClient) -> None:
+    text = (attached.retrieve(NAME, [1])[0].payload or {})["text"]
+    attached.set_payload(NAME, {"text": ""}, points=[1, 3], wait=True)
+    attached.delete_vectors(NAME, ["care"], points=[1, 3], wait=True)
+    report = _verify(attached)
+    assert (report.outlived, report.with_text, report.covered, report.problems) == (0, 38, 38, [])
+    attached.set_payload(NAME, {"text": text}, points=[1], wait=True)
+    assert _verify(attached).problems != []
+    attach_vector(attached, NAME, HashModel(name="care"))
+    assert _verify(attached).problems == []
+
+
+def test_altered_vectors(attached: QdrantClient) -> None:
+    wrong = HashModel(name="care").encode_document(["别的"])[0].tolist()
+    attached.update_vectors(NAME, [models.PointVectors(id=7, vector={"care": wrong})], wait=True)
+    report = _verify(attached, sample=40)
+    assert report.lowest_cosine is not None
+    assert report.lowest_cosine < 0.9
+    assert any("was altered" in problem for problem in report.problems)
+
+
+def test_vectors_that_are_gone(attached: QdrantClient) -> None:
+    attached.delete_vectors(NAME, ["care"], [1, 3], wait=True)
+    report = _verify(attached, sample=40)
+    assert any("2 of 40 sampled points name a vector that they do not have" in problem for problem in report.problems)
+    assert any("38 points have the vector, and 40 say so" in problem for problem in report.problems)
+
+
+def test_a_query_encoder_that_does_not_fit(attached: QdrantClient) -> None:
+    model = HashModel(name="care")
+    other = HashModel(name="care", salt="another space")
+    model.__class__ = type("Mixed", (HashModel,), {"query_encoder": property(lambda _: other.query_encoder)})
+    report = verify_collection(attached, NAME, model)
+    assert any("the query encoder does not fit" in problem for problem in report.problems)
+
+
+def test_another_model_is_refused(attached: QdrantClient) -> None:
+    with pytest.raises(FingerprintMismatch):
+        verify_collection(attached, NAME, HashModel(name="care", salt="other"))
+    with pytest.raises(InputError, match="no vector 'else'"):
+        verify_collection(attached, NAME, HashModel(name="care"), vector_name="else")
+
+
+def test_a_collection_without_points(attached: QdrantClient) -> None:
+    attached.delete(NAME, models.Filter(must=[]), wait=True)
+    report = _verify(attached)
+    assert report.problems == ["the collection has no points, so nothing was checked"]
+    assert (report.points, report.covered, report.sampled) == (0, 0, 0)
+    with pytest.raises(FingerprintMismatch):
+        verify_collection(attached, NAME, HashModel(name="care", salt="other"))
+
+
+def test_an_attach_that_has_not_begun_its_points(qdrant: QdrantClient, model: HashModel) -> None:
+    fill(qdrant, "named", "plain")
+    attach_vector(qdrant, NAME, model)
+    qdrant.delete_payload(NAME, ["_care"], models.Filter(must=[]), wait=True)
+    report = _verify(qdrant)
+    assert (report.sampled, report.missing, report.lowest_cosine) == (0, 40, None)
+    assert report.problems

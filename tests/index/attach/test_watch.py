@@ -1,0 +1,178 @@
+"""A process that follows a pipeline, and is ended by a signal."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from qdrant_client import QdrantClient, models
+
+from care_qdrant.errors import FingerprintMismatch, FolderLocked, InputError, TooFewDocuments, Unreachable
+from care_qdrant.index.attach import (
+    AttachReport,
+    AttachSettings,
+    FailedPass,
+    attach_bm25,
+    attach_vector,
+    watch,
+)
+from tests.databases import require_added_vectors
+from tests.index.attach.collections import NAME, contents, fill, point
+from tests.standin import StandIn
+from tests.tiny import HashModel
+
+
+def _attach_bm25(client: QdrantClient) -> AttachReport:
+    return attach_bm25(client, NAME)
+
+
+def _attach_model(client: QdrantClient) -> AttachReport:
+    return attach_vector(client, NAME, HashModel(name="care"))
+
+
+def _reports(process: "subprocess.Popen[str]") -> Iterator[dict[str, object]]:
+    """Return what each pass prints, as it prints it."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        yield json.loads(line)
+
+
+def _start(server: StandIn, pair_folder: Path) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-W", "ignore", "-c", "from care_qdrant.cli import main; main()"]
+    where = ["attach", NAME, "--url", server.url, "--model", str(pair_folder), "--watch", "0.05"]
+    return subprocess.Popen([*command, *where], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_what_a_pipeline_adds_is_picked_up_until_a_signal_ends_it(
+    server: StandIn, client: QdrantClient, pair_folder: Path, number: signal.Signals
+) -> None:
+    require_added_vectors(client)
+    fill(client, "named", "plain", count=10)
+    with _start(server, pair_folder) as process:
+        reports = _reports(process)
+        assert next(reports)["covered"] == 10
+        writer = threading.Thread(target=_write, args=(server.url,))
+        writer.start()
+        covered = next(each["covered"] for each in reports if each["covered"] == 30)
+        writer.join()
+        server.faults.add("500", times=5, path="/points/scroll$")
+        assert next(reports)["covered"] == covered
+        process.send_signal(number)
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert {"tiny-pair" in vectors for _, vectors in contents(client).values()} == {True}
+
+
+def test_a_collection_that_is_emptied_and_filled_again_is_followed(server: StandIn, pair_folder: Path) -> None:
+    client = QdrantClient(url=server.url, check_compatibility=False)
+    fill(client, "named", "plain", count=10)
+    with _start(server, pair_folder) as process:
+        reports = _reports(process)
+        assert next(reports)["covered"] == 10
+        client.delete(NAME, models.Filter(must=[]), wait=True)
+        assert next(each["covered"] for each in reports if not each["points"]) == 0
+        _write(server.url)
+        assert next(each["covered"] for each in reports if each["covered"] == 20)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+    client.close()
+
+
+@pytest.mark.parametrize("attach", [_attach_model, _attach_bm25])
+def test_an_attach_to_an_emptied_collection_has_nothing_to_do(
+    qdrant: QdrantClient, attach: Callable[[QdrantClient], AttachReport]
+) -> None:
+    fill(qdrant, "named", "plain", count=6)
+    first, schema = attach(qdrant), qdrant.get_collection(NAME).config
+    qdrant.delete(NAME, models.Filter(must=[]), wait=True)
+    emptied = attach(qdrant)
+    assert (emptied.points, emptied.covered, emptied.encoded, emptied.text_field) == (0, 0, 0, "text")
+    assert qdrant.get_collection(NAME).config == schema
+    qdrant.upsert(NAME, [point("named", "plain", number, f"又来了第{number}段") for number in range(3)], wait=True)
+    again = attach(qdrant)
+    assert (again.vector_name, again.fingerprint, again.covered) == (first.vector_name, first.fingerprint, 3)
+
+
+def test_another_model_is_refused_an_emptied_collection(qdrant: QdrantClient, model: HashModel) -> None:
+    fill(qdrant, "named", "plain", count=6)
+    attach_vector(qdrant, NAME, model)
+    qdrant.delete(NAME, models.Filter(must=[]), wait=True)
+    with pytest.raises(FingerprintMismatch):
+        attach_vector(qdrant, NAME, HashModel(name="care", salt="other"))
+
+
+def _write(url: str) -> None:
+    client = QdrantClient(url=url, check_compatibility=False)
+    for extra in range(101, 141, 2):
+        client.upsert(NAME, [point("named", "plain", extra, f"新增第{extra}段")], wait=True)
+    client.close()
+
+
+def test_a_vector_of_another_model_ends_it(server: StandIn, client: QdrantClient, pair_folder: Path) -> None:
+    fill(client, "named", "plain", count=4)
+    attach_vector(client, NAME, HashModel(name="tiny-pair"))
+    with _start(server, pair_folder) as process:
+        out, errors = process.communicate(timeout=60)
+    assert (process.returncode, out) == (4, "")
+    assert "error: vector 'tiny-pair'" in errors
+
+
+def test_passes_that_do_not_get_through_are_tried_again() -> None:
+    stop, done = threading.Event(), object()
+    failures = [Unreachable("gone"), FolderLocked("open elsewhere"), TooFewDocuments("2")]
+    outcomes: list[object] = [*failures, done, FingerprintMismatch("other")]
+
+    def run_pass() -> AttachReport:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome  # type: ignore[return-value]
+
+    passes = watch(run_pass, 0, stop)
+    assert [next(passes) for _ in failures] == list(map(FailedPass, failures))
+    assert next(passes) is done
+    with pytest.raises(FingerprintMismatch):
+        next(passes)
+    with pytest.raises(InputError, match="--watch"):
+        next(watch(run_pass, -1, stop))
+
+
+def test_it_ends_when_it_is_told() -> None:
+    stop = threading.Event()
+    passes = watch(lambda: stop.set(), 1_000_000, stop)  # type: ignore[arg-type,return-value]
+    assert list(passes) == [None]
+
+
+class _StoppingModel(HashModel):
+    """Asks for an end while it encodes its second batch."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        super().__init__(name="care")
+        self.stop = stop
+
+    @property
+    def document_encoder(self) -> "_StoppingModel":  # type: ignore[override]
+        return self
+
+    def encode(self, texts: list[str]) -> object:
+        if self._encoder.encoded:
+            self.stop.set()
+        return self._encoder.encode(texts)
+
+
+def test_a_pass_that_is_told_to_end_keeps_what_it_has(qdrant: QdrantClient, model: HashModel) -> None:
+    fill(qdrant, "named", "plain")
+    stop = threading.Event()
+    stopping = _StoppingModel(stop)
+    settings = AttachSettings(batch_tokens=200)
+    report = attach_vector(qdrant, NAME, stopping, settings=settings, stop=stop)  # type: ignore[arg-type]
+    assert 0 < report.encoded == report.covered < 40
+    assert report.encoded == len(stopping._encoder.encoded)
+    again = attach_vector(qdrant, NAME, model, settings=settings)
+    assert (again.unchanged, again.covered) == (report.encoded, 40)

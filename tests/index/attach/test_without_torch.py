@@ -1,0 +1,54 @@
+"""An installation that cannot encode documents says so before anything is written."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from qdrant_client import QdrantClient
+
+from care_qdrant.encoders import usable
+from care_qdrant.errors import MissingExtra
+from care_qdrant.index.attach import attach_vector
+from care_qdrant.index.by_copy import attach_by_copy
+from care_qdrant.index.doctor import diagnose
+from care_qdrant.index.ingest import ingest
+from care_qdrant.model.pair import CareModel
+from care_qdrant.types import Document
+from tests.index.attach.collections import NAME, contents, fill
+
+
+@pytest.fixture
+def pair(pair_folder: Path, monkeypatch: pytest.MonkeyPatch) -> CareModel:
+    """A pair in an installation without torch."""
+    found = usable.find_spec
+    monkeypatch.setattr(usable, "find_spec", lambda name: None if name == "torch" else found(name))
+    return CareModel.load(pair_folder)
+
+
+@pytest.mark.parametrize(
+    "attach",
+    [
+        lambda client, model: attach_vector(client, NAME, model),
+        lambda client, model: attach_by_copy(client, NAME, model, "articles-live"),
+    ],
+)
+def test_attach(client: QdrantClient, pair: CareModel, attach: Callable[[QdrantClient, CareModel], object]) -> None:
+    fill(client, "named", "plain")
+    before, config = contents(client), client.get_collection(NAME).config
+    with pytest.raises(MissingExtra, match=r"document encoder needs torch.*care-qdrant\[ingest\]"):
+        attach(client, pair)
+    assert contents(client) == before
+    assert client.get_collection(NAME).config == config
+    assert [each.name for each in client.get_collections().collections] == [NAME]
+
+
+def test_ingest(client: QdrantClient, pair: CareModel) -> None:
+    with pytest.raises(MissingExtra, match="document encoder needs torch"):
+        ingest([Document("d1", "高血压")], pair, client, "corpus")
+    assert not client.collection_exists("corpus")
+
+
+def test_doctor_says_it(client: QdrantClient, pair: CareModel) -> None:
+    fill(client, "named", "plain")
+    (refusal,) = diagnose(client, NAME, pair, timed=True).refusals
+    assert "document encoder needs torch" in refusal

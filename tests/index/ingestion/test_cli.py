@@ -1,0 +1,140 @@
+"""The command as people run it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from care_qdrant import model as model_module
+from care_qdrant.cli.ingest import command
+from care_qdrant.errors import InputError
+from care_qdrant.qdrant.connection import open_client
+from tests.index.ingestion.conftest import WriteCorpus, short_rows
+from tests.standin import StandIn
+from tests.tiny import HashModel
+
+PROGRAM = "from care_qdrant.cli.ingest import main; main()"
+
+
+@pytest.fixture(autouse=True)
+def _hash_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let the command load a model that needs no torch, and work in an empty folder."""
+    monkeypatch.setattr(model_module.CareModel, "load", lambda *_args, **_options: HashModel())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("QDRANT_URL", raising=False)
+
+
+def run(*arguments: str | Path, stdin: bytes | None = None) -> Result:
+    return CliRunner().invoke(command, list(map(str, arguments)), input=stdin, catch_exceptions=False)
+
+
+def test_one_argument_is_enough(write_corpus: WriteCorpus, tmp_path: Path) -> None:
+    corpus = write_corpus(short_rows(12), "guidelines.v2.jsonl")
+    result = run(corpus)
+    assert result.exit_code == 0
+    report = json.loads(result.stdout)
+    assert (report["documents"], report["points"], report["rejected"]) == (12, 12, 0)
+    assert (report["collection"], report["vector_name"]) == ("guidelines", "hash-model")
+    for name in ("chunks", "encoded", "unchanged", "deleted", "seconds", "documents_per_second", "fingerprint"):
+        assert name in report
+    with open_client(path=tmp_path / "qdrant") as client:
+        assert client.count("guidelines").count == 12
+
+
+def test_rejected_rows_give_exit_code_8(write_corpus: WriteCorpus) -> None:
+    corpus = write_corpus([*short_rows(3), "not json"])
+    result = run(corpus)
+    assert result.exit_code == 8
+    assert json.loads(result.stdout)["points"] == 3
+    assert Path(f"{corpus}.rejects.jsonl").is_file()
+    assert "rejected rows: 1, listed in" in result.stderr
+    write_corpus(short_rows(3))
+    assert run(corpus).exit_code == 0
+    assert not Path(f"{corpus}.rejects.jsonl").exists()
+
+
+def test_a_file_whose_fields_have_other_names_is_refused_before_anything_is_written(
+    write_corpus: WriteCorpus, tmp_path: Path
+) -> None:
+    rows = [{"key": row["id"], "body": row["text"]} for row in short_rows(120)]
+    corpus = write_corpus(rows)
+    with pytest.raises(InputError, match=r"first 100 rows .* document has no 'id' \(keys: key, body\).*--text-field"):
+        run(corpus)
+    with open_client(path=tmp_path / "qdrant") as client:
+        assert not client.get_collections().collections
+    assert run(corpus, "--id-field", "key", "--text-field", "body").exit_code == 0
+    corpus.write_text('"no object"\n' * 3, encoding="utf-8")
+    with pytest.raises(InputError, match="not one of the first"):
+        run(corpus)
+    corpus = write_corpus([{"text": row["text"]} for row in short_rows(3)])
+    with pytest.raises(InputError, match="without an id, --id-field :hash"):
+        run(corpus)
+    assert run(corpus, "--id-field", ":hash").exit_code == 0
+
+
+def test_standard_input_needs_a_collection() -> None:
+    line = json.dumps(short_rows(1)[0]).encode() + b"\n"
+    assert run("-", stdin=line).exit_code == 2
+    result = run("-", "--collection", "c", stdin=line)
+    assert json.loads(result.stdout)["points"] == 1
+
+
+def test_options_reach_the_server(write_corpus: WriteCorpus, server: StandIn) -> None:
+    corpus = write_corpus([{"key": "1", "body": "一"}, {"key": "2", "body": "二" * 100}])
+    options = [
+        "--id-field",
+        "key",
+        "--text-field",
+        "body",
+        "--overflow",
+        "reject",
+        "--vector-name",
+        "v",
+        "--sparse",
+        "bm25",
+    ]
+    storage = ["--quantization", "binary", "--on-disk", "--datatype", "float16", "--shards", "2", "--replicas", "1"]
+    result = run(corpus, "--url", server.url, *options, *storage)
+    assert result.exit_code == 8  # one is too long
+    with open_client(url=server.url) as client:
+        config = client.get_collection("corpus").config
+    assert isinstance(config.params.vectors, dict)
+    assert config.params.vectors["v"].on_disk
+    assert config.params.sparse_vectors is not None
+    assert config.params.shard_number == 2
+    assert config.quantization_config is not None
+
+
+@pytest.mark.parametrize("share", ["0/4", "5/4", "1", "a/b", "1/0"])
+def test_a_share_that_is_none_is_a_usage_error(write_corpus: WriteCorpus, share: str) -> None:
+    result = run(write_corpus(short_rows(1)), "--shard", share)
+    assert result.exit_code == 2
+    assert "1/4, 2/4, 3/4 and 4/4" in result.stderr
+
+
+def test_a_dry_run_says_what_it_would_cost_and_leaves_nothing(write_corpus: WriteCorpus, tmp_path: Path) -> None:
+    report = json.loads(run(write_corpus(short_rows(9)), "--dry-run").stdout)
+    assert report["estimate"]["points"] == 9
+    assert report["points"] == 0
+    assert not (tmp_path / "qdrant").exists()
+
+
+def test_the_program_ends_with_one_line_and_the_exit_code_of_the_error(tmp_path: Path) -> None:
+    process = subprocess.run(
+        [sys.executable, "-c", PROGRAM, "nothing.jsonl"], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert process.returncode == 2
+    assert process.stdout == ""
+    assert process.stderr.startswith("error: nothing.jsonl: does not exist")
+    assert len(process.stderr.splitlines()) == 1
+    assert not (tmp_path / "qdrant").exists()
+
+
+def test_help_imports_nothing_heavy() -> None:
+    heavy = ("numpy", "qdrant_client", "torch", "tokenizers", "onnxruntime")
+    script = f"import sys; import care_qdrant.cli.ingest; print([name for name in {heavy} if name in sys.modules])"
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == "[]"

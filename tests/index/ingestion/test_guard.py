@@ -1,0 +1,212 @@
+"""A run writes into the collection that it checked, and what an interrupted run left behind is found."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from qdrant_client import QdrantClient, models
+
+from care_qdrant.errors import ContractError, QdrantError
+from care_qdrant.index import reading
+from care_qdrant.index.ingest import ingest
+from care_qdrant.index.settings import IngestSettings
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.schema import RUN_PREFIX
+from care_qdrant.types import Document, Vectors
+from tests.index.ingestion.conftest import WriteCorpus, short_rows
+from tests.tiny import HashModel, medical_texts
+
+LONG = "".join(medical_texts(40))
+
+
+def documents(count: int, interrupt: Any = None, at: int = 0) -> Iterator[Document]:
+    """Documents, and something that happens before one of them is read."""
+    for number, row in enumerate(short_rows(count)):
+        if number == at and interrupt is not None:
+            interrupt()
+        yield Document(row["id"], row["text"])
+
+
+@pytest.fixture(autouse=True)
+def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "WINDOW_DOCUMENTS", 20)
+
+
+def test_an_alias_that_is_switched_meanwhile_does_not_move_the_run(qdrant: QdrantClient) -> None:
+    first, second = HashModel(), HashModel(name="second", salt="2")
+    ingest(documents(5), first, qdrant, "one")
+    ingest(documents(5), second, qdrant, "two")
+
+    def switch(to: str) -> None:
+        create = models.CreateAlias(collection_name=to, alias_name="live")
+        qdrant.update_collection_aliases([models.CreateAliasOperation(create_alias=create)])
+
+    switch("one")
+    report = ingest(documents(200, lambda: switch("two"), at=100), first, qdrant, "live")
+    assert report.collection == "one"
+    assert (qdrant.count("one").count, qdrant.count("two").count) == (200, 5)
+
+
+def test_a_collection_that_is_made_again_meanwhile_is_not_filled(qdrant: QdrantClient) -> None:
+    first, second = HashModel(), HashModel(name="hash-model", salt="2")
+    ingest(documents(5), first, qdrant, "corpus")
+
+    def replace() -> None:
+        qdrant.delete_collection("corpus")
+        ingest(documents(5), second, qdrant, "corpus")
+
+    # A write that is under way at the moment of the deletion is refused by Qdrant; the next window by the contract.
+    with pytest.raises((ContractError, QdrantError), match=r"made by|made again|not found|doesn't exist"):
+        ingest(documents(600, replace, at=200), first, qdrant, "corpus")
+    assert qdrant.count("corpus").count < 300, "200 documents came before, and 400 would come after"
+
+
+def test_the_same_model_in_a_new_collection_of_the_same_name_is_noticed(qdrant: QdrantClient) -> None:
+    model = HashModel()
+    ingest(documents(5), model, qdrant, "corpus")
+
+    def replace() -> None:
+        qdrant.delete_collection("corpus")
+        ingest(documents(5), model, qdrant, "corpus")
+
+    with pytest.raises(
+        (ContractError, QdrantError), match=r"deleted and made again while this run wrote|not found|doesn't exist"
+    ):
+        ingest(documents(600, replace, at=200), model, qdrant, "corpus")
+    assert qdrant.count("corpus").count < 300, "200 documents came before, and 400 would come after"
+
+
+def test_a_collection_that_is_deleted_meanwhile_is_a_clear_error(qdrant: QdrantClient) -> None:
+    model = HashModel()
+    ingest(documents(5), model, qdrant, "corpus")
+    with pytest.raises(QdrantError, match="corpus"):
+        ingest(documents(300, lambda: qdrant.delete_collection("corpus"), at=200), model, qdrant, "corpus")
+
+
+def test_chunks_that_a_killed_run_left_behind_a_gap_are_deleted(
+    qdrant: QdrantClient, write_corpus: WriteCorpus
+) -> None:
+    """The run was killed when the last chunks were stored and the first were not; then the document became short."""
+    rows = [*short_rows(30), {"id": "long", "text": LONG}]
+    ingest(write_corpus(rows), HashModel(), qdrant, "corpus")
+    collection = Collection(qdrant, "corpus")
+    first = [
+        record.id
+        for page in collection.scroll()
+        for record in page
+        if (payload := record.payload or {})["doc_id"] == "long" and payload["_care"]["chunk"] < 4
+    ]
+    collection.delete(first)
+    collection.update("as a killed run leaves it", metadata={f"{RUN_PREFIX}killed": {"shard": "1/1"}})
+
+    rows[-1] = {"id": "long", "text": LONG[:40]}
+    report = ingest(write_corpus(rows), HashModel(), qdrant, "corpus")
+    assert report.deleted > 0
+    assert qdrant.count("corpus").count == report.points == report.chunks == 31
+    assert not any(key.startswith(RUN_PREFIX) for key in collection.refresh().metadata)
+
+
+def test_a_run_that_fails_leaves_its_trace_and_a_whole_one_removes_it(qdrant: QdrantClient) -> None:
+    model = HashModel()
+    ingest(documents(5), model, qdrant, "corpus")
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        ingest(documents(300, fail, at=250), model, qdrant, "corpus")
+    collection = Collection(qdrant, "corpus")
+    assert sum(key.startswith(RUN_PREFIX) for key in collection.schema.metadata) == 1
+    ingest(documents(300), model, qdrant, "corpus", settings=IngestSettings(limit=100))
+    assert sum(key.startswith(RUN_PREFIX) for key in collection.refresh().metadata) == 1
+    ingest(documents(300), model, qdrant, "corpus")
+    assert not any(key.startswith(RUN_PREFIX) for key in collection.refresh().metadata)
+
+
+def test_points_of_another_writer_are_reported_and_replaced_if_asked(qdrant: QdrantClient) -> None:
+    model = HashModel()
+    ingest(documents(10), model, qdrant, "corpus")
+    nodes = [
+        models.PointStruct(
+            id=number, vector={model.name: [1.0] + [0.0] * (model.dim - 1)}, payload={"doc_id": f"d{number}"}
+        )
+        for number in range(7)
+    ]
+    qdrant.upsert("corpus", nodes)
+    report = ingest(documents(10), model, qdrant, "corpus")
+    assert (report.other_points, report.deleted, qdrant.count("corpus").count) == (7, 0, 17)
+    report = ingest(documents(10), model, qdrant, "corpus", settings=IngestSettings(replace_others=True))
+    assert (report.other_points, report.deleted, qdrant.count("corpus").count) == (7, 7, 10)
+
+
+def test_a_dry_run_counts_the_points_of_another_writer(qdrant: QdrantClient) -> None:
+    model = HashModel()
+    ingest(documents(10), model, qdrant, "corpus")
+    vector: Any = {model.name: [1.0] + [0.0] * (model.dim - 1)}
+    qdrant.upsert("corpus", [models.PointStruct(id=n, vector=vector, payload={"doc_id": f"d{n}"}) for n in range(7)])
+    for replaces, deleted in ((False, 0), (True, 7)):
+        settings = IngestSettings(dry_run=True, sync=True, replace_others=replaces)
+        report = ingest(documents(10), model, qdrant, "corpus", settings=settings)
+        assert (report.other_points, report.deleted, qdrant.count("corpus").count) == (7, deleted, 17)
+
+
+def test_a_collection_that_is_made_again_under_the_last_window_is_noticed_at_the_end(qdrant: QdrantClient) -> None:
+    model, last = HashModel(), short_rows(50)[-1]["text"]
+    ingest(documents(5), model, qdrant, "corpus")
+    encode = model.query_encoder.encode
+
+    def encode_and_replace(texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
+        if last in texts:
+            qdrant.delete_collection("corpus")
+            ingest(documents(5), HashModel(salt="2"), qdrant, "corpus")
+        return encode(texts, prompt=prompt)
+
+    model.query_encoder.encode = encode_and_replace  # type: ignore[method-assign]
+    with pytest.raises((ContractError, QdrantError), match=r"made by|made again|not found|doesn't exist"):
+        ingest(documents(50), model, qdrant, "corpus")
+
+
+def test_two_runs_at_once_with_other_chunking_leave_no_chunk_behind(qdrant: QdrantClient) -> None:
+    """The second run begins and ends while the first one writes; a later run without sync makes everything right."""
+    one, other, ended = HashModel(max_tokens=64), HashModel(max_tokens=20), threading.Event()
+    rows = [Document(f"d{n}", f"{n} {LONG[n : n + 150]}") for n in range(120)]
+    encode = one.query_encoder.encode
+
+    def encode_after_the_other(texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
+        """Wait in the third window until the other run, which begins in the fifth, has ended."""
+        assert not any(text.startswith("50 ") for text in texts) or ended.wait(60)
+        return encode(texts, prompt=prompt)
+
+    def interrupted() -> Iterator[Document]:
+        for number, document in enumerate(rows):
+            if number == 90:
+                ingest(rows, other, qdrant, "corpus")
+                ended.set()
+            yield document
+
+    ingest(rows[:1], one, qdrant, "corpus")
+    one.query_encoder.encode = encode_after_the_other  # type: ignore[method-assign]
+    ingest(interrupted(), one, qdrant, "corpus")
+    report = ingest(rows, one, qdrant, "corpus")
+    assert qdrant.count("corpus").count == report.points == report.chunks
+    assert ingest(rows, one, qdrant, "corpus").unchanged == report.chunks
+
+
+def test_a_run_whose_trace_another_run_removed_leaves_it_again(qdrant: QdrantClient) -> None:
+    """Else a run that is killed after another one has ended would leave chunks of which nobody knows."""
+    model = HashModel()
+    ingest(documents(5), model, qdrant, "corpus")
+
+    def interrupted() -> Iterator[Document]:
+        for number, row in enumerate(short_rows(300)):
+            if number == 100:
+                ingest(documents(40), model, qdrant, "corpus")
+            if number == 280:
+                raise ZeroDivisionError
+            yield Document(row["id"], row["text"])
+
+    with pytest.raises(ZeroDivisionError):
+        ingest(interrupted(), model, qdrant, "corpus")
+    metadata = Collection(qdrant, "corpus").schema.metadata
+    assert sum(key.startswith(RUN_PREFIX) for key in metadata) == 1

@@ -1,0 +1,152 @@
+"""What is refused before anything is written."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from qdrant_client import QdrantClient, models
+
+from care_qdrant.errors import (
+    CareError,
+    FingerprintMismatch,
+    FolderLocked,
+    InputError,
+    SchemaMismatch,
+    ServerTooOld,
+    Unreachable,
+)
+from care_qdrant.index.attach import attach_vector
+from care_qdrant.index.ingest import ingest
+from care_qdrant.index.publish import publish_collection
+from care_qdrant.index.settings import IngestSettings
+from care_qdrant.qdrant.connection import open_client
+from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME
+from care_qdrant.types import Document
+from tests.index.ingestion.conftest import IMPATIENT, WriteCorpus, short_rows
+from tests.standin import StandIn
+from tests.tiny import HashModel
+
+COSINE, DOT = models.Distance.COSINE, models.Distance.DOT
+ATTACH = "with the same --model and --path/--url: care attach corpus --vector-name"
+"""Without the model, the advice would attach the built-in pair."""
+
+
+def create(client: QdrantClient, size: int = 32, distance: models.Distance = COSINE, name: str = "hash-model") -> None:
+    client.create_collection("corpus", vectors_config={name: models.VectorParams(size=size, distance=distance)})
+
+
+@pytest.mark.parametrize(
+    ("prepare", "error", "message"),
+    [
+        (lambda client: create(client), FingerprintMismatch, f"carries no fingerprint.*{ATTACH} hash-model$"),
+        (lambda client: create(client, size=16), SchemaMismatch, "is 16-dimensional with Cosine distance"),
+        (lambda client: create(client, distance=DOT), SchemaMismatch, "Dot distance"),
+        (lambda client: create(client, name="other"), InputError, f"has no vector 'hash-model'.*{ATTACH} hash-model$"),
+        (
+            lambda client: ingest([Document("d", "x")], HashModel(salt="x"), client, "corpus"),
+            FingerprintMismatch,
+            f"was made by hash-model.*{ATTACH} hash-model-{HashModel().fingerprint[:8]}$",
+        ),
+    ],
+)
+def test_a_collection_of_another_model(
+    qdrant: QdrantClient,
+    write_corpus: WriteCorpus,
+    prepare: Callable[[QdrantClient], object],
+    error: type[CareError],
+    message: str,
+) -> None:
+    prepare(qdrant)
+    before = qdrant.get_collection("corpus")
+    with pytest.raises(error, match=message):
+        ingest(write_corpus(short_rows(5)), HashModel(), qdrant, "corpus")
+    assert qdrant.get_collection("corpus") == before
+
+
+def test_bm25_in_a_collection_without_it(qdrant: QdrantClient, write_corpus: WriteCorpus) -> None:
+    corpus = write_corpus(short_rows(5))
+    ingest(corpus, HashModel(), qdrant, "corpus")
+    with pytest.raises(InputError, match=f"has no sparse vector '{SPARSE_VECTOR_NAME}'"):
+        ingest(corpus, HashModel(), qdrant, "corpus", settings=IngestSettings(sparse=True))
+
+
+@pytest.mark.parametrize("version", ["1.14.1", "1.15.3"])
+def test_a_server_without_collection_metadata(write_corpus: WriteCorpus, version: str) -> None:
+    with StandIn(version=version) as server, open_client(url=server.url) as client:
+        with pytest.raises(ServerTooOld, match=rf"version {version}; collection metadata.* needs 1\.15\.4"):
+            ingest(write_corpus(short_rows(5)), HashModel(), client, "corpus")
+        assert client.get_collections().collections == []
+
+
+def test_a_corpus_that_does_not_exist(qdrant: QdrantClient, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="does not exist"):
+        ingest(tmp_path / "nothing.jsonl", HashModel(), qdrant, "corpus")
+    assert not qdrant.collection_exists("corpus")
+
+
+def test_a_folder_that_another_process_holds(tmp_path: Path) -> None:
+    hold = (
+        "import sys; from qdrant_client import QdrantClient; "
+        "client = QdrantClient(path=sys.argv[1]); print(flush=True); input()"
+    )
+    command = [sys.executable, "-c", hold, str(tmp_path / "q")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with pytest.raises(FolderLocked) as refusal, open_client(path=tmp_path / "q"):
+            pass
+        process.kill()
+    if Path("/proc/locks").exists():
+        assert f"(pid {process.pid})" in str(refusal.value)
+
+
+def test_a_server_that_is_not_there() -> None:
+    with StandIn() as server:
+        url = server.url
+    with pytest.raises(Unreachable, match="no Qdrant server answers there"), open_client(url=url):
+        pass
+
+
+def test_a_server_that_goes_before_the_first_write(
+    write_corpus: WriteCorpus, server: StandIn, client: QdrantClient
+) -> None:
+    server.go_away()
+    with pytest.raises(Unreachable, match="gave up after 6 attempts"):
+        ingest(write_corpus(short_rows(5)), HashModel(), client, "corpus", retries=IMPATIENT)
+    server.come_back()
+    assert client.get_collections().collections == []
+
+
+def test_a_corpus_without_a_document_makes_no_collection(qdrant: QdrantClient, tmp_path: Path) -> None:
+    """Its mean length would stay in the contract of BM25, and spoil the weights of every later run."""
+    empty = tmp_path / "corpus.jsonl"
+    empty.write_text("")
+    for settings in (IngestSettings(), IngestSettings(sparse=True), IngestSettings(dry_run=True)):
+        with pytest.raises(InputError, match="no document is in the corpus, so collection 'corpus' was not made"):
+            ingest(empty, HashModel(), qdrant, "corpus", settings=settings)
+    assert not qdrant.collection_exists("corpus")
+    ingest([Document("d", "高血压")], HashModel(), qdrant, "corpus")
+    assert ingest(empty, HashModel(), qdrant, "corpus").points == 1
+
+
+def test_documents_are_not_cut_anew_for_an_attached_vector(qdrant: QdrantClient) -> None:
+    documents = [Document("d", "高血压" * 40)]
+    ingest(documents, HashModel(), qdrant, "corpus")
+    second = HashModel(name="second", salt="second")
+    attach_vector(qdrant, "corpus", second)
+    with pytest.raises(InputError, match=r"cut for vector 'hash-model'.*care attach corpus --vector-name second$"):
+        ingest(documents, second, qdrant, "corpus")
+    assert ingest(documents, HashModel(), qdrant, "corpus").encoded == 0
+
+
+def test_a_version_is_not_written_to_while_its_source_is_there(qdrant: QdrantClient) -> None:
+    documents = [Document(f"d{number}", f"高血压 {number}") for number in range(20)]
+    ingest(documents, HashModel(), qdrant, "corpus")
+    publish_collection(qdrant, "corpus", "live")
+    for name in ("live", "live_v1"):
+        with pytest.raises(InputError, match=r"'live_v1' is a version .* of 'corpus', .*: ingest into 'corpus'"):
+            ingest([Document("new", "新的")], HashModel(), qdrant, name)
+    qdrant.delete_collection("corpus")
+    assert ingest([Document("new", "新的")], HashModel(), qdrant, "live").points == 21

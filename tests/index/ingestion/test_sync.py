@@ -1,0 +1,108 @@
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import zstandard
+from qdrant_client import QdrantClient, models
+
+from care_qdrant.errors import InputError
+from care_qdrant.index.ingest import ingest
+from care_qdrant.index.reading import Shard
+from care_qdrant.index.settings import IngestSettings
+from tests.index.ingestion.conftest import WriteCorpus, short_rows, stored_texts
+from tests.tiny import HashModel, medical_texts
+
+SYNC = IngestSettings(sync=True)
+ANY_SHARE = IngestSettings(sync=True, max_delete_fraction=1)
+
+
+def test_documents_that_are_gone_are_deleted_with_all_their_chunks(
+    qdrant: QdrantClient, write_corpus: WriteCorpus
+) -> None:
+    rows = [{"id": f"d{n}", "text": text} for n, text in enumerate(medical_texts(60))]
+    ingest(write_corpus(rows), HashModel(), qdrant, "corpus")
+    report = ingest(write_corpus(rows[5:]), HashModel(), qdrant, "corpus", settings=SYNC)
+    assert report.deleted >= 5
+    assert report.points == report.chunks == qdrant.count("corpus").count
+    assert stored_texts(qdrant).keys() == {row["id"] for row in rows[5:]}
+
+
+def test_without_the_flag_nothing_is_deleted(qdrant: QdrantClient, write_corpus: WriteCorpus) -> None:
+    rows = short_rows(20)
+    ingest(write_corpus(rows), HashModel(), qdrant, "corpus")
+    assert ingest(write_corpus(rows[10:]), HashModel(), qdrant, "corpus").points == 20
+
+
+def test_a_truncated_corpus_deletes_nothing(qdrant: QdrantClient, write_corpus: WriteCorpus) -> None:
+    rows = short_rows(50)
+    ingest(write_corpus(rows), HashModel(), qdrant, "corpus")
+    with pytest.raises(InputError, match=r"40 of 50 points \(80%\) are not in the corpus, more than the 20%"):
+        ingest(write_corpus(rows[:10]), HashModel(), qdrant, "corpus", settings=SYNC)
+    assert qdrant.count("corpus").count == 50
+    assert ingest(write_corpus(rows[:10]), HashModel(), qdrant, "corpus", settings=ANY_SHARE).deleted == 40
+
+
+def test_a_corpus_with_rejected_rows_deletes_nothing_unless_told(
+    qdrant: QdrantClient, write_corpus: WriteCorpus
+) -> None:
+    rows = short_rows(20)
+    ingest(write_corpus(rows), HashModel(), qdrant, "corpus")
+    damaged = write_corpus([*rows[:18], '{"id": "d18", "tex'])
+    with pytest.raises(InputError, match=r"rejected rows: 1.* nothing was deleted"):
+        ingest(damaged, HashModel(), qdrant, "corpus", settings=SYNC)
+    assert qdrant.count("corpus").count == 20
+    forced = IngestSettings(sync=True, sync_despite_rejects=True)
+    assert ingest(damaged, HashModel(), qdrant, "corpus", settings=forced).points == 18
+
+
+def test_points_of_others_are_left_alone(qdrant: QdrantClient, write_corpus: WriteCorpus) -> None:
+    """Points that carry our mark but whose id is not ours were there before a vector was attached to them."""
+    rows = short_rows(10)
+    ingest(write_corpus(rows), HashModel(), qdrant, "corpus")
+    [record] = qdrant.scroll("corpus", limit=1)[0]
+    foreign = [
+        models.PointStruct(id=1, vector={}, payload={"text": "theirs"}),
+        models.PointStruct(id=2, vector={}, payload=record.payload),
+        models.PointStruct(id=3, vector={}, payload={"doc_id": "x", "_care": {"vectors": {"hash-model": "h"}}}),
+    ]
+    qdrant.upsert("corpus", foreign)
+    report = ingest(write_corpus(rows[:9]), HashModel(), qdrant, "corpus", settings=SYNC)
+    assert report.deleted == 1
+    assert len(qdrant.retrieve("corpus", [1, 2, 3])) == 3
+
+
+def test_a_shard_deletes_only_its_own(qdrant: QdrantClient, write_corpus: WriteCorpus) -> None:
+    rows = short_rows(60)
+    ingest(write_corpus(rows), HashModel(), qdrant, "corpus")
+    deleted = [
+        ingest(
+            write_corpus(rows[10:]),
+            HashModel(),
+            qdrant,
+            "corpus",
+            settings=IngestSettings(sync=True, max_delete_fraction=0.5, shard=Shard(number, 2)),
+        ).deleted
+        for number in (1, 2)
+    ]
+    assert sum(deleted) == 10
+    assert all(deleted)
+    assert stored_texts(qdrant).keys() == {row["id"] for row in rows[10:]}
+
+
+@pytest.mark.parametrize(("ending", "compress"), [("gz", gzip.compress), ("zst", zstandard.compress)])
+def test_a_compressed_corpus_that_is_cut_off_deletes_nothing(
+    qdrant: QdrantClient, tmp_path: Path, ending: str, compress: Callable[[bytes], bytes]
+) -> None:
+    """Whatever fraction may be deleted: what was not read is not known to be gone."""
+    rows = [{"id": f"d{n}", "text": f"{n * 7919 % 10007} {text[:50]}"} for n, text in enumerate(medical_texts(600))]
+    whole = compress("".join(json.dumps(row) + "\n" for row in rows).encode())
+    corpus = tmp_path / f"corpus.jsonl.{ending}"
+    corpus.write_bytes(whole)
+    assert ingest(corpus, HashModel(), qdrant, "corpus", settings=ANY_SHARE).points == 600
+    for kept in (0.5, 0.99):
+        corpus.write_bytes(whole[: int(kept * len(whole))])
+        with pytest.raises(InputError, match="is damaged after row"):
+            ingest(corpus, HashModel(), qdrant, "corpus", settings=ANY_SHARE)
+        assert qdrant.count("corpus").count == 600

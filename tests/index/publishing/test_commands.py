@@ -1,0 +1,62 @@
+"""``care promote`` and ``care publish`` as programs: one report on stdout, one line for an error."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from qdrant_client import QdrantClient
+
+from care_qdrant.cli import care
+from care_qdrant.qdrant.connection import open_client
+from tests.index.publishing.conftest import SCHEMAS, assert_same, contents, fill
+from tests.standin import StandIn
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(care, [str(each) for each in arguments], catch_exceptions=False)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "source"
+    with open_client(path=path) as folder:
+        fill(folder, "docs", SCHEMAS["two-and-sparse"], 30)
+    return path
+
+
+def test_from_a_folder_to_a_published_collection_and_back(source: Path, server: StandIn, client: QdrantClient) -> None:
+    promoted = json.loads(run("promote", "docs", "--path", source, "--url", server.url, "--to", "corpus").stdout)
+    assert (promoted["target"], promoted["points"], promoted["added"]) == ("corpus", 30, 30)
+    for version in ("live_v1", "live_v2"):
+        published = json.loads(run("publish", "corpus", "--as", "live", "--url", server.url, "--keep", 1).stdout)
+        assert published["version"] == version
+        assert published["known_items"]["found"] == published["known_items"]["asked"]
+    with open_client(path=source) as folder:
+        assert_same(contents(client, "live"), contents(folder, "docs"))
+    assert json.loads(run("publish", "live", "--rollback", "--url", server.url).stdout)["version"] == "live_v1"
+
+
+def test_progress_is_on_stderr(source: Path, server: StandIn) -> None:
+    result = run("promote", "docs", "--path", source, "--url", server.url)
+    assert len(result.stdout.splitlines()) == 1
+
+
+def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path, server: StandIn) -> None:
+    result = CliRunner().invoke(care, ["promote", "docs", "--path", str(tmp_path / "no"), "--url", server.url])
+    assert (result.exit_code, "does not exist" in result.stderr) == (2, True)
+    assert not (tmp_path / "no").exists()
+
+
+def test_an_error_is_one_line_with_what_to_do(source: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "from care_qdrant.cli import main; main()", "publish", "docs", "--path", str(source)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1].startswith("error: 'docs' is a collection")
+    assert "care publish docs --as docs-live" in done.stderr

@@ -1,0 +1,249 @@
+"""From a folder to a server: everything comes over, nothing else is touched, any moment can be resumed."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from qdrant_client import QdrantClient, models
+
+from care_qdrant.errors import FingerprintMismatch, InputError, NotVerified, Rejected, SchemaMismatch
+from care_qdrant.index.copying import CopySettings
+from care_qdrant.index.promote import promote_collection
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.connection import open_client
+from care_qdrant.qdrant.retry import RetryPolicy
+from tests.index.publishing.conftest import CONTRACT, SCHEMAS, SPARSE_CONTRACT, assert_same, contents, fill, point
+from tests.reliability.killing import kill_after, run_promote
+from tests.standin import StandIn
+
+IMPATIENT = RetryPolicy(attempts=4, base_seconds=0.001, cap_seconds=0.002)
+PAIR = SCHEMAS["two-and-sparse"]
+
+
+def links(folder: QdrantClient, client: QdrantClient, target: str = "docs") -> tuple[Collection, Collection]:
+    return Collection(folder, "docs"), Collection(client, target, IMPATIENT)
+
+
+@pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
+def test_everything_comes_over(folder: QdrantClient, client: QdrantClient, schema: dict) -> None:
+    fill(folder, "docs", schema, 60)
+    report = promote_collection(*links(folder, client))
+    assert (report.points, report.added, report.changed, report.unchanged, report.compared) == (60, 60, 0, 0, 60)
+    assert_same(contents(client, "docs"), contents(folder, "docs"))
+    here, there = (each.get_collection("docs").config for each in (folder, client))
+    assert there.params.vectors == here.params.vectors
+    assert there.params.sparse_vectors == here.params.sparse_vectors
+    assert Collection(client, "docs").schema.portable_metadata == here.metadata
+
+
+def test_contracts_and_the_index_of_a_care_collection_come_over(folder: QdrantClient, client: QdrantClient) -> None:
+    fill(folder, "docs", PAIR, 5)
+    promote_collection(*links(folder, client))
+    assert Collection(client, "docs").schema.contracts == {"pair": CONTRACT, "bm25": SPARSE_CONTRACT}
+    assert client.get_collection("docs").payload_schema["doc_id"].data_type is models.PayloadSchemaType.KEYWORD
+
+
+def test_an_empty_collection_comes_over(folder: QdrantClient, client: QdrantClient) -> None:
+    fill(folder, "docs", SCHEMAS["named"], 1)
+    folder.delete("docs", models.PointIdsList(points=[point(0, SCHEMAS["named"]).id]))
+    assert promote_collection(*links(folder, client)).points == 0
+    assert Collection(client, "docs").schema.contracts == {"pair": CONTRACT}
+
+
+def test_a_second_run_compares_everything_and_writes_nothing(
+    folder: QdrantClient, client: QdrantClient, server: StandIn
+) -> None:
+    fill(folder, "docs", PAIR, 60)
+    promote_collection(*links(folder, client))
+    before = server.count("PUT", "/points")
+    report = promote_collection(*links(folder, client))
+    assert (report.added, report.unchanged) == (0, 60)
+    assert server.count("PUT", "/points") == before
+
+
+@pytest.mark.parametrize("kind", ["500", "429", "drop", "reset", "wait_timeout"])
+def test_faults_on_the_way_lose_nothing(folder: QdrantClient, client: QdrantClient, server: StandIn, kind: str) -> None:
+    fill(folder, "docs", PAIR, 60)
+    for method, path in (("PUT", "/points$"), ("PUT", "/docs$"), ("PUT", "/index$"), ("POST", "/count$")):
+        server.faults.add(kind, times=2, method=method, path=path, seconds=0)  # type: ignore[arg-type]
+    promote_collection(*links(folder, client))
+    assert_same(contents(client, "docs"), contents(folder, "docs"))
+
+
+def test_a_request_that_is_too_large_is_halved(folder: QdrantClient, client: QdrantClient, server: StandIn) -> None:
+    fill(folder, "docs", PAIR, 60)
+    server.max_bytes = 4_000
+    promote_collection(*links(folder, client))
+    assert_same(contents(client, "docs"), contents(folder, "docs"))
+
+
+def test_what_a_broken_run_left_is_finished(folder: QdrantClient, client: QdrantClient, server: StandIn) -> None:
+    fill(folder, "docs", PAIR, 600)
+    server.faults.add("500", times=100, method="PUT", path="/points$", skip=1)
+    with pytest.raises(Exception, match="run the same command again"):
+        promote_collection(*links(folder, client))
+    server.faults.clear()
+    stored = client.count("docs").count
+    assert 0 < stored < 600
+    report = promote_collection(*links(folder, client))
+    assert (report.unchanged, report.added) == (stored, 600 - stored)
+    assert_same(contents(client, "docs"), contents(folder, "docs"))
+
+
+def test_a_dry_run_writes_nothing(folder: QdrantClient, client: QdrantClient) -> None:
+    fill(folder, "docs", PAIR, 20)
+    assert promote_collection(*links(folder, client), CopySettings(dry_run=True)).added == 20
+    assert not client.collection_exists("docs")
+    promote_collection(*links(folder, client))
+    folder.set_payload("docs", {"score": 99}, points=[1])
+    folder.upsert("docs", [point(21, PAIR)])
+    report = promote_collection(*links(folder, client), CopySettings(dry_run=True))
+    assert (report.added, report.changed, report.unchanged, report.compared) == (1, 1, 19, 0)
+    assert client.count("docs").count == 20
+
+
+@pytest.mark.parametrize("edit", ["payload", "vector", "missing vector", "sparse"])
+def test_a_point_with_other_content_is_not_overwritten_unasked(
+    folder: QdrantClient, client: QdrantClient, edit: str
+) -> None:
+    fill(folder, "docs", PAIR, 20)
+    promote_collection(*links(folder, client))
+    if edit == "payload":
+        client.set_payload("docs", {"score": 1.0000001}, points=[5])
+    elif edit == "vector":
+        client.update_vectors("docs", [models.PointVectors(id=5, vector={"old": [0.5] * 8})])
+    elif edit == "sparse":
+        sparse = models.SparseVector(indices=[3, 65], values=[5.0, 1.5])
+        client.update_vectors("docs", [models.PointVectors(id=5, vector={"bm25": sparse})])
+    else:
+        client.delete_vectors("docs", ["pair"], [5])
+    edited = contents(client, "docs")
+    with pytest.raises(InputError, match=r"point 5 .*--overwrite"):
+        promote_collection(*links(folder, client))
+    assert contents(client, "docs") == edited
+    assert promote_collection(*links(folder, client), CopySettings(overwrite=True)).changed == 1
+    assert_same(contents(client, "docs"), contents(folder, "docs"))
+
+
+def test_points_that_the_source_has_not_are_refused(folder: QdrantClient, client: QdrantClient) -> None:
+    fill(folder, "docs", PAIR, 20)
+    fill(client, "docs", PAIR, 21)
+    before = contents(client, "docs")
+    with pytest.raises(InputError, match="holds points that the source has not"):
+        promote_collection(*links(folder, client))
+    assert contents(client, "docs") == before
+
+
+def test_another_schema_is_refused(folder: QdrantClient, client: QdrantClient) -> None:
+    fill(folder, "docs", SCHEMAS["named"], 2)
+    fill(client, "docs", SCHEMAS["two-and-sparse"], 0 + 2)
+    with pytest.raises(SchemaMismatch, match=r"bm25 .*old"):
+        promote_collection(*links(folder, client))
+
+
+@pytest.mark.parametrize("held", [0, 2], ids=["empty", "with points"])
+def test_another_model_is_refused(folder: QdrantClient, client: QdrantClient, held: int) -> None:
+    fill(folder, "docs", SCHEMAS["named"], 2)
+    other = {"fingerprint": "b" * 64, "model": "other", "dim": 8}
+    client.create_collection("docs", **SCHEMAS["named"], metadata={"care:pair": {**other, "kind": "dense"}})
+    for number in range(held):
+        client.upsert("docs", [point(number, SCHEMAS["named"])])
+    with pytest.raises(FingerprintMismatch, match="bbbb"):
+        promote_collection(*links(folder, client))
+
+
+def test_a_prepared_empty_collection_gets_the_contract(folder: QdrantClient, client: QdrantClient) -> None:
+    fill(folder, "docs", SCHEMAS["named"], 2)
+    Collection(folder, "docs").write_contract("pair", replace(CONTRACT, text_field="body"))
+    client.create_collection("docs", **SCHEMAS["named"], on_disk_payload=True)
+    promote_collection(*links(folder, client))
+    assert Collection(client, "docs").schema.contracts == {"pair": replace(CONTRACT, text_field="body")}
+    assert Collection(client, "docs").schema.text_field("pair") == "body"
+    assert client.get_collection("docs").config.params.on_disk_payload
+
+
+def test_points_without_a_contract_are_not_joined(folder: QdrantClient, client: QdrantClient) -> None:
+    fill(folder, "docs", SCHEMAS["named"], 2)
+    fill(client, "docs", SCHEMAS["named"], 1, contracts=False)
+    with pytest.raises(FingerprintMismatch, match="pair is missing"):
+        promote_collection(*links(folder, client))
+
+
+def test_an_alias_is_no_target(folder: QdrantClient, client: QdrantClient) -> None:
+    fill(folder, "docs", SCHEMAS["named"], 2)
+    fill(client, "docs_v1", SCHEMAS["named"], 2)
+    alias = models.CreateAlias(collection_name="docs_v1", alias_name="docs")
+    client.update_collection_aliases([models.CreateAliasOperation(create_alias=alias)])
+    with pytest.raises(InputError, match=r"alias of collection 'docs_v1'.*care publish NEW_NAME --as docs"):
+        promote_collection(*links(folder, client))
+
+
+def test_a_source_that_is_not_there_is_said(folder: QdrantClient, client: QdrantClient) -> None:
+    fill(folder, "other", SCHEMAS["named"], 1)
+    with pytest.raises(InputError, match=r"no collection 'docs' .*other"):
+        promote_collection(*links(folder, client))
+
+
+@pytest.mark.filterwarnings("ignore:Api key is used with an insecure connection")
+def test_a_read_only_key_is_said(folder: QdrantClient, server: StandIn) -> None:
+    fill(folder, "docs", SCHEMAS["named"], 2)
+    server.api_key, server.read_only_key = "full", "reader"
+    with open_client(url=server.url, api_key="reader") as client, pytest.raises(Rejected, match="403"):
+        promote_collection(*links(folder, client))
+
+
+def test_strict_mode_limits_are_kept(folder: QdrantClient, client: QdrantClient) -> None:
+    fill(folder, "docs", SCHEMAS["named"], 40)
+    strict = models.StrictModeConfig(enabled=True, upsert_max_batchsize=7, max_query_limit=9)
+    client.create_collection("docs", **SCHEMAS["named"], strict_mode_config=strict)
+    for _ in range(2):
+        assert promote_collection(*links(folder, client)).points == 40
+
+
+def test_points_that_vanish_from_the_copy_are_noticed(
+    folder: QdrantClient, client: QdrantClient, server: StandIn
+) -> None:
+    fill(folder, "docs", SCHEMAS["named"], 40)
+
+    def lose(done: int, _total: int) -> None:
+        if done == 40:
+            client.delete("docs", models.PointIdsList(points=[1]))
+
+    with pytest.raises(NotVerified, match="holds 39 points, 'docs' 40"):
+        promote_collection(*links(folder, client), on_progress=lose)
+
+
+def test_a_copy_that_was_altered_is_noticed(folder: QdrantClient, client: QdrantClient) -> None:
+    fill(folder, "docs", SCHEMAS["named"], 40)
+
+    def alter(done: int, _total: int) -> None:
+        if done == 40:
+            client.set_payload("docs", {"text": "…"}, points=[1])
+
+    with pytest.raises(NotVerified, match="point 1 "):
+        promote_collection(*links(folder, client), on_progress=alter)
+
+
+def test_a_folder_that_is_opened_again_gives_other_lengths_and_nothing_is_written(
+    tmp_path: Path, client: QdrantClient
+) -> None:
+    with open_client(path=tmp_path) as folder:
+        fill(folder, "docs", PAIR, 20)
+        promote_collection(*links(folder, client))
+    with open_client(path=tmp_path) as folder:
+        assert promote_collection(*links(folder, client)).unchanged == 20
+
+
+def test_killed_at_any_moment_and_run_again(tmp_path: Path, server: StandIn, client: QdrantClient) -> None:
+    with open_client(path=tmp_path / "qdrant") as folder:
+        fill(folder, "docs", PAIR, 1_500)
+        wanted = contents(folder, "docs")
+    stored = []
+    for _ in range(4):
+        kill_after(server, random.randint(3, 14), run_promote, tmp_path / "qdrant", server.url)
+        stored.append(client.count("docs").count if client.collection_exists("docs") else 0)
+    assert stored == sorted(stored)
+    with open_client(path=tmp_path / "qdrant") as folder:
+        assert promote_collection(*links(folder, client)).points == 1_500
+    assert_same(contents(client, "docs"), wanted)

@@ -1,0 +1,403 @@
+"""A new version behind an alias: verified before anybody sees it, one switch, and the way back."""
+
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from qdrant_client import QdrantClient, models
+
+from care_qdrant.errors import InputError, NotVerified, QdrantError, ServerTooOld
+from care_qdrant.index import reading
+from care_qdrant.index.ingest import ingest
+from care_qdrant.index.publish import PublishSettings, publish_collection, roll_back
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.connection import open_client, require_server
+from care_qdrant.qdrant.retry import RetryPolicy
+from care_qdrant.qdrant.schema import LOAD_KEY, RUN_PREFIX
+from care_qdrant.types import Document
+from tests.databases import REAL, open_database
+from tests.index.publishing.conftest import CONTRACT, SCHEMAS, assert_same, contents, dense, fill, point
+from tests.reliability.killing import kill_after, run_publish
+from tests.standin import StandIn
+from tests.tiny import HashModel
+
+IMPATIENT = RetryPolicy(attempts=4, base_seconds=0.001, cap_seconds=0.002)
+PAIR = SCHEMAS["two-and-sparse"]
+
+
+@pytest.fixture(params=["server", "embedded", *REAL])
+def qdrant(request: pytest.FixtureRequest) -> Iterator[QdrantClient]:
+    """All kinds: publishing is for each."""
+    if request.param == "embedded":
+        yield request.getfixturevalue("folder")
+        return
+    with open_database(request) as client:
+        yield client
+
+
+def behind(client: QdrantClient, alias: str = "live") -> str | None:
+    return {each.alias_name: each.collection_name for each in client.get_aliases().aliases}.get(alias)
+
+
+def versions(client: QdrantClient) -> list[str]:
+    return sorted(each.name for each in client.get_collections().collections if each.name != "docs")
+
+
+@pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
+def test_readers_of_the_alias_find_a_copy(qdrant: QdrantClient, schema: dict) -> None:
+    fill(qdrant, "docs", schema, 60)
+    report = publish_collection(qdrant, "docs", "live")
+    assert (report.version, report.replaces, report.points, report.compared) == ("live_v1", None, 60, 60)
+    assert behind(qdrant) == "live_v1"
+    assert_same(contents(qdrant, "live"), contents(qdrant, "docs"))
+    assert Collection(qdrant, "live").schema.contracts == Collection(qdrant, "docs").schema.contracts
+
+
+def test_every_vector_finds_its_point(qdrant: QdrantClient) -> None:
+    fill(qdrant, "docs", PAIR, 60)
+    report = publish_collection(qdrant, "docs", "live")
+    assert report.known_items is not None
+    assert report.known_items.found == report.known_items.asked == 100
+
+
+def test_the_next_version_replaces_the_first_and_leaves_it(qdrant: QdrantClient) -> None:
+    fill(qdrant, "docs", PAIR, 20)
+    publish_collection(qdrant, "docs", "live")
+    qdrant.upsert("docs", [point(number, PAIR, seed=1) for number in range(10, 30)])
+    report = publish_collection(qdrant, "docs", "live")
+    assert (report.version, report.replaces, report.points) == ("live_v2", "live_v1", 30)
+    assert_same(contents(qdrant, "live"), contents(qdrant, "docs"))
+    assert qdrant.count("live_v1").count == 20
+
+
+def test_an_alias_can_be_published_anew(qdrant: QdrantClient) -> None:
+    fill(qdrant, "docs", PAIR, 20)
+    publish_collection(qdrant, "docs", "live")
+    qdrant.upsert("live", [point(20, PAIR)])
+    report = publish_collection(qdrant, "live")
+    assert (report.source, report.version, report.replaces) == ("live_v1", "live_v2", "live_v1")
+    assert roll_back(qdrant, "live").version == "live_v1"
+
+
+def test_rollback_is_a_switch(qdrant: QdrantClient) -> None:
+    fill(qdrant, "docs", PAIR, 20)
+    publish_collection(qdrant, "docs", "live")
+    first = contents(qdrant, "live")
+    qdrant.delete("docs", models.PointIdsList(points=[1, 3, 5]))
+    publish_collection(qdrant, "docs", "live")
+    report = roll_back(qdrant, "live")
+    assert (report.version, report.left) == ("live_v1", "live_v2")
+    assert (report.points, report.left_points) == (20, 17)
+    assert contents(qdrant, "live") == first
+    with pytest.raises(InputError, match="nothing is known to have been before"):
+        roll_back(qdrant, "live")
+
+
+def test_a_version_that_was_left_is_not_published_again(qdrant: QdrantClient) -> None:
+    fill(qdrant, "docs", PAIR, 20)
+    for _ in range(2):
+        publish_collection(qdrant, "docs", "live")
+    roll_back(qdrant, "live")
+    report = publish_collection(qdrant, "docs", "live")
+    assert (report.version, report.replaces) == ("live_v3", "live_v1")
+    assert roll_back(qdrant, "live").version == "live_v1"
+
+
+def test_the_alias_of_a_folder_is_there_when_it_is_opened_again(tmp_path: Path) -> None:
+    with open_client(path=tmp_path) as folder:
+        fill(folder, "docs", PAIR, 20)
+        publish_collection(folder, "docs", "live")
+        wanted = contents(folder, "docs")
+    with open_client(path=tmp_path) as folder:
+        assert_same(contents(folder, "live"), wanted)
+
+
+def test_the_collection_that_another_tool_put_behind_the_alias_can_be_gone_back_to(qdrant: QdrantClient) -> None:
+    fill(qdrant, "docs", PAIR, 20)
+    fill(qdrant, "docs_2023", PAIR, 5)
+    alias = models.CreateAlias(collection_name="docs_2023", alias_name="live")
+    qdrant.update_collection_aliases([models.CreateAliasOperation(create_alias=alias)])
+    assert publish_collection(qdrant, "docs", "live").replaces == "docs_2023"
+    assert roll_back(qdrant, "live").version == "docs_2023"
+
+
+def test_a_rollback_to_a_deleted_version_is_refused(qdrant: QdrantClient) -> None:
+    fill(qdrant, "docs", PAIR, 20)
+    for _ in range(2):
+        publish_collection(qdrant, "docs", "live")
+    qdrant.delete_collection("live_v1")
+    with pytest.raises(InputError, match=r"'live_v1'.* was deleted .*there: live_v2"):
+        roll_back(qdrant, "live")
+    assert behind(qdrant) == "live_v2"
+
+
+def test_a_rollback_without_an_alias_says_how_to_make_one(qdrant: QdrantClient) -> None:
+    with pytest.raises(InputError, match="care publish COLLECTION --as live"):
+        roll_back(qdrant, "live")
+
+
+def test_keep_deletes_the_oldest_after_the_switch(qdrant: QdrantClient) -> None:
+    fill(qdrant, "docs", PAIR, 10)
+    fill(qdrant, "live_v7x", PAIR, 1)
+    for _ in range(4):
+        publish_collection(qdrant, "docs", "live")
+    report = publish_collection(qdrant, "docs", "live", PublishSettings(keep=2))
+    assert sorted(report.deleted_versions) == ["live_v1", "live_v2"]
+    assert versions(qdrant) == ["live_v3", "live_v4", "live_v5", "live_v7x"]
+
+
+def test_keep_spares_what_another_alias_uses_and_what_was_replaced(qdrant: QdrantClient) -> None:
+    fill(qdrant, "docs", PAIR, 10)
+    for _ in range(3):
+        publish_collection(qdrant, "docs", "live")
+    roll_back(qdrant, "live")
+    alias = models.CreateAlias(collection_name="live_v1", alias_name="other")
+    qdrant.update_collection_aliases([models.CreateAliasOperation(create_alias=alias)])
+    report = publish_collection(qdrant, "docs", "live", PublishSettings(keep=1))
+    assert (report.replaces, report.deleted_versions) == ("live_v2", ["live_v3"])
+    assert versions(qdrant) == ["live_v1", "live_v2", "live_v4"]
+
+
+def test_nothing_is_deleted_when_the_copy_fails(client: QdrantClient, server: StandIn) -> None:
+    fill(client, "docs", PAIR, 10)
+    for _ in range(2):
+        publish_collection(client, "docs", "live")
+    server.faults.add("500", times=100, method="PUT", path="/points$")
+    with pytest.raises(QdrantError):
+        publish_collection(client, "docs", "live", PublishSettings(keep=0), retries=IMPATIENT)
+    assert behind(client) == "live_v2"
+    assert versions(client) == ["live_v1", "live_v2", "live_v3"]
+
+
+def test_a_collections_own_name_is_no_alias(qdrant: QdrantClient) -> None:
+    fill(qdrant, "docs", PAIR, 2)
+    for alias in (None, "docs"):
+        with pytest.raises(InputError, match="care publish docs --as docs-live"):
+            publish_collection(qdrant, "docs", alias)
+    assert versions(qdrant) == []
+
+
+def test_a_source_that_is_not_there_is_said(qdrant: QdrantClient) -> None:
+    fill(qdrant, "docs", PAIR, 2)
+    with pytest.raises(InputError, match=r"no collection 'dosc' .*docs"):
+        publish_collection(qdrant, "dosc", "live")
+
+
+def test_an_ingestion_that_was_interrupted_is_not_published(client: QdrantClient) -> None:
+    fill(client, "docs", PAIR, 2)
+    client.update_collection("docs", metadata={LOAD_KEY: {"vector": "pair", "done": False}})
+    with pytest.raises(InputError, match="care ingest again"):
+        publish_collection(client, "docs", "live")
+
+
+def test_an_ingestion_that_has_not_ended_is_not_published(
+    qdrant: QdrantClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "WINDOW_DOCUMENTS", 20)
+
+    def documents(failing_at: int | None = None) -> Iterator[Document]:
+        for number in range(100):
+            if number == failing_at:
+                raise ZeroDivisionError
+            yield Document(f"d{number}", f"第{number}篇")
+
+    model = HashModel()
+    with pytest.raises(ZeroDivisionError):
+        ingest(documents(failing_at=90), model, qdrant, "docs")
+    qdrant.update_collection("docs", metadata={LOAD_KEY: None})
+    for dry_run in (False, True):
+        with pytest.raises(InputError, match=r"began at 20.* run the same care ingest again"):
+            publish_collection(qdrant, "docs", "live", PublishSettings(dry_run=dry_run))
+    assert versions(qdrant) == []
+    ingest(documents(), model, qdrant, "docs")
+    assert publish_collection(qdrant, "docs", "live").points == 100
+
+
+def test_an_ingestion_that_begins_during_the_copy_stops_the_switch(qdrant: QdrantClient) -> None:
+    """It has only edited points so far, so that both sides count the same."""
+    fill(qdrant, "docs", PAIR, 20)
+
+    def begin(done: int, _total: int) -> None:
+        if done == 20:
+            qdrant.update_collection("docs", metadata={f"{RUN_PREFIX}other": {"started": "2026", "shard": "1/1"}})
+
+    with pytest.raises(InputError, match="has not ended"):
+        publish_collection(qdrant, "docs", "live", on_progress=begin)
+    assert behind(qdrant) is None
+
+
+def test_settings_and_indexes_of_a_server_come_along(client: QdrantClient) -> None:
+    fill(client, "docs", PAIR, 10)
+    int8 = models.ScalarQuantizationConfig(type=models.ScalarType.INT8, always_ram=True)
+    client.update_collection(
+        "docs",
+        hnsw_config=models.HnswConfigDiff(m=24, ef_construct=200),
+        quantization_config=models.ScalarQuantization(scalar=int8),
+        strict_mode_config=models.StrictModeConfig(enabled=True, upsert_max_batchsize=4, max_query_limit=20),
+    )
+    client.create_payload_index("docs", "score", models.PayloadSchemaType.FLOAT)
+    publish_collection(client, "docs", "live")
+    here, there = client.get_collection("docs"), client.get_collection("live")
+    assert there.config.hnsw_config == here.config.hnsw_config
+    assert there.config.quantization_config == here.config.quantization_config
+    assert there.config.strict_mode_config == here.config.strict_mode_config
+    assert there.payload_schema.keys() == {"score"}
+
+
+def test_where_a_server_holds_what_in_memory_comes_along(client: QdrantClient) -> None:
+    require_server(client, (1, 19, 0), "the placement of components in memory")
+    graph = models.HnswConfigDiff(memory=models.Memory.PINNED, m=8)
+    int8 = models.ScalarQuantizationConfig(type=models.ScalarType.INT8, memory=models.Memory.CACHED)
+    quantized = models.ScalarQuantization(scalar=int8)
+    vector = dense(memory=models.Memory.COLD, hnsw_config=graph, quantization_config=quantized)
+    schema: dict[str, Any] = {"vectors_config": {"pair": vector}}
+    kept = models.PayloadStorageParams(memory=models.Memory.CACHED)
+    fill(client, "docs", {**schema, "payload": kept}, 10)
+    keyword = models.KeywordIndexParams(type=models.KeywordIndexType.KEYWORD, memory=models.Memory.COLD)
+    client.create_payload_index("docs", "doc_id", keyword, wait=True)
+    publish_collection(client, "docs", "live")
+    here, there = client.get_collection("docs"), client.get_collection("live")
+    assert here.config.params.vectors == {"pair": vector}
+    assert (here.config.params.payload, here.payload_schema["doc_id"].params) == (kept, keyword)
+    assert there.config.params == here.config.params
+    assert there.payload_schema["doc_id"].params == keyword
+
+
+def test_shards_by_key_are_refused(client: QdrantClient) -> None:
+    client.create_collection("docs", **SCHEMAS["named"], sharding_method=models.ShardingMethod.CUSTOM)
+    with pytest.raises(InputError, match="shards by key"):
+        publish_collection(client, "docs", "live")
+    assert versions(client) == []
+
+
+def test_a_dry_run_writes_nothing(qdrant: QdrantClient) -> None:
+    fill(qdrant, "docs", PAIR, 20)
+    report = publish_collection(qdrant, "docs", "live", PublishSettings(dry_run=True))
+    assert (report.version, report.added, report.compared) == ("live_v1", 20, 0)
+    assert (versions(qdrant), behind(qdrant)) == ([], None)
+    for _ in range(2):
+        publish_collection(qdrant, "docs", "live")
+    assert roll_back(qdrant, "live", dry_run=True).version == "live_v1"
+    assert behind(qdrant) == "live_v2"
+
+
+@pytest.mark.parametrize("kind", ["500", "drop", "reset"])
+def test_faults_on_the_way_lose_nothing(client: QdrantClient, server: StandIn, kind: str) -> None:
+    fill(client, "docs", PAIR, 60)
+    for _ in range(2):
+        for method, path in (("PUT", "/points$"), ("PUT", "/live_v.$"), ("PATCH", "/live_v.$"), ("POST", "/aliases$")):
+            server.faults.add(kind, times=2, method=method, path=path)  # type: ignore[arg-type]
+        publish_collection(client, "docs", "live", PublishSettings(keep=0), retries=IMPATIENT)
+    assert (behind(client), versions(client)) == ("live_v2", ["live_v2"])
+    assert_same(contents(client, "live"), contents(client, "docs"))
+
+
+def test_a_run_that_failed_is_finished_although_the_source_went_on(client: QdrantClient, server: StandIn) -> None:
+    fill(client, "docs", PAIR, 600)
+    server.faults.add("500", times=100, method="PUT", path="/points$", skip=1)
+    with pytest.raises(QdrantError):
+        publish_collection(client, "docs", "live", retries=IMPATIENT)
+    server.faults.clear()
+    copied = [*contents(client, "live_v1")]
+    assert 0 < len(copied) < 600
+    client.delete("docs", models.PointIdsList(points=copied[:5]))
+    client.set_payload("docs", {"score": -1}, points=copied[5:8])
+    report = publish_collection(client, "docs", "live")
+    assert (report.version, report.points, report.deleted, report.changed) == ("live_v1", 595, 5, 3)
+    assert_same(contents(client, "live"), contents(client, "docs"))
+
+
+def test_a_source_that_changes_under_the_copy_is_noticed(qdrant: QdrantClient) -> None:
+    fill(qdrant, "docs", PAIR, 60)
+
+    def lose(done: int, _total: int) -> None:
+        if done == 60:
+            qdrant.delete("docs", models.PointIdsList(points=[1]))
+
+    with pytest.raises(NotVerified, match="holds 60 points, 'docs' 59"):
+        publish_collection(qdrant, "docs", "live", on_progress=lose)
+    assert behind(qdrant) is None
+    assert publish_collection(qdrant, "docs", "live").deleted == 1
+
+
+def test_a_server_fills_a_version_from_its_own_snapshot(client: QdrantClient, server: StandIn) -> None:
+    fill(client, "docs", PAIR, 60)
+    report = publish_collection(client, "docs", "live", PublishSettings(via="snapshot"))
+    assert (report.points, report.compared, behind(client)) == (60, 60, "live_v1")
+    assert server.count("PUT", "/live_v1/points") == 0
+    assert_same(contents(client, "live"), contents(client, "docs"))
+    assert Collection(client, "live").schema.contracts == Collection(client, "docs").schema.contracts
+    assert client.list_snapshots("docs") == []
+    assert publish_collection(client, "docs", "live", PublishSettings(via="snapshot")).replaces == "live_v1"
+
+
+def test_a_snapshot_that_cannot_be_recovered_switches_nothing(client: QdrantClient, server: StandIn) -> None:
+    fill(client, "docs", PAIR, 60)
+    server.faults.add("500", method="PUT", path="/recover$")
+    with pytest.raises(QdrantError, match="injected"):
+        publish_collection(client, "docs", "live", PublishSettings(via="snapshot"))
+    assert (behind(client), client.list_snapshots("docs")) == (None, [])
+    assert publish_collection(client, "docs", "live", PublishSettings(via="snapshot")).version == "live_v1"
+
+
+def test_a_folder_has_no_snapshots(folder: QdrantClient) -> None:
+    fill(folder, "docs", PAIR, 2)
+    with pytest.raises(InputError, match="leave out --via snapshot"):
+        publish_collection(folder, "docs", "live", PublishSettings(via="snapshot"))
+    assert versions(folder) == []
+
+
+def test_a_server_without_metadata_is_too_old() -> None:
+    with StandIn(version="1.14.0") as server, open_client(url=server.url) as client:
+        fill(client, "docs", PAIR, 2)
+        with pytest.raises(ServerTooOld, match=r"1\.15"):
+            publish_collection(client, "docs", "live")
+
+
+def test_readers_never_miss_the_alias(client: QdrantClient, server: StandIn) -> None:
+    fill(client, "docs", SCHEMAS["named"], 40)
+    publish_collection(client, "docs", "live")
+    done, failures, answers = threading.Event(), [], []
+    query = np.ones(8).tolist()
+
+    def read() -> None:
+        with open_client(url=server.url) as reader:
+            while not done.is_set():
+                try:
+                    hits = reader.query_points("live", query=query, using="pair", limit=5).points
+                    answers.append(len(hits))
+                except Exception as error:
+                    failures.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(5):
+        publish_collection(client, "docs", "live", PublishSettings(keep=1))
+    roll_back(client, "live")
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert set(answers) == {5}
+
+
+def test_killed_at_any_moment_and_run_again(server: StandIn, client: QdrantClient) -> None:
+    fill(client, "docs", PAIR, 1_500)
+    publish_collection(client, "docs", "live")
+    client.upsert("docs", [point(number, PAIR, seed=1) for number in range(300)])
+    for _ in range(4):
+        kill_after(server, random.randint(6, 150), run_publish, server.url)
+        assert client.count("live").count == 1_500
+        if behind(client) != "live_v1":
+            break
+    else:
+        publish_collection(client, "docs", "live")
+    assert behind(client) == "live_v2"
+    assert versions(client) == ["live_v1", "live_v2"]
+    assert_same(contents(client, "live"), contents(client, "docs"))
+    assert Collection(client, "live").schema.contracts["pair"] == CONTRACT

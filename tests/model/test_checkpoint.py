@@ -1,0 +1,124 @@
+"""The CARE folder: what it promises to stock sentence-transformers, and what it refuses."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+
+from care_qdrant.errors import AlteredModel, IncompleteModel, InputError, ModelError, NewerFormat
+from care_qdrant.model.card import CARD_FILE, read_card
+from care_qdrant.model.folder import verify_checkpoint, write_checkpoint
+from tests import tiny
+
+
+@pytest.fixture
+def copy(pair_folder: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny pair to damage."""
+    return Path(shutil.copytree(pair_folder, tmp_path / "copy"))
+
+
+def test_stock_sentence_transformers_loads_the_root_and_each_side(pair_folder: Path) -> None:
+    root = SentenceTransformer(str(pair_folder), device="cpu")
+    query = SentenceTransformer(str(pair_folder / "query"), device="cpu")
+    document = SentenceTransformer(str(pair_folder / "document"), device="cpu")
+    np.testing.assert_array_equal(root.encode_query(tiny.TEXTS), query.encode(tiny.TEXTS))
+    np.testing.assert_array_equal(root.encode_document(tiny.TEXTS), document.encode(tiny.TEXTS))
+    assert root.get_embedding_dimension() == query.get_embedding_dimension() == document.get_embedding_dimension()
+
+
+def test_the_root_refuses_to_guess_a_side(pair_folder: Path) -> None:
+    # With a default route, LlamaIndex's HuggingFaceEmbedding embeds queries with the document encoder, silently.
+    root = SentenceTransformer(str(pair_folder), device="cpu")
+    with pytest.raises(ValueError, match="route"):
+        root.encode(tiny.TEXTS)
+
+
+def test_the_card_describes_both_sides(pair_folder: Path) -> None:
+    card = verify_checkpoint(pair_folder)
+    assert (card.name, card.dim) == ("tiny-pair", 32)
+    assert (card.query.pooling, card.document.pooling) == ("cls", "lasttoken")
+    assert (card.query.max_tokens, card.document.max_tokens) == (48, 96)
+    assert card.document.eos == "<|im_end|>"
+
+
+def test_one_changed_byte_of_a_weight_is_found(copy: Path) -> None:
+    weights = copy / "document" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(AlteredModel, match=r"document/model\.safetensors is not the file that was saved"):
+        verify_checkpoint(copy)
+
+
+@pytest.mark.parametrize("missing", ["query/tokenizer.json", "document/model.safetensors", "router_config.json"])
+def test_a_missing_file_is_named(copy: Path, missing: str) -> None:
+    (copy / missing).unlink()
+    with pytest.raises(IncompleteModel, match=missing.replace(".", r"\.")):
+        verify_checkpoint(copy)
+
+
+def test_an_added_file_is_found(copy: Path) -> None:
+    (copy / "document" / "added_tokens.json").write_text("{}")
+    with pytest.raises(AlteredModel, match=r"added_tokens\.json was added"):
+        verify_checkpoint(copy)
+
+
+def test_a_newer_format_is_refused(copy: Path) -> None:
+    _edit_card(copy, format=99)
+    with pytest.raises(NewerFormat, match="format 99"):
+        read_card(copy)
+
+
+def test_an_edited_prompt_is_found(copy: Path) -> None:
+    card = json.loads((copy / CARD_FILE).read_text())
+    _edit_card(copy, query={**card["query"], "prompt": "问题："})
+    with pytest.raises(AlteredModel, match="fingerprint"):
+        read_card(copy)
+
+
+def test_a_card_without_a_field_is_incomplete(copy: Path) -> None:
+    card = json.loads((copy / CARD_FILE).read_text())
+    del card["dim"]
+    (copy / CARD_FILE).write_text(json.dumps(card))
+    with pytest.raises(IncompleteModel, match="dim"):
+        read_card(copy)
+
+
+def test_sides_of_different_dimension_are_refused(tmp_path: Path) -> None:
+    query = tiny.query_tower(tmp_path / "q", dim=32)
+    document = tiny.document_tower(tmp_path / "d", dim=48)
+    with pytest.raises(ModelError, match="query encoder gives 32 dimensions and the document encoder 48"):
+        write_checkpoint(tmp_path / "pair", name="odd", query=query, document=document)
+    assert not (tmp_path / "pair").exists()
+    assert not list(tmp_path.glob(".*.partial"))
+
+
+def test_a_tokenizer_without_end_marker_is_refused(tmp_path: Path) -> None:
+    # Base Qwen3 tokenizers append nothing, and add_eos_token is ignored by transformers 5.
+    query = tiny.query_tower(tmp_path / "q")
+    document = tiny.document_tower(tmp_path / "d", eos=False)
+    with pytest.raises(ModelError, match="appends no end marker"):
+        write_checkpoint(tmp_path / "pair", name="no-eos", query=query, document=document)
+
+
+def test_a_folder_with_other_things_is_not_overwritten(pair_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(InputError, match="exists and is not a CARE folder"):
+        write_checkpoint(tmp_path, name="x", query=pair_folder / "query", document=pair_folder / "document")
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_the_fingerprint_is_of_the_weights_and_not_of_the_name(pair_folder: Path, tmp_path: Path) -> None:
+    sides = {"query": pair_folder / "query", "document": pair_folder / "document"}
+    same = write_checkpoint(tmp_path / "renamed", name="another-name", **sides)
+    other = tiny.care_folder(tmp_path / "other", seed=7)
+    assert same.fingerprint == read_card(pair_folder).fingerprint
+    assert read_card(other).fingerprint != same.fingerprint
+
+
+def _edit_card(folder: Path, **changes: object) -> None:
+    card = json.loads((folder / CARD_FILE).read_text())
+    (folder / CARD_FILE).write_text(json.dumps({**card, **changes}))

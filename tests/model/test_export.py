@@ -1,0 +1,141 @@
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling, WordWeights
+from transformers import GteConfig, GteModel, set_seed
+
+from care_qdrant.encoders.onnx import OnnxEncoder
+from care_qdrant.errors import InputError, ModelError
+from care_qdrant.model.card import read_card
+from care_qdrant.model.export_existing import add_onnx
+from care_qdrant.model.export_onnx import export_document_encoder, export_query_encoder
+from care_qdrant.model.folder import verify_checkpoint
+from care_qdrant.model.pair import CareModel
+from tests import tiny
+from tests.encoders.conftest import Exported
+
+
+def test_the_record_says_what_is_in_the_folder(exported: Exported) -> None:
+    folder, files = exported("cls")
+
+    assert files.fp32 is not None
+    assert files.int8 is not None
+    assert (folder / files.fp32).is_file()
+    assert (folder / files.int8).stat().st_size < (folder / files.fp32).stat().st_size
+    assert files.gate["probes"] == len(tiny.TEXTS)
+    assert files.default == ("int8" if files.gate["passed"] else "fp32")
+    json.dumps(dict(files.gate))
+    assert not list(folder.glob(".onnx.*")), "the building place was left behind"
+
+
+def test_documents_and_judgements_bring_the_ranking_figures(exported: Exported, tmp_path: Path) -> None:
+    folder = shutil.copytree(exported("mean")[0], tmp_path / "query")
+    documents = OnnxEncoder(folder, "onnx/model.onnx", dim=32, max_tokens=48).encode(tiny.medical_texts(50))
+
+    files = export_query_encoder(
+        folder,
+        tiny.TEXTS,
+        document_vectors=documents,
+        relevant=[[row] for row in range(len(tiny.TEXTS))],
+        keep_fp32=False,
+    )
+
+    assert 0 <= files.gate["overlap_at_10"] <= 1
+    assert 0 <= files.gate["ndcg_at_10_int8"] <= 1
+    # A folder always keeps a graph that may be used.
+    assert (files.fp32 is None) is files.gate["passed"]
+    assert (folder / "onnx/model.onnx").exists() is not files.gate["passed"]
+
+
+def test_no_probe_texts_are_refused(exported: Exported) -> None:
+    with pytest.raises(InputError, match="probe texts"):
+        export_query_encoder(exported("cls")[0], [])
+
+
+def test_pooling_that_leaves_the_prompt_out_is_refused(exported: Exported, tmp_path: Path) -> None:
+    folder = shutil.copytree(exported("mean")[0], tmp_path / "query")
+    config = folder / "1_Pooling" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "include_prompt": False}))
+
+    with pytest.raises(ModelError, match="prompt"):
+        export_query_encoder(folder, tiny.TEXTS)
+
+
+def test_an_encoder_with_rotary_positions_and_a_projection(tmp_path: Path) -> None:
+    """The family of the paper's query encoder, gte-multilingual-base."""
+    tokenizer = tiny._bert_tokenizer()
+    set_seed(0)
+    config = GteConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        pad_token_id=0,
+    )
+    GteModel(config).save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    transformer = Transformer(str(tmp_path / "base"), max_seq_length=48)
+    modules = [transformer, Pooling(32, "cls"), Dense(32, 16), Normalize()]
+    stock = SentenceTransformer(modules=modules, device="cpu")
+    stock.save_pretrained(str(tmp_path / "query"), create_model_card=False)
+
+    export_query_encoder(tmp_path / "query", tiny.TEXTS)
+    encoder = OnnxEncoder(tmp_path / "query", "onnx/model.onnx", dim=16, max_tokens=48)
+
+    texts = tiny.medical_texts(12)
+    np.testing.assert_allclose(encoder.encode(texts), stock.encode_query(texts), atol=1e-5, rtol=0)
+
+
+def test_a_weighted_mean_is_exported_with_its_weights(tmp_path: Path) -> None:
+    transformer = SentenceTransformer(str(tiny.query_tower(tmp_path / "plain")), device="cpu")[0]
+    tokens = transformer.tokenizer.convert_ids_to_tokens(list(range(len(transformer.tokenizer))))
+    weights = WordWeights(tokens, {token: 0.1 + number % 7 for number, token in enumerate(tokens)})
+    model = SentenceTransformer(modules=[transformer, weights, Pooling(32, "mean"), Normalize()], device="cpu")
+    folder = tmp_path / "weighted"
+    model.save_pretrained(str(folder), create_model_card=False)
+
+    export_query_encoder(folder, tiny.TEXTS)
+
+    vectors = OnnxEncoder(folder, "onnx/model.onnx", dim=32, max_tokens=48).encode(tiny.TEXTS)
+    np.testing.assert_allclose(vectors, model.encode(tiny.TEXTS), atol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
+def test_a_document_encoder_is_exported_without_a_second_copy_of_its_weights(tmp_path: Path, precision: str) -> None:
+    folder = tiny.document_tower(tmp_path / "document")
+    weights = load_file(folder / "model.safetensors")
+    kind = getattr(torch, precision)
+    save_file({name: value.to(kind) for name, value in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+
+    files = export_document_encoder(folder)
+
+    assert files.fp32 == "model.onnx"
+    assert (folder / "model.onnx").stat().st_size < (folder / "model.safetensors").stat().st_size
+    stock = SentenceTransformer(str(folder), device="cpu", model_kwargs={"dtype": torch.float32})
+    texts = tiny.medical_texts(12)
+    vectors = OnnxEncoder(folder, "model.onnx", dim=32, max_tokens=96, workers=2).encode(texts)
+    np.testing.assert_allclose(vectors, stock.encode_document(texts), atol=1e-5, rtol=0)
+    assert not list(folder.glob(".model.onnx*"))
+
+
+def test_a_folder_gets_its_document_encoder_and_keeps_its_fingerprint(tmp_path: Path) -> None:
+    folder = tiny.care_folder(tmp_path / "pair", onnx=True)
+    before = read_card(folder)
+
+    add_onnx(folder)
+    card = add_onnx(folder)
+
+    assert card.fingerprint == before.fingerprint == verify_checkpoint(folder).fingerprint
+    model, stock = CareModel.load(folder), CareModel.load(folder, device="cpu")
+    assert isinstance(model.document_encoder, OnnxEncoder)
+    texts = [*tiny.TEXTS, "很长" * 100]
+    np.testing.assert_allclose(model.encode_document(texts), stock.encode_document(texts), atol=1e-5, rtol=0)

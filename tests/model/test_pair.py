@@ -1,0 +1,119 @@
+"""The pair: each side as stock sentence-transformers has it, loaded when used, from wherever it is."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
+
+from care_qdrant.errors import AlteredModel, IncompleteModel, ModelError
+from care_qdrant.model.join import join_encoders
+from care_qdrant.model.pair import CareModel
+from tests import tiny
+
+
+def test_both_sides_give_the_vectors_of_stock_sentence_transformers(pair_folder: Path) -> None:
+    model = CareModel.load(pair_folder, precision="fp32")
+    stock = SentenceTransformer(str(pair_folder), device="cpu")
+    np.testing.assert_allclose(model.encode_query(tiny.TEXTS), stock.encode_query(tiny.TEXTS), atol=1e-5)
+    np.testing.assert_allclose(model.encode_document(tiny.TEXTS), stock.encode_document(tiny.TEXTS), atol=1e-6)
+    assert model.encode_document([]).shape == (0, model.dim)
+
+
+def test_a_document_has_one_vector_whatever_it_is_batched_with(pair_folder: Path) -> None:
+    model = CareModel.load(pair_folder)
+    texts = tiny.medical_texts(40)
+    alone = np.concatenate([model.encode_document([text]) for text in texts])
+    np.testing.assert_allclose(model.encode_document(texts), alone, atol=2e-6)
+
+
+def test_without_onnx_the_query_side_runs_on_torch(pair_folder: Path, tmp_path: Path) -> None:
+    joined = tmp_path / "joined"
+    shutil.copytree(pair_folder / "query", tmp_path / "query", ignore=shutil.ignore_patterns("onnx"))
+    join_encoders(tmp_path / "query", pair_folder / "document", joined, name="joined")
+    stock = SentenceTransformer(str(joined / "query"), device="cpu")
+    np.testing.assert_allclose(CareModel.load(joined).encode_query(tiny.TEXTS), stock.encode(tiny.TEXTS), atol=1e-6)
+    with pytest.raises(ModelError, match="no ONNX query encoder"):
+        CareModel.load(joined, precision="int8")
+
+
+def test_any_sentence_transformers_model_stands_in_on_both_sides(pair_folder: Path) -> None:
+    model = CareModel.load(pair_folder / "query")
+    stock = SentenceTransformer(str(pair_folder / "query"), device="cpu")
+    np.testing.assert_allclose(model.encode_document(tiny.TEXTS), stock.encode(tiny.TEXTS), atol=1e-6)
+    np.testing.assert_array_equal(model.encode_query(tiny.TEXTS), model.encode_document(tiny.TEXTS))
+    assert model.fingerprint != CareModel.load(pair_folder / "document").fingerprint
+
+
+def test_two_models_have_two_fingerprints_whatever_holds_their_weights(pair_folder: Path, tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("one", "other")]
+    for number, folder in enumerate(folders):
+        shutil.copytree(pair_folder / "document", folder)
+        weights = load_file(folder / "model.safetensors")
+        weights = {name: value + number if value.is_floating_point() else value for name, value in weights.items()}
+        torch.save(weights, folder / "pytorch_model.bin")
+        (folder / "model.safetensors").unlink()
+    one, other = (CareModel.load(folder).fingerprint for folder in folders)
+    assert one != other
+    (folders[0] / "README.md").write_text("# For people")
+    (folders[0] / ".git").mkdir()
+    (folders[0] / ".git" / "HEAD").write_text("main")
+    assert CareModel.load(folders[0]).fingerprint == one
+
+
+def test_a_model_is_named_after_its_folder(pair_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty name would be that of Qdrant's unnamed vector."""
+    shutil.copytree(pair_folder / "document", tmp_path / "mine")
+    monkeypatch.chdir(tmp_path / "mine")
+    assert CareModel.load(".").name == CareModel.load(tmp_path / "mine").name == "mine"
+
+
+def test_altered_weights_are_refused_when_they_are_about_to_be_used(pair_folder: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(pair_folder, tmp_path / "copy"))
+    weights = folder / "document" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\1\0")
+    model = CareModel.load(folder)
+    assert model.encode_query(tiny.TEXTS).shape == (len(tiny.TEXTS), model.dim)
+    with pytest.raises(AlteredModel, match=r"document/model\.safetensors"):
+        model.encode_document(tiny.TEXTS)
+
+
+def test_the_query_side_never_imports_torch(pair_folder: Path) -> None:
+    code = (
+        "import sys; from care_qdrant import CareModel; "
+        f"vectors = CareModel.load({str(pair_folder)!r}).encode_query(['高血压']); "
+        "assert vectors.shape == (1, 32); "
+        "heavy = {'torch', 'transformers', 'sentence_transformers'} & set(sys.modules); assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="there is no such folder"):
+        CareModel.load(tmp_path / "nowhere")
+    with pytest.raises(IncompleteModel, match=r"neither care\.json nor modules\.json"):
+        CareModel.load(tmp_path)
+
+
+def test_a_hub_name_is_looked_up_for_real_and_offline_is_said() -> None:
+    with pytest.raises(ModelError, match="hub cannot be reached"):
+        CareModel.load("care-qdrant/not-published-anywhere")
+
+
+def test_a_hub_model_loads_from_the_cache(pair_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = "0" * 40
+    repository = tmp_path / "models--someone--tiny-pair"
+    shutil.copytree(pair_folder, repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    model = CareModel.load("someone/tiny-pair")
+    assert model.name == "tiny-pair"
+    np.testing.assert_array_equal(
+        model.encode_document(tiny.TEXTS), CareModel.load(pair_folder).encode_document(tiny.TEXTS)
+    )

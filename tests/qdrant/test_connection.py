@@ -1,0 +1,138 @@
+"""Opening Qdrant: a folder that is taken, a server that is not there, an embedded database that is fast and safe."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from qdrant_client import models
+
+from care_qdrant.errors import FolderLocked, InputError, QdrantError, Unreachable
+from care_qdrant.index.ingest import ingest
+from care_qdrant.qdrant.connection import is_embedded, open_client, tune_embedded
+from care_qdrant.types import Document
+from tests.standin.server import StandIn
+from tests.tiny import HashModel, medical_texts
+
+
+def test_a_locked_folder_names_its_holder(tmp_path: Path) -> None:
+    code = (
+        "import sys; from qdrant_client import QdrantClient; "
+        f"client = QdrantClient(path={str(tmp_path)!r}); print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(FolderLocked) as refusal, open_client(path=tmp_path):
+            pass
+        holder.communicate()
+    if sys.platform == "linux":
+        assert f"(pid {holder.pid})" in str(refusal.value)
+
+
+def test_a_file_is_no_database(tmp_path: Path) -> None:
+    (tmp_path / "corpus.jsonl").touch()
+    with pytest.raises(InputError, match="is a file"), open_client(path=tmp_path / "corpus.jsonl"):
+        pass
+
+
+def test_a_server_that_is_not_there_is_said_with_its_url() -> None:
+    with (
+        pytest.raises(Unreachable, match=r"http://127\.0\.0\.1:9: no Qdrant server"),
+        open_client(url="http://127.0.0.1:9"),
+    ):
+        pass
+
+
+def test_a_server_without_grpc_is_said_with_the_port_and_the_option() -> None:
+    with StandIn() as server:
+        with (
+            pytest.raises(Unreachable, match=r"no Qdrant answers over gRPC at 127\.0\.0\.1:9 .*--grpc-port"),
+            open_client(url=server.url, grpc=True, grpc_port=9),
+        ):
+            pass
+        expected = int(server.url.rpartition(":")[2]) + 1
+        with (
+            pytest.raises(Unreachable, match=f"gRPC at 127.0.0.1:{expected} "),
+            open_client(url=server.url, grpc=True),
+        ):
+            pass
+
+
+def test_an_api_key_is_told_to_be_unencrypted_except_on_this_machine(caplog: pytest.LogCaptureFixture) -> None:
+    with StandIn(api_key="key") as server, open_client(url=server.url, api_key="key"):
+        assert not caplog.records
+    with pytest.raises(Unreachable), open_client(url="http://192.0.2.1:9", api_key="key", timeout_seconds=1):
+        pass
+    assert len(caplog.records) == 1
+
+
+def test_the_tuned_database_reopens_with_every_point(tmp_path: Path) -> None:
+    params = models.VectorParams(size=2, distance=models.Distance.COSINE)
+    with open_client(path=tmp_path) as client:
+        client.create_collection("docs", {"v": params})
+        assert is_embedded(client)
+        assert tune_embedded(client, "docs")
+        client.upsert("docs", [models.PointStruct(id=1, vector={"v": [1.0, 0.0]}, payload={})])
+    with open_client(path=tmp_path) as client:
+        assert client.count("docs").count == 1
+
+
+def test_a_folder_that_a_full_disk_left_empty_can_be_used(tmp_path: Path) -> None:
+    folder = tmp_path / "qdrant"
+    (folder / "collection").mkdir(parents=True)
+    (folder / "meta.json").touch()
+    with open_client(path=folder) as client:
+        client.create_collection("c", models.VectorParams(size=2, distance=models.Distance.COSINE))
+    (folder / "meta.json").write_text("")
+    with pytest.raises(InputError, match="is damaged"), open_client(path=folder):
+        pass
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(InputError, match="cannot be opened as an embedded database"),
+        open_client(path=tmp_path / "file" / "q"),
+    ):
+        pass
+
+
+def test_a_full_disk_is_an_error_in_one_line_and_the_next_run_finishes(tmp_path: Path) -> None:
+    """The kernel refuses files above some size, as a full disk refuses all."""
+    rows = [{"id": f"d{n}", "text": text} for n, text in enumerate(medical_texts(400))]
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    script = (
+        "import resource, signal, sys\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "size = int(sys.argv.pop(1))\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))\n"
+        "from care_qdrant.cli.ingest import main\n"
+        "main()\n"
+    )
+
+    def run(limit: int) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", script, str(limit), str(corpus), "--path", str(tmp_path / "qdrant")]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+
+    stopped = run(150_000)
+    assert stopped.returncode != 0 and "Traceback" not in stopped.stderr
+    assert "the folder of the embedded database cannot be" in stopped.stderr.splitlines()[-1]
+    finished = run(-1)
+    assert finished.returncode == 0, finished.stderr
+    with open_client(path=tmp_path / "qdrant") as client:
+        assert client.count("corpus").count >= 400
+
+
+def test_a_folder_that_is_read_only_is_an_error_in_one_line(tmp_path: Path) -> None:
+    """SQLite answers as it does on a read-only file system; root would write through any permission."""
+    model = HashModel()
+    with open_client(path=tmp_path / "qdrant") as client:
+        ingest([Document("a", "高血压")], model, client, "corpus")
+        database: Any = client._client
+        database.collections["corpus"].storage.storage.execute("PRAGMA query_only = ON")
+        with pytest.raises(QdrantError, match=r"folder of the embedded database cannot be .*readonly database"):
+            ingest([Document("b", "糖尿病")], model, client, "corpus")

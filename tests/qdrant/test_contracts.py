@@ -1,0 +1,106 @@
+"""The collection contract: equal dimension is not equal space."""
+
+import pytest
+from qdrant_client import QdrantClient, models
+
+from care_qdrant.errors import ContractError, FingerprintMismatch, InputError, SchemaMismatch
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.contract_checks import check_contract
+from care_qdrant.qdrant.contracts import SparseContract, UnreadableContract, VectorContract
+from care_qdrant.qdrant.inventory import describe_all
+from care_qdrant.qdrant.learned import LearnedContract, learned_metadata, parse_learned
+
+OURS = VectorContract(fingerprint="a" * 64, model="pair-a", dim=4)
+
+
+@pytest.fixture
+def collection(client: QdrantClient) -> Collection:
+    params = models.VectorParams(size=4, distance=models.Distance.COSINE)
+    client.create_collection("docs", vectors_config={"pair-a": params, "foreign": params}, metadata={"owner": "team"})
+    collection = Collection(client, "docs")
+    collection.write_contract("pair-a", OURS)
+    return collection
+
+
+def test_the_right_model_passes(collection: Collection) -> None:
+    check_contract(collection.schema, "pair-a", OURS)
+
+
+def test_another_model_of_the_same_dimension_is_refused(collection: Collection) -> None:
+    other = VectorContract(fingerprint="b" * 64, model="pair-b", dim=4)
+    with pytest.raises(FingerprintMismatch, match="made by pair-a") as refusal:
+        check_contract(collection.schema, "pair-a", other)
+    assert "care attach docs" in str(refusal.value)
+
+
+def test_a_vector_that_nobody_vouches_for_is_refused(collection: Collection) -> None:
+    with pytest.raises(FingerprintMismatch, match="no fingerprint"):
+        check_contract(collection.schema, "foreign", OURS)
+
+
+def test_another_dimension_is_refused(collection: Collection) -> None:
+    with pytest.raises(SchemaMismatch, match=r"4-dimensional .* needs 8"):
+        check_contract(collection.schema, "pair-a", VectorContract("a" * 64, "pair-a", 8))
+
+
+def test_another_distance_is_refused(client: QdrantClient) -> None:
+    client.create_collection("dots", {"pair-a": models.VectorParams(size=4, distance=models.Distance.DOT)})
+    with pytest.raises(SchemaMismatch, match="Dot"):
+        check_contract(Collection(client, "dots").schema, "pair-a", OURS)
+
+
+def test_a_missing_vector_is_named_with_what_is_there(collection: Collection) -> None:
+    with pytest.raises(InputError, match=r"no vector 'pair-z' .*foreign, pair-a"):
+        check_contract(collection.schema, "pair-z", OURS)
+
+
+def test_a_sparse_contract_does_not_pass_for_a_dense_one(collection: Collection) -> None:
+    collection.write_contract("foreign", SparseContract("zh", k1=1.2, b=0.75, average_length=80.0))
+    with pytest.raises(ContractError, match="sparse"):
+        check_contract(collection.schema, "foreign", OURS)
+
+
+def test_contracts_stand_beside_each_other_and_beside_the_users_metadata(
+    client: QdrantClient, collection: Collection
+) -> None:
+    sparse = SparseContract("zh", k1=1.2, b=0.75, average_length=80.0)
+    collection.write_contract("bm25", sparse)
+    assert collection.schema.contracts == {"pair-a": OURS, "bm25": sparse}
+    assert (client.get_collection("docs").config.metadata or {})["owner"] == "team"
+
+
+def test_two_writers_of_different_vectors_keep_both_entries(client: QdrantClient, collection: Collection) -> None:
+    mine, theirs = collection, Collection(client, "docs")
+    assert mine.schema.contracts == theirs.schema.contracts
+    theirs.write_contract("foreign", VectorContract("b" * 64, "pair-b", 4))
+    mine.remove_contract("pair-a")
+    assert set(Collection(client, "docs").schema.contracts) == {"foreign"}
+
+
+@pytest.mark.parametrize(
+    "entry", ["text", ["list"], {"kind": "later"}, {"kind": "dense"}, {"kind": "sparse", "b": "x"}]
+)
+def test_an_entry_that_cannot_be_read_is_refused_and_hides_no_other(
+    client: QdrantClient, collection: Collection, entry: object
+) -> None:
+    client.update_collection("docs", metadata={"care:foreign": entry, "care": entry})
+    schema = collection.refresh()
+    assert schema.contracts == {"pair-a": OURS, "foreign": UnreadableContract()}
+    with pytest.raises(FingerprintMismatch, match="this version cannot read"):
+        check_contract(schema, "foreign", OURS)
+    [summary] = describe_all(client)
+    assert [(each.name, each.made_by) for each in summary.vectors] == [("foreign", "unreadable"), ("pair-a", "pair-a")]
+
+
+def test_a_query_encoders_entry_that_cannot_be_read_is_left_out() -> None:
+    right = LearnedContract(fingerprint="f", model="m", dim=2, distance="Cosine", probes={"1": "80"}, alpha=0.7)
+    broken = learned_metadata("later", right)["care-learned:later"] | {"alpha": "automatic"}
+    assert parse_learned(learned_metadata("v", right) | {"care-learned:later": broken}) == {"v": right}
+
+
+def test_floats_survive_a_server_that_rounds_numbers(client: QdrantClient, collection: Collection) -> None:
+    collection.write_contract("bm25", SparseContract("zh", k1=1.2, b=0.75, average_length=200.02333333333334))
+    stored = (client.get_collection("docs").config.metadata or {})["care:bm25"]
+    assert not any(isinstance(value, float) for value in stored.values())
+    contract = collection.schema.contracts["bm25"]
+    assert isinstance(contract, SparseContract) and contract.average_length == 200.02333333333334

@@ -1,0 +1,57 @@
+"""The payload: stock LlamaIndex reads it, and it embeds the text that we embed."""
+
+import hashlib
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+from llama_index.core.schema import MetadataMode
+from llama_index.core.vector_stores.utils import metadata_dict_to_node
+
+from care_qdrant.qdrant.payload import chunk_payload, content_hash, hit_from_payload, payload_hash
+from care_qdrant.types import Chunk, Document
+
+DOCUMENT = Document("d-1", "二甲双胍常见的不良反应是恶心。", "二甲双胍", {"department": "内分泌科", "year": 2024})
+CHUNK = Chunk(DOCUMENT, DOCUMENT.text)
+
+
+def test_llama_index_reads_text_metadata_and_source() -> None:
+    node = metadata_dict_to_node(chunk_payload(CHUNK, {"care": "h"}))
+    assert node.node_id == CHUNK.point_id
+    assert node.ref_doc_id == "d-1"
+    assert node.get_content(MetadataMode.NONE) == DOCUMENT.text
+    assert node.metadata == {"department": "内分泌科", "year": 2024, "title": "二甲双胍"}
+
+
+def test_llama_index_embeds_the_text_that_ingestion_embeds() -> None:
+    # By default it would embed "department: 内分泌科\nyear: 2024\n\n..." and its vectors would silently differ.
+    for chunk in (CHUNK, Chunk(Document("d-2", "没有标题", "", {"department": "儿科"}), "没有标题")):
+        node = metadata_dict_to_node(chunk_payload(chunk, {}))
+        assert node.get_content(MetadataMode.EMBED) == chunk.embedded_text
+
+
+def test_a_hit_gives_back_what_was_written() -> None:
+    hit = hit_from_payload(CHUNK.point_id, 0.5, chunk_payload(CHUNK, {"care": "h"}))
+    assert (hit.document_id, hit.title, hit.text, hit.chunk) == ("d-1", "二甲双胍", DOCUMENT.text, 0)
+    assert hit.metadata == DOCUMENT.metadata
+
+
+def test_the_content_hash_follows_the_vector_and_the_payload_hash_the_rest() -> None:
+    relabelled = Chunk(Document("d-1", DOCUMENT.text, "二甲双胍", {"department": "全科"}), DOCUMENT.text)
+    assert content_hash("m1", "t", "x") != content_hash("m2", "t", "x")
+    assert content_hash("m1", "", "x") != content_hash("m1", "", "y")
+    assert payload_hash(relabelled) != payload_hash(CHUNK)
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=4), st.none() | st.booleans() | st.integers() | st.floats() | st.text(), max_size=4
+    )
+)
+def test_hash_and_node_are_plain_json(metadata: dict[str, object]) -> None:
+    chunk = Chunk(Document("d", 'a"\\\u2028文', "t", metadata), 'a"\\\u2028文')
+    parts = ["d", "t", chunk.text, metadata, 0, 1]
+    canonical = json.dumps(parts, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    assert payload_hash(chunk) == hashlib.sha256(canonical.encode()).hexdigest()[:32]
+    node = chunk_payload(chunk, {})["_node_content"]
+    assert node == json.dumps(json.loads(node), ensure_ascii=False)

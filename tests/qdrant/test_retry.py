@@ -1,0 +1,38 @@
+"""Which answers are tried again, where only a cluster gives them."""
+
+import grpc  # type: ignore[import-untyped]
+import httpx
+import pytest
+from qdrant_client.http.exceptions import UnexpectedResponse
+
+from care_qdrant.errors import Rejected
+from care_qdrant.qdrant.retry import least_delay
+
+# As Qdrant 1.18.3 answered a write to three nodes one of which had just been started again.
+OTHER_NODE = (
+    "Not found: 2 out of 3 shards failed to apply operation. First error captured: code: 'Some requested entity was "
+    "not found', message: \"Not found: Collection `docs_v2` doesn't exist!\" not found"
+)
+THIS_NODE = "Not found: Collection `docs_v2` doesn't exist!"
+
+
+class _GrpcError(grpc.RpcError):  # type: ignore[misc]
+    def __init__(self, details: str) -> None:
+        self._details = details
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.NOT_FOUND
+
+    def details(self) -> str:
+        return self._details
+
+
+def _over_http(text: str) -> Exception:
+    return UnexpectedResponse(404, "Not Found", text.encode(), httpx.Headers())
+
+
+@pytest.mark.parametrize("answer", [_over_http, _GrpcError], ids=["http", "grpc"])
+def test_a_node_that_does_not_know_the_collection_yet_is_waited_for(answer: type[Exception]) -> None:
+    assert least_delay(answer(OTHER_NODE), "writing") == 0.0
+    with pytest.raises(Rejected, match="doesn't exist"):
+        least_delay(answer(THIS_NODE), "writing")

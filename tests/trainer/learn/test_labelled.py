@@ -1,0 +1,136 @@
+"""Labelled questions: looked up in the collection, searched in it, measured beside BM25, and never trained on."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from care_trainer.learn.labelled import Estimate, estimate, find_labels, measure_labelled
+from care_trainer.learn.learn import learn
+from care_trainer.learn.queries import Labelled, read_queries
+from care_trainer.learn.report import plot, write_report
+from care_trainer.learn.settings import LearnSettings
+from click.testing import CliRunner
+from qdrant_client import QdrantClient, models
+
+from care_qdrant.cli import care
+from care_qdrant.errors import InputError
+from care_qdrant.index.attach import attach_bm25
+from care_qdrant.model.pair import CareModel
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.connection import open_client
+from care_qdrant.qdrant.layout import guess_layout
+from care_qdrant.search.retriever import Mode, Retriever
+from tests.trainer.learn.collections import WordModel, word_texts, write_langchain
+
+TEXTS = word_texts(600)
+QUESTIONS = [text.split("。")[1] for text in TEXTS[:60]]
+SETTINGS = LearnSettings(vocabulary=200, batch=64, epochs=20, learning_rate=2e-2, seed=3)
+
+
+def write(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def expected(client: QdrantClient, mode: Mode, model: CareModel | None) -> list[float]:
+    """The three measures by definition, of what the product's own search finds; one relevant document each."""
+    answers = Retriever(client, "articles", model, mode=mode, vector_name="" if model else None).search(QUESTIONS, 10)
+    found = [[hit.document_id for hit in hits] for hits in answers]
+    ranks = [ids.index(f"{n}.txt") + 1 if f"{n}.txt" in ids else 0 for n, ids in enumerate(found)]
+    of_rank = (lambda rank: 1 / np.log2(rank + 1), lambda rank: 1.0, lambda rank: 1 / rank)
+    return [float(np.mean([score(rank) if rank else 0.0 for rank in ranks])) for score in of_rank]
+
+
+def test_the_figures_are_those_of_the_products_own_search(tmp_path: Path) -> None:
+    client, folder = QdrantClient(":memory:"), tmp_path / "queries"
+    write_langchain(client, TEXTS, WordModel().encode(TEXTS))
+    attach_bm25(client, "articles")
+    lines: list[dict[str, object]] = [
+        {"text": text, "relevant": [f"{number}.txt", f"gone-{number}"]} for number, text in enumerate(QUESTIONS)
+    ]
+    file = write(tmp_path / "queries.jsonl", [*lines, {"text": "心痛", "relevant": ["gone-0"]}])
+    report = learn(client, "articles", folder, settings=SETTINGS, questions=lambda dim: read_queries(file, dim))
+    found = report.labelled
+    assert report.registered and report.agreement is None
+    assert found is not None and found.bm25 is not None and found.hybrid is not None and found.old_model is None
+    assert (found.unit, found.questions, found.relevant, found.unknown_ids, found.left_out) == (
+        "documents",
+        60,
+        60,
+        60,
+        1,
+    )
+    model = CareModel.load(folder)
+    modes: dict[Mode, CareModel | None] = {"dense": model, "sparse": None, "hybrid": model}
+    for ranking, (mode, asked) in zip((found.learned, found.bm25, found.hybrid), modes.items(), strict=True):
+        means = [ranking.ndcg_at_10.mean, ranking.recall_at_10.mean, ranking.mrr_at_10.mean]
+        np.testing.assert_allclose(means, expected(client, mode, asked), atol=1e-4)
+    assert found.learned.ndcg_at_10.low < found.learned.ndcg_at_10.mean < found.learned.ndcg_at_10.high
+
+    write_report(folder, report)
+    plot(report, folder / "learn" / "report.png")
+    text = (folder / "learn" / "report.md").read_text("utf-8")
+    assert f"| BM25 | {found.bm25.ndcg_at_10.mean:.3f} (" in text and "| learned and BM25 |" in text
+    assert "60 of the ids are not in the collection" in text
+    assert json.loads((folder / "learn" / "report.json").read_text("utf-8"))["labelled"] == asdict(found)
+    assert (folder / "learn" / "report.png").stat().st_size > 10_000
+
+
+@pytest.fixture
+def chunked() -> Collection:
+    """100 documents of two chunks each: points 2n and 2n + 1 are of document dn."""
+    client = QdrantClient(":memory:")
+    vectors = WordModel().encode(TEXTS[:200])
+    client.create_collection("c", models.VectorParams(size=vectors.shape[1], distance=models.Distance.COSINE))
+    points = [
+        models.PointStruct(id=n, vector=vectors[n].tolist(), payload={"text": TEXTS[n], "doc_id": f"d{n // 2}"})
+        for n in range(200)
+    ]
+    client.upsert("c", points)
+    return Collection(client, "c")
+
+
+def looked_up(collection: Collection, relevant: list[list[str]], vectors: np.ndarray | None = None):  # type: ignore[no-untyped-def]
+    layout = guess_layout([record.payload or {} for record in collection.sample(10)])
+    return find_labels(collection, layout, Labelled(TEXTS[: len(relevant)], relevant, vectors))
+
+
+def test_documents_of_several_points_are_ranked_once(chunked: Collection) -> None:
+    vectors = WordModel().encode(TEXTS[:10])
+    labels = looked_up(chunked, [[f"d{n // 2}"] for n in range(10)], vectors)
+    found = measure_labelled(chunked, "", labels, vectors, None, 0)
+    assert labels.unit == "documents" and found.bm25 is None and found.hybrid is None
+    assert found.learned.ndcg_at_10 == found.learned.recall_at_10 == found.learned.mrr_at_10 == Estimate(1, 1, 1)
+    assert found.old_model == found.learned
+
+
+def test_ids_of_points_are_told_from_ids_of_documents(chunked: Collection) -> None:
+    labels = looked_up(chunked, [["0", "999"], ["7"]])
+    assert (labels.unit, labels.unknown_ids, labels.left_out) == ("points", 1, 0)
+    # The first question is asked with the vector of its point, the second with that of another one.
+    found = measure_labelled(chunked, "", labels, WordModel().encode([TEXTS[0], TEXTS[100]]), None, 0)
+    assert 0.5 <= found.learned.mrr_at_10.mean < 1 and found.relevant == 2
+
+
+def test_ids_that_the_collection_does_not_have_are_an_error(chunked: Collection) -> None:
+    with pytest.raises(InputError, match=r"none of the 2 ids .*'a', 'b'.*for example, point '0' of document 'd0'"):
+        looked_up(chunked, [["a"], ["b"]])
+
+
+def test_an_interval_covers_the_mean_and_narrows_with_more_questions() -> None:
+    few, many = estimate([0.0, 1.0] * 10, 0), estimate([0.0, 1.0] * 1_000, 0)
+    assert few.low < 0.5 < few.high and many.low < 0.5 < many.high
+    assert many.high - many.low < (few.high - few.low) / 5
+
+
+def test_the_command_names_labels_that_it_cannot_use(tmp_path: Path) -> None:
+    with open_client(path=tmp_path / "qdrant") as client:
+        write_langchain(client, TEXTS, WordModel().encode(TEXTS))
+    file = write(tmp_path / "queries.jsonl", [{"text": "心痛", "relevant": ["nothing"]}])
+    arguments = ["learn", "articles", "--path", str(tmp_path / "qdrant"), "--output", str(tmp_path / "queries")]
+    result = CliRunner().invoke(care, [*arguments, "--queries", str(file)])
+    assert result.exit_code != 0 and "none of the 1 ids" in str(result.output) + str(result.exception)
+    assert not (tmp_path / "queries").exists()

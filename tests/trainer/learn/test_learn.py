@@ -1,0 +1,188 @@
+"""From a foreign collection to a query encoder: what it finds, what is refused, and what stays refused afterwards."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from care_trainer.learn.learn import learn
+from care_trainer.learn.settings import UPDATE, LearnSettings
+from qdrant_client import QdrantClient, models
+
+from care_qdrant.errors import FingerprintMismatch, InputError, ModelError, SchemaMismatch
+from care_qdrant.model.folder import verify_checkpoint
+from care_qdrant.model.pair import CareModel
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.contract_checks import check_contract
+from tests.trainer.learn.collections import DIM, WordModel, word_texts, write_langchain
+
+SETTINGS = LearnSettings(vocabulary=200, batch=64, epochs=20, learning_rate=2e-2, seed=3)
+TEXTS = word_texts(600)
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+    """One collection, its learned folder and the report. Read only."""
+    client = QdrantClient(":memory:")
+    write_langchain(client, TEXTS, WordModel().encode(TEXTS))
+    folder = tmp_path_factory.mktemp("learned") / "articles-queries"
+    report = learn(client, "articles", folder, settings=SETTINGS)
+    return client, folder, report
+
+
+def test_it_finds_documents_for_questions_of_their_words(learned) -> None:  # type: ignore[no-untyped-def]
+    client, folder, report = learned
+    assert report.registered and report.refused is None
+    assert report.held_out.recall_at_10 > 0.7
+    assert verify_checkpoint(folder).saved_sides == ("query",)
+    queries = [text.split("。")[1] for text in TEXTS[:100]]
+    vectors = CareModel.load(folder).encode_query(queries)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-4)
+    answers = client.query_batch_points("articles", [models.QueryRequest(query=v.tolist(), limit=10) for v in vectors])
+    found = [number in {point.id for point in answer.points} for number, answer in enumerate(answers)]
+    assert np.mean(found) > 0.7
+
+
+def test_its_contract_is_accepted_and_documents_are_refused(learned) -> None:  # type: ignore[no-untyped-def]
+    client, folder, _ = learned
+    model, collection = CareModel.load(folder), Collection(client, "articles")
+    assert collection.schema.made_by(model.fingerprint) == ""
+    check_contract(collection.schema, "", model.contract())
+    collection.require_learned_from("")
+    with pytest.raises(
+        ModelError, match=r"encodes queries only: it was learned from vector '' of collection 'articles'"
+    ):
+        model.encode_document(["心痛"])
+
+
+@pytest.mark.timeout(400)
+def test_an_interrupted_run_is_continued_to_the_same_encoder(tmp_path: Path) -> None:
+    client = QdrantClient(":memory:")
+    write_langchain(client, TEXTS, WordModel().encode(TEXTS))
+    whole = learn(client, "articles", tmp_path / "whole", settings=SETTINGS)
+
+    def stop(part: str, done: int, _total: int) -> None:
+        if part == "training" and done == 100:
+            raise KeyboardInterrupt
+
+    state = tmp_path / ".halves.learning"
+    with pytest.raises(KeyboardInterrupt):
+        learn(client, "articles", tmp_path / "halves", settings=SETTINGS, on_progress=stop)
+    steps: list[int] = []
+
+    def note(part: str, done: int, _total: int) -> None:
+        steps.extend([done] if part == "training" else [])
+
+    halves = learn(client, "articles", tmp_path / "halves", settings=SETTINGS, on_progress=note)
+    assert 80 < steps[0] <= 100 and not state.exists()
+    assert halves.steps == whole.steps and halves.held_out.recall_at_10 == pytest.approx(
+        whole.held_out.recall_at_10, abs=0.1
+    )
+
+
+@pytest.mark.parametrize("distance", [models.Distance.DOT, models.Distance.EUCLID])
+def test_other_distances_and_named_vectors(tmp_path: Path, distance: models.Distance) -> None:
+    client = QdrantClient(":memory:")
+    write_langchain(client, TEXTS, WordModel().encode(TEXTS) * 3, vector_name="openai", distance=distance)
+    report = learn(client, "articles", tmp_path / "queries", settings=SETTINGS)
+    assert report.registered and report.vector_name == "openai"
+    collection = Collection(client, "articles")
+    check_contract(collection.schema, "openai", CareModel.load(tmp_path / "queries").contract())
+    with pytest.raises(SchemaMismatch, match="needs 48 dimensions and Cosine"):
+        other = replace(CareModel.load(tmp_path / "queries").contract(), fingerprint="0" * 64)
+        check_contract(collection.schema, "openai", other)
+
+
+def test_wide_vectors_are_factorised(tmp_path: Path) -> None:
+    client = QdrantClient(":memory:")
+    write_langchain(client, TEXTS, WordModel(dim=256).encode(TEXTS))
+    report = learn(client, "articles", tmp_path / "queries", settings=replace(SETTINGS, width=64))
+    assert report.registered and report.dim == 256
+    assert CareModel.load(tmp_path / "queries").encode_query(["心痛，肝炎"]).shape == (1, 256)
+
+
+def test_lengths_that_euclidean_distance_compares_are_refused(tmp_path: Path) -> None:
+    client = QdrantClient(":memory:")
+    lengths = np.random.default_rng(0).uniform(1, 3, size=(len(TEXTS), 1)).astype(np.float32)
+    write_langchain(client, TEXTS, WordModel().encode(TEXTS) * lengths, distance=models.Distance.EUCLID)
+    with pytest.raises(SchemaMismatch, match="its lengths differ by"):
+        learn(client, "articles", tmp_path / "queries", settings=SETTINGS)
+
+
+def refused(texts: list[str], vectors: np.ndarray, tmp_path: Path) -> str:
+    """Learn from these pairs, and return why that was refused."""
+    client = QdrantClient(":memory:")
+    write_langchain(client, texts, vectors)
+    try:
+        report = learn(client, "articles", tmp_path / "queries", settings=SETTINGS)
+    except InputError as error:
+        return str(error)
+    assert not report.registered and not Collection(client, "articles").schema.learned
+    return str(report.refused)
+
+
+def test_texts_that_do_not_match_the_vectors(tmp_path: Path) -> None:
+    shuffled = np.random.default_rng(1).permutation(len(TEXTS))
+    assert "shuffled" in refused(TEXTS, WordModel().encode(TEXTS)[shuffled], tmp_path)
+
+
+def test_two_models_under_one_name(tmp_path: Path) -> None:
+    vectors = WordModel().encode(TEXTS)
+    vectors[::3] = WordModel(seed=9).encode(TEXTS)[::3]
+    assert "two models wrote under one name" in refused(TEXTS, vectors, tmp_path)
+
+
+def test_constant_vectors(tmp_path: Path) -> None:
+    assert "all stored vectors are the same" in refused(TEXTS, np.ones((len(TEXTS), DIM), np.float32), tmp_path)
+
+
+def test_ten_documents(tmp_path: Path) -> None:
+    found = refused(TEXTS[:10], WordModel().encode(TEXTS[:10]), tmp_path)
+    assert "has 10 points" in found and "needs at least 200" in found
+
+
+def test_ten_different_documents(tmp_path: Path) -> None:
+    found = refused(TEXTS[:10] * 25, WordModel().encode(TEXTS[:10] * 25), tmp_path)
+    assert "has 10 different texts" in found and "240 repeated" in found and "needs at least 200" in found
+
+
+def test_texts_without_letters(tmp_path: Path) -> None:
+    assert "neither letters nor digits" in refused(
+        ["…" * (n + 1) for n in range(300)], WordModel().encode(TEXTS[:300]), tmp_path
+    )
+
+
+def test_no_texts(tmp_path: Path) -> None:
+    client = QdrantClient(":memory:")
+    client.create_collection("articles", models.VectorParams(size=4, distance=models.Distance.COSINE))
+    client.upsert("articles", [models.PointStruct(id=n, vector=[1, 0, 0, n], payload={"n": n}) for n in range(300)])
+    with pytest.raises(InputError, match="none of 256 sampled payloads has a text"):
+        learn(client, "articles", tmp_path / "queries", settings=SETTINGS)
+
+
+def test_vectors_replaced_by_another_model_are_noticed(learned, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    client = QdrantClient(":memory:")
+    write_langchain(client, TEXTS, WordModel().encode(TEXTS))
+    learn(client, "articles", tmp_path / "queries", settings=SETTINGS)
+    Collection(client, "articles").require_learned_from("")
+    other = WordModel(seed=9).encode(TEXTS)
+    client.update_vectors("articles", [models.PointVectors(id=n, vector=v.tolist()) for n, v in enumerate(other)])
+    with pytest.raises(FingerprintMismatch, match="16 sampled vectors 16 are left and 16 are other vectors"):
+        Collection(client, "articles").require_learned_from("")
+
+
+def test_an_update_follows_new_documents(tmp_path: Path) -> None:
+    client, folder, settings = QdrantClient(":memory:"), tmp_path / "queries", replace(UPDATE, batch=64, seed=3)
+    write_langchain(client, TEXTS[:400], WordModel().encode(TEXTS[:400]))
+    first = learn(client, "articles", folder, settings=SETTINGS)
+    new = WordModel().encode(TEXTS[400:])
+    points = [
+        models.PointStruct(id=400 + n, vector=vector.tolist(), payload={"page_content": TEXTS[400 + n], "metadata": {}})
+        for n, vector in enumerate(new)
+    ]
+    client.upsert("articles", points)
+    second = learn(client, "articles", folder, settings=settings, start=folder)
+    assert first.new_documents is None
+    assert second.new_documents is not None and second.new_documents.queries == 200
+    assert second.registered and second.held_out.mrr >= second.new_documents.mrr - 0.1
+    assert second.fingerprint != first.fingerprint

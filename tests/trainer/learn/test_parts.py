@@ -1,0 +1,111 @@
+"""The parts of learning against a few lines of NumPy each."""
+
+import numpy as np
+import torch
+from care_trainer.learn import table
+from care_trainer.learn.compose import Composer
+from care_trainer.learn.held_out import measure, ranks
+from care_trainer.learn.quality import fusion_alpha
+from care_trainer.learn.reading import principal_directions, sample_ids
+from care_trainer.learn.tokens import TokenLists, tokenize, train_tokenizer
+from hypothesis import given
+from hypothesis import strategies as st
+from qdrant_client import QdrantClient, models
+
+from care_qdrant.qdrant.collection import Collection
+from tests.trainer.learn.collections import WordModel, word_texts
+
+TEXTS = word_texts(200)
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=5), min_size=1, max_size=8), st.data())
+def test_token_lists_behave_as_lists(lists: list[list[int]], data: st.DataObject) -> None:
+    tokens = TokenLists.of(lists)
+    rows = data.draw(st.lists(st.integers(0, len(lists) - 1), min_size=1))
+    assert as_lists(tokens.take(np.array(rows))) == [lists[row] for row in rows]
+    assert as_lists(tokens.joined(tokens)) == lists + lists
+    kept = tokens.drop(0.9, np.random.default_rng(0))
+    assert [bool(numbers) for numbers in as_lists(kept)] == [bool(numbers) for numbers in lists]
+
+
+def as_lists(tokens: TokenLists) -> list[list[int]]:
+    return [tokens.flat[start:end].tolist() for start, end in zip(tokens.starts[:-1], tokens.starts[1:], strict=True)]
+
+
+def test_the_loss_is_info_nce_plus_the_squared_distance() -> None:
+    generator = np.random.default_rng(0)
+    queries, documents, others = (generator.normal(size=(4, 6)) for _ in range(3))
+    queries /= np.linalg.norm(queries, axis=1, keepdims=True)
+    documents[2] = documents[0]  # no negative of row 0, and the other way round
+    others[3] = documents[1]  # no negative of row 1
+    logits = queries @ np.concatenate([documents, others]).T / 0.5
+    logits[0, 2] = logits[2, 0] = logits[1, 7] = -np.inf
+    expected = np.mean(np.log(np.exp(logits).sum(axis=1)) - np.diag(logits))
+    expected += ((queries - documents) ** 2).sum(axis=1).mean()
+    found = table.alignment_loss(*map(torch.from_numpy, (queries, documents, others)), 0.5)
+    np.testing.assert_allclose(found.item(), expected)
+
+
+def test_a_folded_table_needs_no_parts_and_unfolds_again() -> None:
+    tokenizer = train_tokenizer(TEXTS, 150, 64)
+    composer, documents = Composer(tokenizer), tokenize(tokenizer, TEXTS)
+    parts = np.random.default_rng(0).normal(size=(tokenizer.get_vocab_size(), 8)).astype(np.float32)
+    folded = composer.fold(parts, np.ones(8, np.float32))
+    np.testing.assert_allclose(
+        table.encode(folded, documents), table.encode(parts, composer.expand(documents)), atol=1e-5
+    )
+    again = composer.fold(composer.unfold(folded), np.ones(8, np.float32))
+    np.testing.assert_allclose(again, folded, atol=1e-5)
+
+
+def test_a_token_that_no_text_has_points_to_the_mean() -> None:
+    tokenizer = train_tokenizer(TEXTS, 150, 64)
+    mean = np.array([3.0, 4.0], np.float32)
+    parts = np.ones((tokenizer.get_vocab_size(), 2), np.float32)
+    parts[tokenizer.token_to_id("[UNK]")] = 0
+    unknown = Composer(tokenizer).fold(parts, mean)[tokenizer.token_to_id("[UNK]")]
+    np.testing.assert_allclose(unknown / np.linalg.norm(unknown), mean / 5, atol=1e-6)
+
+
+def test_ranks_count_the_better_candidates() -> None:
+    generator = np.random.default_rng(0)
+    queries, candidates = generator.normal(size=(300, 5)).astype(np.float32), generator.normal(size=(40, 5))
+    answers = generator.integers(40, size=300)
+    scores = queries @ candidates.T
+    expected = [1 + int((row > row[answer] + 1e-6).sum()) for row, answer in zip(scores, answers, strict=True)]
+    found = ranks(queries, candidates, answers)
+    assert found.tolist() == expected
+    assert measure(found, 40).recall_at_10 == round(np.mean(np.array(expected) <= 10), 4)
+    assert measure(np.ones(3, np.int64), 40).percentile == 1.0
+
+
+def test_the_principal_directions_keep_vectors_of_their_span() -> None:
+    generator = np.random.default_rng(0)
+    vectors = (generator.normal(size=(50, 4)) @ generator.normal(size=(4, 20))).astype(np.float32)
+    basis = principal_directions(vectors, 4)
+    np.testing.assert_allclose(basis @ basis.T, np.eye(4), atol=1e-5)
+    np.testing.assert_allclose(vectors @ basis.T @ basis, vectors, atol=1e-4)
+
+
+def test_a_sample_is_random_seeded_and_without_repetition() -> None:
+    client = QdrantClient(":memory:")
+    client.create_collection("c", models.VectorParams(size=1, distance=models.Distance.DOT))
+    client.upsert("c", [models.PointStruct(id=number, vector=[1.0]) for number in range(500)])
+    collection = Collection(client, "c")
+    first, second = sample_ids(collection, 100, 0), sample_ids(collection, 100, 0)
+    assert first == second and len(set(first)) == 100
+    assert 150 < np.mean([int(point) for point in first]) < 350
+    assert sorted(map(int, sample_ids(collection, 1_000, 0))) == list(range(500))
+    assert sample_ids(collection, 100, 1) != first
+    client.upsert("c", [models.PointStruct(id=number, vector=[1.0]) for number in range(500, 550)])
+    later = sample_ids(collection, 100, 0)
+    assert len(set(first) & set(later)) >= 80  # 50 of 550 are new
+    assert {int(point) for point in later} - {int(point) for point in first} <= set(range(500, 550))
+
+
+def test_alpha_grows_as_the_dense_scores_get_narrower() -> None:
+    vectors, questions = WordModel().encode(TEXTS), [text[:5] for text in TEXTS]
+    wide = fusion_alpha(questions, vectors, TEXTS, vectors)
+    narrow = fusion_alpha(questions, vectors * 0.1, TEXTS, vectors)
+    assert wide is not None and narrow is not None and 0 < wide < narrow < 1
+    assert fusion_alpha(["…"], vectors, TEXTS, vectors) is None

@@ -1,0 +1,101 @@
+"""A learned query encoder searches a collection that another tool wrote, until its vectors are replaced."""
+
+import json
+from contextlib import nullcontext
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from care_benchmarks.cli import care_bench
+from care_trainer.learn.learn import learn
+from care_trainer.learn.settings import LearnSettings
+from click.testing import CliRunner
+from llama_index.core import VectorStoreIndex
+from llama_index.embeddings.care import CareEmbedding
+from llama_index.vector_stores.care import CareVectorStore
+from qdrant_client import QdrantClient, models
+
+from care_qdrant.errors import FingerprintMismatch, ModelError
+from care_qdrant.index.attach import attach_vector
+from care_qdrant.index.verify import VerifySettings, verify_collection
+from care_qdrant.model.pair import CareModel
+from care_qdrant.search.retriever import Retriever
+from care_qdrant.serve.app import Service
+from care_qdrant.serve.settings import ServeSettings
+from tests.bench.conftest import CORPUS, QRELS, QUERIES, write_jsonl
+from tests.tiny import document_tower, medical_texts
+from tests.trainer.learn.collections import WordModel, word_texts, write_langchain
+
+SETTINGS = LearnSettings(vocabulary=200, batch=64, epochs=20, learning_rate=2e-2)
+TEXTS = word_texts(600)
+QUESTIONS = [text[:11] for text in TEXTS[:50]]
+
+
+@pytest.fixture
+def learned(tmp_path: Path) -> tuple[QdrantClient, Path]:
+    client = QdrantClient(":memory:")
+    write_langchain(client, TEXTS, WordModel().encode(TEXTS))
+    learn(client, "articles", tmp_path / "queries", settings=SETTINGS)
+    return client, tmp_path / "queries"
+
+
+@pytest.mark.timeout(400)
+def test_the_retriever_and_llama_index_find_the_same(learned: tuple[QdrantClient, Path]) -> None:
+    client, folder = learned
+    hits = Retriever(client, "articles", CareModel.load(folder)).search(QUESTIONS)
+    assert np.mean([TEXTS[n] in {hit.text for hit in found} for n, found in enumerate(hits)]) > 0.7
+    store = CareVectorStore(collection_name="articles", client=client)
+    index = VectorStoreIndex.from_vector_store(store, embed_model=CareEmbedding(model=str(folder)))
+    nodes = index.as_retriever(similarity_top_k=10).retrieve(QUESTIONS[0])
+    assert [node.text for node in nodes] == [hit.text for hit in hits[0]]
+    other = WordModel(seed=9).encode(TEXTS)
+    client.update_vectors("articles", [models.PointVectors(id=n, vector=v.tolist()) for n, v in enumerate(other)])
+    with pytest.raises(FingerprintMismatch, match="another model may have made them"):
+        Retriever(client, "articles", CareModel.load(folder)).search(QUESTIONS)
+
+
+@pytest.mark.timeout(400)
+async def test_the_service_finds_what_the_retriever_finds(learned: tuple[QdrantClient, Path]) -> None:
+    client, folder = learned
+    model = CareModel.load(folder)
+    settings = ServeSettings(
+        load_models=lambda: [model], collections=("articles",), open_qdrant=lambda: nullcontext(client)
+    )
+    service = Service(settings, [model])
+    transport = httpx.ASGITransport(app=service.app, raise_app_exceptions=True)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+        answer = (await http.post("/search", json={"query": QUESTIONS[0]})).json()
+    service.close()
+    [hits] = Retriever(client, "articles", model).search(QUESTIONS[:1])
+    assert [hit["document_id"] for hit in answer["hits"]] == [hit.document_id for hit in hits]
+    assert answer["fingerprint"] == model.fingerprint
+
+
+@pytest.mark.timeout(400)
+def test_attach_refuses_a_pair_that_encodes_queries_only(learned: tuple[QdrantClient, Path]) -> None:
+    client, folder = learned
+    write_langchain(client, TEXTS[:20], WordModel().encode(TEXTS[:20]), name="others", vector_name="old")
+    with pytest.raises(ModelError, match="encodes queries only: it was learned from vector"):
+        attach_vector(client, "others", CareModel.load(folder))
+    assert client.get_collection("others").config.metadata is None
+
+
+@pytest.mark.timeout(400)
+def test_with_the_old_model_it_is_a_pair_like_any_other(tmp_path: Path) -> None:
+    """Attached to another collection, verified, searched, and scored by the harness."""
+    old, texts = document_tower(tmp_path / "old"), medical_texts(400)
+    client = QdrantClient(":memory:")
+    write_langchain(client, texts, CareModel.load(old).encode_document(texts))
+    learn(client, "articles", tmp_path / "pair", settings=SETTINGS, document=old, force=True)
+    model = CareModel.load(tmp_path / "pair")
+    write_langchain(client, texts[:50], WordModel().encode(texts[:50]), name="others", vector_name="old")
+    assert attach_vector(client, "others", model).covered == 50
+    assert verify_collection(client, "others", model, settings=VerifySettings(least_known=0)).lowest_cosine > 0.999
+    assert len(Retriever(client, "others", model).search([texts[3]])[0]) == 10
+    for name, rows in (("corpus", CORPUS), ("queries", QUERIES), ("qrels", QRELS)):
+        write_jsonl(tmp_path / f"task/retrieval/{name}.jsonl", rows)
+    arguments = [str(tmp_path / "task"), "--model", str(tmp_path / "pair"), "--output", str(tmp_path / "out")]
+    done = CliRunner().invoke(care_bench, ["run", *arguments, "--no-speed"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert model.fingerprint[:12] in json.dumps(json.loads((tmp_path / "out/result.json").read_text("utf-8")))

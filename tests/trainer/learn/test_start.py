@@ -1,0 +1,115 @@
+"""Where training begins: with what the built-in pair knows where the texts are Chinese, at random elsewhere."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from care_trainer.learn import table
+from care_trainer.learn.learn import learn
+from care_trainer.learn.settings import LearnSettings
+from care_trainer.learn.start import is_chinese, mapped_start, token_vectors
+from care_trainer.learn.tokens import tokenize, train_tokenizer
+from click.testing import CliRunner
+from qdrant_client import QdrantClient
+
+from care_qdrant.cli import care
+from care_qdrant.errors import InputError
+from care_qdrant.index.attach import attach_bm25
+from care_qdrant.model.pair import CareModel
+from care_qdrant.search.retriever import Retriever
+from tests.trainer.learn.collections import WordModel, word_texts, write_langchain
+
+SAMPLE = Path(__file__).parents[3] / "examples" / "sample" / "corpus.jsonl"
+CHINESE = ["糖尿病患者应控制饮食，定期监测血糖，遵医嘱使用胰岛素。", "高血压患者应低盐饮食，坚持服药，避免情绪激动。"]
+ENGLISH = ["Patients with diabetes should monitor their blood glucose.", "Hypertension calls for a diet without salt."]
+
+
+@pytest.mark.parametrize(
+    ("texts", "is_known"),
+    [(CHINESE, True), (ENGLISH, False), (["Сахарный диабет требует лечения."], False), (["。。。", "…"], False)],
+)
+def test_the_built_in_pair_is_asked_where_it_knows_the_language(texts: Sequence[str], is_known: bool) -> None:
+    assert is_chinese(texts) == is_known
+
+
+def test_the_mapped_start_knows_what_the_built_in_pair_knows() -> None:
+    rows = [json.loads(line) for line in SAMPLE.read_text("utf-8").splitlines()]
+    texts, titles = [row["text"] for row in rows], [row["title"] for row in rows]
+    model = CareModel.load()
+    rotation = np.linalg.qr(np.random.default_rng(0).normal(size=(model.dim, model.dim)))[0].astype(np.float32)
+    stored = model.encode_document(texts) @ rotation
+    tokenizer = train_tokenizer(texts, 2_000, 64)
+    known = token_vectors(tokenizer, model.query_encoder)
+    start = mapped_start(known, tokenize(tokenizer, texts), stored)
+    assert start.shape == (tokenizer.get_vocab_size(), model.dim) and np.isfinite(start).all()
+    found = (table.encode(start, tokenize(tokenizer, titles)) @ (stored - stored.mean(axis=0)).T).argmax(axis=1)
+    assert (found == np.arange(len(texts))).mean() > 0.2  # random token vectors find one of hundreds
+
+
+@pytest.mark.timeout(400)
+def test_the_tokens_that_find_held_out_documents_are_kept(tmp_path: Path) -> None:
+    rows = [json.loads(line)["text"] for line in SAMPLE.read_text("utf-8").splitlines()]
+    made_up = word_texts(600)  # words that the built-in pair has never read: to it they are characters
+    stored = {"real": CareModel.load().encode_document(rows), "made-up": WordModel().encode(made_up)}
+    chosen = {}
+    for name, texts in (("real", rows), ("made-up", made_up)):
+        client = QdrantClient(":memory:")
+        write_langchain(client, texts, stored[name])
+        settings = LearnSettings(vocabulary=2_000, batch=64, epochs=10, learning_rate=1e-2)
+        chosen[name] = learn(client, "articles", tmp_path / name, settings=settings, force=True).tokens
+    assert chosen == {"real": "built-in", "made-up": "collection"}
+
+
+@pytest.mark.timeout(400)
+def test_a_hybrid_search_weighs_as_learning_recorded(tmp_path: Path) -> None:
+    texts = word_texts(400)
+    client = QdrantClient(":memory:")
+    write_langchain(client, texts, WordModel().encode(texts))
+    folder = tmp_path / "queries"
+    report = learn(
+        client, "articles", folder, settings=LearnSettings(batch=64, epochs=4, learning_rate=2e-2), force=True
+    )
+    attach_bm25(client, "articles")
+    model = CareModel.load(folder)
+    [by_default] = Retriever(client, "articles", model).search([texts[3][:11]])
+    [as_recorded] = Retriever(client, "articles", model, mode="hybrid", alpha=report.alpha).search([texts[3][:11]])
+    [otherwise] = Retriever(client, "articles", model, mode="hybrid", alpha=0.4).search([texts[3][:11]])
+    assert report.alpha is not None and abs(report.alpha - 0.4) > 0.05
+    assert [hit.score for hit in by_default] == [hit.score for hit in as_recorded]
+    assert [hit.score for hit in by_default] != [hit.score for hit in otherwise]
+
+
+@pytest.mark.timeout(400)
+def test_the_old_models_token_vectors_are_a_start(tmp_path: Path) -> None:
+    texts = [json.loads(line)["text"] for line in SAMPLE.read_text("utf-8").splitlines()]
+    model = CareModel.load()
+    client = QdrantClient(":memory:")
+    write_langchain(client, texts, model.encode_document(texts))
+    # One step that moves nothing, so that what is measured is the start.
+    settings = LearnSettings(vocabulary=2_000, max_steps=1, learning_rate=1e-9)
+    found = {
+        start: learn(
+            client, "articles", tmp_path / str(start), settings=replace(settings, start_model=start), force=True
+        ).held_out.mrr
+        for start in (None, "built-in")
+    }
+    assert found["built-in"] > 0.3 and found["built-in"] > found[None] - 0.1
+    stages = json.loads((tmp_path / "built-in" / "care.json").read_text("utf-8"))["stages"]
+    assert stages[0]["start"] == "built-in"
+
+
+def test_token_vectors_of_another_dimension_are_refused(tmp_path: Path) -> None:
+    texts = word_texts(300)
+    client = QdrantClient(":memory:")
+    write_langchain(client, texts, WordModel().encode(texts))
+    settings = LearnSettings(vocabulary=200, start_model="built-in")
+    with pytest.raises(InputError, match=r"built-in: gives vectors of 256 dimensions .* has 48"):
+        learn(client, "articles", tmp_path / "queries", settings=settings)
+
+
+def test_the_start_with_the_old_model_needs_the_model() -> None:
+    result = CliRunner().invoke(care, ["learn", "articles", "--document-start"])
+    assert result.exit_code == 2 and "give that, without --update and --base" in result.output

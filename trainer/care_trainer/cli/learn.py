@@ -1,0 +1,267 @@
+"""``care learn``: a query encoder learned from the vectors that a collection holds."""
+
+import json
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from care_qdrant.cli.groups import GroupedCommand
+from care_qdrant.cli.options import Target, add_options, target_options
+
+if TYPE_CHECKING:
+    from care_trainer.learn.learn import LearnReport, Progress
+    from care_trainer.learn.queries import QueryFile
+    from care_trainer.learn.settings import LearnSettings
+
+_log_options = add_options(
+    click.option(
+        "--queries",
+        type=click.Path(path_type=Path, exists=True, dir_okay=False),
+        help="JSON lines with the 'text' of real questions and the 'vector' that the old model gives each: half of "
+        "them are trained on, the other half measures the agreement with that model. Lines with 'relevant', a list of "
+        "ids of points or documents, are never trained on and need no vector: on them, the learned encoder, BM25 and "
+        "both are measured.",
+    ),
+    click.option("--query-model", help="Model that encodes --queries, where they have no vectors: folder or hub name."),
+    click.option("--query-endpoint", help="URL of the OpenAI-compatible embeddings route that encodes --queries."),
+    click.option("--endpoint-model", help="Name of the model at --query-endpoint."),
+    click.option("--usd-per-million-tokens", type=click.FloatRange(0), help="Price of --query-endpoint in US dollars."),
+    click.option(
+        "--max-usd",
+        type=click.FloatRange(0, min_open=True),
+        default=1.0,
+        show_default=True,
+        help="US dollars that --query-endpoint may cost at most; the next request is not sent if it could pass them.",
+    ),
+)
+
+
+@click.command(
+    name="learn",
+    cls=GroupedCommand,
+    groups={
+        "Options": ["vector_name", "output", "base", "update", "watch_seconds", "force", "path", "url", "seed"],
+        "Reading": ["text_field", "sample"],
+        "Old model": [
+            "queries",
+            "query_model",
+            "query_endpoint",
+            "endpoint_model",
+            "usd_per_million_tokens",
+            "max_usd",
+            "document",
+            "document_start",
+        ],
+        "Server": ["api_key", "grpc"],
+    },
+)
+@click.argument("collection")
+@click.option(
+    "--vector", "vector_name", help="Dense vector to learn from; '' is the unnamed one.  [default: the only one]"
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Destination of the CARE folder.  [default: COLLECTION-queries]",
+)
+@click.option(
+    "--base",
+    help="Train a transformer in place of a table of token vectors (extra 'train'): from a folder with a pretrained "
+    "sentence-transformers model or BERT, from the query encoder of a CARE folder or of 'built-in', or, with 'small', "
+    "two layers that start from a table.  [default: a table]",
+)
+@click.option("--text-field", help="Payload field with the text, as body or document.body.  [default: guessed]")
+@click.option(
+    "--sample",
+    type=click.IntRange(min=200),
+    default=100_000,
+    show_default=True,
+    help="Points to read at most, drawn at random.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the sample, the split and the training.")
+@click.option("--update", is_flag=True, help="Continue from the folder that an earlier run wrote to --output.")
+@click.option(
+    "--watch",
+    "watch_seconds",
+    type=click.FloatRange(0),
+    help="Run until SIGTERM or Ctrl-C: look at the points after each wait of this many seconds, and update the encoder "
+    "where 5 % of them are new.  [default: learn once]",
+)
+@click.option("--force", is_flag=True, help="Register the query encoder even if its quality is below the limit.")
+@click.option(
+    "--document",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Folder of the sentence-transformers model that made the vectors, to become the document side.",
+)
+@click.option(
+    "--document-start",
+    is_flag=True,
+    help="Start training with the vectors that --document gives each of up to 12,000 tokens alone, twice as many where "
+    "the texts are Chinese.  [default: with what the built-in pair knows of Chinese tokens, else at random]",
+)
+@_log_options
+@target_options
+def command(
+    collection: str,
+    vector_name: str | None,
+    output: Path | None,
+    base: str | None,
+    text_field: str | None,
+    sample: int,
+    seed: int,
+    update: bool,
+    watch_seconds: float | None,
+    force: bool,
+    document: Path | None,
+    document_start: bool,
+    target: Target,
+    **log: Any,
+) -> None:
+    """Learn a query encoder from the vectors of COLLECTION, so that queries no longer need the model that made them.
+
+    It reads texts and vectors, whichever tool wrote them, and trains a table of token vectors on the CPU in minutes:
+    no labels, no queries, no access to the old model, and no stored vector is changed. The CARE folder that it writes
+    encodes queries only. Held-out documents measure its quality first; below the limit it is not registered, and
+    searching with it is refused. The report is JSON on stdout, with --watch one line for each time that it learned; a
+    text and a picture lie in OUTPUT/learn. An interrupted run is continued by the same command.
+
+    \b
+    Example:
+      care learn articles --url http://localhost:6333
+      care search "糖尿病人能吃西瓜吗" --collection articles --model articles-queries --url http://localhost:6333
+      care learn articles --url http://localhost:6333 --base built-in --output articles-layers
+      care learn articles --url http://localhost:6333 --update
+      care learn articles --url http://localhost:6333 --watch 600
+    """
+    from care_qdrant.cli.watching import passes
+    from care_qdrant.errors import InputError
+    from care_trainer.learn.learn import learn
+    from care_trainer.learn.settings import LearnSettings
+
+    if base is not None and (update or watch_seconds is not None):
+        raise click.UsageError("--base starts anew, --update and --watch go on with what is there; give one")
+    if document_start and (document is None or update or base is not None):
+        raise click.UsageError(
+            "--document-start starts a table with token vectors of --document: give that, without --update and --base"
+        )
+    settings = LearnSettings(sample=sample, seed=seed, start_model=str(document) if document_start else None)
+    folder = output or Path(f"{collection}-queries")
+    if update and not folder.is_dir():
+        raise InputError(f"{folder}: is not there; --update continues from the folder of an earlier run")
+    learn_it = partial(
+        learn,
+        collection_name=collection,
+        output=folder,
+        vector_name=vector_name,
+        text_field=text_field,
+        document=document,
+        base=base,
+        questions=_questions(**log),
+        force=force,
+    )
+    if watch_seconds is None:
+        _learn(target, learn_it, folder, settings, update=update)
+    else:
+        for _ in passes(lambda stop: _follow(target, learn_it, collection, folder, settings, stop), watch_seconds):
+            pass
+
+
+class _Ended(Exception):
+    """A signal came while the encoder was trained; the same command goes on from there."""
+
+
+def _follow(
+    target: Target,
+    learn_it: "Callable[..., LearnReport]",
+    collection: str,
+    folder: Path,
+    settings: "LearnSettings",
+    stop: threading.Event,
+) -> None:
+    """Learn where there is no encoder yet, and update it where enough points are new."""
+    from care_qdrant.qdrant.collection import Collection
+    from care_trainer.learn.earlier import unseen_fraction
+    from care_trainer.learn.settings import NEWS
+
+    def end(*_: object) -> None:
+        if stop.is_set():
+            raise _Ended
+
+    if update := folder.is_dir():
+        with target.open() as client:
+            found = Collection(client, collection).resolve()
+            if unseen_fraction(folder, found, settings) < NEWS:
+                return
+    with suppress(_Ended):
+        _learn(target, learn_it, folder, settings, update=update, on_progress=end)
+
+
+def _learn(
+    target: Target,
+    learn_it: "Callable[..., LearnReport]",
+    folder: Path,
+    settings: "LearnSettings",
+    *,
+    update: bool,
+    on_progress: "Progress" = lambda _part, _done, _total: None,
+) -> None:
+    """Learn once, write the report and print it."""
+    from care_qdrant.errors import InputError, MissingExtra
+    from care_qdrant.progress import parts_bar
+    from care_trainer.learn.report import paragraphs, plot, write_report
+    from care_trainer.learn.settings import FOLDER, UPDATE
+
+    if update:
+        settings = replace(UPDATE, sample=settings.sample, seed=settings.seed)
+    with target.open() as client, parts_bar() as show:
+
+        def note(part: str, done: int, total: int) -> None:
+            show(part, done, total)
+            on_progress(part, done, total)
+
+        report = learn_it(client, settings=settings, start=folder if update else None, on_progress=note)
+    write_report(folder, report)
+    try:
+        plot(report, folder / FOLDER / "report.png")
+    except MissingExtra as missing:
+        click.echo(f"no plot: {missing}", err=True)
+    for paragraph in paragraphs(report):
+        click.echo(paragraph, err=True)
+    click.echo(json.dumps(asdict(report), ensure_ascii=False))
+    if not report.registered:
+        raise InputError(
+            f"{folder}: was written but not registered: {report.refused}. Register it nevertheless with: --force"
+        )
+
+
+def _questions(
+    queries: Path | None,
+    query_model: str | None,
+    query_endpoint: str | None,
+    endpoint_model: str | None,
+    usd_per_million_tokens: float | None,
+    max_usd: float,
+) -> "Callable[[int], QueryFile] | None":
+    """Return what reads the file of questions, None where there is none."""
+    if queries is None:
+        if query_model or query_endpoint:
+            raise click.UsageError("--query-model and --query-endpoint encode questions: give --queries")
+        return None
+    if query_model and query_endpoint:
+        raise click.UsageError("--query-model and --query-endpoint both encode the queries; give one")
+    if query_endpoint and (endpoint_model is None or usd_per_million_tokens is None):
+        raise click.UsageError("--query-endpoint needs --endpoint-model and --usd-per-million-tokens (0 if it is free)")
+    from care_trainer.learn.queries import Endpoint, embed_with_endpoint, embed_with_model, read_queries
+
+    embed = None
+    if query_model:
+        embed = embed_with_model(query_model)
+    elif query_endpoint and endpoint_model is not None and usd_per_million_tokens is not None:
+        embed = embed_with_endpoint(Endpoint(query_endpoint, endpoint_model, usd_per_million_tokens, max_usd))
+    return lambda dim: read_queries(queries, dim, embed)

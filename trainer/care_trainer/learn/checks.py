@@ -1,0 +1,121 @@
+"""Refuses vectors that no query encoder can be learned from: constant ones, and those of two models under one name."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from care_qdrant.errors import InputError
+from care_qdrant.types import Vectors
+from care_trainer.learn.tokens import TokenLists
+
+_CHECKED = 2_000
+"""Vectors that are looked at."""
+_ROUNDS = 20
+_MIN_VARIANCE = 1e-6
+_MIN_SEPARATION = 0.15
+"""Of the silhouette: how much nearer a vector is to its own group than to the other one, from -1 to 1."""
+_MIN_GROUP = 0.02
+_MAX_EXPLAINED = 0.5
+"""Of what the texts tell about the group, from 0 (nothing) to 1 (all): topics and languages are told by their words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """How the stored vectors fall into two groups."""
+
+    share: float
+    """Fraction of the vectors in the smaller group."""
+    separation: float
+    """Mean silhouette, from -1 to 1."""
+    explained: float
+    """How well the words of a text tell the group of its vector, from 0 (chance) to 1."""
+
+
+def require_learnable(vectors: Vectors, tokens: TokenLists, vocabulary: int, where: str) -> Groups:
+    """Refuse constant vectors, texts without tokens and vectors of two models.
+
+    Args:
+        vectors: In random order, (texts, width).
+        tokens: Of the same texts.
+        vocabulary: Number of tokens of the tokenizer.
+        where: Vector and collection, for messages.
+
+    Raises:
+        InputError: One of these is the case; the message says which.
+    """
+    if not len(tokens.flat):
+        raise InputError(f"{where}: the texts have neither letters nor digits, so there is nothing to learn from")
+    if float(vectors[:_CHECKED].var(axis=0).sum()) < _MIN_VARIANCE:
+        raise InputError(
+            f"{where}: all stored vectors are the same; the model that made them does not tell texts apart"
+        )
+    groups = find_groups(vectors[:_CHECKED], tokens.take(np.arange(min(_CHECKED, len(tokens)))), vocabulary)
+    if groups.separation >= _MIN_SEPARATION and groups.share >= _MIN_GROUP and groups.explained < _MAX_EXPLAINED:
+        raise InputError(
+            f"{where}: the vectors fall into two groups ({groups.share:.0%} and {1 - groups.share:.0%}, silhouette "
+            f"{groups.separation:.2f}) that the texts do not explain ({groups.explained:.0%}): two models wrote under "
+            "one name. Encode the smaller group again with the model of the larger one"
+        )
+    return groups
+
+
+def find_groups(vectors: Vectors, tokens: TokenLists, vocabulary: int) -> Groups:
+    """Split vectors into two groups by k-means, and measure how separate they are and what the texts know of them."""
+    group = _two_means(vectors)
+    share = float(min(group.mean(), 1 - group.mean()))
+    if not share > 0:
+        return Groups(0.0, 0.0, 1.0)
+    return Groups(
+        round(share, 4), round(_silhouette(vectors, group), 4), round(_explained(tokens, group, vocabulary), 4)
+    )
+
+
+def _two_means(vectors: Vectors) -> npt.NDArray[np.bool_]:
+    """Return which of two groups each vector is in, starting from the largest principal component around the mean."""
+    centred = vectors - vectors.mean(axis=0)
+    _, _, directions = np.linalg.svd(centred[:512], full_matrices=False)
+    group = centred @ directions[0] > 0
+    for _ in range(_ROUNDS):
+        if group.all() or not group.any():
+            break
+        centres = np.stack([vectors[~group].mean(axis=0), vectors[group].mean(axis=0)])
+        distances = ((vectors[:, None, :] - centres) ** 2).sum(axis=2)
+        now = distances[:, 1] < distances[:, 0]
+        if (now == group).all():
+            break
+        group = now
+    return np.asarray(group, dtype=np.bool_)
+
+
+def _silhouette(vectors: Vectors, group: npt.NDArray[np.bool_]) -> float:
+    """Return the mean of (b - a) / max(a, b): squared distances to the vectors of the other and of the own group."""
+    squares = (vectors**2).sum(axis=1)
+    to_group = {
+        side: squares - 2 * vectors @ vectors[group == side].mean(axis=0) + squares[group == side].mean()
+        for side in (False, True)
+    }
+    own = np.where(group, to_group[True], to_group[False])
+    other = np.where(group, to_group[False], to_group[True])
+    return float(((other - own) / np.maximum(np.maximum(own, other), 1e-12)).mean())
+
+
+def _explained(tokens: TokenLists, group: npt.NDArray[np.bool_], vocabulary: int) -> float:
+    """Return how well naive Bayes on the words of half of the texts tells the groups of the other half.
+
+    Returns:
+        Balanced accuracy, stretched so that chance is 0 and certainty 1.
+    """
+    half = len(group) // 2
+    odds = np.zeros(vocabulary)
+    for side, sign in ((True, 1), (False, -1)):
+        rows = np.flatnonzero(group[:half] == side)
+        if not len(rows):
+            return 1.0
+        counts = np.bincount(tokens.take(rows).flat, minlength=vocabulary) + 0.5
+        odds += sign * np.log(counts / counts.sum())
+    test = tokens.take(np.arange(half, len(group)))
+    sums = np.add.reduceat(np.append(odds[test.flat], 0.0), test.starts[:-1]) * (test.lengths > 0)
+    correct = [((sums > 0) == side)[group[half:] == side] for side in (True, False)]
+    rates = [float(found.mean()) for found in correct if len(found)]
+    return max(0.0, 2 * float(np.mean(rates)) - 1)

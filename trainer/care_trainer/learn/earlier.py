@@ -1,0 +1,117 @@
+"""What an earlier run left in its CARE folder: the encoder to continue from, and which points it has seen."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense, Normalize
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+from tokenizers import Tokenizer
+
+from care_qdrant.encoders.torch import no_progress_bars
+from care_qdrant.errors import InputError
+from care_qdrant.model.folder import verify_checkpoint
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.types import Vectors
+from care_trainer.learn.reading import require_documents, sample_ids
+from care_trainer.learn.settings import FOLDER, LearnSettings
+
+_SEEN = "seen.npy"
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """A query encoder that an earlier run learned."""
+
+    encoder: SentenceTransformer
+    """Its query encoder, which ends in the learned space, before the normalisation."""
+    basis: Vectors | None
+    seen: npt.NDArray[np.uint64]
+    """Digests of the ids of the points that the run read, sorted."""
+    fingerprint: str
+    """Of its CARE folder."""
+
+    @property
+    def is_table(self) -> bool:
+        """Whether the encoder is a table of token vectors, without layers."""
+        return isinstance(self.encoder[0], StaticEmbedding)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of a table."""
+        static = self.encoder[0]
+        assert isinstance(static, StaticEmbedding)
+        return static.tokenizer
+
+    @property
+    def table(self) -> Vectors:
+        """Token vectors of a table, (tokens, width)."""
+        return table_of(self.encoder)
+
+    def is_new(self, ids: Sequence[object]) -> npt.NDArray[np.bool_]:
+        """Return which points the earlier run did not read, (ids,)."""
+        return ~np.isin(_digests(ids), self.seen)
+
+
+@no_progress_bars()
+def load_earlier(folder: Path) -> Earlier:
+    """Read what an earlier run left.
+
+    Raises:
+        InputError: The folder was not written by `care learn`.
+        ModelError: It is incomplete or altered.
+    """
+    card = verify_checkpoint(folder)
+    seen = _load_seen(folder)
+    model = SentenceTransformer(str(folder / "query"), device="cpu", local_files_only=True)
+    modules = [module for module in model if not isinstance(module, Normalize)]
+    basis, last = None, modules[-1]
+    if isinstance(last, Dense) and last.linear.bias is None:  # a projection that was trained has a bias
+        basis = np.ascontiguousarray(last.linear.weight.detach().numpy().T)
+        modules.pop()
+    encoder = SentenceTransformer(modules=modules, prompts={"query": card.query.prompt}, device="cpu")
+    return Earlier(encoder, basis, seen, card.fingerprint)
+
+
+def table_of(encoder: SentenceTransformer) -> Vectors:
+    """Return the token vectors of an encoder that is a table, (tokens, width)."""
+    static = encoder[0]
+    assert isinstance(static, StaticEmbedding)
+    vectors: Vectors = static.embedding.weight.detach().numpy()
+    return vectors
+
+
+def unseen_fraction(folder: Path, collection: Collection, settings: LearnSettings) -> float:
+    """Return the fraction of a collection's sample that the run which wrote a folder has not read, from 0 to 1.
+
+    Raises:
+        InputError: The folder was not written by `care learn`.
+        TooFewDocuments: The collection has too few points to learn from.
+        QdrantError: Qdrant refused, or cannot be reached.
+    """
+    seen, ids = _load_seen(folder), sample_ids(collection, settings.sample, settings.seed)
+    require_documents(collection, len(ids))
+    return float(np.mean(~np.isin(_digests(ids), seen)))
+
+
+def save_seen(folder: Path, ids: Sequence[object]) -> None:
+    """Keep which points a run has read, eight bytes for each."""
+    (folder / FOLDER).mkdir(exist_ok=True)
+    np.save(folder / FOLDER / _SEEN, np.sort(_digests(ids)))
+
+
+def _load_seen(folder: Path) -> npt.NDArray[np.uint64]:
+    path = folder / FOLDER / _SEEN
+    if not path.is_file():
+        raise InputError(f"{folder}: was not written by care learn ({FOLDER}/{_SEEN} is missing); learn into a new one")
+    seen: npt.NDArray[np.uint64] = np.load(path)
+    return seen
+
+
+def _digests(ids: Sequence[object]) -> npt.NDArray[np.uint64]:
+    digests = (hashlib.blake2b(str(one).encode(), digest_size=8).digest() for one in ids)
+    return np.frombuffer(b"".join(digests), dtype=np.uint64)

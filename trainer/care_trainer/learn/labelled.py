@@ -1,0 +1,243 @@
+"""How a learned query encoder does on questions whose relevant documents are known, beside BM25 and the old model.
+
+The searches are those of the collection itself: its index, its quantisation, its BM25, the product's fusion. They need
+no contract, so that an encoder which is not registered is measured as well.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from qdrant_client import models
+
+from care_qdrant.encoders import bm25
+from care_qdrant.errors import InputError
+from care_qdrant.model.gate import TOP, binary_ndcg
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.embedded_sparse import tune_sparse_search
+from care_qdrant.qdrant.layout import CARE_LAYOUT, Layout, Payload
+from care_qdrant.qdrant.payload import CARE_KEY
+from care_qdrant.search.plan import QueryPlan, dense_search, sparse_search
+from care_qdrant.search.resolve import StoreConfig, resolve_vectors
+from care_qdrant.types import Vectors
+from care_trainer.learn.queries import Labelled
+
+Unit = Literal["points", "documents"]
+Queries = Sequence[models.Prefetch | None]
+"""Searches by one kind of vector; None for a question that it cannot ask."""
+
+_BATCH = 64
+_DEPTH = 100
+"""Points of an answer where documents are ranked: chunks of a few of them may fill the first ten places."""
+_RESAMPLES = 2_000
+_CONFIDENCE = 0.95
+_EXAMPLES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over questions, from 0 to 1."""
+
+    mean: float
+    low: float
+    """Lower end of the 95 % interval, by the percentile bootstrap over questions."""
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """What one kind of search finds; relevance is binary, and a question without an answer counts as 0."""
+
+    ndcg_at_10: Estimate
+    recall_at_10: Estimate
+    """Fraction of the relevant points or documents that are among the first ten."""
+    mrr_at_10: Estimate
+    """Mean reciprocal rank of the first relevant one; 0 beyond the first ten."""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledQuality:
+    """Quality on labelled questions, none of which was trained on, over the whole collection."""
+
+    unit: Unit
+    """Whose ids the labels are, and what is ranked."""
+    questions: int
+    relevant: int
+    """Relevant points or documents of these questions."""
+    unknown_ids: int
+    """Different ids that the collection does not have; they are left out."""
+    left_out: int
+    """Questions that have no other ids and are left out with them."""
+    learned: Ranking
+    """The learned encoder alone."""
+    bm25: Ranking | None
+    """BM25 alone; None where the collection has no BM25 vector of this package."""
+    hybrid: Ranking | None
+    """Both, in the fusion that a search uses by default."""
+    old_model: Ranking | None
+    """The model that made the vectors, by its own query vectors; None where not every question has one."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownLabels:
+    """Labelled questions with the ids that the collection has."""
+
+    questions: Labelled
+    unit: Unit
+    layout: Layout
+    unknown_ids: int
+    left_out: int
+
+
+def find_labels(collection: Collection, layout: Layout, labelled: Labelled) -> KnownLabels:
+    """Look the labels' ids up among the ids of all points and those of their documents, whichever holds more of them.
+
+    Args:
+        collection: The whole of it is listed: its ids, and the fields that name documents.
+        layout: Of its payloads.
+        labelled: The questions.
+
+    Raises:
+        InputError: The collection has none of the ids.
+        QdrantError: Qdrant refused, or cannot be reached.
+    """
+    wanted = {one for ids in labelled.relevant for one in ids}
+    found: dict[Unit, set[str]] = {"documents": set(), "points": set()}
+    example = ""
+    for page in collection.scroll("reading ids", payload=_id_fields(layout)):
+        for record in page:
+            point, document = str(record.id), _document_of(layout, record.id, record.payload or {})
+            example = example or f"point {point!r} of document {document!r}"
+            found["points"] |= {point} & wanted
+            found["documents"] |= {document} & wanted
+    unit: Unit = "points" if len(found["points"]) > len(found["documents"]) else "documents"
+    known = found[unit]
+    if not known:
+        raise InputError(
+            f"none of the {len(wanted)} ids under 'relevant' ({', '.join(map(repr, sorted(wanted)[:_EXAMPLES]))} …) is "
+            f"the id of a point or a document of collection {collection.name!r} (it has, for example, {example})"
+        )
+    relevant = [sorted({*ids} & known) for ids in labelled.relevant]
+    rows = [row for row, ids in enumerate(relevant) if ids]
+    return KnownLabels(
+        Labelled(
+            [labelled.texts[row] for row in rows],
+            [relevant[row] for row in rows],
+            None if labelled.vectors is None else labelled.vectors[rows],
+        ),
+        unit,
+        layout,
+        unknown_ids=len(wanted) - len(known),
+        left_out=len(relevant) - len(rows),
+    )
+
+
+def measure_labelled(
+    collection: Collection, vector_name: str, labels: KnownLabels, learned: Vectors, alpha: float | None, seed: int
+) -> LabelledQuality:
+    """Search the collection with labelled questions, and compare what is found with what is relevant.
+
+    Args:
+        collection: Searched as a whole.
+        vector_name: Dense vector that the encoder was learned from.
+        labels: The questions.
+        learned: Their learned vectors, (questions, dim).
+        alpha: Share of the dense score in the fusion with BM25; None for the default.
+        seed: Of the bootstrap.
+
+    Raises:
+        QdrantError: Qdrant refused, or cannot be reached.
+    """
+    resolved = resolve_vectors(
+        collection.name, collection.schema, StoreConfig(sparse=None, vector_name=vector_name), checked_at=0.0
+    )
+    if alpha is not None:
+        resolved = replace(resolved, alpha=alpha)
+    questions = labels.questions
+    depth = TOP if labels.unit == "points" else min(_DEPTH, resolved.limits.query or _DEPTH)
+    none: Queries = [None] * len(questions.texts)
+
+    def ranking(dense: Queries, sparse: Queries) -> Ranking:
+        plans = [
+            QueryPlan(*searches, depth, alpha=resolved.alpha, max_limit=resolved.limits.query)
+            for searches in zip(dense, sparse, strict=True)
+        ]
+        return _ranking([_ranked(labels, points) for points in _answers(collection, plans)], questions.relevant, seed)
+
+    def asked(vectors: Vectors) -> Queries:
+        return [dense_search(resolved, vector, filter=None, params=None) for vector in vectors.tolist()]
+
+    sparse: Queries | None = None
+    if resolved.sparse_vector_name is not None:
+        tune_sparse_search(collection.client, collection.name)
+        sparse = [sparse_search(resolved, bm25.query_vector(text), filter=None) for text in questions.texts]
+    return LabelledQuality(
+        unit=labels.unit,
+        questions=len(questions.texts),
+        relevant=sum(map(len, questions.relevant)),
+        unknown_ids=labels.unknown_ids,
+        left_out=labels.left_out,
+        learned=ranking(asked(learned), none),
+        bm25=None if sparse is None else ranking(none, sparse),
+        hybrid=None if sparse is None else ranking(asked(learned), sparse),
+        old_model=None if questions.vectors is None else ranking(asked(questions.vectors), none),
+    )
+
+
+def _answers(collection: Collection, plans: Sequence[QueryPlan]) -> list[list[models.ScoredPoint]]:
+    """Return what each plan finds; nothing for one that asks nothing."""
+    answers: list[list[models.ScoredPoint]] = [[] for _ in plans]
+    requests = [(row, request) for row, plan in enumerate(plans) for request in plan.requests()]
+    for start in range(0, len(requests), _BATCH):
+        batch = requests[start : start + _BATCH]
+        found = collection.search("searching for the labelled questions", [request for _, request in batch])
+        for (row, _), points in zip(batch, found, strict=True):
+            answers[row] = points
+    return answers
+
+
+def _ranked(labels: KnownLabels, points: Sequence[models.ScoredPoint]) -> list[str]:
+    """Return the ids of the points, or of their documents, each once, best first."""
+    if labels.unit == "points":
+        return [str(point.id) for point in points]
+    return list(dict.fromkeys(_document_of(labels.layout, point.id, point.payload or {}) for point in points))
+
+
+def _document_of(layout: Layout, point_id: object, payload: Payload) -> str:
+    return layout.of_point(payload).ref_doc_id(payload) or str(point_id)
+
+
+def _id_fields(layout: Layout) -> list[str]:
+    """Return the fields of a payload that name its document, and those that tell our points from others."""
+    return [*{*layout.document_paths, *CARE_LAYOUT.document_paths, CARE_KEY}]
+
+
+def _ranking(found: Sequence[Sequence[str]], relevant: Sequence[Sequence[str]], seed: int) -> Ranking:
+    hits = [[one in ids for one in best[:TOP]] for best, ids in zip(found, relevant, strict=True)]
+    return Ranking(
+        ndcg_at_10=estimate([binary_ndcg(best, ids) for best, ids in zip(found, relevant, strict=True)], seed),
+        recall_at_10=estimate([sum(row) / len(ids) for row, ids in zip(hits, relevant, strict=True)], seed),
+        mrr_at_10=estimate([1 / (row.index(True) + 1) if True in row else 0.0 for row in hits], seed),
+    )
+
+
+def estimate(scores: Sequence[float], seed: int) -> Estimate:
+    """Return the mean of some scores with its 95 % interval by the percentile bootstrap."""
+    values: npt.NDArray[np.float64] = np.array(scores)
+    generator = np.random.default_rng([seed, 5])
+    means = [generator.choice(values, len(values)).mean() for _ in range(_RESAMPLES)]
+    low, high = np.quantile(means, [(1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2])
+    return Estimate(round(float(values.mean()), 4), round(float(low), 4), round(float(high), 4))
+
+
+def rankings(quality: LabelledQuality) -> Mapping[str, Ranking]:
+    """Return what was measured, by the name that a report gives it."""
+    named = {
+        "learned": quality.learned,
+        "BM25": quality.bm25,
+        "learned and BM25": quality.hybrid,
+        "old model": quality.old_model,
+    }
+    return {name: ranking for name, ranking in named.items() if ranking is not None}

@@ -1,0 +1,313 @@
+"""Learns a query encoder from a collection: read, train, measure, write the folder, register it."""
+
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qdrant_client import QdrantClient
+
+from care_qdrant.errors import InputError, needs_extra
+from care_qdrant.model.card import Card
+from care_qdrant.model.hub import BUILT_IN
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.learned import PROBES, LearnedContract, probe_vectors, signs
+from care_qdrant.qdrant.retry import RetryPolicy
+from care_trainer.learn import quality
+from care_trainer.learn.held_out import HeldOut
+from care_trainer.learn.labelled import KnownLabels, LabelledQuality, find_labels, measure_labelled
+from care_trainer.learn.queries import QueryFile, Questions
+from care_trainer.learn.reading import Pairs, dense_vector, read_pairs, restored
+from care_trainer.learn.settings import LearnSettings
+
+if TYPE_CHECKING:
+    from care_trainer.learn.training import Split, Trained
+
+Progress = Callable[[str, int, int], None]
+"""Told the name of a part of the work, what is done of it and how much there is."""
+
+_GATE_DOCUMENTS = 1_000
+"""Stored vectors among which the int8 form has to find what the full one finds."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnReport:
+    """What a training run read, how good its query encoder is, and whether it may be used."""
+
+    collection: str
+    vector_name: str
+    folder: str
+    model: str
+    fingerprint: str
+    dim: int
+    points: int
+    texts: int
+    without_text: int
+    without_vector: int
+    repeated: int
+    text_field: str
+    base: str | None
+    """What a transformer was trained from, as it was named; None for a table and for an update."""
+    layers: bool
+    """Whether the encoder is a transformer, not a table of token vectors."""
+    vocabulary: int
+    tokens: str
+    """Whose tokens have vectors: "collection", "built-in", "base", or "earlier" after an update."""
+    steps: int
+    best_step: int
+    seconds: float
+    trained_again: bool
+    """Whether the encoder that was written has then learned the held-out documents, too."""
+    before: HeldOut | None
+    """Quality of what a transformer began with, before it was trained; None for a table."""
+    held_out: HeldOut
+    agreement: quality.Agreement | None
+    """With the old model on questions that were not trained on; None without a query log."""
+    labelled: LabelledQuality | None
+    """On questions whose relevant documents are known; None without such questions."""
+    new_documents: HeldOut | None
+    """Quality of the encoder that is updated on documents that it has not seen, before the update; None otherwise."""
+    alpha: float | None
+    """Share of the dense score that suits a linear fusion with BM25."""
+    query_microseconds: float
+    """CPU time of one query, in batches of 32."""
+    onnx_bytes: int
+    refused: str | None
+    """Why the encoder is not good enough to be registered; None where it is."""
+    registered: bool
+    history: list[dict[str, float]]
+
+
+def learn(
+    client: QdrantClient,
+    collection_name: str,
+    output: Path,
+    *,
+    vector_name: str | None = None,
+    settings: LearnSettings | None = None,
+    text_field: str | None = None,
+    name: str | None = None,
+    document: Path | None = None,
+    questions: Callable[[int], QueryFile] | None = None,
+    base: str | None = None,
+    start: Path | None = None,
+    force: bool = False,
+    policy: RetryPolicy | None = None,
+    on_progress: Progress = lambda _part, _done, _total: None,
+) -> LearnReport:
+    """Learn a query encoder from one vector of a collection, write it to a CARE folder and register it.
+
+    Nothing of the collection but its metadata is changed. An interrupted training run is continued by the same call.
+
+    Args:
+        client: An open Qdrant.
+        collection_name: Collection or alias.
+        output: Destination of the CARE folder; the report and the plot lie in it.
+        vector_name: Dense vector to learn from; empty for the unnamed one, None for the only one.
+        settings: Of the training run.
+        text_field: Path of the text in the payload; None guesses it.
+        name: Of the pair; None takes the name of the folder.
+        document: Folder of the sentence-transformers model that made the vectors, to become the document side.
+        questions: Returns a file of questions, with the old model's vectors of so many dimensions: of its query log,
+            half is trained on; of its labelled questions, none.
+        base: Pretrained encoder to train in place of a table of token vectors: folder of a sentence-transformers model
+            or of a BERT-like transformer, CARE folder, ``built-in``, or ``small`` for a transformer of two layers that
+            starts from a table. None trains a table.
+        start: CARE folder that an earlier call wrote for this collection, to continue from; excludes ``base``.
+        force: Register the encoder whatever its quality.
+        policy: How often to try a call to Qdrant again.
+        on_progress: See `Progress`.
+
+    Raises:
+        InputError: The collection has nothing to learn from, or none of the labels' ids; the message says what was
+            found.
+        ContractError: Its vector is of a kind that no query encoder can follow.
+        QdrantError: Qdrant refused, or cannot be reached.
+        MissingExtra: Torch or onnx are not installed, or the trainer, which ``base`` needs.
+    """
+    if base is not None and start is not None:
+        raise InputError(f"{start}: an update continues from the encoder that is there; leave the base {base!r} out")
+    began = time.monotonic()
+    with needs_extra("learn", "learning a query encoder"):
+        import onnxscript  # noqa: F401  # the export at the end needs it
+        import torch
+
+    settings = settings or LearnSettings()
+    torch.manual_seed(settings.seed)
+    collection = Collection(client, collection_name, policy).resolve()
+    vector_name, params = dense_vector(collection.schema, vector_name)
+    asked = QueryFile(None, None) if questions is None else questions(params.size)
+    from care_trainer.learn.earlier import load_earlier, save_seen
+    from care_trainer.learn.training import Split, train
+    from care_trainer.learn.transformer import find_base, load_trainer, train_transformer
+
+    earlier = None if start is None else load_earlier(start)
+    is_table = base is None and (earlier is None or earlier.is_table)
+    pretrained = None if base is None else find_base(base)
+    if not is_table:
+        load_trainer()
+    pairs = read_pairs(
+        collection,
+        vector_name,
+        settings,
+        text_field=text_field,
+        basis=None if earlier is None else earlier.basis,
+        on_progress=lambda done, total: on_progress("reading", done, total),
+    )
+    labels = None if asked.labelled is None else find_labels(collection, pairs.layout, asked.labelled)
+    split = Split.of(pairs, settings, earlier)
+    where = f"vector {vector_name!r} of collection {collection.name!r}"
+    new_documents = None if earlier is None else split.drift(earlier, settings)
+    state = output.with_name(f".{output.name}.learning")
+    if is_table:
+        trained = train(
+            split, asked.log, settings, where, earlier, state, lambda done, total: on_progress("training", done, total)
+        )
+    else:
+        trained = train_transformer(split, asked.log, settings, where, earlier or pretrained, state, on_progress)
+    refused = quality.verdict(trained.held_out)
+    # The card goes wherever the folder goes, so it names the model and not its place on this machine.
+    began_with = Path(base or settings.start_model or "").name
+    stage = {
+        "name": "learn",
+        "texts": len(split.texts),
+        "settings": asdict(settings) | {"start_model": None},  # it is under "start"
+        "best_step": trained.best_step,
+        "held_out": asdict(trained.held_out),
+        "start": began_with or (BUILT_IN if trained.built_in_start else "random"),
+        "tokens": trained.tokens,
+    }
+    alpha = quality.fusion_alpha(
+        split.questions,
+        trained.questions,
+        [split.texts[row] for row in split.train],
+        pairs.vectors[split.train],
+    )
+    on_progress("export", 0, 1)
+    card = _write(output, trained, split, name or output.name, document, settings, stage, where)
+    on_progress("export", 1, 1)
+    report = LearnReport(
+        collection=collection.name,
+        vector_name=vector_name,
+        folder=str(output),
+        model=card.name,
+        fingerprint=card.fingerprint,
+        dim=card.dim,
+        points=pairs.points,
+        texts=len(pairs.texts),
+        without_text=pairs.without_text,
+        without_vector=pairs.without_vector,
+        repeated=pairs.repeated,
+        text_field=pairs.layout.text_field,
+        base=base,
+        layers=not is_table,
+        vocabulary=trained.tokenizer.get_vocab_size(),
+        tokens=trained.tokens,
+        steps=trained.steps,
+        best_step=trained.best_step,
+        seconds=round(time.monotonic() - began, 1),
+        trained_again=trained.trained_again,
+        before=trained.before,
+        held_out=trained.held_out,
+        agreement=_agreement(output, asked.log, split),
+        labelled=_labelled(output, collection, vector_name, labels, alpha, settings.seed),
+        new_documents=new_documents,
+        alpha=alpha,
+        query_microseconds=_query_microseconds(output, split.questions),
+        onnx_bytes=card.files["query/onnx/model_int8.onnx"].bytes,
+        refused=refused,
+        registered=refused is None or force,
+        history=trained.history,
+    )
+    save_seen(output, pairs.read)
+    if report.registered:
+        contract = _contract(collection, vector_name, pairs, card, alpha)
+        collection.write_learned(vector_name, contract)
+    shutil.rmtree(state, ignore_errors=True)
+    return report
+
+
+def _write(
+    output: Path,
+    trained: "Trained",
+    split: "Split",
+    name: str,
+    document: Path | None,
+    settings: LearnSettings,
+    stage: Mapping[str, Any],
+    where: str,
+) -> Card:
+    from care_trainer.learn.folder import write_folder
+
+    output.parent.mkdir(parents=True, exist_ok=True)
+    return write_folder(
+        output,
+        trained.encoder,
+        split.pairs.basis,
+        name=name,
+        document=document,
+        probe_texts=[text for text in split.questions if trained.tokenizer.encode(text, add_special_tokens=False).ids],
+        document_vectors=restored(split.candidates[:_GATE_DOCUMENTS], split.pairs.basis),
+        temperature=settings.temperature,
+        stage=stage,
+        origin={"side": "document", "name": where},
+    )
+
+
+def _agreement(folder: Path, log: Questions | None, split: "Split") -> quality.Agreement | None:
+    from care_qdrant.model.pair import CareModel
+
+    if log is None:
+        return None
+    half = len(log.texts) // 2
+    rest = Questions(log.texts[half:], log.vectors[half:])
+    return quality.agreement(
+        CareModel.load(folder).encode_query(rest.texts), rest, restored(split.candidates, split.pairs.basis)
+    )
+
+
+def _labelled(
+    folder: Path,
+    collection: Collection,
+    vector_name: str,
+    labels: KnownLabels | None,
+    alpha: float | None,
+    seed: int,
+) -> LabelledQuality | None:
+    from care_qdrant.model.pair import CareModel
+
+    if labels is None:
+        return None
+    learned = CareModel.load(folder).encode_query(labels.questions.texts)
+    return measure_labelled(collection, vector_name, labels, learned, alpha, seed)
+
+
+def _query_microseconds(folder: Path, questions: list[str]) -> float:
+    from care_qdrant.model.pair import CareModel
+
+    encoder = CareModel.load(folder).query_encoder
+    asked = [text for text in questions if text.strip()][:256]
+    encoder.encode(asked[:32])
+    began = time.process_time()
+    for start in range(0, len(asked), 32):
+        encoder.encode(asked[start : start + 32])
+    return round((time.process_time() - began) / len(asked) * 1e6, 1)
+
+
+def _contract(
+    collection: Collection, vector_name: str, pairs: Pairs, card: Card, alpha: float | None
+) -> LearnedContract:
+    params = collection.schema.dense[vector_name]
+    records = collection.retrieve(pairs.ids[:PROBES], payload=False, vectors=[vector_name])
+    documents = collection.schema.contracts.get(vector_name)
+    return LearnedContract(
+        fingerprint=card.fingerprint,
+        model=card.name,
+        dim=card.dim,
+        distance=params.distance.value,
+        probes={key: signs(vector) for key, vector in probe_vectors(records.values(), vector_name).items()},
+        documents=None if documents is None else documents.fingerprint,
+        alpha=alpha,
+    )

@@ -1,0 +1,119 @@
+"""How good a learned query encoder is, measured before anyone uses it, and whether that is good enough."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from care_qdrant.encoders import bm25
+from care_qdrant.model.gate import compare
+from care_qdrant.types import Vectors
+from care_trainer.learn.held_out import HeldOut
+from care_trainer.learn.queries import Questions
+
+MIN_RECALL_AT_10 = 0.3
+"""Fraction of the held-out questions that find their own document among the first ten; below, learning has failed."""
+CHANCE_PERCENTILE = 0.6
+"""Mean percentile below which texts and vectors have nothing to do with each other; 0.5 is chance."""
+_DENSE_SHARE = 0.7
+"""Of the fusion of standardised scores. The best of 0.3 to 0.7 on another collection (8,000 answers, 1,000 questions of
+patients), for learned queries and for those of the model itself (docs/EXPERIMENTS.md)."""
+_FUSION_QUESTIONS = 100
+_FUSION_DOCUMENTS = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How far the learned encoder finds what the old model finds, on questions that it has not seen."""
+
+    questions: int
+    overlap_at_10: float
+    """Mean fraction of the old model's ten best documents that are among the learned encoder's ten best."""
+    ndcg_at_10: float
+    """Of the learned encoder where the old model's ten best documents are the relevant ones."""
+    mean_cosine: float
+    """Between the two query vectors."""
+
+
+def agreement(learned: Vectors, questions: Questions, documents: Vectors) -> Agreement:
+    """Compare learned query vectors with the old model's by what they find among documents.
+
+    Args:
+        learned: (questions, dim) unit rows.
+        questions: The same questions with the old model's vectors.
+        documents: (n, dim) stored vectors.
+    """
+    best = [set(np.argpartition(-(documents @ query), 10)[:10].tolist()) for query in questions.vectors]
+    found = compare(questions.vectors, learned, documents, best)
+    return Agreement(
+        questions=len(learned),
+        overlap_at_10=float(found.overlap_at_10 or 0.0),
+        ndcg_at_10=float(found.ndcg_at_10_int8 or 0.0),
+        mean_cosine=found.mean_cosine,
+    )
+
+
+def verdict(held_out: HeldOut) -> str | None:
+    """Return why an encoder of this quality must not be used, or None where it may."""
+    if held_out.percentile < CHANCE_PERCENTILE:
+        return (
+            f"a held-out document ranks above {held_out.percentile:.0%} of the others for its own sentence, and 50% is "
+            "chance: the stored texts are not those that the vectors were made of (shuffled, or another field)"
+        )
+    if held_out.recall_at_10 < MIN_RECALL_AT_10:
+        return (
+            f"only {held_out.recall_at_10:.0%} of the held-out documents are among the first ten for their own "
+            f"sentence or title, expected at least {MIN_RECALL_AT_10:.0%}: the collection is too small or too varied"
+        )
+    return None
+
+
+def fusion_alpha(questions: Sequence[str], vectors: Vectors, texts: Sequence[str], documents: Vectors) -> float | None:
+    """Return the share of the dense score in the linear fusion that is a fixed share of standardised scores.
+
+    Needs no judgements: BM25 scores and similarities are standardised by their mean deviations over some documents.
+
+    Args:
+        questions: Held-out ones.
+        vectors: Their learned vectors, (questions, width).
+        texts: Of documents.
+        documents: Stored vectors of those texts, (texts, width).
+    """
+    texts, documents = texts[:_FUSION_DOCUMENTS], documents[:_FUSION_DOCUMENTS]
+    scores = _lexical_scores(questions[:_FUSION_QUESTIONS], texts)
+    if not scores.any():
+        return None
+    spread_lexical = float(scores.std(axis=1).mean())
+    spread_dense = float((vectors[:_FUSION_QUESTIONS] @ documents.T).std(axis=1).mean())
+    dense, lexical = _DENSE_SHARE * spread_lexical, (1 - _DENSE_SHARE) * spread_dense
+    return round(dense / (dense + lexical), 3)
+
+
+def _lexical_scores(questions: Sequence[str], texts: Sequence[str]) -> npt.NDArray[np.float64]:
+    """Return the BM25 part of the linear fusion (`care_qdrant.search.fusion`), (questions, texts)."""
+    average = bm25.average_length(texts)
+    postings: dict[int, list[tuple[int, float]]] = {}
+    for row, text in enumerate(texts):
+        vector = bm25.document_vector(text, average_length=average)
+        for term, weight in zip(vector.indices, vector.values, strict=True):
+            postings.setdefault(term, []).append((row, weight))
+    scores = np.zeros((len(questions), len(texts)))
+    for number, question in enumerate(questions):
+        terms = Counter(map(bm25.term_id, bm25.terms(question)))
+        for term, count in terms.items():
+            found = postings.get(term, [])
+            idf = math.log(1 + (len(texts) - len(found) + 0.5) / (len(found) + 0.5))
+            for row, weight in found:
+                scores[number, row] += idf * weight * count
+        scores[number] /= bm25_scale(len(terms))
+    return scores
+
+
+def bm25_scale(terms: int) -> float:
+    """Return what a BM25 score of so many different terms is divided by in the linear fusion; 1 for none."""
+    from care_qdrant.search.fusion import bm25_weight
+
+    return 1 / bm25_weight(terms) if terms else 1.0

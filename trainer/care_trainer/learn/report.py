@@ -1,0 +1,123 @@
+"""The report of a training run, in words and as a picture."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from care_qdrant.errors import needs_extra
+from care_trainer.learn.labelled import Estimate, LabelledQuality, rankings
+from care_trainer.learn.learn import LearnReport
+from care_trainer.learn.settings import FOLDER
+
+
+def write_report(folder: Path, report: LearnReport) -> None:
+    """Write ``report.md``, ``report.json`` and, where matplotlib is installed, ``report.png`` into a CARE folder."""
+    target = folder / FOLDER
+    target.mkdir(exist_ok=True)
+    (target / "report.json").write_text(json.dumps(asdict(report), ensure_ascii=False, indent=2) + "\n", "utf-8")
+    (target / "report.md").write_text("\n\n".join(paragraphs(report)) + "\n", encoding="utf-8")
+
+
+def paragraphs(report: LearnReport) -> list[str]:
+    """Return what a person has to know before using the query encoder."""
+    found = report.held_out
+    lines = [
+        f"# {report.model}: a query encoder learned from collection {report.collection}",
+        f"{report.texts:,} texts of {report.points:,} points (field {report.text_field!r}) and their vectors "
+        f"{report.vector_name or '(unnamed)'!r} of {report.dim} dimensions; {report.without_text:,} points have no "
+        f"text, {report.without_vector:,} no vector, {report.repeated:,} a text that was read before. "
+        f"{report.steps:,} steps in {report.seconds:,.0f} s; the {'encoder' if report.layers else 'table'} of step "
+        f"{report.best_step:,} is kept, "
+        f"with {report.vocabulary:,} tokens ({report.tokens})"
+        + (", and trained once more with the held-out documents." if report.trained_again else "."),
+        f"**Quality.** {found.queries:,} documents were held out. For one of its sentences or its title, a document is "
+        f"the first of {found.candidates:,} in {found.recall_at_1:.0%} of the cases and among the first ten in "
+        f"{found.recall_at_10:.0%} (mean reciprocal rank {found.mrr:.3f}). Real questions are harder than sentences of "
+        "the text: judge with your own before you switch.",
+    ]
+    if report.before is not None:
+        lines.append(
+            f"**What the layers gained.** Before they were trained, {report.before.recall_at_10:.0%} were among the "
+            f"first ten (mean reciprocal rank {report.before.mrr:.3f}). The held-out documents were not learned from "
+            "afterwards."
+        )
+    if report.agreement is not None:
+        old = report.agreement
+        lines.append(
+            f"**Against the old model**, on {old.questions:,} questions that were not trained on: "
+            f"{old.overlap_at_10:.0%} of its ten best documents are among the ten best here, nDCG@10 against its "
+            f"ranking {old.ndcg_at_10:.3f}, mean cosine of the query vectors {old.mean_cosine:.3f}."
+        )
+    if report.labelled is not None:
+        lines += _labelled(report.labelled)
+    if report.new_documents is not None:
+        new = report.new_documents
+        lines.append(
+            f"**New documents.** Before this update, {new.recall_at_10:.0%} of {new.queries:,} documents that the "
+            f"earlier encoder had not seen were among the first ten for their own sentence or title."
+        )
+    lines.append(
+        f"**Cost.** A query takes {report.query_microseconds:,.0f} µs on one core in batches of 32; the model is "
+        f"{report.onnx_bytes / 1e6:,.1f} MB. No other model and no service is asked."
+    )
+    if report.alpha is not None:
+        lines.append(f"**With BM25** (hybrid search), weight the dense score by alpha = {report.alpha:.3f}.")
+    lines.append(
+        "**Not for** questions in a language that the texts are not in, "
+        + ("" if report.layers else "meaning that depends on word order (negation, who did what to whom), ")
+        + "very short words that the collection does not have, or documents: those still need the model that made the "
+        "vectors."
+    )
+    lines.append(f"**Not registered**: {report.refused}." if not report.registered else "Registered for this vector.")
+    return lines
+
+
+def _labelled(found: LabelledQuality) -> list[str]:
+    unknown = (
+        f" {found.unknown_ids:,} of the ids are not in the collection; they are left out, and {found.left_out:,} "
+        "questions that have no others."
+        if found.unknown_ids
+        else ""
+    )
+    rows = ["| search | nDCG@10 | recall@10 | MRR@10 |", "|---|---|---|---|"]
+    for name, one in rankings(found).items():
+        figures = " | ".join(map(_figure, (one.ndcg_at_10, one.recall_at_10, one.mrr_at_10)))
+        rows.append(f"| {name} | {figures} |")
+    return [
+        f"**Your labelled questions**, {found.questions:,} with {found.relevant:,} relevant {found.unit}, none of them "
+        f"trained on, over the whole collection, with 95 % intervals.{unknown}",
+        "\n".join(rows),
+    ]
+
+
+def _figure(value: Estimate) -> str:
+    return f"{value.mean:.3f} ({value.low:.3f} to {value.high:.3f})"
+
+
+def plot(report: LearnReport, file: Path) -> None:
+    """Draw the loss and the quality on held-out documents over the steps, and beside it that on labelled questions.
+
+    Raises:
+        MissingExtra: Matplotlib is not installed.
+    """
+    with needs_extra("learn", "the plot of the report"):
+        from matplotlib.figure import Figure
+
+    found = {} if report.labelled is None else rankings(report.labelled)
+    figure = Figure(figsize=(11 if found else 7, 3.5), layout="constrained")
+    axes, *others = figure.subplots(1, 2 if found else 1, squeeze=False)[0]
+    for beside in others:
+        scores = [one.ndcg_at_10 for one in found.values()]
+        means = [score.mean for score in scores]
+        spread = [[score.mean - score.low for score in scores], [score.high - score.mean for score in scores]]
+        beside.bar(list(found), means, yerr=spread, color="tab:green", capsize=4)
+        beside.set(ylabel="nDCG@10, 95 % interval", ylim=(0, 1), title="labelled questions")
+    steps = [row["step"] for row in report.history]
+    axes.plot(steps, [row["score"] for row in report.history], color="tab:blue", label="mean reciprocal rank")
+    axes.axvline(report.best_step, color="tab:blue", linestyle=":", label="kept step")
+    axes.set(xlabel="step", ylabel="held-out documents", ylim=(0, 1), title=f"{report.model}: {report.texts:,} texts")
+    loss = axes.twinx()
+    loss.plot(steps, [row["loss"] for row in report.history], color="tab:orange", label="loss")
+    loss.set_ylabel("training loss")
+    figure.legend(loc="outside lower center", ncols=3)
+    figure.savefig(file, dpi=120)

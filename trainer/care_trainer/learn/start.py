@@ -1,0 +1,103 @@
+"""Where the training of a table begins: with what the built-in query encoder or the old model knows of its tokens.
+
+The built-in pair has read questions as well as texts, so its vectors relate words that a collection has with words that
+only its users have. They lead into the space of the stored vectors by a linear map, which ridge regression of the
+vectors on the texts gives in closed form. They are the start where the texts are Chinese. The old model's vectors of
+tokens are in the space already; LightRetriever (arXiv 2505.12260) makes its query side of such vectors.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from care_qdrant.encoders import Encoder
+from care_qdrant.errors import EncodingError
+from care_qdrant.model.hub import BUILT_IN, find_folder
+from care_qdrant.types import Vectors
+from care_trainer.learn import table as tables
+from care_trainer.learn.tokens import TokenLists
+
+_SAMPLE = 1_000
+_BATCH = 64
+_HAN = re.compile("[\u4e00-\u9fff]")
+_MIN_HAN = 0.5
+"""Fraction of the letters and digits."""
+_LENGTH = 0.5
+"""Mean length of the token vectors that training starts from; longer ones are harder to move."""
+_PENALTY = 30.0
+"""Of the ridge regression, in texts."""
+
+
+def is_chinese(texts: Sequence[str]) -> bool:
+    """Return whether most letters of the first texts are Chinese characters."""
+    sample = texts[:_SAMPLE]
+    letters = sum(character.isalnum() for text in sample for character in text)
+    return letters > 0 and sum(len(_HAN.findall(text)) for text in sample) >= _MIN_HAN * letters
+
+
+def built_in_tokenizer(max_tokens: int) -> Tokenizer:
+    """Return the tokenizer of the built-in query encoder, without padding and markers.
+
+    Args:
+        max_tokens: Tokens after which it cuts a text.
+    """
+    file = find_folder(BUILT_IN) / "query" / "tokenizer.json"
+    tokenizer = Tokenizer.from_str(json.dumps({**json.loads(file.read_text("utf-8")), "post_processor": None}))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(max_tokens)
+    return tokenizer
+
+
+def mapped_start(known: Vectors, tokens: TokenLists, vectors: npt.NDArray[np.floating]) -> Vectors:
+    """Return an encoder's vectors of tokens, mapped into the space of stored vectors, (tokens, width).
+
+    Args:
+        known: The encoder's vectors of the tokens, (tokens, dim).
+        tokens: Of the texts to train on, each token whole.
+        vectors: Stored for those texts, (texts, width).
+    """
+    known = known * tables.rarity(tokens, len(known)).astype(np.float32)[:, None]
+    texts = tables.encode(known, tokens)
+    centred = vectors - vectors.mean(axis=0)
+    mapping = np.linalg.solve(texts.T @ texts + _PENALTY * np.eye(texts.shape[1]), texts.T @ centred)
+    return _scaled(known @ mapping)
+
+
+def own_start(known: Vectors, tokens: TokenLists) -> Vectors:
+    """Return the old model's vectors of tokens, longer for rare ones, (tokens, width).
+
+    Args:
+        known: The old model's vectors of the tokens, (tokens, width).
+        tokens: Of the texts to train on, each token whole.
+    """
+    return _scaled(known * tables.rarity(tokens, len(known))[:, None])
+
+
+def _scaled(start: npt.NDArray[np.floating]) -> Vectors:
+    return np.asarray(start * (_LENGTH / max(np.linalg.norm(start, axis=1).mean(), 1e-9)), dtype=np.float32)
+
+
+def token_vectors(tokenizer: Tokenizer, encoder: Encoder) -> Vectors:
+    """Return the vector of each token as a query, (tokens, dim); zero for what the encoder gives no vector."""
+    words = [(token, number) for token, number in tokenizer.get_vocab().items() if token.isalnum()]
+    words.sort(key=lambda word: len(word[0]))  # so that no batch pads much
+    vectors = np.zeros((tokenizer.get_vocab_size(), encoder.dim), dtype=np.float32)
+    for start in range(0, len(words), _BATCH):
+        batch = words[start : start + _BATCH]
+        vectors[[number for _, number in batch]] = _encode_words(encoder, [token for token, _ in batch])
+    return vectors
+
+
+def _encode_words(encoder: Encoder, words: list[str]) -> Vectors:
+    """Return the vector of each word, (words, dim); zero for those that the encoder does not weigh."""
+    try:
+        return encoder.encode(words)
+    except EncodingError:
+        if len(words) == 1:
+            return np.zeros((1, encoder.dim), dtype=np.float32)
+        half = len(words) // 2
+        return np.concatenate([_encode_words(encoder, words[:half]), _encode_words(encoder, words[half:])])

@@ -1,0 +1,316 @@
+"""One training run: split, tokenizer, start, the table without the held-out texts and then with them."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+from tokenizers import Tokenizer
+
+from care_qdrant.encoders import Encoder
+from care_qdrant.errors import InputError
+from care_qdrant.model.hub import BUILT_IN
+from care_qdrant.model.pair import CareModel
+from care_qdrant.types import Vectors, embedded_text
+from care_trainer.learn import held_out
+from care_trainer.learn import table as tables
+from care_trainer.learn.checks import require_learnable
+from care_trainer.learn.compose import Composer
+from care_trainer.learn.earlier import Earlier
+from care_trainer.learn.held_out import HeldOut
+from care_trainer.learn.queries import Questions
+from care_trainer.learn.reading import Pairs
+from care_trainer.learn.settings import LearnSettings
+from care_trainer.learn.start import built_in_tokenizer, is_chinese, mapped_start, own_start, token_vectors
+from care_trainer.learn.tokens import TokenLists, tokenize, train_tokenizer
+
+MAX_HELD_OUT = 1_000
+_MIN_HELD_OUT = 50
+_CANDIDATES = 20_000
+"""Documents among which a question has to find its own."""
+_CLEARLY = 0.02
+"""Difference of two mean reciprocal ranks on held-out documents that is more than noise."""
+_NEGLIGIBLE = 0.02
+"""Fraction of held-out documents up to which the encoder is not trained once more with them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Everything that training and measuring read."""
+
+    pairs: Pairs
+    texts: list[str]
+    train: npt.NDArray[np.int64]
+    held: npt.NDArray[np.int64]
+    questions: list[str]
+    """One for each held-out document."""
+    candidates: Vectors
+    """Stored vectors of the held-out documents, then of others."""
+
+    @classmethod
+    def of(cls, pairs: Pairs, settings: LearnSettings, earlier: Earlier | None) -> "Split":
+        """Hold some documents out; those that an earlier encoder has not seen, where there are enough of them."""
+        generator = np.random.default_rng([settings.seed, 3])
+        order = generator.permutation(len(pairs.texts))
+        most = min(MAX_HELD_OUT, max(_MIN_HELD_OUT, round(len(order) * settings.held_out)))
+        if earlier is not None and (new := earlier.is_new(pairs.ids)[order]).sum() >= 2 * _MIN_HELD_OUT:
+            most = min(most, int(new.sum()) // 2)
+            order = np.concatenate([order[new], order[~new]])
+        held, train = order[:most], order[most:]
+        texts = [embedded_text(title, text) for title, text in zip(pairs.titles, pairs.texts, strict=True)]
+        questions = [held_out.question_of(pairs.texts[row], pairs.titles[row], generator) for row in held]
+        rows = np.concatenate([held, train[: max(0, _CANDIDATES - len(held))]])
+        return cls(pairs, texts, train, held, questions, pairs.vectors[rows])
+
+    def score(self, encoded: Vectors) -> HeldOut:
+        """Measure an encoder by its vectors of the questions, in the learned space."""
+        ranks = held_out.ranks(encoded, self.candidates, np.arange(len(self.held)))
+        return held_out.measure(ranks, len(self.candidates))
+
+    def drift(self, earlier: Earlier, settings: LearnSettings) -> HeldOut | None:
+        """Return the quality of an earlier encoder on documents that it has not seen, None where there are none."""
+        new = np.flatnonzero(earlier.is_new(self.pairs.ids))[:MAX_HELD_OUT]
+        if not len(new):
+            return None
+        generator = np.random.default_rng([settings.seed, 4])
+        questions = [held_out.question_of(self.pairs.texts[row], self.pairs.titles[row], generator) for row in new]
+        candidates = np.concatenate([self.pairs.vectors[new], self.candidates])
+        encoded = earlier.encoder.encode_query(questions, normalize_embeddings=True, show_progress_bar=False)
+        return held_out.measure(held_out.ranks(encoded, candidates, np.arange(len(new))), len(candidates))
+
+    def digest(self, settings: LearnSettings) -> str:
+        """Return what an interrupted run must have in common with this one to be continued."""
+        content = [asdict(settings), list(map(str, self.pairs.ids)), len(self.train)]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A query encoder in the learned space."""
+
+    encoder: SentenceTransformer
+    """Ends in the learned space, before the normalisation."""
+    tokenizer: Tokenizer
+    """Of the encoder, without padding."""
+    tokens: str
+    """Whose tokens: of the "collection", the "built-in" pair, the "earlier" run, or a pretrained "base"."""
+    built_in_start: bool
+    """Whether it began with what the built-in pair knows of its tokens."""
+    trained_again: bool
+    """Whether it has been trained once more, with the held-out documents."""
+    before: HeldOut | None
+    """Quality of what a transformer began with: a table, a mapped base, or the earlier encoder; None for a table."""
+    held_out: HeldOut
+    """Quality of the encoder that was trained without the held-out documents."""
+    questions: Vectors
+    """That encoder's vectors of the held-out documents' questions."""
+    steps: int
+    best_step: int
+    history: list[dict[str, float]]
+
+
+def train(
+    split: Split,
+    log: Questions | None,
+    settings: LearnSettings,
+    where: str,
+    earlier: Earlier | None,
+    state: Path,
+    on_step: Callable[[int, int], None],
+    *,
+    with_held_out: bool = True,
+) -> Trained:
+    """Train a table of token vectors, measure it on the held-out documents, and train it again with them.
+
+    Where the texts are Chinese, a table of the built-in pair's tokens is trained as well. It is kept unless the
+    collection's own tokens are clearly better on the held-out documents: the built-in pair has read questions, so it
+    has whole tokens for words that only they have.
+
+    Args:
+        split: What was read.
+        log: Questions with the old model's vectors, in the space of the stored ones; half of them are trained on.
+        settings: Of the run.
+        where: Names the vector in errors.
+        earlier: The encoder to continue from.
+        state: Folder in which an interrupted run finds what it has done.
+        on_step: Told the steps done and the steps planned.
+        with_held_out: Train again with the held-out documents; without, the table does not know them.
+
+    Raises:
+        InputError: There is nothing to learn from these texts and vectors.
+        TrainingError: The loss is not finite.
+    """
+    state.mkdir(parents=True, exist_ok=True)
+    is_known = earlier is None and is_chinese(split.texts)
+    again = with_held_out and len(split.held) > _NEGLIGIBLE * len(split.texts)
+    run = _Run(split, log, settings, where, earlier, is_known, state, on_step, fits_left=1 + is_known + again)
+    best = run.fit(_own_tokens(split, settings, earlier, state))
+    if is_known:
+        tokenizer = built_in_tokenizer(settings.max_tokens)
+        built_in = run.fit(_Tokens(BUILT_IN, tokenizer, Composer(tokenizer, parts=False)))
+        best = best if best.fit.score > built_in.fit.score + _CLEARLY else built_in
+    table, texts = run.fit_with_held_out(best) if again else (best.fit.table, best.texts)
+    if not is_known and settings.start_model is None:
+        table = np.where(tables.frequencies(texts.tokens, len(table))[:, None] > 0, table, np.float32(0))
+    folded = torch.from_numpy(best.tokens.composer.fold(table, texts.targets.mean(axis=0)))
+    return Trained(
+        encoder=SentenceTransformer(
+            modules=[StaticEmbedding(best.tokens.tokenizer, embedding_weights=folded)], device="cpu"
+        ),
+        tokenizer=best.tokens.tokenizer,
+        tokens=best.tokens.name,
+        built_in_start=is_known,
+        trained_again=again,
+        before=None,
+        held_out=run.quality(best.tokens, best.fit.table),
+        questions=run.questions(best.tokens, best.fit.table),
+        steps=best.fit.steps,
+        best_step=best.fit.best_step,
+        history=best.fit.history,
+    )
+
+
+def reduced(vectors: Vectors, basis: Vectors | None) -> Vectors:
+    """Return vectors in the learned space, where a basis leads from it to the collection's."""
+    return vectors if basis is None else np.asarray(vectors @ basis.T, dtype=np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """A tokenizer whose tokens get vectors."""
+
+    name: str
+    tokenizer: Tokenizer
+    composer: Composer
+
+
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """Texts as the tokens that a table is trained on, with the vectors that it has to reach."""
+
+    whole: TokenLists
+    tokens: TokenLists
+    """The parts of the whole tokens."""
+    targets: Vectors
+
+
+@dataclass(frozen=True, slots=True)
+class _Fitted:
+    """A table of some tokens that was trained without the held-out documents."""
+
+    tokens: _Tokens
+    texts: _Texts
+    start: Vectors
+    fit: tables.Fit
+
+
+@dataclass(slots=True)
+class _Run:
+    """The trainings of one run, which share the split, the settings and the progress."""
+
+    split: Split
+    log: Questions | None
+    settings: LearnSettings
+    where: str
+    earlier: Earlier | None
+    starts_mapped: bool
+    """Whether tables begin with what the built-in pair knows of their tokens."""
+    state: Path
+    on_step: Callable[[int, int], None]
+    fits_left: int
+    steps_before: int = 0
+
+    def fit(self, tokens: _Tokens) -> _Fitted:
+        """Train a table of some tokens until the held-out documents no longer gain."""
+        texts = self._read(tokens, self.split.train)
+        start = self._start(tokens, texts)
+        fit = self._fit_table(tokens.name, start, texts, self.settings, lambda table: self.quality(tokens, table).mrr)
+        return _Fitted(tokens, texts, start, fit)
+
+    def fit_with_held_out(self, fitted: _Fitted) -> tuple[Vectors, _Texts]:
+        """Train a table once more on all documents, for as many passes over them."""
+        split = self.split
+        texts = self._read(fitted.tokens, np.concatenate([split.train, split.held]))
+        steps = max(1, round(fitted.fit.best_step * len(split.texts) / len(split.train)))
+        fit = self._fit_table("final", fitted.start, texts, replace(self.settings, max_steps=steps), None)
+        return fit.table, texts
+
+    def questions(self, tokens: _Tokens, table: Vectors) -> Vectors:
+        """Return a table's vectors of the held-out documents' questions."""
+        return tables.encode(table, tokens.composer.expand(tokenize(tokens.tokenizer, self.split.questions)))
+
+    def quality(self, tokens: _Tokens, table: Vectors) -> HeldOut:
+        """Measure a table on the held-out documents."""
+        return self.split.score(self.questions(tokens, table))
+
+    def _fit_table(
+        self,
+        name: str,
+        start: Vectors,
+        texts: _Texts,
+        settings: LearnSettings,
+        score: Callable[[Vectors], float] | None,
+    ) -> tables.Fit:
+        fit = tables.fit_table(
+            start,
+            texts.tokens,
+            texts.targets,
+            settings,
+            score,
+            lambda done, total: self.on_step(self.steps_before + done, self.steps_before + total * self.fits_left),
+            tables.Resume(self.state / f"{name}.pt", self.split.digest(self.settings)),
+        )
+        self.steps_before += fit.steps
+        self.fits_left -= 1
+        return fit
+
+    def _read(self, tokens: _Tokens, rows: npt.NDArray[np.int64]) -> _Texts:
+        texts, targets = [self.split.texts[row] for row in rows], self.split.pairs.vectors[rows]
+        whole = tokenize(tokens.tokenizer, texts)
+        require_learnable(targets, whole, tokens.tokenizer.get_vocab_size(), self.where)
+        if self.log is not None:
+            half = len(self.log.texts) // 2
+            whole = whole.joined(tokenize(tokens.tokenizer, self.log.texts[:half]))
+            targets = np.concatenate([targets, reduced(self.log.vectors[:half], self.split.pairs.basis)])
+        return _Texts(whole, tokens.composer.expand(whole), targets)
+
+    def _start(self, tokens: _Tokens, texts: _Texts) -> Vectors:
+        if self.earlier is not None:
+            return tokens.composer.unfold(self.earlier.table)
+        if self.settings.start_model is not None:
+            known = token_vectors(tokens.tokenizer, self._old_model(self.settings.start_model))
+            return tokens.composer.unfold(own_start(reduced(known, self.split.pairs.basis), texts.whole))
+        if self.starts_mapped:
+            known = token_vectors(tokens.tokenizer, CareModel.load().query_encoder)
+            return tokens.composer.unfold(mapped_start(known, texts.whole, texts.targets))
+        size, width = tokens.tokenizer.get_vocab_size(), texts.targets.shape[1]
+        return tables.start_table(texts.tokens, size, width, self.settings.seed)
+
+    def _old_model(self, source: str) -> Encoder:
+        """Return the query side of the model that made the vectors."""
+        encoder, pairs = CareModel.load(source).query_encoder, self.split.pairs
+        dim = (pairs.vectors if pairs.basis is None else pairs.basis).shape[1]
+        if encoder.dim != dim:
+            raise InputError(
+                f"{source}: gives vectors of {encoder.dim} dimensions and {self.where} has {dim}: training can start "
+                "with token vectors of the model that made the stored ones only"
+            )
+        return encoder
+
+
+def _own_tokens(split: Split, settings: LearnSettings, earlier: Earlier | None, state: Path) -> _Tokens:
+    """Return the tokenizer of an interrupted or earlier run, or a new one; two trainings need not give the same."""
+    if earlier is not None:
+        return _Tokens("earlier", earlier.tokenizer, Composer(earlier.tokenizer))
+    path = state / f"tokenizer-{settings.vocabulary}-{settings.max_tokens}-{settings.seed}.json"
+    if not path.is_file():
+        texts = [split.texts[row] for row in split.train]
+        train_tokenizer(texts, settings.vocabulary, settings.max_tokens).save(str(path))
+    tokenizer = Tokenizer.from_file(str(path))
+    return _Tokens("collection", tokenizer, Composer(tokenizer))
