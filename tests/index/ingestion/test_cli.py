@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from care_qdrant import model as model_module
 from care_qdrant.cli.ingest import command
 from care_qdrant.errors import InputError
+from care_qdrant.model import pair as model_module
 from care_qdrant.qdrant.connection import open_client
 from tests.index.ingestion.conftest import WriteCorpus, short_rows
 from tests.standin import StandIn

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from care_qdrant import model as model_module
 from care_qdrant import progress as progress_module
 from care_qdrant.cli.ingest import command
 from care_qdrant.errors import InputError
@@ -22,14 +21,15 @@ from care_qdrant.index.ingest import ingest
 from care_qdrant.index.report import IngestReport, Progress
 from care_qdrant.index.settings import IngestSettings
 from care_qdrant.index.source import Reading
+from care_qdrant.model import pair as model_module
 from care_qdrant.qdrant.connection import open_client
 from tests.index.ingestion.conftest import WriteCorpus, short_rows
 from tests.tiny import HashModel
 
 PROGRAM = """
-from care_qdrant import model
+from care_qdrant.model import pair
 from tests.tiny import HashModel
-model.CareModel.load = lambda *_args, **_options: HashModel()
+pair.CareModel.load = lambda *_args, **_options: HashModel()
 from care_qdrant.cli.ingest import main
 main()
 """
