@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 import pytest
 from care_benchmarks.cli import care_bench
+from care_trainer.cli import care_train
 from click.testing import CliRunner
 
 from care_qdrant import __version__, errors
@@ -100,6 +101,16 @@ def test_every_program_says_its_version(program: str, module: str) -> None:
     code = f"import sys; sys.argv[0] = {program!r}; from {module} import main; main()"
     done = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout.strip()) == (0, f"{program}, version {__version__}")
+
+
+@pytest.mark.parametrize("group", [care, care_train, care_bench], ids=lambda group: group.name)
+def test_a_program_alone_prints_its_help_and_a_slip_gets_a_suggestion(group: click.Group) -> None:
+    alone = CliRunner().invoke(group, [])
+    assert (alone.exit_code, alone.output[:6]) == (0, "Usage:")
+    first = group.list_commands(click.Context(group))[0]
+    slip = CliRunner().invoke(group, [first[:-2] + first[-1] + first[-2]])
+    assert slip.exit_code == 2
+    assert f"did you mean '{first}'" in slip.output
 
 
 @pytest.mark.parametrize("missing", ["mteb", "ir_measures"])

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from qdrant_client import QdrantClient
 
 from care_qdrant.cli import care
-from care_qdrant.cli.configuration import read_defaults
 from care_qdrant.cli.ingest import command as ingest_command
+from care_qdrant.console.configuration import read_defaults
 from care_qdrant.errors import CareError, FingerprintMismatch, InputError, Unreachable
 from care_qdrant.index.ingest import ingest
 from care_qdrant.qdrant.connection import open_client

@@ -11,8 +11,9 @@ from typing_extensions import override
 
 from care_benchmarks.run_command import run
 from care_qdrant import __version__
-from care_qdrant.cli import run as run_program
-from care_qdrant.cli.logs import log_options
+from care_qdrant.console import run as run_program
+from care_qdrant.console.groups import CONTEXT, Program
+from care_qdrant.console.logs import log_options
 from care_qdrant.errors import needs_extra
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 _RESULT = click.Path(path_type=Path, file_okay=False, exists=True)
 
 
-class _Program(click.Group):
+class _Program(Program):
     """Names the extra where a command imports a package that is not installed."""
 
     @override
@@ -30,7 +31,7 @@ class _Program(click.Group):
             return super().invoke(ctx)
 
 
-@click.group(cls=_Program, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Program, context_settings=CONTEXT)
 @click.version_option(__version__, prog_name="care-bench")
 @log_options
 def care_bench() -> None:
@@ -58,7 +59,7 @@ def compare(results: tuple[Path, ...], as_json: bool) -> None:
       care-bench compare results/before results/after
     """
     from care_benchmarks.comparison import compare_results
-    from care_qdrant.cli.table import table
+    from care_qdrant.console.table import table
 
     found = compare_results(results)
     if as_json:
@@ -114,7 +115,7 @@ def audit(task_directory: Path, result: Path, output: Path, depth: int) -> None:
     from care_benchmarks.audit import audit, candidates, write_candidates
     from care_benchmarks.results import load_result
     from care_benchmarks.tasks import directory_tasks, load_task
-    from care_qdrant.cli.table import table
+    from care_qdrant.console.table import table
     from care_qdrant.errors import InputError
 
     saved = load_result(result)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from care_qdrant.cli.options import Target
+from care_qdrant.console.options import Target
 from care_qdrant.errors import InputError, redact, remember_secret
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def _command_line() -> str:
 
 
 def _print(result: "Result") -> None:
-    from care_qdrant.cli.table import table
+    from care_qdrant.console.table import table
 
     header = ["system", *(f"{task.name} {task.measure}" for task in result.tasks)]
     rows = []

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from care_qdrant.cli.groups import CONTEXT, GroupedCommand
-from care_qdrant.cli.options import Target, model_options, patience_option, sparse_option, target_options
+from care_qdrant.console.groups import CONTEXT, GroupedCommand
+from care_qdrant.console.options import Target, model_options, patience_option, sparse_option, target_options
 
 if TYPE_CHECKING:
     from care_qdrant.index.attach import AttachReport, AttachSettings
@@ -203,7 +203,7 @@ def _attach_by_copy(
 
 def _watch(target: Target, attach: "Attach", retries: "RetryPolicy", seconds: float) -> None:
     """Attach again and again, until a signal."""
-    from care_qdrant.cli.watching import passes
+    from care_qdrant.console.watching import passes
     from care_qdrant.index.attach import WATCHING
 
     # The next pass goes on, and a signal must not wait for minutes.

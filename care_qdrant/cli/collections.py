@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from care_qdrant.cli.options import Target, json_option, target_options
+from care_qdrant.console.options import Target, json_option, target_options
 
 if TYPE_CHECKING:
     from care_qdrant.qdrant.inventory import CollectionSummary, VectorSummary
@@ -36,7 +36,7 @@ def command(target: Target, as_json: bool) -> None:
 
 
 def _table(collections: "list[CollectionSummary]") -> str:
-    from care_qdrant.cli.table import table
+    from care_qdrant.console.table import table
 
     rows = []
     for collection in collections:

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import click
 
-from care_qdrant.cli.options import Target, target_options
+from care_qdrant.console.options import Target, target_options
 
 
 @click.command(name="detach")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from care_qdrant.cli.options import Target, json_option, model_options, target_options
+from care_qdrant.console.options import Target, json_option, model_options, target_options
 from care_qdrant.errors import InputError
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from care_qdrant.cli import run
-from care_qdrant.cli.groups import CONTEXT, GroupedCommand
-from care_qdrant.cli.logs import log_options
-from care_qdrant.cli.options import (
+from care_qdrant.console import run
+from care_qdrant.console.groups import CONTEXT, GroupedCommand
+from care_qdrant.console.logs import log_options
+from care_qdrant.console.options import (
     Target,
     add_options,
     json_option,

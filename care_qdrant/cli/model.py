@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from care_qdrant.console.groups import Program
+
 if TYPE_CHECKING:
     from care_qdrant.model.card import Card, OnnxFiles, Side
 
 
-@click.group(name="model")
+@click.group(cls=Program, name="model")
 def command() -> None:
     """Show, verify or assemble a pair of encoders."""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from care_qdrant.cli.options import Target, grpc_option, grpc_port_option
+from care_qdrant.console.options import Target, grpc_option, grpc_port_option
 
 
 @click.command(name="promote")

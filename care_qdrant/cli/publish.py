@@ -6,7 +6,7 @@ from typing import Literal
 
 import click
 
-from care_qdrant.cli.options import Target, target_options
+from care_qdrant.console.options import Target, target_options
 
 
 @click.command(name="publish")

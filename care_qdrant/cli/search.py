@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from care_qdrant.cli.groups import CONTEXT, GroupedCommand
-from care_qdrant.cli.options import Target, json_option, model_options, target_options
+from care_qdrant.console.groups import CONTEXT, GroupedCommand
+from care_qdrant.console.options import Target, json_option, model_options, target_options
 
 if TYPE_CHECKING:
     from qdrant_client import models
@@ -184,7 +184,7 @@ def _require_known_keys(collection: "Collection", conditions: "models.Filter") -
 
 def _listing(hits: "list[Hit]") -> str:
     """Return the hits with as much of their texts as lets a person judge them."""
-    from care_qdrant.cli.table import wrap
+    from care_qdrant.console.table import wrap
 
     width = len(str(len(hits))) + 2
     lines = []
@@ -195,7 +195,7 @@ def _listing(hits: "list[Hit]") -> str:
 
 
 def _table(hits: "list[Hit]") -> str:
-    from care_qdrant.cli.table import table
+    from care_qdrant.console.table import table
     from care_qdrant.types import embedded_text
 
     rows = [

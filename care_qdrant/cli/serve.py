@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from care_qdrant.cli.groups import CONTEXT, GroupedCommand
-from care_qdrant.cli.options import Target, target_options
+from care_qdrant.console.groups import CONTEXT, GroupedCommand
+from care_qdrant.console.options import Target, target_options
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

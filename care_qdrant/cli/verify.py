@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from care_qdrant.cli.groups import CONTEXT, GroupedCommand
-from care_qdrant.cli.options import Target, model_options, sparse_option, target_options
+from care_qdrant.console.groups import CONTEXT, GroupedCommand
+from care_qdrant.console.options import Target, model_options, sparse_option, target_options
 
 if TYPE_CHECKING:
     from care_qdrant.model.pair import CareModel

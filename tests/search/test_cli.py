@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.cli import collections, search
-from care_qdrant.cli.table import cut, display_width, table, wrap
+from care_qdrant.console.table import cut, display_width, table, wrap
 from care_qdrant.errors import CareError, InputError
 from care_qdrant.model.pair import CareModel
 from care_qdrant.search import conditions

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from care_qdrant.cli.logs import set_up_logs
+from care_qdrant.console.logs import set_up_logs
 from care_qdrant.errors import InputError
 from care_qdrant.serve import keys
 from care_qdrant.serve.keys import Keys

@@ -86,7 +86,7 @@ def test_killed_at_random_moments_and_resumed_is_uninterrupted(
 WITH_A_SMALL_DISK = """
 import resource, sys
 from care_trainer.cli import care_train
-from care_qdrant.cli import run
+from care_qdrant.console import run
 
 if int(sys.argv[1]):
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))

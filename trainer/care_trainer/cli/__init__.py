@@ -3,8 +3,9 @@
 import click
 
 from care_qdrant import __version__
-from care_qdrant.cli import run as run_program
-from care_qdrant.cli.logs import log_options
+from care_qdrant.console import run as run_program
+from care_qdrant.console.groups import CONTEXT, Program
+from care_qdrant.console.logs import log_options
 from care_trainer.cli.data import data
 from care_trainer.cli.listing import configs, init, presets
 from care_trainer.cli.mine import mine
@@ -12,7 +13,7 @@ from care_trainer.cli.push import push
 from care_trainer.cli.run import run
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Program, context_settings=CONTEXT)
 @click.version_option(__version__, prog_name="care-train")
 @log_options
 def care_train() -> None:

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import click
 
+from care_qdrant.console.groups import Program
 from care_qdrant.errors import InputError
 from care_trainer.cli.run import set_option
 
 
-@click.group()
+@click.group(cls=Program)
 def data() -> None:
     """Inspect and prepare training data.
 

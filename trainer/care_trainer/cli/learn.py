@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from care_qdrant.cli.groups import GroupedCommand
-from care_qdrant.cli.options import Target, add_options, target_options
+from care_qdrant.console.groups import GroupedCommand
+from care_qdrant.console.options import Target, add_options, target_options
 
 if TYPE_CHECKING:
     from care_trainer.learn.learn import LearnReport, Progress
@@ -139,7 +139,7 @@ def command(
       care learn articles --url http://localhost:6333 --update
       care learn articles --url http://localhost:6333 --watch 600
     """
-    from care_qdrant.cli.watching import passes
+    from care_qdrant.console.watching import passes
     from care_qdrant.errors import InputError
     from care_trainer.learn.learn import learn
     from care_trainer.learn.settings import LearnSettings

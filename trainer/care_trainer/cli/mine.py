@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from care_qdrant.cli.options import Target, model_options, target_options
+from care_qdrant.console.options import Target, model_options, target_options
 
 if TYPE_CHECKING:
     from care_qdrant.model.pair import CareModel

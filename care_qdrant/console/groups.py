@@ -1,6 +1,7 @@
-"""Two click classes that all programs of this project use: a group that imports late, help with option groups."""
+"""Two click classes: a program that imports its commands late, and help with groups of options."""
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
@@ -11,41 +12,58 @@ from typing_extensions import override
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
-class LazyGroup(click.Group):
+class Program(click.Group):
     """A group whose commands are imported when they are used, so that ``--help`` is instant."""
 
     def __init__(
-        self, *args: Any, modules: Mapping[str, str], entry_point_group: str | None = None, **settings: Any
+        self, *args: Any, modules: Mapping[str, str] | None = None, entry_points_of: str | None = None, **settings: Any
     ) -> None:
         """Set up the group.
 
         Args:
             args: Arguments of `click.Group`.
             modules: Command name to ``module:attribute``, in the order of the help.
-            entry_point_group: Entry points that add commands of other packages; None for none.
+            entry_points_of: Group of entry points that add commands of other packages; None for none.
             settings: Settings of `click.Group`.
         """
         super().__init__(*args, **settings)
-        self._modules = modules
-        self._entry_point_group = entry_point_group
+        self._modules = modules or {}
+        self._entry_points_of = entry_points_of
 
     @override
-    def list_commands(self, _ctx: click.Context) -> list[str]:
-        return [*self._modules, *self._added()]
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args and not ctx.resilient_parsing:
+            click.echo(ctx.get_help())
+            ctx.exit()
+        return super().parse_args(ctx, args)
 
     @override
-    def get_command(self, _ctx: click.Context, name: str) -> click.Command | None:
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*self._modules, *self._added(), *self.commands]
+
+    @override
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         target = self._modules.get(name) or self._added().get(name)
         if target is None:
-            return None
+            return super().get_command(ctx, name)
         module, _, attribute = target.partition(":")
         command: click.Command = getattr(import_module(module), attribute)
         return command
 
+    @override
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and self.get_command(ctx, args[0]) is None:
+            close = get_close_matches(args[0], self.list_commands(ctx), n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            ctx.fail(f"no such command {args[0]!r}{hint}")
+        return super().resolve_command(ctx, args)
+
     def _added(self) -> dict[str, str]:
-        if self._entry_point_group is None:
+        if self._entry_points_of is None:
             return {}
-        return {point.name: point.value for point in entry_points(group=self._entry_point_group)}
+        return {point.name: point.value for point in entry_points(group=self._entry_points_of)}
 
 
 class GroupedCommand(click.Command):

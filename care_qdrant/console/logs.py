@@ -8,7 +8,7 @@ from typing import Any
 import click
 from typing_extensions import override
 
-from care_qdrant.cli.options import add_options
+from care_qdrant.console.options import add_options
 from care_qdrant.errors import redact
 
 _LOGGERS = ("care_qdrant", "care_trainer", "care_benchmarks", "llama_index.embeddings.care")
