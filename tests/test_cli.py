@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from care_qdrant import __version__, errors
 from care_qdrant.cli import care
+from care_qdrant.console.options import Target, target_options
 
 
 def commands(command: click.Command, path: str) -> list[tuple[str, click.Command]]:
@@ -123,3 +124,17 @@ def test_a_run_of_the_benchmark_without_its_extra_is_one_line(missing: str, tmp_
     assert done.returncode == errors.MissingExtra.exit_code
     assert done.stderr.splitlines()[-1].startswith(f"error: care-bench needs {missing}")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "grpc", "may_grpc"),
+    [([], False, True), (["--grpc-port", "6334"], True, True), (["--grpc-port", "0"], False, False)],
+)
+def test_the_port_of_grpc_says_whether_calls_take_it(arguments: list[str], grpc: bool, may_grpc: bool) -> None:
+    @click.command()
+    @target_options
+    def command(target: Target) -> None:
+        click.echo(f"{target.grpc} {target.may_grpc} {target.api_key}")
+
+    done = CliRunner(env={"QDRANT_API_KEY": "k"}).invoke(command, ["--url", "http://host", *arguments])
+    assert done.output.split() == [str(grpc), str(may_grpc), "k"]

@@ -56,8 +56,9 @@ def _run(program: str, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("command", [["collections"], ["search", "x"], ["doctor", "corpus"]])
-def test_what_a_command_prints(command: list[str], pair_folder: Path) -> None:
-    printed = _run("care", *command, "--url", f"http://user:{PASSWORD}@127.0.0.1:9", "--api-key", KEY)
+def test_what_a_command_prints(command: list[str], pair_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QDRANT_API_KEY", KEY)
+    printed = _run("care", *command, "--url", f"http://user:{PASSWORD}@127.0.0.1:9")
     assert "127.0.0.1:9" in printed
     assert PASSWORD not in printed and KEY not in printed
 

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
         "Deletion": ["max_delete_fraction", "change_text_field"],
         "New vector": ["quantization", "on_disk"],
         "Copy behind an alias, for servers before 1.18": ["via", "alias"],
-        "Speed": ["points_per_second", "batch_tokens", "device", "precision"],
-        "Server": ["api_key", "grpc", "grpc_port", "patience"],
+        "Speed": ["points_per_second", "batch_tokens", "device"],
+        "Server": ["grpc_port", "patience"],
     },
 )
 @click.argument("collection")
@@ -92,7 +92,7 @@ if TYPE_CHECKING:
 )
 @target_options
 @patience_option
-@model_options
+@model_options(device=True)
 def command(
     collection: str,
     sparse: str | None,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.option("--text-field", help="Payload field with the text.  [default: the one used before, or guessed]")
 @click.option("--time", "timed", is_flag=True, help="Encode a few texts, and estimate how long all would take.")
 @target_options
-@model_options
+@model_options()
 @json_option
 def command(
     collection: str,

@@ -130,20 +130,8 @@ _storage_options = add_options(
         "the size.",
     ),
     click.option("--on-disk", is_flag=True, help="Keep the vectors on disk."),
-    click.option(
-        "--datatype",
-        type=click.Choice(["float32", "float16"]),
-        default="float32",
-        show_default=True,
-        help="Number type of the stored vectors.",
-    ),
     click.option("--shards", type=click.IntRange(min=1), help="Number of shards.  [default: left to the server]"),
     click.option("--replicas", type=click.IntRange(min=1), help="Copies of each shard.  [default: left to the server]"),
-    click.option(
-        "--write-consistency",
-        type=click.IntRange(min=1),
-        help="Copies that have to acknowledge a write.  [default: left to the server, which takes 1]",
-    ),
     click.option(
         "--index",
         "indexes",
@@ -162,16 +150,14 @@ _storage_options = add_options(
     groups={
         "Options": ["collection", "model", "path", "url", "sparse", "sync", "dry_run", "limit", "as_json"],
         "Corpus": ["id_field", "text_field", "title_field", "encoding", "rejects", "overflow", "shard"],
-        "Model": ["vector_name", "device", "precision", "batch_tokens"],
-        "Server": ["api_key", "grpc", "grpc_port", "patience", "shard_key"],
+        "Model": ["vector_name", "device", "batch_tokens"],
+        "Server": ["grpc_port", "patience", "shard_key"],
         "Deletion": ["replace_others", "max_delete_fraction", "sync_despite_rejects"],
         "Storage of a new collection": [
             "quantization",
             "on_disk",
-            "datatype",
             "shards",
             "replicas",
-            "write_consistency",
             "indexes",
         ],
         "Estimate and log": ["price_per_hour", "verbose", "quiet", "log_format"],
@@ -181,7 +167,7 @@ _storage_options = add_options(
 @_collection_options
 @target_options
 @patience_option
-@model_options
+@model_options(device=True)
 @_row_options
 @_run_options
 @_storage_options
@@ -246,10 +232,8 @@ def command(
             storage=Storage(
                 quantization,
                 options["on_disk"],
-                options["datatype"],
-                options["shards"],
-                options["replicas"],
-                options["write_consistency"],
+                shards=options["shards"],
+                replicas=options["replicas"],
             ),
             reading=Reading(
                 Fields(options["id_field"], options["text_field"], options["title_field"]),

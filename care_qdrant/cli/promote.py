@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from care_qdrant.console.options import Target, grpc_option, grpc_port_option
+from care_qdrant.console.options import Target, grpc_port_option, server_key
 
 
 @click.command(name="promote")
@@ -19,29 +19,17 @@ from care_qdrant.console.options import Target, grpc_option, grpc_port_option
     help="Folder of the embedded database, which is unpickled when it is opened.",
 )
 @click.option("--url", envvar="QDRANT_URL", show_envvar=True, required=True, help="URL of the Qdrant server.")
-@click.option("--api-key", envvar="QDRANT_API_KEY", show_envvar=True, help="API key of the server.")
-@grpc_option
 @grpc_port_option
 @click.option("--to", "name", help="Name of the collection on the server.  [default: the same name]")
 @click.option("--overwrite", is_flag=True, help="Replace points of the server that have other content.")
-@click.option(
-    "--sample",
-    type=click.IntRange(min=0),
-    default=1_000,
-    show_default=True,
-    help="Number of points to read back and compare at the end.",
-)
 @click.option("--dry-run", is_flag=True, help="Compare, and write nothing.")
 def command(
     collection: str,
     path: Path,
     url: str,
-    api_key: str | None,
-    grpc: bool | None,
     grpc_port: int | None,
     name: str | None,
     overwrite: bool,
-    sample: int,
     dry_run: bool,
 ) -> None:
     """Copy COLLECTION from the embedded database in a folder to a Qdrant server.
@@ -60,9 +48,8 @@ def command(
     from care_qdrant.progress import points_bar
     from care_qdrant.qdrant.collection import Collection
 
-    settings = CopySettings(overwrite=overwrite, dry_run=dry_run, sample=sample)
-    source = Target(path, None, None, grpc=False)
-    target = Target(None, url, api_key, grpc if grpc is not None else grpc_port is not None, grpc_port)
+    settings = CopySettings(overwrite=overwrite, dry_run=dry_run)
+    source, target = Target(path, None), Target(None, url, server_key(), grpc_port)
     with source.open() as folder, target.open() as server, points_bar(collection) as show:
         report = promote_collection(
             Collection(folder, collection), Collection(server, name or collection), settings, on_progress=show

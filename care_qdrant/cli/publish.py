@@ -20,20 +20,6 @@ from care_qdrant.console.options import Target, target_options
     help="Number of former versions to keep; older ones are deleted.  [default: all]",
 )
 @click.option(
-    "--sample",
-    type=click.IntRange(min=1),
-    default=1_000,
-    show_default=True,
-    help="Number of points to read back and compare before the switch.",
-)
-@click.option(
-    "--index-minutes",
-    type=click.FloatRange(min=0),
-    default=120.0,
-    show_default=True,
-    help="Longest time, in minutes, to wait for the search index before the switch.",
-)
-@click.option(
     "--via",
     type=click.Choice(["copy", "snapshot"]),
     default="copy",
@@ -47,8 +33,6 @@ def command(
     target: Target,
     rollback: bool,
     keep: int | None,
-    sample: int,
-    index_minutes: float,
     via: Literal["copy", "snapshot"],
     dry_run: bool,
 ) -> None:
@@ -71,7 +55,7 @@ def command(
             switched = roll_back(client, alias or collection, dry_run=dry_run)
             click.echo(json.dumps(asdict(switched), ensure_ascii=False))
             return
-        settings = PublishSettings(keep, sample, index_minutes, via, dry_run)
+        settings = PublishSettings(keep, via=via, dry_run=dry_run)
         with points_bar(collection) as show:
             report = publish_collection(client, collection, alias, settings, on_progress=show)
     click.echo(json.dumps(asdict(report), ensure_ascii=False))

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     context_settings=CONTEXT,
     groups={
         "Options": ["collection", "model", "path", "url", "mode", "top_k", "conditions", "as_json"],
-        "Vectors and fusion": ["vector_name", "sparse_vector_name", "fusion", "alpha", "task"],
+        "Vectors and fusion": ["vector_name", "fusion", "alpha", "task"],
         "Index": ["exact", "hnsw_ef", "oversampling", "shard_key"],
-        "Model and server": ["device", "precision", "api_key", "grpc"],
+        "Model and server": ["precision", "grpc_port"],
     },
 )
 @click.argument("query")
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     help="Condition on metadata: key=value, key!=value, key>=number. Repeatable; all must hold.",
 )
 @click.option("--vector-name", help="Dense vector to search.  [default: the one that the model made]")
-@click.option("--sparse-vector-name", help="Sparse vector to search.  [default: the BM25 vector of the collection]")
 @click.option(
     "--fusion",
     type=click.Choice(["linear", "dbsf", "rrf"]),
@@ -72,7 +71,7 @@ if TYPE_CHECKING:
 )
 @click.option("--shard-key", help="Search the shards of this key alone, as --shard-key of care ingest.")
 @target_options
-@model_options
+@model_options(precision=True)
 @json_option
 def command(
     query: str,
@@ -81,7 +80,6 @@ def command(
     top_k: int,
     conditions: tuple[str, ...],
     vector_name: str | None,
-    sparse_vector_name: str | None,
     fusion: "Fusion",
     alpha: float | None,
     task: str | None,
@@ -120,7 +118,6 @@ def command(
             task=task,
             mode=mode,
             vector_name=vector_name,
-            sparse_vector_name=sparse_vector_name,
             fusion=fusion,
             alpha=alpha,
             params=models.SearchParams(exact=exact, hnsw_ef=hnsw_ef, quantization=quantization or None),
@@ -148,7 +145,6 @@ def _refuse_without_effect(mode: "Mode", fusion: "Fusion") -> None:
     for option, has_effect, needs in (
         ("fusion", mode == "hybrid", "--mode hybrid"),
         ("alpha", mode == "hybrid" and fusion == "linear", "--mode hybrid and --fusion linear"),
-        ("sparse_vector_name", mode != "dense", "--mode sparse or hybrid"),
         ("task", mode != "sparse", "--mode dense or hybrid"),
         ("vector_name", mode != "sparse", "--mode dense or hybrid"),
         ("exact", mode != "sparse", "--mode dense or hybrid"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
-from care_qdrant.console.options import Target, target_options
+from care_qdrant.console.options import Target, device_option, precision_option, target_options
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     groups={
         "Options": ["models", "documents", "collections", "path", "url", "host", "port", "workers", "keys"],
         "Operation": ["page", "access_log", "drain_seconds"],
-        "Model and server": ["device", "precision", "api_key", "grpc"],
+        "Model and server": ["device", "precision", "grpc_port"],
     },
 )
 @click.option(
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     show_envvar=True,
     help="Pair to serve: CARE folder, hub name or built-in. Repeatable; the first one is the default.",
 )
-@click.option("--documents", is_flag=True, help="Serve the document encoders, too. Needs care-qdrant[ingest].")
+@click.option("--documents", is_flag=True, help="Serve the document encoders, too.")
 @click.option("--collection", "collections", multiple=True, help="Collection or alias to search. Repeatable.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
@@ -64,14 +64,8 @@ if TYPE_CHECKING:
     help="Time that clients get to open new connections when a worker ends, in seconds.",
 )
 @target_options
-@click.option("--device", help="Device of the document encoders: cpu, cuda, mps.  [default: the fastest there is]")
-@click.option(
-    "--precision",
-    type=click.Choice(["auto", "int8", "fp32"]),
-    default="auto",
-    show_default=True,
-    help="Precision of the ONNX query encoders; auto takes int8 where it passed its accuracy check at export.",
-)
+@device_option
+@precision_option
 def command(
     models: tuple[str, ...],
     documents: bool,

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     context_settings=CONTEXT,
     groups={
         "Options": ["model", "path", "url", "sparse", "vector_name", "text_field"],
-        "What counts as right": ["sample", "least_cosine", "least_known"],
-        "Model and server": ["device", "precision", "api_key", "grpc"],
+        "What counts as right": ["sample", "least_known"],
+        "Model and server": ["device", "grpc_port"],
     },
 )
 @click.argument("collection")
@@ -33,13 +33,6 @@ if TYPE_CHECKING:
     "--sample", type=click.IntRange(1), default=64, show_default=True, help="Number of points to encode again."
 )
 @click.option(
-    "--least-cosine",
-    type=click.FloatRange(-1, 1),
-    default=0.999,
-    show_default=True,
-    help="Least cosine between a stored vector and the one that is made anew.",
-)
-@click.option(
     "--least-known",
     type=click.FloatRange(0, 1),
     default=0.5,
@@ -47,14 +40,13 @@ if TYPE_CHECKING:
     help="Least fraction of the sample that its own opening has to find.",
 )
 @target_options
-@model_options
+@model_options(device=True)
 def command(
     collection: str,
     sparse: str | None,
     vector_name: str | None,
     text_field: str | None,
     sample: int,
-    least_cosine: float,
     least_known: float,
     target: Target,
     load_model: "Callable[[], CareModel]",
@@ -73,7 +65,7 @@ def command(
     from care_qdrant.errors import NotVerified
     from care_qdrant.index.verify import VerifySettings, verify_bm25, verify_collection
 
-    settings = VerifySettings(sample, least_cosine, least_known)
+    settings = VerifySettings(sample, least_known=least_known)
     verify = verify_bm25 if sparse is not None else partial(verify_collection, model=load_model())
     with target.open() as client:
         report = verify(client, collection, vector_name=vector_name, text_field=text_field, settings=settings)

@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -14,29 +15,33 @@ from care_qdrant.errors import redact, remember_secret
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient
 
-    from care_qdrant.model.pair import CareModel
+    from care_qdrant.model.pair import CareModel, Precision
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Which Qdrant a command works on."""
+    """Which Qdrant a command works on: the embedded database of a folder, or a server."""
 
     path: Path | None
     url: str | None
-    api_key: str | None
-    grpc: bool
-    """Send all that is about points over gRPC."""
+    api_key: str | None = None
     grpc_port: int | None = None
-    may_grpc: bool = True
-    """Let ingestion choose gRPC where that port answers."""
+    """Send all that is about points over gRPC at this port; 0 keeps to HTTP, None lets ingestion choose."""
+
+    @property
+    def grpc(self) -> bool:
+        """Whether all calls on points go over gRPC."""
+        return bool(self.grpc_port)
+
+    @property
+    def may_grpc(self) -> bool:
+        """Whether ingestion may choose gRPC where that port answers."""
+        return self.grpc_port != 0
 
     def open(self, *, create: bool = False) -> "AbstractContextManager[QdrantClient]":
-        """Return a context manager that opens it and closes it.
-
-        Args:
-            create: Make the folder of an embedded database that is not there; a command that reads must not.
+        """Return a context manager that opens it; only a command that writes may `create` the folder.
 
         Raises:
             InputError: There is no such folder.
@@ -49,7 +54,9 @@ class Target:
                 f"{self.path}: there is no such folder, so no embedded database; make one with care ingest, or name "
                 "another with --path, or a server with --url"
             )
-        return open_client(path=self.path, url=self.url, api_key=self.api_key, grpc=self.grpc, grpc_port=self.grpc_port)
+        return open_client(
+            path=self.path, url=self.url, api_key=self.api_key, grpc=self.grpc, grpc_port=self.grpc_port or None
+        )
 
     def __str__(self) -> str:
         return redact(self.url) if self.url else str(self.path)
@@ -66,16 +73,6 @@ def add_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return add
 
 
-grpc_option = click.option(
-    "--grpc/--no-grpc",
-    default=None,
-    help="Send all calls on points over gRPC, or none.  [default: ingestion writes over gRPC where that port answers]",
-)
-grpc_port_option = click.option(
-    "--grpc-port",
-    type=click.IntRange(1, 65_535),
-    help="gRPC port of the server; implies --grpc.  [default: the port of the URL plus one]",
-)
 patience_option = click.option(
     "--patience",
     type=click.FloatRange(0),
@@ -92,82 +89,96 @@ sparse_option = click.option(
 )
 
 
+path_option = click.option(
+    "--path",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of the embedded database. Open none from a stranger: its files are unpickled, and can run "
+    "code.  [default: qdrant]",
+)
+url_option = click.option(
+    "--url",
+    envvar="QDRANT_URL",
+    show_envvar=True,
+    help="URL of a Qdrant server, instead of a folder (its API key: QDRANT_API_KEY); or URLs of a cluster's nodes, "
+    "with commas between them: another one is used when one does not answer.",
+)
+grpc_port_option = click.option(
+    "--grpc-port",
+    type=click.IntRange(0, 65_535),
+    help="gRPC port of the server: send all calls on points over gRPC; 0: over HTTP.  [default: ingestion writes over "
+    "gRPC where the port after the URL's answers]",
+)
+
+
+def server_key() -> str | None:
+    """Return the API key of the server. It has no option: other users of a machine see a command line."""
+    key = os.environ.get("QDRANT_API_KEY")
+    remember_secret(key)
+    return key
+
+
 def target_options(command: Command) -> Command:
-    """Add ``--path --url --api-key --grpc --grpc-port``; the command takes one argument ``target: Target``."""
+    """Add ``--path --url --grpc-port``; the command takes one argument ``target: Target``."""
 
     @wraps(command)
-    def with_target(
-        *args: Any,
-        path: Path | None,
-        url: str | None,
-        api_key: str | None,
-        grpc: bool | None,
-        grpc_port: int | None,
-        **options: Any,
-    ) -> Any:
+    def with_target(*args: Any, path: Path | None, url: str | None, grpc_port: int | None, **options: Any) -> Any:
         if path is not None and url is not None:
             path, url = _choose(path, url)
-        remember_secret(api_key)
         server = url if path is None else None
-        folder = None if server else (path or Path("qdrant"))
-        prefers_grpc = grpc if grpc is not None else grpc_port is not None
-        target = Target(folder, server, api_key, prefers_grpc, grpc_port, may_grpc=grpc is not False)
+        target = Target(None if server else (path or Path("qdrant")), server, server_key(), grpc_port)
         return command(*args, target=target, **options)
 
-    decorated: Command = add_options(
-        click.option(
-            "--path",
-            type=click.Path(path_type=Path, file_okay=False),
-            help="Folder of the embedded database. Open none from a stranger: its files are unpickled, and can run "
-            "code.  [default: qdrant]",
-        ),
-        click.option(
-            "--url",
-            envvar="QDRANT_URL",
-            show_envvar=True,
-            help="URL of a Qdrant server, instead of a folder; or URLs of a cluster's nodes, with commas between them: "
-            "another one is used when one does not answer.",
-        ),
-        click.option("--api-key", envvar="QDRANT_API_KEY", show_envvar=True, help="API key of the server."),
-        grpc_option,
-        grpc_port_option,
-    )(with_target)
+    decorated: Command = add_options(path_option, url_option, grpc_port_option)(with_target)
     return decorated
 
 
-def model_options(command: Command) -> Command:
-    """Add ``--model --device --precision``; the command takes one argument ``load_model``, a function."""
+def model_options(*, device: bool = False, precision: bool = False) -> Callable[[Command], Command]:
+    """Add ``--model`` and, where a command has a use for them, ``--device`` and ``--precision``.
 
-    @wraps(command)
-    def with_model(*args: Any, model: str, device: str | None, precision: str, **options: Any) -> Any:
-        def load() -> "CareModel":
-            from care_qdrant.model.pair import CareModel
+    The command takes one argument ``load_model``, a function.
+    """
+    added = [model_option]
+    if device:
+        added.append(device_option)
+    if precision:
+        added.append(precision_option)
 
-            return CareModel.load(model, device=device, precision=precision)  # type: ignore[arg-type]  # click.Choice
+    def add(command: Command) -> Command:
+        @wraps(command)
+        def with_model(
+            *args: Any, model: str, device: str | None = None, precision: "Precision" = "auto", **options: Any
+        ) -> Any:
+            def load() -> "CareModel":
+                from care_qdrant.model.pair import CareModel
 
-        return command(*args, load_model=load, **options)
+                return CareModel.load(model, device=device, precision=precision)
 
-    decorated: Command = add_options(
-        click.option(
-            "--model",
-            default="built-in",
-            show_default=True,
-            envvar="CARE_MODEL",
-            show_envvar=True,
-            help="CARE folder, hub name, built-in, or any sentence-transformers model.",
-        ),
-        click.option("--device", help="Device of torch models: cpu, cuda, mps.  [default: the fastest there is]"),
-        click.option(
-            "--precision",
-            type=click.Choice(["auto", "int8", "fp32"]),
-            default="auto",
-            show_default=True,
-            help="Precision of the ONNX query encoder; auto takes int8 where it passed its accuracy check at export.",
-        ),
-    )(with_model)
-    return decorated
+            return command(*args, load_model=load, **options)
+
+        decorated: Command = add_options(*added)(with_model)
+        return decorated
+
+    return add
 
 
+model_option = click.option(
+    "--model",
+    default="built-in",
+    show_default=True,
+    envvar="CARE_MODEL",
+    show_envvar=True,
+    help="CARE folder, hub name, built-in, or any sentence-transformers model.",
+)
+device_option = click.option(
+    "--device", help="Device of torch models: cpu, cuda, mps.  [default: the fastest there is]"
+)
+precision_option = click.option(
+    "--precision",
+    type=click.Choice(["auto", "int8", "fp32"]),
+    default="auto",
+    show_default=True,
+    help="Precision of ONNX query encoders; auto takes int8 where it passed its accuracy check at export.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
 

@@ -38,7 +38,7 @@ def wait_until_indexed(
     if info.status is models.CollectionStatus.YELLOW:
         raise NotVerified(
             f"collection {collection.name!r}: its index is not built after {longest_seconds / 60:g} minutes; "
-            "run the same command again, or give a larger --index-minutes"
+            "run the same command again"
         )
 
 

@@ -23,7 +23,6 @@ from tests.tiny import TEXTS
         ["--fusion", "rrf", "--alpha", "0.3"],
         ["--mode", "hybrid", "--fusion", "rrf", "--alpha", "0.3"],
         ["--mode", "sparse", "--exact"],
-        ["--mode", "dense", "--sparse-vector-name", "bm25"],
     ],
 )
 def test_an_option_that_the_mode_ignores_is_refused(options: Sequence[str], tmp_path: Path) -> None:

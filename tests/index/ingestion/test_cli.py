@@ -96,7 +96,7 @@ def test_options_reach_the_server(write_corpus: WriteCorpus, server: StandIn) ->
         "--sparse",
         "bm25",
     ]
-    storage = ["--quantization", "binary", "--on-disk", "--datatype", "float16", "--shards", "2", "--replicas", "1"]
+    storage = ["--quantization", "binary", "--on-disk", "--shards", "2", "--replicas", "1"]
     result = run(corpus, "--url", server.url, *options, *storage)
     assert result.exit_code == 8  # one is too long
     with open_client(url=server.url) as client:

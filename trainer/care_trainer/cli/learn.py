@@ -58,7 +58,7 @@ _log_options = add_options(
             "document",
             "document_start",
         ],
-        "Server": ["api_key", "grpc"],
+        "Server": ["grpc_port"],
     },
 )
 @click.argument("collection")

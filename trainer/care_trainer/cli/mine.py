@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 )
 @click.option("--max-score", type=float, help="Highest score of a negative. Default: no limit.")
 @target_options
-@model_options
+@model_options()
 def mine(
     pairs: Path,
     collection: str,
