@@ -201,10 +201,11 @@ def reference_vectors(model: str, output: Path, device: str | None) -> None:
       care-bench run examples/sample --document-server http://localhost:8000/v1 \\
         --reference-vectors reference.json --output results/x
     """
-    from care_benchmarks.remote import make_reference
+    from care_qdrant.encoders.server import make_reference
     from care_qdrant.model.pair import CareModel
 
-    reference = make_reference(CareModel.load(model, device=device))
+    pair = CareModel.load(model, device=device)
+    reference = make_reference(pair.fingerprint, pair.encode_document)
     reference.save(output)
     click.echo(f"{output}: {len(reference.texts)} vectors of {reference.fingerprint[:12]}")
 

@@ -190,17 +190,18 @@ def _use_document_server(
     systems: "list[EvaluatedSystem]", options: dict[str, Any], stack: ExitStack
 ) -> "list[EvaluatedSystem]":
     """Replace the document encoder of the first model, and of the controls that share it."""
-    from care_benchmarks.remote import load_reference, make_reference, served_documents
+    from care_qdrant.encoders.server import load_reference, make_reference
     from care_qdrant.model.hub import fetch_document_side
+    from care_qdrant.model.served import served_documents
 
     model, source, file = systems[0].model, systems[0].source, options["reference_vectors"]
     served = stack.enter_context(
         served_documents(
             model,
             fetch_document_side(source) / "document" / "tokenizer.json",
-            options["document_server"],
+            [options["document_server"]],
             options["document_server_model"] or model.name,
-            load_reference(file) if file else make_reference(model),
+            load_reference(file) if file else make_reference(model.fingerprint, model.encode_document),
             sent=options["document_server_input"],
             batch_tokens=options["document_server_batch_tokens"],
             api_key=options["document_server_key"],

@@ -1,0 +1,380 @@
+"""The document encoder on OpenAI-compatible embeddings servers (vLLM, TEI, infinity), checked in every request.
+
+A server can be wrong without an error: another checkpoint, another pooling, a missing end marker. It therefore receives
+token ids of the pair's own tokenizer, and its vectors of a few known texts are compared with reference vectors that the
+pair itself made: all of them before the first document, then one in every request. So a server that is restarted with
+other weights is refused with the request that shows it, and none of its vectors leaves this module. A server without
+token ids (Ollama) receives the texts, cut to the pair's length; the reference vectors then also check its tokenizer.
+"""
+
+import json
+import logging
+import random
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+from tokenizers import Encoding, Tokenizer
+
+from care_qdrant.encoders.batching import token_batches
+from care_qdrant.errors import EncodingError, InputError, ModelError, Unreachable, redact, remember_secret
+from care_qdrant.types import Vectors
+
+logger = logging.getLogger(__name__)
+
+Sent = Literal["tokens", "text", "text-without-prompt"]
+"""Input format: token ids; prompt and text; or the text alone, for a server that adds its own prompt."""
+
+BATCH_TOKENS = 16_384
+REQUEST_TIMEOUT_SECONDS = 120.0
+PATIENCE_SECONDS = 600.0
+MOST_REQUESTS = 16
+"""Of one endpoint at a time; fewer where its answers take longer for it, or where it answers 429."""
+LEAST_COSINE = 0.999
+"""Cosine between reference and server vectors: bfloat16 kernels stay above it, another model does not."""
+REFERENCE_TEXTS = (
+    "高血压患者饮食上要注意什么？",
+    "二甲双胍的常见不良反应是恶心和腹泻，饭后服用可以减轻。",
+    "糖化血红蛋白 HbA1c 6.5% 说明近两三个月的血糖偏高，需要复查并咨询内分泌科医生。",
+    "EGFR",
+)
+_PASSING_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+_UNUSABLE_ANSWERS = 3
+"""A batch whose answer was unusable that often fails."""
+_SLOWER = 2.0
+"""Where an answer takes so many times the shortest time per token, the endpoint gets fewer requests at a time."""
+FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 0.5, 20.0
+"""Of an endpoint that failed, before it is asked again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceVectors:
+    """Vectors of known texts, made by the pair itself."""
+
+    fingerprint: str
+    texts: list[str]
+    vectors: list[list[float]]
+
+    def save(self, path: Path) -> None:
+        """Write a JSON file."""
+        path.write_bytes(_REFERENCE.dump_json(self, indent=1) + b"\n")
+
+
+_REFERENCE = TypeAdapter(ReferenceVectors)
+
+
+def make_reference(
+    fingerprint: str, encode: Callable[[Sequence[str]], Vectors], texts: Sequence[str] = REFERENCE_TEXTS
+) -> ReferenceVectors:
+    """Encode known texts with a pair's own document encoder."""
+    return ReferenceVectors(fingerprint, list(texts), encode(texts).tolist())
+
+
+def load_reference(path: Path) -> ReferenceVectors:
+    """Read reference vectors.
+
+    Raises:
+        InputError: The file is missing or holds something else.
+    """
+    try:
+        return _REFERENCE.validate_json(path.read_bytes())
+    except (OSError, ValidationError, json.JSONDecodeError) as error:
+        raise InputError(
+            f"{path}: holds no reference vectors; make them with care-bench reference-vectors ({error})"
+        ) from error
+
+
+class ServerEncoder:
+    """A document encoder on one or several servers; texts go to whichever is there and free."""
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        model: str,
+        tokenizer: Tokenizer,
+        reference: ReferenceVectors | None,
+        *,
+        dim: int,
+        max_tokens: int,
+        prompt: str = "",
+        is_cut: bool = False,
+        sent: Sent = "tokens",
+        batch_tokens: int = BATCH_TOKENS,
+        api_key: str | None = None,
+        patience_seconds: float = PATIENCE_SECONDS,
+    ) -> None:
+        """Set up; nothing is sent yet.
+
+        Args:
+            endpoints: Base URLs, as ``http://localhost:8000/v1``, which have the route ``embeddings``.
+            model: Name of the model on the servers.
+            tokenizer: The pair's own tokenizer.
+            reference: Vectors that each answer must reproduce; None checks nothing.
+            dim: Dimension of the pair; a server may return longer vectors (Matryoshka).
+            max_tokens: Maximal input length, special tokens and prompt included; the rest is cut off.
+            prompt: Prepended to each text.
+            is_cut: Whether vectors are normalised at their full width, then cut; otherwise cut, then normalised.
+            sent: Input format.
+            batch_tokens: Tokens per request.
+            api_key: Bearer token.
+            patience_seconds: Longest time without an answer of any endpoint.
+        """
+        remember_secret(api_key)
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self.dim, self.max_tokens, self.prompt = dim, max_tokens, prompt
+        self._model, self._reference, self._is_cut = model, reference, is_cut
+        self._sent, self._batch_tokens = sent, batch_tokens
+        self._endpoints = _Endpoints(
+            [httpx.Client(base_url=url, headers=headers, timeout=REQUEST_TIMEOUT_SECONDS) for url in endpoints],
+            patience_seconds,
+        )
+        self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        # A tokenizer's truncation leaves room for the markers that it appends: a long text keeps its last one.
+        self._cutter = Tokenizer.from_str(self._tokenizer.to_str())
+        self._cutter.enable_truncation(max_tokens)
+
+    def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
+        """Encode texts into unit vectors, in order: ``(len(texts), dim)`` float32. None is the model's own prompt.
+
+        Raises:
+            Unreachable: No server answered for the patience.
+            ModelError: All servers have other weights.
+            EncodingError: A server refused a request, or returned unusable vectors again and again.
+        """
+        prompt = self.prompt if prompt is None else prompt
+        encodings = self._cutter.encode_batch([prompt + text for text in texts])
+        vectors = np.empty((len(texts), self.dim), dtype=np.float32)
+
+        def run(batch: list[int]) -> None:
+            inputs = [self._input(prompt, texts[index], encodings[index]) for index in batch]
+            vectors[batch], _ = self._embed(inputs, sum(len(encodings[index].ids) for index in batch))
+
+        batches = list(token_batches([len(encoding.ids) for encoding in encodings], self._batch_tokens))
+        with ThreadPoolExecutor(max(1, min(len(batches), self._endpoints.most_requests)), "embeddings") as pool:
+            try:
+                for future in [pool.submit(run, batch) for batch in batches]:
+                    future.result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        return vectors
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        """Return the uncut length of each text in tokens, special tokens and prompt included."""
+        return [len(self._tokenizer.encode(self.prompt + text).ids) for text in texts]
+
+    def check(self) -> float:
+        """Compare a server with all reference vectors, and return the smallest cosine.
+
+        Raises:
+            ModelError: All servers have other weights.
+            Unreachable: None answers.
+        """
+        return self._embed([], 0, range(len(self._reference.texts) if self._reference else 0))[1]
+
+    @property
+    def usage(self) -> dict[str, dict[str, float]]:
+        """Requests, texts, tokens, failed attempts and seconds until the answer, by endpoint."""
+        return {endpoint.name: dict(endpoint.usage) for endpoint in self._endpoints.all}
+
+    def close(self) -> None:
+        """Close the connections."""
+        for endpoint in self._endpoints.all:
+            endpoint.client.close()
+
+    def _input(self, prompt: str, text: str, encoding: Encoding) -> list[int] | str:
+        """Return the input of one text in the format of the server."""
+        if self._sent == "tokens":
+            return list(encoding.ids)
+        end = max(end for _, end in encoding.offsets) if encoding.overflowing else None
+        return (prompt + text)[len(prompt) if self._sent == "text-without-prompt" else 0 : end]
+
+    def _reference_input(self, number: int) -> list[int] | str:
+        assert self._reference is not None
+        text = self._reference.texts[number]
+        return self._input(self.prompt, text, self._cutter.encode(self.prompt + text))
+
+    def _embed(
+        self, inputs: list[list[int] | str], tokens: int, references: Sequence[int] | None = None
+    ) -> tuple[Vectors, float]:
+        """Return the vectors of one batch, and the least cosine of the reference texts that went with it."""
+        if references is None:
+            references = [random.randrange(len(self._reference.texts))] if self._reference else []
+        sent = [*inputs, *map(self._reference_input, references)]
+        body = {"model": self._model, "input": sent, "encoding_format": "float"}
+        unusable = 0
+        while sent:
+            endpoint, answer = self._endpoints.post(body, len(inputs), tokens)
+            if answer.status_code == 413 and len(inputs) > 1:
+                half = len(inputs) // 2
+                halves = [self._embed(part, tokens // 2) for part in (inputs[:half], inputs[half:])]
+                return np.concatenate([rows for rows, _ in halves]), min(cosine for _, cosine in halves)
+            if answer.is_error:
+                raise EncodingError(redact(f"{endpoint.name}: {answer.status_code}, {answer.text[:200]}"))
+            try:
+                rows = self._vectors(answer, len(sent), endpoint.name)
+            except EncodingError as error:
+                unusable += 1
+                if unusable == _UNUSABLE_ANSWERS:
+                    raise
+                logger.warning("%s; it is asked again", error)
+                continue
+            known = list(zip(rows[len(inputs) :], references, strict=True))
+            if all(self._agrees(endpoint, row, number) for row, number in known):
+                return rows[: len(inputs)], min((self._cosine(row, number) for row, number in known), default=1.0)
+        return np.empty((0, self.dim), dtype=np.float32), 1.0
+
+    def _cosine(self, row: Vectors, number: int) -> float:
+        """Return the cosine of a vector with a reference; of vectors that were cut the length counts, too."""
+        assert self._reference is not None
+        expected = np.asarray(self._reference.vectors[number], dtype=np.float32)
+        return float(row @ expected / (expected @ expected))
+
+    def _agrees(self, endpoint: "_Endpoint", row: Vectors, number: int) -> bool:
+        """Return whether a server gave a reference vector; one that did not is used no more."""
+        cosine = self._cosine(row, number)
+        if abs(1 - cosine) <= 1 - LEAST_COSINE:
+            return True
+        assert self._reference is not None
+        self._endpoints.refuse(
+            endpoint,
+            f"{endpoint.name}: the server's vector of {self._reference.texts[number]!r} has a cosine of {cosine:.4f} "
+            f"to the reference, expected {LEAST_COSINE} or more: it serves other weights, pools otherwise, or changes "
+            "the tokens",
+        )
+        return False
+
+    def _vectors(self, answer: httpx.Response, count: int, name: str) -> Vectors:
+        """Parse the answer, whose rows may have any order."""
+        try:
+            rows = sorted(answer.json()["data"], key=lambda row: row["index"])
+            raw = np.asarray([row["embedding"] for row in rows], dtype=np.float32)
+        except (KeyError, TypeError, ValueError) as error:
+            raise EncodingError(f"{name}: the answer is no list of embeddings ({error})") from error
+        if raw.ndim != 2 or len(raw) != count or raw.shape[1] < self.dim:
+            raise EncodingError(f"{name}: gave vectors of shape {raw.shape}; expected ({count}, {self.dim} or more)")
+        lengths = np.linalg.norm(raw if self._is_cut else raw[:, : self.dim], axis=1, keepdims=True)
+        if not np.isfinite(lengths).all() or (lengths == 0).any():
+            raise EncodingError(f"{name}: gave a vector that is not finite or has no length")
+        return np.asarray(raw[:, : self.dim] / lengths, dtype=np.float32)
+
+
+@dataclass(eq=False)
+class _Endpoint:
+    """One server: what it is doing, and how much it takes."""
+
+    client: httpx.Client
+    running: int = 0
+    limit: float = 1.0
+    """Requests at a time."""
+    failures: int = 0
+    """Since the last answer."""
+    resumes_at: float = 0.0
+    shortest: float = float("inf")
+    """Seconds per token."""
+    refused: str = ""
+    """Why it is used no more."""
+    usage: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    @property
+    def name(self) -> str:
+        return redact(str(self.client.base_url))
+
+
+class _Endpoints:
+    """Chooses a server for each request; additive increase and multiplicative decrease of requests at a time."""
+
+    def __init__(self, clients: Sequence[httpx.Client], patience_seconds: float) -> None:
+        self.all = [_Endpoint(client) for client in clients]
+        self.most_requests = MOST_REQUESTS * len(clients)
+        self._patience_seconds = patience_seconds
+        self._condition = threading.Condition()
+        self._failing_since: float | None = None
+        self._problem = ""
+
+    def post(self, body: dict[str, Any], texts: int, tokens: int) -> tuple[_Endpoint, httpx.Response]:
+        """Send a request until a server answers it, and return that server and its answer."""
+        while True:
+            endpoint, start = self._acquire(), time.monotonic()
+            answer, least_delay = None, 0.0
+            try:
+                answer = endpoint.client.post("embeddings", json=body)
+                problem = f"{answer.status_code}" if answer.status_code in _PASSING_STATUS else ""
+                least_delay = _seconds(answer.headers.get("Retry-After", "0"))
+            except httpx.TransportError as error:
+                problem = f"{type(error).__name__}: {error}"
+            finally:
+                with self._condition:
+                    endpoint.running -= 1
+                    self._condition.notify_all()
+            seconds = time.monotonic() - start
+            with self._condition:
+                if answer is not None and not problem:
+                    for count, value in (("requests", 1), ("texts", texts), ("tokens", tokens), ("seconds", seconds)):
+                        endpoint.usage[count] += value
+                    self._succeeded(endpoint, seconds / max(tokens, 1))
+                    return endpoint, answer
+                self._failed(endpoint, problem, start, least_delay)
+
+    def refuse(self, endpoint: _Endpoint, reason: str) -> None:
+        """Use a server no more.
+
+        Raises:
+            ModelError: It was the last one.
+        """
+        with self._condition:
+            endpoint.refused = reason
+            self._condition.notify_all()
+            if all(other.refused for other in self.all):
+                raise ModelError(reason)
+        logger.warning("%s; the other endpoints go on", reason)
+
+    def _acquire(self) -> _Endpoint:
+        with self._condition:
+            while True:
+                now = time.monotonic()
+                usable = [endpoint for endpoint in self.all if not endpoint.refused]
+                if not usable:
+                    raise ModelError(self.all[-1].refused)
+                if self._failing_since is not None and now - self._failing_since >= self._patience_seconds:
+                    names = ", ".join(endpoint.name for endpoint in usable)
+                    raise Unreachable(f"{names}: no answer for {now - self._failing_since:.0f} s ({self._problem})")
+                free = [one for one in usable if now >= one.resumes_at and one.running < int(one.limit)]
+                if free:
+                    chosen = min(free, key=lambda one: one.running / one.limit)
+                    chosen.running += 1
+                    return chosen
+                pause = min((one.resumes_at - now for one in usable if one.resumes_at > now), default=1.0)
+                self._condition.wait(min(pause, 1.0))
+
+    def _succeeded(self, endpoint: _Endpoint, per_token: float) -> None:
+        self._failing_since, endpoint.failures = None, 0
+        endpoint.shortest = min(endpoint.shortest, per_token)
+        if per_token <= _SLOWER * endpoint.shortest:
+            endpoint.limit = min(float(MOST_REQUESTS), endpoint.limit + 1 / endpoint.limit)
+        else:
+            endpoint.limit = max(1.0, endpoint.limit * 0.9)
+
+    def _failed(self, endpoint: _Endpoint, problem: str, start: float, least_delay: float) -> None:
+        self._failing_since = self._failing_since or start
+        self._problem = problem
+        endpoint.failures += 1
+        endpoint.usage["failed"] += 1
+        endpoint.limit = max(1.0, endpoint.limit / 2)
+        delay = random.uniform(0, min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** min(endpoint.failures, 30)))
+        endpoint.resumes_at = time.monotonic() + max(delay, least_delay)
+        logger.warning("%s: attempt %d failed (%s)", endpoint.name, endpoint.failures, problem)
+
+
+def _seconds(value: str) -> float:
+    return float(value) if value.replace(".", "", 1).isdigit() else 0.0

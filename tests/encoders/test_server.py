@@ -1,0 +1,312 @@
+"""A document encoder on real HTTP servers: the same vectors, through faults, and nothing from one that misbehaves."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from care_qdrant.encoders import server as server_module
+from care_qdrant.encoders.server import (
+    ReferenceVectors,
+    Sent,
+    ServerEncoder,
+    load_reference,
+    make_reference,
+)
+from care_qdrant.encoders.torch import load_sentence_transformer
+from care_qdrant.errors import EncodingError, InputError, ModelError, Unreachable
+from care_qdrant.model.pair import CareModel
+from care_qdrant.model.served import served_documents
+from tests.tiny import TEXTS, medical_texts
+
+pytestmark = pytest.mark.timeout(300)
+
+Fault = Callable[[list[list[int]]], tuple[int, Any] | None]
+DROPPED = -1
+"""Status of a server that is killed before it answers."""
+
+
+class EmbeddingServer(ThreadingHTTPServer):
+    """Speaks OpenAI's protocol for the tower of a pair: full-width vectors, not normalised, rows in reverse order."""
+
+    daemon_threads = True
+
+    def __init__(self, tower: Path) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.model = load_sentence_transformer(tower, "cpu")
+        self.faults: list[Fault] = []
+        """One per request, taken from the front; None passes."""
+        self.requests: list[dict[str, Any]] = []
+        self.change: Callable[[np.ndarray], np.ndarray] = lambda vectors: vectors
+
+    @classmethod
+    @contextmanager
+    def serving(cls, tower: Path) -> Iterator[Self]:
+        """Answer on a thread during the block."""
+        server = cls(tower)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+    def embed(self, inputs: list[list[int] | str]) -> list[dict[str, Any]]:
+        import torch
+
+        rows = []
+        for index, given in enumerate(inputs):
+            ids = self.model.tokenizer(given)["input_ids"] if isinstance(given, str) else given
+            features = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
+            with torch.inference_mode():
+                for module in list(self.model)[:2]:
+                    features = module(features)
+            vector = self.change(features["sentence_embedding"][0].numpy())
+            rows.append({"object": "embedding", "index": index, "embedding": vector.tolist()})
+        return rows[::-1]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: EmbeddingServer
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.requests.append({"path": self.path, "key": self.headers.get("Authorization"), **body})
+        fault = self.server.faults.pop(0)(body["input"]) if self.server.faults else None
+        status, answer = fault or (200, {"data": self.server.embed(body["input"])})
+        if status == DROPPED:
+            self.connection.close()
+            return
+        content = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Retry-After", "0")
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server(pair_folder: Path) -> Iterator[EmbeddingServer]:
+    with EmbeddingServer.serving(pair_folder / "document") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def model(pair_folder: Path) -> CareModel:
+    return CareModel.load(pair_folder)
+
+
+@pytest.fixture(scope="module")
+def reference(model: CareModel) -> ReferenceVectors:
+    return make_reference(model.fingerprint, model.encode_document)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait no longer than a test needs."""
+    monkeypatch.setattr(server_module, "FIRST_DELAY_SECONDS", 0.01)
+
+
+@pytest.fixture
+def tokenizer(pair_folder: Path) -> Path:
+    return pair_folder / "document/tokenizer.json"
+
+
+@pytest.fixture
+def served(
+    server: EmbeddingServer, model: CareModel, reference: ReferenceVectors, tokenizer: Path
+) -> Iterator[CareModel]:
+    with served_documents(
+        model, tokenizer, [server.url], "tower", reference, api_key="secret", patience_seconds=1.0
+    ) as served:
+        server.requests.clear()
+        yield served
+
+
+LONG = "".join(TEXTS) * 3
+
+
+def test_served_vectors_are_those_of_the_pair(served: CareModel, model: CareModel) -> None:
+    texts = [*TEXTS, LONG, "短"]
+    assert served.encode_document(texts) == pytest.approx(model.encode_document(texts), abs=1e-5)
+    assert served.encode_document([]).shape == (0, model.dim)
+    assert served.contract() == model.contract()
+    assert served.document_encoder.count_tokens([LONG]) == model.document_encoder.count_tokens([LONG])
+
+
+def test_a_text_that_is_too_long_keeps_its_end_marker(served: CareModel, server: EmbeddingServer) -> None:
+    served.encode_document([LONG])
+    ids, _reference = server.requests[0]["input"]
+    assert len(ids) == served.document_encoder.max_tokens
+    assert ids[-1] == 2
+    assert (server.requests[0]["path"], server.requests[0]["model"]) == ("/v1/embeddings", "tower")
+    assert server.requests[0]["key"] == "Bearer secret"
+
+
+@pytest.mark.parametrize("sent", ["tokens", "text", "text-without-prompt"])
+def test_a_server_gets_what_it_can_take(server: EmbeddingServer, model: CareModel, tokenizer: Path, sent: Sent) -> None:
+    """Also of a text that is too long; a prompt that the server adds is not sent, and counts all the same."""
+    read = Tokenizer.from_file(str(tokenizer))
+    read.no_truncation()
+    own, limit = model.document_encoder, model.document_encoder.max_tokens
+    encoder = ServerEncoder([server.url], "tower", read, None, dim=own.dim, max_tokens=limit, prompt="咳嗽", sent=sent)
+    served = encoder.encode(["耳鸣", LONG])
+    given = server.requests[0]["input"]
+    if sent == "tokens":
+        assert sorted(map(len, given)) == [len(read.encode("咳嗽耳鸣").ids), limit]
+    else:
+        short, long = sorted(given, key=len)
+        assert short == ("咳嗽耳鸣" if sent == "text" else "耳鸣")
+        assert LONG.startswith(long.removeprefix("咳嗽"))
+        assert len(read.encode("咳嗽" + long.removeprefix("咳嗽")).ids) == limit
+    if sent != "text-without-prompt":
+        assert served == pytest.approx(own.encode(["耳鸣", LONG], prompt="咳嗽"), abs=1e-5)
+    encoder.close()
+
+
+def test_a_batch_that_is_too_large_is_halved(served: CareModel, server: EmbeddingServer, model: CareModel) -> None:
+    server.faults = [lambda tokens: (413, {}) if len(tokens) > 3 else None for _ in range(3)]
+    assert served.encode_document(TEXTS[:5]) == pytest.approx(model.encode_document(TEXTS[:5]), abs=1e-5)
+    assert [len(request["input"]) - 1 for request in server.requests] == [5, 2, 3, 1, 2]
+
+
+def _half(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return rows[: len(rows) // 2]
+
+
+def _all(value: float, width: int = 64) -> Callable[[list[dict[str, Any]]], list[dict[str, Any]]]:
+    return lambda rows: [row | {"embedding": [value] * width} for row in rows]
+
+
+UNUSABLE: dict[str, tuple[Callable[[list[dict[str, Any]]], list[dict[str, Any]]], str]] = {
+    "half a batch": (_half, "shape"),
+    "no rows": (lambda rows: [], "shape"),
+    "NaN": (_all(float("nan")), "not finite"),
+    "zero vectors": (_all(0.0), "no length"),
+    "another dimension": (_all(1.0, 7), "expected"),
+    "no embeddings": (lambda rows: [{"detail": "?"}], "no list of embeddings"),
+}
+
+
+@pytest.mark.parametrize("kind", UNUSABLE)
+def test_an_unusable_answer_is_asked_for_again_and_named_in_the_end(
+    served: CareModel, server: EmbeddingServer, model: CareModel, kind: str
+) -> None:
+    change, problem = UNUSABLE[kind]
+    server.faults = [lambda inputs: (200, {"data": change(server.embed(inputs))})] * 2
+    assert served.encode_document(TEXTS) == pytest.approx(model.encode_document(TEXTS), abs=1e-5)
+    server.faults = [lambda inputs: (200, {"data": change(server.embed(inputs))})] * 3
+    with pytest.raises(EncodingError, match=problem):
+        served.encode_document(TEXTS)
+
+
+def test_an_answer_that_trying_again_does_not_change_is_said_at_once(
+    served: CareModel, server: EmbeddingServer
+) -> None:
+    server.faults = [lambda _: (400, {"error": "no such model"})]
+    with pytest.raises(EncodingError, match=r"400.*no such model"):
+        served.encode_document(["短"])
+    assert len(server.requests) == 1
+
+
+def test_passing_faults_are_retried(served: CareModel, server: EmbeddingServer, model: CareModel) -> None:
+    server.faults = [lambda _: (429, {}), lambda _: (503, {}), lambda _: (DROPPED, None)]
+    assert served.encode_document(TEXTS[:2]) == pytest.approx(model.encode_document(TEXTS[:2]), abs=1e-5)
+    assert len(server.requests) == 4
+
+
+def test_a_server_that_gets_other_weights_in_the_middle_gives_no_vector(
+    server: EmbeddingServer, model: CareModel, reference: ReferenceVectors, tokenizer: Path
+) -> None:
+    """Each request shows whose weights answered it: not one vector of the others comes back."""
+    texts = medical_texts(40)
+    expected = model.encode_document(texts)
+    with served_documents(model, tokenizer, [server.url], "tower", reference, batch_tokens=100) as served:
+        right = served.encode_document(texts[:20])
+        server.change = lambda vectors: np.roll(vectors, 1)
+        with pytest.raises(ModelError, match="serves other weights"):
+            served.encode_document(texts[20:])
+    assert right == pytest.approx(expected[:20], abs=1e-5)
+
+
+def test_of_several_servers_one_may_go_and_another_change(
+    server: EmbeddingServer, model: CareModel, reference: ReferenceVectors, tokenizer: Path, pair_folder: Path
+) -> None:
+    texts = medical_texts(60)
+    expected = model.encode_document(texts)
+    with (
+        EmbeddingServer.serving(pair_folder / "document") as other,
+        EmbeddingServer.serving(pair_folder / "document") as third,
+    ):
+        urls = [server.url, other.url, third.url]
+        with served_documents(model, tokenizer, urls, "tower", reference, batch_tokens=100) as served:
+            assert served.encode_document(texts) == pytest.approx(expected, abs=1e-5)
+            other.change = lambda vectors: -vectors
+            third.faults = [lambda _: (DROPPED, None)] * 5
+            server.faults = [lambda _: (429, {})] * 3
+            assert served.encode_document(texts) == pytest.approx(expected, abs=1e-5)
+            encoder = served.document_encoder
+            assert isinstance(encoder, ServerEncoder)
+            before = len(other.requests)
+            assert served.encode_document(texts) == pytest.approx(expected, abs=1e-5)
+            assert len(other.requests) == before, "a server of other weights is asked no more"
+            assert sum(each["texts"] for each in encoder.usage.values()) >= 180
+
+
+def test_a_slow_server_gets_fewer_requests_at_a_time(
+    server: EmbeddingServer, model: CareModel, reference: ReferenceVectors, tokenizer: Path
+) -> None:
+    texts = medical_texts(80)
+    running, most = 0, []
+    lock = threading.Lock()
+
+    def slow(_: object) -> None:
+        nonlocal running
+        with lock:
+            running += 1
+            most.append(running)
+        time.sleep(0.01 * running)
+        with lock:
+            running -= 1
+
+    server.faults = [slow] * 1_000  # type: ignore[list-item]  # returns nothing
+    with served_documents(model, tokenizer, [server.url], "tower", reference, batch_tokens=60) as served:
+        assert served.encode_document(texts) == pytest.approx(model.encode_document(texts), abs=1e-5)
+    assert 1 < max(most) <= 8
+
+
+def test_reference_vectors_of_another_pair_are_refused(
+    model: CareModel, reference: ReferenceVectors, tokenizer: Path, tmp_path: Path
+) -> None:
+    reference.save(tmp_path / "reference.json")
+    assert load_reference(tmp_path / "reference.json") == reference
+    other = ReferenceVectors("0" * 64, reference.texts, reference.vectors)
+    with pytest.raises(ModelError, match="make them again"), served_documents(model, tokenizer, ["x"], "tower", other):
+        pass
+    (tmp_path / "reference.json").write_text("{}")
+    with pytest.raises(InputError, match="holds no reference vectors"):
+        load_reference(tmp_path / "reference.json")
+
+
+def test_a_server_that_is_gone_is_said_to_be_gone(served: CareModel, server: EmbeddingServer) -> None:
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(Unreachable, match="no answer for"):
+        served.encode_document(["短"])
