@@ -7,7 +7,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test check format docs bench-tiny examples reliability
+.PHONY: demo test test-slow check format docs site bench-tiny examples reliability
 
 $(VENV)/.serve: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -27,8 +27,12 @@ demo: $(VENV)/.serve
 	$(BIN)/care search "心梗发作的时候家里人该怎么办" --collection sample --top-k 3
 	@printf '\nNext: %s/care-ingest YOUR-FILE-OR-FOLDER --sparse bm25 (what it reads: docs/everyday.md)\n' $(BIN)
 
+# Two workers: a core each, every file on one of them, so that its fixtures are made once.
 test: $(VENV)/.dev
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
+
+test-slow: $(VENV)/.dev
+	$(BIN)/pytest -m slow -n 2 --dist loadfile
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -43,7 +47,9 @@ docs: $(VENV)/.dev
 	$(BIN)/python docs/generate_cli_reference.py
 	$(BIN)/python docs/generate_schemas.py
 	$(BIN)/python docs/generate_measured.py
-	$(BIN)/python docs/generate_api_reference.py
+
+site: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench-tiny: $(VENV)/.dev
 	$(BIN)/care-bench run examples/sample --model built-in --output build/bench-tiny
@@ -54,7 +60,7 @@ examples: $(VENV)/.dev
 
 reliability: $(VENV)/.dev
 	mkdir -p build/reliability
-	$(BIN)/pytest -m 'slow or not slow' --hypothesis-seed=random
+	$(BIN)/pytest -n 2 --dist loadfile -m 'slow or not slow' --hypothesis-seed=random
 	$(BIN)/python -m tests.reliability.sequences --output build/reliability/kill-sequences.json
 	set -e; for trial in kill-ingest kill-attach kill-publish concurrent-writers outage soak; do \
 		$(BIN)/python -m tests.reliability $$trial --output build/reliability/$$trial.json; done

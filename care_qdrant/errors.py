@@ -151,6 +151,8 @@ class MissingExtra(CareError):
     exit_code = 7
 
 
+INSTALL = "pip install '.[{extra}]' in a clone of care-qdrant"
+"""How to install an extra; at the first release, ``pip install 'care-qdrant[{extra}]'``."""
 REJECTED_ROWS_EXIT_CODE = 8
 INTERRUPTED_EXIT_CODE = 130
 
@@ -168,6 +170,5 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise MissingExtra(
-            f"{what} needs {error.name or 'a package'}, which is not installed: pip install 'care-qdrant[{extra}]', or "
-            f"in a clone pip install '.[{extra}]'"
+            f"{what} needs {error.name or 'a package'}, which is not installed: {INSTALL.format(extra=extra)}"
         ) from error

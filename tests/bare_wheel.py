@@ -23,7 +23,7 @@ assert "torch" not in sys.modules
 try:
     CareModel.load(device="cpu").encode_document(["二甲双胍"])
 except MissingExtra as error:
-    assert "pip install 'care-qdrant[ingest]'" in str(error)
+    assert "pip install '.[ingest]'" in str(error)
 else:
     raise AssertionError("torch encoded a document, and is not installed")
 

@@ -46,7 +46,6 @@ def test_the_built_in_pair_fits_the_repository() -> None:
 
 
 def test_every_install_hint_names_an_extra_that_is_there() -> None:
-    """Of an installed package pip takes the extras itself: ``pip install 'care-qdrant[learn]'`` asks no index."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     shipped = (
         "care_qdrant",

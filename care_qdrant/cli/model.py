@@ -132,7 +132,7 @@ def export_onnx(folder: Path) -> None:
     """Let documents of the pair FOLDER be encoded without torch, and bind its ONNX files to its fingerprint.
 
     The document encoder is exported to document/model.onnx, which reads the weights beside it. The fingerprint stays,
-    so existing collections stay valid. Needs torch, once: pip install 'care-qdrant[onnx]'.
+    so existing collections stay valid. Needs torch, once: pip install '.[onnx]' in a clone.
 
     \b
     Example:
