@@ -111,7 +111,7 @@ def test_a_missing_package_is_named_before_anything_is_read(
 ) -> None:
     (tmp_path / name).write_bytes(LINES)
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(MissingExtra, match=r"pip install 'care-qdrant\[(zstd|parquet)\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install '\.\[(zstd|parquet)\]'"):
         Corpus(tmp_path / name)
 
 
