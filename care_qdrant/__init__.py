@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from care_qdrant.encoders import Encoder, TokenCounter
     from care_qdrant.encoders.batching import token_batches
     from care_qdrant.encoders.microbatch import MicroBatcher
+    from care_qdrant.encoders.server import load_reference, make_reference
     from care_qdrant.encoders.sparse import FastEmbedSparse, native_bm25
     from care_qdrant.encoders.torch import load_sentence_transformer
     from care_qdrant.errors import (
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from care_qdrant.model.hub import BUILT_IN, fetch_document_side, find_folder
     from care_qdrant.model.join import join_encoders
     from care_qdrant.model.pair import CareModel, Precision
+    from care_qdrant.model.served import served_documents
     from care_qdrant.progress import progress_bar
     from care_qdrant.qdrant.collection import Collection
     from care_qdrant.qdrant.connection import is_embedded, open_client
@@ -85,6 +87,7 @@ _NAMES = {
     "encoders": ("Encoder", "TokenCounter"),
     "encoders.batching": ("token_batches",),
     "encoders.microbatch": ("MicroBatcher",),
+    "encoders.server": ("load_reference", "make_reference"),
     "encoders.sparse": ("FastEmbedSparse", "native_bm25"),
     "encoders.torch": ("load_sentence_transformer",),
     "errors": (
@@ -118,6 +121,7 @@ _NAMES = {
     "index.source": ("Reading",),
     "model.join": ("join_encoders",),
     "model.pair": ("CareModel", "Precision"),
+    "model.served": ("served_documents",),
     "progress": ("progress_bar",),
     "index.promote": ("PromotionReport", "promote_collection"),
     "index.publish": ("PublicationReport", "PublishSettings", "publish_collection", "roll_back"),
@@ -210,7 +214,9 @@ __all__ = [
     "ingest",
     "is_embedded",
     "join_encoders",
+    "load_reference",
     "load_sentence_transformer",
+    "make_reference",
     "native_bm25",
     "native_folder",
     "needs_extra",
@@ -222,6 +228,7 @@ __all__ = [
     "redact",
     "remember_secret",
     "roll_back",
+    "served_documents",
     "token_batches",
     "verify_checkpoint",
     "verify_collection",

@@ -64,15 +64,7 @@ def candidates(
     documents: Mapping[str, str],
     depth: int = DEPTH,
 ) -> Iterator[AuditCandidate]:
-    """Yield the unjudged documents of each query, sorted by the number of systems that found them, then by rank.
-
-    Args:
-        qrels: The judgements.
-        runs: Rankings by system; the rank is that of the first system that has the document.
-        queries: Query texts by id.
-        documents: Document texts by id.
-        depth: Number of ranks to look at.
-    """
+    """Yield the unjudged documents of each query, sorted by the number of systems that found them, then by rank."""
     for query, grades in qrels.items():
         rankings = {system: ranked(run.get(query, {}))[:depth] for system, run in runs.items()}
         found: dict[str, list[str]] = {}

@@ -22,11 +22,7 @@ class TaskComparison:
 
 
 def compare_results(folders: Sequence[Path]) -> list[TaskComparison]:
-    """Compare every system of every result with the first system of the first one.
-
-    Raises:
-        InputError: A result cannot be read, the results share no task, or a shared task has other data.
-    """
+    """Compare every system of every result with the first system of the first one."""
     saved = {_label(folder, folders): (load_result(folder), load_per_query(folder)) for folder in folders}
     first = next(iter(saved.values()))[0]
     tasks = [task for task in first.tasks if all(_find(result, task.name) for result, _ in saved.values())]

@@ -32,13 +32,7 @@ class Outcome:
 
 
 def evaluate(search: QdrantSearch, tasks: Sequence[LoadedTask], output: Path) -> Outcome:
-    """Let mteb evaluate one system; BM25 and hybrids have no vectors for STS and skip it.
-
-    Args:
-        search: The system.
-        tasks: All tasks of the run.
-        output: Result folder; mteb's cache is written to ``mteb/``, the rankings to ``runs/``.
-    """
+    """Let mteb evaluate one system; BM25 and hybrids have no vectors for STS and skip it."""
     own = [task for task in tasks if search.system.mode == "dense" or task.kind != "sts"]
     folder = output / "runs" / file_name(search.system.name)
     for task in own:

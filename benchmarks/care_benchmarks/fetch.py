@@ -21,11 +21,7 @@ class Fetched:
 
 
 def fetch_task(name: str) -> Fetched:
-    """Load one of mteb's sets into the local cache that runs read.
-
-    Raises:
-        InputError: mteb has no set of that name among ours.
-    """
+    """Load one of mteb's sets into the local cache that runs read."""
     task = hub_task(name)
     try:
         loaded = load_task(task)
@@ -36,15 +32,7 @@ def fetch_task(name: str) -> Fetched:
 
 
 def fetch_directory(name: str, repository: str, target: Path, revision: str | None = None) -> Fetched:
-    """Download a data set repository into a directory, and check that the harness can read it.
-
-    Args:
-        name: Name of the set, for messages.
-        repository: Hub repository, as ``organisation/name``. Where CMedTEB is published could not be confirmed when
-            this was written, so the caller names it.
-        target: Directory to fill.
-        revision: Branch, tag or commit.
-    """
+    """Download a data set repository into a directory, and check that the harness can read it."""
     from huggingface_hub import snapshot_download
 
     try:

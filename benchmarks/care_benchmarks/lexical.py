@@ -43,11 +43,7 @@ class Bm25Matrix:
         self._weights = sparse.csc_matrix((weights, (rows, columns)), shape=(len(documents), len(self._terms)))
 
     def scores(self, query: models.SparseVector) -> tuple[Scores, Mask]:
-        """Score all documents.
-
-        Returns:
-            BM25 scores, and whether a document shares a term with the query; both of shape (documents,).
-        """
+        """Score all documents."""
         count = self._weights.shape[0]
         places = np.searchsorted(self._terms, query.indices)
         known = [
@@ -110,11 +106,7 @@ class MatrixPath:
 
 
 def check_against(retriever: Retriever, matrix: MatrixPath, queries: Sequence[str], top_k: int) -> None:
-    """Compare the scores of the first queries with those of Qdrant.
-
-    Raises:
-        CareError: They differ.
-    """
+    """Compare the scores of the first queries with those of Qdrant."""
     answers = retriever.search(list(queries[:CHECKED_QUERIES]), top_k)
     for query, hits in zip(queries, answers, strict=False):
         ours = sorted(matrix(query, top_k).values(), reverse=True)

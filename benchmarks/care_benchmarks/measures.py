@@ -28,11 +28,7 @@ of that number. AP divides by all relevant documents, as trec_eval's map_cut and
 
 
 def per_query(qrels: Qrels, run: Run) -> dict[str, dict[str, float]]:
-    """Score every query of the qrels with every ranking measure.
-
-    Returns:
-        Measure → query id → score from 0 to 1, with the queries in the order of ``qrels``.
-    """
+    """Score every query of the qrels with every ranking measure."""
     measures = [ir_measures.parse_measure(name) for name in RANKING_MEASURES]
     scores: dict[str, dict[str, float]] = {name: dict.fromkeys(qrels, 0.0) for name in RANKING_MEASURES}
     judged = {query: _without_ties(documents) for query, documents in run.items() if query in qrels and documents}

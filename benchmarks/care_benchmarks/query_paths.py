@@ -35,15 +35,7 @@ class LlamaIndexPath:
         params: models.SearchParams | None,
         query_task: str | None = None,
     ) -> None:
-        """Open an ingested collection.
-
-        Args:
-            client: An open Qdrant.
-            collection: Name of the collection.
-            system: A dense system; its model is loaded again for queries alone, as a server would do.
-            params: Qdrant's search parameters.
-            query_task: Task of the model whose prompt the queries get.
-        """
+        """Open an ingested collection."""
         from llama_index.core import VectorStoreIndex
         from llama_index.embeddings.care import CareEmbedding
         from llama_index.vector_stores.care import CareVectorStore

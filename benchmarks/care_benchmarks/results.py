@@ -210,20 +210,12 @@ def save_result(result: Result, per_query: list[PerQuery], folder: Path) -> None
 
 
 def load_result(folder: Path) -> Result:
-    """Read the result of a folder.
-
-    Raises:
-        InputError: The file is missing, or not readable by this version.
-    """
+    """Read the result of a folder."""
     return _load(_RESULT, folder / RESULT_FILE)
 
 
 def load_per_query(folder: Path) -> list[PerQuery]:
-    """Read the scores per query of a folder.
-
-    Raises:
-        InputError: The file is missing, or not readable by this version.
-    """
+    """Read the scores per query of a folder."""
     return _load(_PER_QUERY, folder / PER_QUERY_FILE)
 
 

@@ -72,22 +72,14 @@ class Row:
 
 
 def read_jsonl(path: Path) -> Iterator[Row]:
-    """Yield one row per line that is not blank.
-
-    Raises:
-        InputError: a line is not a JSON object, or the file is damaged.
-    """
+    """Yield one row per line that is not blank."""
     for number, line in _numbered_lines(path):
         if line.strip():
             yield _parse(f"{path}:{number}", line)
 
 
 def read_tsv(path: Path) -> Iterator[Row]:
-    """Yield one row per line after the header.
-
-    Raises:
-        InputError: a line has more or fewer fields than the header, or the file is damaged.
-    """
+    """Yield one row per line after the header."""
     header: list[str] = []
     for number, line in _numbered_lines(path):
         values = line.rstrip("\n").split("\t")

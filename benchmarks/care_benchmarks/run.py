@@ -50,22 +50,7 @@ def run(
     store: Path | None = None,
     progress: ProgressBar = quiet,
 ) -> Result:
-    """Evaluate all systems on all tasks, and write the result into ``output``.
-
-    Args:
-        name: Name of the run in its report.
-        systems: The first one is the base of all comparisons.
-        tasks: Tasks of `care_benchmarks.tasks`; all are read and checked before anything is encoded.
-        client: An open Qdrant. It may hold other collections, and keeps the collections of this run.
-        output: Folder of the result.
-        settings: What to measure.
-        command: The command line, for the report.
-        store: Folder of the embedded database, to measure its size; None for a server.
-        progress: Opened for each corpus that is ingested.
-
-    Raises:
-        CareError: A task or a model is invalid, or Qdrant fails.
-    """
+    """Evaluate all systems on all tasks, and write the result into ``output``."""
     loaded = [load_task(task) for task in tasks]
     outcomes = []
     for system in systems:

@@ -68,15 +68,7 @@ class QdrantSearch(AbsEncoder):
         through: Through = "llama-index",
         progress: ProgressBar = quiet,
     ) -> None:
-        """Store the settings; nothing is encoded before mteb asks.
-
-        Args:
-            system: The evaluated system.
-            client: An open Qdrant; collections of earlier runs are reused.
-            params: Qdrant's search parameters; None searches exactly.
-            through: Path of dense queries; BM25, hybrids and borrowed indexes always take the core's path.
-            progress: Opened with a label for each corpus that is ingested.
-        """
+        """Store the settings; nothing is encoded before mteb asks."""
         self.system, self.client = system, client
         # The embedded database always searches exactly, and warns if it is asked to.
         self.params = None if is_embedded(client) else params or models.SearchParams(exact=True)
@@ -141,11 +133,7 @@ class QdrantSearch(AbsEncoder):
         prompt_type: PromptType | None = None,
         **_: Any,
     ) -> Vectors:
-        """Encode with the encoder that the task states, and the prompt of its kind; mteb's None counts as query.
-
-        Returns:
-            Unit vectors of shape (n, dim).
-        """
+        """Encode with the encoder that the task states, and the prompt of its kind; mteb's None counts as query."""
         if self.system.mode != "dense":
             raise InputError(f"{self.system.name}: has no vectors, so it cannot take {task_metadata.name}")
         model = self.system.model

@@ -42,14 +42,7 @@ class SpeedSettings:
 
 
 def measure_speed(search: QdrantSearch, task: LoadedTask, settings: SpeedSettings, store: Path | None) -> Speed:
-    """Measure a system on the index that its accuracy was measured on.
-
-    Args:
-        search: The system with its index.
-        task: A retrieval or reranking task; its queries are sent in order.
-        settings: Loads and samples.
-        store: Folder of the embedded database; None for a server.
-    """
+    """Measure a system on the index that its accuracy was measured on."""
     queries, system, model = list(task.queries.values()), search.system, search.system.model
     answer, indexed = search.query_path(task.name, task.revision), search.indexed[task.name]
     collection = search.collection(task.name, task.revision)
@@ -87,15 +80,7 @@ def measure_load(
     samples: int,
     budget_seconds: float = BUDGET_SECONDS,
 ) -> LoadPoint:
-    """Send queries from concurrent clients in a closed loop, after a warm-up that is not counted.
-
-    Args:
-        answer: Called with one query, from several threads.
-        queries: Sent in turn.
-        concurrency: Number of clients.
-        samples: Number of queries.
-        budget_seconds: No client starts another query after this time, so a slow system gets fewer samples.
-    """
+    """Send queries from concurrent clients in a closed loop, after a warm-up that is not counted."""
     _warm_up(lambda number: answer(queries[number % len(queries)]))
     tickets, lock, seconds = itertools.count(), threading.Lock(), list[float]()
     began = time.perf_counter()
@@ -136,11 +121,7 @@ def summarise(seconds: Sequence[float]) -> Latency:
 
 
 def measure_cold_start(model: str, precision: str, query: str) -> ColdStart:
-    """Encode one query in a fresh process.
-
-    Raises:
-        CareError: The process fails.
-    """
+    """Encode one query in a fresh process."""
     command = [sys.executable, "-m", "care_benchmarks.cold_start", model, precision, query, str(time.time())]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
     if done.returncode:

@@ -83,11 +83,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def compare_with_base(base: str, scores: Mapping[str, Sequence[float] | Sample]) -> list[Comparison]:
-    """Compare every other system with ``base``, over scores per query in one common order.
-
-    Returns:
-        One comparison per other system, in the order of ``scores``.
-    """
+    """Compare every other system with ``base``, over scores per query in one common order."""
     others = [name for name in scores if name != base]
     reference = np.asarray(scores[base], dtype=np.float64)
     adjusted = holm(p_values := [randomisation_p_value(reference, scores[name]) for name in others])

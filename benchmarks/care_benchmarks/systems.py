@@ -51,19 +51,7 @@ class EvaluatedSystem:
 def load_systems(
     sources: Sequence[str], controls: Sequence[Control], *, precision: Precision = "auto", device: str | None = None
 ) -> list[EvaluatedSystem]:
-    """Open the models, then the controls of the first model; the first system is the base of all comparisons.
-
-    Args:
-        sources: CARE folders, hub names, ``built-in``, or any sentence-transformers model (a symmetric system).
-        controls: ``bm25``; ``hybrid`` (the first model with BM25); ``document`` and ``query`` (one encoder of the
-            first model on both sides).
-        precision: Precision of ONNX query encoders.
-        device: Device of torch encoders.
-
-    Raises:
-        InputError: No model is given, two systems have one name, or a control needs a pair and the first model is none.
-        ModelError: A model cannot be loaded.
-    """
+    """Open the models, then the controls of the first model; the first system is the base of all comparisons."""
     if not sources:
         raise InputError("no model is given: pass at least one --model")
     models = [_dense(source, precision, device) for source in sources]

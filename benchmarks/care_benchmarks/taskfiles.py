@@ -70,11 +70,7 @@ class ScoredPair:
 
 
 def find_tasks(directory: Path) -> TaskDirectory:
-    """Find the task files of a directory.
-
-    Raises:
-        InputError: The path is no directory, holds none of the known files, or only a part of a retrieval task.
-    """
+    """Find the task files of a directory."""
     if not directory.is_dir():
         raise InputError(f"{directory}: is not a directory; expected one with corpus.jsonl, rerank.jsonl or sts.jsonl")
     base = directory / "retrieval" if (directory / "retrieval").is_dir() else directory
@@ -94,24 +90,13 @@ def find_tasks(directory: Path) -> TaskDirectory:
 
 
 def read_corpus(path: Path) -> Iterator[Document]:
-    """Yield the documents in order.
-
-    Raises:
-        InputError: A line is not a document, an id occurs twice, or the file is empty.
-    """
+    """Yield the documents in order."""
     for row in _unique_rows(path, Places()):
         yield row.document
 
 
 def read_questions(files: RetrievalFiles) -> tuple[dict[str, str], Qrels]:
-    """Read queries and judgements, and check all three files against each other.
-
-    Returns:
-        Query texts by id, and the judgements of each query.
-
-    Raises:
-        InputError: A line is malformed, an id occurs twice or is unknown, or a query has no positive.
-    """
+    """Read queries and judgements, and check all three files against each other."""
     documents, lines = Places(), Places()
     deque(_unique_rows(files.corpus, documents), maxlen=0)
     queries = {row.document.id: row.document.text for row in _unique_rows(files.queries, lines)}
@@ -128,11 +113,7 @@ def read_questions(files: RetrievalFiles) -> tuple[dict[str, str], Qrels]:
 
 
 def read_rerank(path: Path) -> list[Candidates]:
-    """Read the reranking queries; a text that a list repeats counts once.
-
-    Raises:
-        InputError: A line is malformed, lacks positives or negatives, or lists one text as both.
-    """
+    """Read the reranking queries; a text that a list repeats counts once."""
     questions = []
     for row in read_jsonl(path):
         positive, negative = row.texts("positive"), row.texts("negative")
@@ -145,11 +126,7 @@ def read_rerank(path: Path) -> list[Candidates]:
 
 
 def read_sts(path: Path) -> list[ScoredPair]:
-    """Read the sentence pairs.
-
-    Raises:
-        InputError: A line is malformed, a score is not a finite number, or all scores are equal.
-    """
+    """Read the sentence pairs."""
     pairs = [ScoredPair(row.text("sentence1"), row.text("sentence2"), row.number("score")) for row in read_jsonl(path)]
     _refuse_empty(pairs, path)
     if len({pair.score for pair in pairs}) == 1:

@@ -87,11 +87,7 @@ class LoadedTask:
 
 
 def load_task(task: AbsTask) -> LoadedTask:
-    """Read and check the data of a task.
-
-    Raises:
-        InputError: The data of a local task are invalid, or those of a hub task cannot be loaded.
-    """
+    """Read and check the data of a task."""
     name = task.metadata.name
     try:
         task.load_data()
@@ -203,15 +199,7 @@ class DirectorySts(AbsTaskSTS):
 
 
 def directory_tasks(directory: Path, name: str | None = None) -> list[AbsTask]:
-    """Create the tasks of a directory; their data are not read yet.
-
-    Args:
-        directory: In the shape of `care_benchmarks.taskfiles`.
-        name: Prefix of the task names; None takes the name of the directory.
-
-    Raises:
-        InputError: The directory has no complete task.
-    """
+    """Create the tasks of a directory; their data are not read yet."""
     found, prefix = find_tasks(directory), name or directory.resolve().name
     tasks: list[AbsTask] = []
     if found.retrieval:
@@ -225,11 +213,7 @@ def directory_tasks(directory: Path, name: str | None = None) -> list[AbsTask]:
 
 
 def hub_task(name: str) -> AbsTask:
-    """Return one of mteb's own Chinese medical tasks; its data are downloaded when it is loaded.
-
-    Raises:
-        InputError: The name is not in `HUB_TASKS`.
-    """
+    """Return one of mteb's own Chinese medical tasks; its data are downloaded when it is loaded."""
     if name not in HUB_TASKS:
         raise InputError(
             f"task {name!r} is unknown; mteb has {', '.join(HUB_TASKS)}. CMedTEB is not in mteb: "

@@ -45,14 +45,7 @@ class Compared:
 
 
 def compare(queries: Array, documents: Array, dim: int, score: "Scorer") -> Compared:
-    """Score both geometries.
-
-    Args:
-        queries: Full-width query vectors, (queries, width).
-        documents: Full-width document vectors, (documents, width).
-        dim: Dimensions that are kept.
-        score: Returns the measure of each query.
-    """
+    """Score both geometries."""
     own = unit(queries[:, :dim])
     cut = unit(documents)[:, :dim]
     lengths = np.linalg.norm(cut, axis=1)
@@ -77,12 +70,7 @@ def unit(vectors: Array) -> Array:
 
 
 class Scorer:
-    """The measure of each query of a retrieval set, from all scores.
-
-    Args:
-        root: Folder of the data.
-        name: Folder of the set below it.
-    """
+    """The measure of each query of a retrieval set, from all scores."""
 
     def __init__(self, root: Path, name: str) -> None:
         self.evaluator = load_evaluator(Evaluation(retrieval=name), root)

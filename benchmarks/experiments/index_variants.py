@@ -119,17 +119,7 @@ def measure_variants(
     qrels: Qrels,
     variants: Sequence[Variant] = VARIANTS,
 ) -> list[Delta]:
-    """Search the same vectors with every variant, and compare each with exact search.
-
-    Args:
-        task: Name of the task.
-        measure: Name of the measure.
-        documents: Document ids in the order of ``vectors``.
-        vectors: Unit vectors, float32 of shape (n, dim).
-        queries: Query vectors by id.
-        qrels: The judgements.
-        variants: The variants to measure.
-    """
+    """Search the same vectors with every variant, and compare each with exact search."""
     reference = _run(EXACT, documents, vectors, queries)
     base = list(per_query(qrels, reference)[measure].values())
     deltas = []

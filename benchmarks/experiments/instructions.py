@@ -51,11 +51,7 @@ class Instructions:
     """Text with ``{instruction}`` in the place of the sentence."""
 
     def __post_init__(self) -> None:
-        """Check the template.
-
-        Raises:
-            InputError: The template has no ``{instruction}``, or other fields.
-        """
+        """Check the template."""
         fields = {name for _, name, _, _ in Formatter().parse(self.template) if name is not None}
         if fields != {"instruction"}:
             raise InputError(

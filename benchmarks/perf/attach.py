@@ -102,14 +102,7 @@ def memory(points: Sequence[int], dim: int, output: Path) -> None:
 
 
 def measure_attach(url: str, points: int, dim: int, rate: float | None = None) -> AttachCost:
-    """Create a collection, attach to it in another process, and delete it.
-
-    Args:
-        url: URL of the stand-in server; its synthetic engine computes the points.
-        points: Number of points.
-        dim: Length of the attached vectors.
-        rate: Points per second of the encoder; None encodes at once.
-    """
+    """Create a collection, attach to it in another process, and delete it."""
     name = f"attach-cost-{points}"
     with open_client(url=url) as client:
         _fill(client, name, points)

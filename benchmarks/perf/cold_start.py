@@ -59,11 +59,7 @@ class ColdStart:
 
 
 def measure_cold_starts(model: Path, qdrant: Path, processes: int) -> list[ColdStart]:
-    """Run each program ``processes`` times, in turn.
-
-    Raises:
-        CareError: A program fails.
-    """
+    """Run each program ``processes`` times, in turn."""
     _write_collection(model, qdrant)
     runs: dict[str, list[tuple[float, float]]] = {name: [] for name in PROGRAMS}
     for _ in range(processes):

@@ -84,13 +84,7 @@ def main(task: Path, queries: int, output: Path) -> None:
 
 
 def measure(kind: Kind, texts: Sequence[str], queries: Sequence[str]) -> Latency:
-    """Measure one kind of query on fresh databases.
-
-    Args:
-        kind: By BM25 alone, or with a dense vector in the linear fusion.
-        texts: Of the documents; their dense vectors are random.
-        queries: Each is asked once of each database.
-    """
+    """Measure one kind of query on fresh databases."""
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(len(texts), DIM)).astype(np.float32)
     own_ms, ms, equal = [], [], True

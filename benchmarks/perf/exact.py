@@ -11,14 +11,7 @@ BLOCK = 65_536
 
 
 def nearest(rows: Vectors, queries: Vectors, count: int, keep: npt.NDArray[np.bool_] | None = None) -> list[set[int]]:
-    """Return the numbers of the nearest rows of each query.
-
-    Args:
-        rows: Unit vectors, or a file of them: (number of rows, dim).
-        queries: (number of queries, dim).
-        count: Neighbours of each query; fewer where fewer rows may be found.
-        keep: Which rows may be found, (number of queries, number of rows); None allows all.
-    """
+    """Return the numbers of the nearest rows of each query."""
     scores = np.empty((len(queries), 0), dtype=np.float32)
     numbers = np.empty((len(queries), 0), dtype=np.int64)
     for start in range(0, len(rows), BLOCK):

@@ -58,15 +58,7 @@ class _Kind:
 
 
 def measure_filters(binary: str, scratch: Path | None, arrangement: str, rows: Vectors, queries: Vectors) -> Arranged:
-    """Search with each filter in one collection; in one without payload indexes, once more after they were made.
-
-    Args:
-        binary: The server program.
-        scratch: Folder for the storage, which is removed.
-        arrangement: Key of `ARRANGEMENTS`.
-        rows: The vectors, (points, dim).
-        queries: (number of queries, dim).
-    """
+    """Search with each filter in one collection; in one without payload indexes, once more after they were made."""
     payloads, kinds = _payloads(len(rows)), list(_kinds(rows, queries))
     graph = replace(graph_of(WAYS["float32"], rows.shape[1]), indexes=ARRANGEMENTS[arrangement])
     with (

@@ -120,17 +120,7 @@ def measure_way(
     exact: Sequence[set[int]],
     memory_mib: int | None,
 ) -> Measured:
-    """Build one collection on a server of its own, search it, and start the server again.
-
-    Args:
-        binary: The server program.
-        scratch: Folder for the storage, which is removed.
-        way: How the vectors are held.
-        rows: The vectors, (points, dim).
-        queries: (number of queries, dim).
-        exact: Row numbers of the ten nearest of each query.
-        memory_mib: Limit of a second restart, for vectors on disk; None for none.
-    """
+    """Build one collection on a server of its own, search it, and start the server again."""
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         with QdrantServer(binary, Path(folder)) as server, connected(server) as client:
             built = build(server, client, graph_of(way, rows.shape[1]), rows)
@@ -202,15 +192,7 @@ class Beside:
 def measure_beside(
     binary: str, scratch: Path | None, rows: Vectors, queries: Vectors, exact: Sequence[set[int]]
 ) -> Beside:
-    """Search a collection, one query after the other, while its size is doubled.
-
-    Args:
-        binary: The server program.
-        scratch: Folder for the storage, which is removed.
-        rows: The vectors, (points, dim); the first half is there before.
-        queries: (number of queries, dim).
-        exact: Row numbers of the ten nearest of each query in the first half, with which recall is counted at rest.
-    """
+    """Search a collection, one query after the other, while its size is doubled."""
     half, graph = len(rows) // 2, graph_of(WAYS["float32"], rows.shape[1])
     seconds = []
     for is_searched in (False, True):

@@ -29,15 +29,7 @@ class Load:
 def measure_loads(
     stacks: Mapping[str, BaseEmbedding], queries: Sequence[str], clients: Sequence[int], seconds: float, seed: int = 0
 ) -> list[Load]:
-    """Measure each stack with each number of clients, in short turns, so that load on the machine affects all equally.
-
-    Args:
-        stacks: Embeddings by name.
-        queries: Sent in turn.
-        clients: Numbers of concurrent clients.
-        seconds: Duration of each load. A first turn, which warms up, is not counted.
-        seed: Seed of the order of the turns.
-    """
+    """Measure each stack with each number of clients, in short turns, so that other load affects all equally."""
     rng = random.Random(seed)
     jobs = [(name, number) for number in clients for name in stacks]
     turns: dict[tuple[str, int], list[_Turn]] = {job: [] for job in jobs}

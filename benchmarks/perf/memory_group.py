@@ -13,14 +13,7 @@ ENTER = 'echo $$ > "$0"/cgroup.procs && exec "$@"'
 
 @contextmanager
 def memory_group(mib: int) -> Iterator[Sequence[str]]:
-    """Make a group below that of this process, and yield what goes in front of a command that is to run in it.
-
-    Args:
-        mib: Most memory of the group, with its part of the page cache.
-
-    Raises:
-        ClickException: This process may not make one.
-    """
+    """Make a group below that of this process, and yield what goes in front of a command that is to run in it."""
     own = own_group(Path("/proc/self/cgroup").read_text(), Path("/proc/self/mounts").read_text())
     if own is None:
         raise click.ClickException("--memory-mib needs a memory cgroup, and this system has none mounted")
@@ -41,12 +34,7 @@ def memory_group(mib: int) -> Iterator[Sequence[str]]:
 
 
 def own_group(groups: str, mounts: str) -> Path | None:
-    """Return the folder of the memory group of a process.
-
-    Args:
-        groups: Its ``/proc/PID/cgroup``.
-        mounts: Its ``/proc/PID/mounts``.
-    """
+    """Return the folder of the memory group of a process."""
     paths = {controllers: path for _, controllers, path in (line.split(":", 2) for line in groups.splitlines())}
     for line in mounts.splitlines():
         _, folder, kind, options, *_ = line.split()

@@ -27,12 +27,7 @@ class NumberedEncoder:
     """Encoder that returns the vector of the number that a text begins with."""
 
     def __init__(self, dim: int, noise: float = 0.0) -> None:
-        """Draw the cluster centres.
-
-        Args:
-            dim: Length of each vector.
-            noise: Length of the noise that is added to each vector.
-        """
+        """Draw the cluster centres."""
         self.dim, self.max_tokens, self.prompt = dim, 1_024, ""
         self._noise = noise
         self._centres = _unit_rows(np.random.default_rng(0), CLUSTERS, dim)

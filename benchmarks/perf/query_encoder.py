@@ -68,16 +68,7 @@ class Fidelity:
 
 
 def measure(model: Path, rounds: int, learned: Path | None = None) -> dict[str, Any]:
-    """Measure the ONNX files of a CARE folder's query encoder against the stock class with the same weights.
-
-    Args:
-        model: A CARE folder with both ONNX files.
-        rounds: Queries of each cell.
-        learned: CARE folder of a query encoder that was learned from the model's vectors, to time beside it.
-
-    Raises:
-        InputError: The stock class cannot load the query encoder, or it has no ONNX file.
-    """
+    """Measure the ONNX files of a CARE folder's query encoder against the stock class with the same weights."""
     card = read_card(model)
     if card.query.pooling == "static":
         raise InputError(f"{model}: its query encoder is static, which the stock class cannot load; name another model")

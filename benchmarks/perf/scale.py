@@ -75,14 +75,7 @@ def main(documents: int, dim: int, where: Where, scratch: Path | None, output: P
 
 
 def measure_scale(scratch: Path, where: Where, documents: int, dim: int) -> Scale:
-    """Run the harness over a generated task, as `care-bench run` does.
-
-    Args:
-        scratch: An empty folder.
-        where: The stand-in server in a process of its own, which searches exactly, or the embedded database.
-        documents: Size of the corpus.
-        dim: Length of the vectors.
-    """
+    """Run the harness over a generated task, as `care-bench run` does."""
     tasks = directory_tasks(write_task(scratch / "task", documents, QUERIES))
     pair = numbered_pair(dim)
     evaluated = EvaluatedSystem(pair.name, "vectors drawn from numbers", pair, "", "auto", None, "dense", 0, 0)

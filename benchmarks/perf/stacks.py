@@ -11,16 +11,7 @@ STOCK = "huggingface"
 
 
 def open_stack(name: str, model: Path, workers: int = 1) -> BaseEmbedding:
-    """Open one of `STACKS` on a CARE folder, without a cache of queries.
-
-    Args:
-        name: Name of the stack.
-        model: The CARE folder.
-        workers: Concurrent runs in our stacks; the stock class has no such setting.
-
-    Raises:
-        MissingExtra: The stock class is not installed.
-    """
+    """Open one of `STACKS` on a CARE folder, without a cache of queries."""
     if name == STOCK:
         with needs_extra("bench", "the comparison with the stock class"):
             from llama_index.embeddings.huggingface import HuggingFaceEmbedding

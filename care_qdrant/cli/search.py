@@ -158,11 +158,7 @@ def _refuse_without_effect(mode: "Mode", fusion: "Fusion") -> None:
 
 
 def _require_known_keys(collection: "Collection", conditions: "models.Filter") -> None:
-    """Explain an empty answer to a filter: a key that no point has cannot match.
-
-    Raises:
-        InputError: No point has one of the keys; the message lists those of some points.
-    """
+    """Explain an empty answer to a filter: a key that no point has cannot match."""
     from qdrant_client import models
 
     from care_qdrant.errors import InputError

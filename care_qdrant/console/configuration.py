@@ -24,11 +24,7 @@ FILE = "care.toml"
 
 
 def read_defaults(command: click.Command) -> dict[str, Any]:
-    """Return click's ``default_map`` for a program, from the files of the current folder.
-
-    Raises:
-        InputError: A file is no TOML, or a key is no option.
-    """
+    """Return click's ``default_map`` for a program, from the files of the current folder."""
     where, settings = _find()
     if not settings or command.name is None:
         return {}

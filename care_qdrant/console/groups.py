@@ -18,14 +18,7 @@ class Program(click.Group):
     def __init__(
         self, *args: Any, modules: Mapping[str, str] | None = None, entry_points_of: str | None = None, **settings: Any
     ) -> None:
-        """Set up the group.
-
-        Args:
-            args: Arguments of `click.Group`.
-            modules: Command name to ``module:attribute``, in the order of the help.
-            entry_points_of: Group of entry points that add commands of other packages; None for none.
-            settings: Settings of `click.Group`.
-        """
+        """Set up the group."""
         super().__init__(*args, **settings)
         self._modules = modules or {}
         self._entry_points_of = entry_points_of
@@ -70,14 +63,7 @@ class GroupedCommand(click.Command):
     """A command whose help lists its options in named groups, the everyday ones first."""
 
     def __init__(self, *args: Any, groups: Mapping[str, Sequence[str]], **settings: Any) -> None:
-        """Set up the command.
-
-        Args:
-            args: Of `click.Command`.
-            groups: Title to parameter names (``vector_name`` for ``--vector-name``), in the order of the help. Options
-                that no group names come last, under "Other options".
-            settings: Of `click.Command`.
-        """
+        """Set up the command."""
         super().__init__(*args, **settings)
         self._groups = groups
 

@@ -41,11 +41,7 @@ class Target:
         return self.grpc_port != 0
 
     def open(self, *, create: bool = False) -> "AbstractContextManager[QdrantClient]":
-        """Return a context manager that opens it; only a command that writes may `create` the folder.
-
-        Raises:
-            InputError: There is no such folder.
-        """
+        """Return a context manager that opens it; only a command that writes may `create` the folder."""
         from care_qdrant.errors import InputError
         from care_qdrant.qdrant.connection import open_client
 
@@ -183,11 +179,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON i
 
 
 def _choose(path: Path, url: str) -> tuple[Path | None, str | None]:
-    """Keep one of two databases: the command line comes before the environment, and that before a file.
-
-    Raises:
-        click.UsageError: Both stand at the same place.
-    """
+    """Keep one of two databases: the command line comes before the environment, and that before a file."""
     order = [click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT]
     context = click.get_current_context()
     ranks = {}

@@ -8,13 +8,7 @@ _GAP = "  "
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int | None = None) -> str:
-    """Return rows laid out in columns; the last column is cut to the rest of the width.
-
-    Args:
-        header: One title per column.
-        rows: As many cells each; line breaks in a cell become spaces.
-        width: Columns of the terminal; None asks the terminal.
-    """
+    """Return rows laid out in columns; the last column is cut to the rest of the width."""
     width = width or shutil.get_terminal_size().columns
     lines = [[" ".join(cell.split()) for cell in row] for row in (header, *rows)]
     widths = [max(map(display_width, column)) for column in zip(*lines, strict=True)]
@@ -24,14 +18,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int | 
 
 
 def wrap(text: str, *, indent: int = 0, max_lines: int = 3, width: int | None = None) -> list[str]:
-    """Return the beginning of a text in lines of a terminal, with an ellipsis where something is left out.
-
-    Args:
-        text: Line breaks in it become spaces.
-        indent: Columns to leave free on each line.
-        max_lines: Most lines.
-        width: Of the terminal in columns; None asks it.
-    """
+    """Return the beginning of a text in lines of a terminal, with an ellipsis where something is left out."""
     room = (width or shutil.get_terminal_size().columns) - indent
     left = " ".join(text.split())
     lines: list[str] = []

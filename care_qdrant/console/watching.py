@@ -11,12 +11,7 @@ Pass = TypeVar("Pass")
 
 
 def passes(run_pass: Callable[[threading.Event], Pass], seconds: float) -> Iterator[Pass]:
-    """Yield what each pass did; the first signal ends it after the current batch, a second one at once.
-
-    Args:
-        run_pass: Does one pass; it ends early when the event is set.
-        seconds: From the end of a pass to the beginning of the next.
-    """
+    """Yield what each pass did; the first signal ends it after the current batch, a second one at once."""
     from care_qdrant.index.attach import FailedPass, watch
 
     stop = threading.Event()

@@ -92,11 +92,7 @@ class Corpus:
         self._stack.close()
 
     def __iter__(self) -> Iterator[Row | Reject]:
-        """Return the rows in order.
-
-        Raises:
-            InputError: A file is damaged; the rows before the damage were given.
-        """
+        """Return the rows in order."""
         for file, size in zip(self.files, self._sizes, strict=True):
             line = 0
             try:
@@ -152,12 +148,7 @@ class Corpus:
 
 
 def check_corpus(path: CorpusPath) -> list[CorpusFile]:
-    """Return the files of a corpus, and refuse one that cannot be read before anything else is touched.
-
-    Raises:
-        InputError: There is no such file, or a folder has none that is known.
-        MissingExtra: The form of a file needs a package that is not installed.
-    """
+    """Return the files of a corpus, and refuse one that cannot be read before anything else is touched."""
     paths = [path] if isinstance(path, str | Path) else list(path)
     files = [file for each in paths for file in _files_of(str(each), is_alone=len(paths) == 1)]
     for file in files:
@@ -168,11 +159,7 @@ def check_corpus(path: CorpusPath) -> list[CorpusFile]:
 
 
 def corpus_name(path: CorpusPath) -> str:
-    """Return the name of one file or folder without its extensions: ``data/corpus.jsonl.gz`` is ``corpus``.
-
-    Raises:
-        InputError: There are several, or it is a pipe.
-    """
+    """Return the name of one file or folder without its extensions: ``data/corpus.jsonl.gz`` is ``corpus``."""
     paths = [path] if isinstance(path, str | Path) else list(path)
     if len(paths) != 1 or str(paths[0]) == STDIN or Path(paths[0]).is_fifo() or glob.has_magic(str(paths[0])):
         raise InputError(f"{', '.join(map(str, paths))}: has no name of its own: give --collection")

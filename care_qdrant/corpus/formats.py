@@ -27,13 +27,7 @@ _HEADING = re.compile(r"\s*#\s+(?P<title>[^\n]+?)\s*#*\s*(?:\n|\Z)")
 
 
 def tell_format(name: str, head: bytes, fields: Fields) -> Format:
-    """Return the format of a file.
-
-    Args:
-        name: Of the file, without the ending of a compression. It decides only where the content fits several.
-        head: First bytes of the content, as UTF-8 where it is text.
-        fields: Names of the parts of a row, one of which a table's header has.
-    """
+    """Return the format of a file."""
     text = head.removeprefix(BYTE_ORDER_MARK).lstrip()
     if head.startswith(b"PAR1") or name.endswith(".parquet"):
         return "Parquet"
@@ -75,11 +69,7 @@ def numbered_lines(file: io.BufferedReader) -> Iterator[tuple[int, bytes | Rejec
 
 
 def read_array(file: io.BufferedReader, fields: Fields) -> Iterator[Row | Reject]:
-    """Return the elements of one JSON array; their numbers count from 1.
-
-    Raises:
-        EOFError: The array is cut off, or an element is no JSON.
-    """
+    """Return the elements of one JSON array; their numbers count from 1."""
     number = 0
     with as_text(file) as stream:
         buffer = stream.read(_BATCH_ROWS).lstrip()[1:]
@@ -108,11 +98,7 @@ def _next_element(buffer: str, stream: io.TextIOWrapper) -> tuple[Any, str]:
 
 
 def read_table(file: io.BufferedReader, name: str, fields: Fields) -> Iterator[Row | Reject]:
-    """Return the rows of comma, tab or semicolon separated values with a header; empty cells are left out.
-
-    Raises:
-        InputError: A column is there twice.
-    """
+    """Return the rows of comma, tab or semicolon separated values with a header; empty cells are left out."""
     delimiter, _ = _header(file.peek(), name, fields)
     csv.field_size_limit(MAX_LINE_BYTES)
     with as_text(file) as text:
@@ -132,11 +118,7 @@ def read_table(file: io.BufferedReader, name: str, fields: Fields) -> Iterator[R
 
 
 def _require_columns(columns: Sequence[str], name: str, fields: Fields) -> None:
-    """Refuse a table without the columns that a document needs, before any of its rows is rejected for that.
-
-    Raises:
-        InputError: One is missing.
-    """
+    """Refuse a table without the columns that a document needs, before any of its rows is rejected for that."""
     has_id = fields.id in columns or fields.id == HASH_ID or (fields.id == "id" and "_id" in columns)
     for field, option, is_there in (
         (fields.text, "--text-field NAME", fields.text in columns),
@@ -154,11 +136,7 @@ def describe_table(head: bytes, name: str, fields: Fields) -> str:
 
 
 def read_columns(file: io.BufferedReader, form: Format, name: str, fields: Fields) -> Iterator[Row | Reject]:
-    """Return the rows of a Parquet or Arrow file.
-
-    Raises:
-        InputError: It lacks the column of the id or of the text.
-    """
+    """Return the rows of a Parquet or Arrow file."""
     import pyarrow.ipc  # type: ignore[import-untyped]
     import pyarrow.parquet  # type: ignore[import-untyped]
 

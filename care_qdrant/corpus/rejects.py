@@ -32,11 +32,7 @@ class RejectsFile:
                 self.path.unlink(missing_ok=True)
 
     def write(self, reject: Reject) -> None:
-        """Append one row as JSON: ``line``, ``file`` and ``id`` where there are any, ``reason``.
-
-        Raises:
-            InputError: The file cannot be written.
-        """
+        """Append one row as JSON: ``line``, ``file`` and ``id`` where there are any, ``reason``."""
         if self._file is None:
             try:
                 self._file = self.path.open("w", encoding="utf-8")

@@ -49,11 +49,7 @@ def decompressed(file: io.BufferedReader, path: str, stack: ExitStack) -> io.Buf
 
 
 def recoded(file: io.BufferedReader, encoding: str) -> io.BufferedReader:
-    """Return a text as UTF-8.
-
-    Raises:
-        InputError: There is no such encoding.
-    """
+    """Return a text as UTF-8."""
     try:
         codec = codecs.lookup(encoding)
     except LookupError as error:

@@ -16,22 +16,12 @@ class _Pair:
     """What both components share: settings that Haystack writes to YAML, and the pair that they lead to."""
 
     def __init__(self, model: str = BUILT_IN, device: str | None = None, fingerprint: str | None = None) -> None:
-        """Keep the settings; nothing is read before `warm_up` or the first text.
-
-        Args:
-            model: CARE folder, hub name, ``built-in``, or any sentence-transformers model.
-            device: Of torch models; None takes the fastest there is.
-            fingerprint: Of the pair, refused when the model has another; `to_dict` always writes it.
-        """
+        """Keep the settings; nothing is read before `warm_up` or the first text."""
         self.model, self.device, self.fingerprint = model, device, fingerprint
 
     @cached_property
     def pair(self) -> CareModel:
-        """The pair.
-
-        Raises:
-            FingerprintMismatch: It is not the one that the settings name.
-        """
+        """The pair."""
         pair = CareModel.load(self.model, device=self.device)
         if self.fingerprint not in (None, pair.fingerprint):
             raise FingerprintMismatch(

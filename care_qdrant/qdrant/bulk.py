@@ -32,11 +32,6 @@ def answers_over_grpc(client: QdrantClient, name: str, identity: str | None) -> 
     """Return whether the gRPC port of a client for HTTP reaches the same collection as its URL: one request.
 
     Another server may listen at that port, so the random identity of the collection decides.
-
-    Args:
-        client: An open server.
-        name: Of the collection.
-        identity: What its metadata hold under `IDENTITY_KEY`, as read over HTTP; None for a collection without one.
     """
     if identity is None or is_embedded(client):
         return False
@@ -51,14 +46,7 @@ def answers_over_grpc(client: QdrantClient, name: str, identity: str | None) -> 
 def upsert(
     client: QdrantClient, name: str, points: Sequence[models.PointStruct], shard_key: models.ShardKey | None = None
 ) -> models.UpdateResult:
-    """Write whole points in one request over gRPC and wait until they can be read.
-
-    Args:
-        client: An open server.
-        name: Of the collection.
-        points: A named vector may be a row of `Vectors` instead of a list of numbers.
-        shard_key: Of the shards; None where the server chooses.
-    """
+    """Write whole points in one request over gRPC and wait until they can be read."""
     timeout = client.init_options["timeout"] or REQUEST_TIMEOUT_SECONDS
     request = upsert_request(name, points)
     if shard_key is not None:

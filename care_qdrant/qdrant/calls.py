@@ -27,13 +27,7 @@ class Calls:
     """
 
     def __init__(self, client: QdrantClient, name: str, policy: RetryPolicy | None) -> None:
-        """Set up; nothing is called.
-
-        Args:
-            client: An open Qdrant.
-            name: Of the collection, for messages.
-            policy: How long to try a call again; None takes the usual one.
-        """
+        """Set up; nothing is called."""
         self.client, self.name = client, name
         self.policy = policy or RetryPolicy()
         self.is_embedded = is_embedded(client)
@@ -46,15 +40,6 @@ class Calls:
         """Return the result of ``operation``, called as long as the policy allows.
 
         Waiting that the server itself has asked for (``Retry-After``) counts against the patience like any other.
-
-        Args:
-            what: For messages, as in "writing 256 points".
-            operation: Safe to repeat.
-
-        Raises:
-            Unreachable: The patience of the policy is used up.
-            Rejected: Qdrant says that the request is wrong.
-            RequestTooLarge: It says that the request is too large.
         """
         where = f"{what} in collection {self.name!r}"
         attempts, since = 0, 0.0

@@ -531,11 +531,7 @@ def ids_beyond(source: Collection, target: Collection) -> Iterator[list[PointId]
 
 
 def only_collection(client: QdrantClient, where: str) -> str:
-    """Return the name of the collection when there is one, so that nobody has to type it.
-
-    Raises:
-        InputError: There is none, or several.
-    """
+    """Return the name of the collection when there is one, so that nobody has to type it."""
     names = Collection(client, "").names()
     if not names:
         raise InputError(f"{where}: no collections yet; make one with: care ingest corpus.jsonl")

@@ -84,11 +84,7 @@ def client_lock(client: QdrantClient) -> AbstractContextManager[Any]:
 
 
 def require_server(client: QdrantClient, version: tuple[int, ...], feature: str) -> None:
-    """Refuse a server that is older than a feature; the embedded database is never too old.
-
-    Raises:
-        ServerTooOld: It is.
-    """
+    """Refuse a server that is older than a feature; the embedded database is never too old."""
     if is_embedded(client):
         return
     found = client.info().version

@@ -19,18 +19,7 @@ _MAX_CHANGED_SIGNS = 0.3
 
 
 def check_contract(schema: CollectionSchema, vector_name: str, expected: VectorContract) -> None:
-    """Refuse to use a named vector that is not the one ``expected`` describes.
-
-    Args:
-        schema: Of the collection.
-        vector_name: The dense vector.
-        expected: Contract of the model that makes or queries the vectors.
-
-    Raises:
-        InputError: The collection has no dense vector of that name.
-        SchemaMismatch: Its dimension or distance differ.
-        FingerprintMismatch: Another model made its vectors, or nothing says which did.
-    """
+    """Refuse to use a named vector that is not the one ``expected`` describes."""
     collection = schema.name
     if vector_name not in schema.dense:
         raise InputError(
@@ -69,13 +58,7 @@ def check_contract(schema: CollectionSchema, vector_name: str, expected: VectorC
 
 
 def check_sparse_contract(schema: CollectionSchema, vector_name: str, analyser: str) -> SparseContract:
-    """Return the constants of a sparse vector, and refuse one that another analyser wrote.
-
-    Raises:
-        InputError: The collection has no sparse vector of that name.
-        SchemaMismatch: Qdrant does not weight its terms by their inverse document frequency.
-        FingerprintMismatch: Another analyser made it, or nothing says which did.
-    """
+    """Return the constants of a sparse vector, and refuse one that another analyser wrote."""
     where = f"sparse vector {vector_name!r} of collection {schema.name!r}"
     if vector_name not in schema.sparse:
         raise InputError(
@@ -95,12 +78,7 @@ def check_sparse_contract(schema: CollectionSchema, vector_name: str, analyser: 
 
 
 def check_learned(schema: CollectionSchema, vector_name: str, learned: LearnedContract) -> None:
-    """Refuse a learned query encoder where the schema says that the vectors are no longer those it was learned from.
-
-    Raises:
-        SchemaMismatch: Dimension or distance differ.
-        FingerprintMismatch: The vector's own contract names another model than it did.
-    """
+    """Refuse a learned query encoder where the schema says that the vectors are no longer those it was learned from."""
     params = schema.dense[vector_name]
     where = f"vector {vector_name!r} of collection {schema.name!r}"
     if (params.size, params.distance.value) != (learned.dim, learned.distance):
@@ -120,17 +98,7 @@ def check_learned(schema: CollectionSchema, vector_name: str, learned: LearnedCo
 def check_probes(
     schema: CollectionSchema, vector_name: str, learned: LearnedContract, stored: Mapping[str, Vectors]
 ) -> None:
-    """Refuse a learned query encoder where most sampled vectors were made by another model than before.
-
-    Args:
-        schema: Of the collection.
-        vector_name: Of the dense vector.
-        learned: Contract of the query encoder.
-        stored: Vectors that the probes have now, by point id; those of deleted points are left out.
-
-    Raises:
-        FingerprintMismatch: More than half of the sampled vectors differ, or none of their points is left.
-    """
+    """Refuse a learned query encoder where most sampled vectors were made by another model than before."""
     changed = sum(_changed(learned.probes[point_id], vector) for point_id, vector in stored.items())
     if changed * 2 > len(stored) or not stored:
         raise FingerprintMismatch(

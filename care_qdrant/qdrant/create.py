@@ -83,11 +83,6 @@ def join_collection(
 
     A collection that has our BM25 vector gets it from every run: a point without it would be missing from each
     sparse search.
-
-    Raises:
-        InputError: It lacks a vector, or has it beside one for which the documents were cut into chunks.
-        ContractError: Other models made its vectors.
-        ServerTooOld: The server keeps no metadata.
     """
     collection.require_server(METADATA_SINCE, METADATA_FEATURE)
     if not collection.exists():
@@ -103,19 +98,7 @@ def join_collection(
 def create_collection(
     collection: Collection, vectors: PointVectors, storage: Storage, *, bulk_load: bool
 ) -> PointVectors | None:
-    """Create the collection with its contract, in one request.
-
-    Args:
-        collection: It does not exist yet.
-        vectors: Its named vectors.
-        storage: Options of the server.
-        bulk_load: Build no search graph until `finish_load`: nobody searches a collection that is being made, and
-            building once at the end is cheaper. That something is left to do is kept in the collection's metadata, so
-            that any later run can finish an interrupted load.
-
-    Returns:
-        None; or what the points carry of a collection that another run made in the meantime.
-    """
+    """Create the collection with its contract, in one request."""
     waits = bulk_load and not collection.is_embedded
     require_quantization(collection, storage.quantization)
     load = {} if collection.is_embedded else {LOAD_KEY: {"vector": vectors.vector_name, "graph": waits, "done": False}}
@@ -144,18 +127,7 @@ def create_collection(
 
 
 def join_shard_key(collection: Collection, storage: Storage, *, is_new: bool, dry_run: bool) -> bool:
-    """Create the shards of a collection's key where they are missing; return whether they were there.
-
-    Args:
-        collection: It exists, with or without a shard key.
-        storage: Number of shards and replicas of a new key.
-        is_new: Whether this run made the collection: it is dropped again where the server has no shards by key.
-        dry_run: Create nothing.
-
-    Raises:
-        InputError: The collection has shards by key and none was given, or the other way round, or the server is no
-            node of a cluster.
-    """
+    """Create the shards of a collection's key where they are missing; return whether they were there."""
     key, name = collection.shard_key, collection.name
     has_keys = collection.schema.has_shard_keys
     if key is None and has_keys:
@@ -181,11 +153,7 @@ def join_shard_key(collection: Collection, storage: Storage, *, is_new: bool, dr
 
 
 def parse_indexes(given: Sequence[str]) -> dict[str, Index]:
-    """Return payload indexes from ``KEY`` or ``KEY=TYPE`` each; without a type they are for keywords.
-
-    Raises:
-        InputError: A type is not one of `Index`.
-    """
+    """Return payload indexes from ``KEY`` or ``KEY=TYPE`` each; without a type they are for keywords."""
     indexes: dict[str, Index] = {}
     for each in given:
         key, _, kind = each.partition("=")
@@ -215,18 +183,7 @@ def finish_load(collection: Collection) -> None:
 
 
 def create_like(collection: Collection, schema: CollectionSchema, metadata: Mapping[str, Any]) -> None:
-    """Create a collection with the vectors, the settings and the indexes of another one; resumable at any moment.
-
-    Args:
-        collection: It does not exist, unless a lost answer of this call left it.
-        schema: Of the other one.
-        metadata: Of the new one.
-
-    Raises:
-        InputError: The other one has custom shards.
-        ServerTooOld: The server keeps no metadata, and so no contract.
-        Rejected: The server refuses a setting.
-    """
+    """Create a collection with the vectors, the settings and the indexes of another one; resumable at any moment."""
     params = schema.config.params
     if params.sharding_method is models.ShardingMethod.CUSTOM:
         raise InputError("the collection has shards by key, which are not copied; use Qdrant's own snapshots for it")
@@ -254,11 +211,7 @@ def indexes_of(schema: CollectionSchema) -> dict[str, Any]:
 
 
 def require_quantization(collection: Collection, quantization: str | None) -> None:
-    """Refuse a kind of quantization that the server does not know, by name.
-
-    Raises:
-        ServerTooOld: It is older than that kind.
-    """
+    """Refuse a kind of quantization that the server does not know, by name."""
     if quantization == "turbo":
         collection.require_server(TURBO_SINCE, "turbo quantization")
 

@@ -65,11 +65,7 @@ class Layout:
         return None
 
     def text(self, payload: Payload) -> str:
-        """Return the text of a point.
-
-        Raises:
-            InputError: There is none under `text_field`; the message names the keys that are there.
-        """
+        """Return the text of a point."""
         text = self.find_text(payload)
         if text is None:
             keys = _key_names([payload])
@@ -104,13 +100,7 @@ class Layout:
         return f"{self.metadata_prefix}.{key}" if is_nested else key
 
     def written(self, text: str, metadata: Mapping[str, Any], document_id: str | None) -> dict[str, Any]:
-        """Return what a point that LlamaIndex writes must carry besides, so that this layout reads it as its own.
-
-        Args:
-            text: Of the point.
-            metadata: The user's.
-            document_id: Of the source document, if there is one.
-        """
+        """Return what a point that LlamaIndex writes must carry besides, so that this layout reads it as its own."""
         if self.tool == "llama-index":
             return {}
         payload: Any = text
@@ -132,15 +122,7 @@ _OTHER_TEXT_PATHS: dict[Tool, tuple[str, ...]] = {"llama-index": (*NODE_TEXTS, "
 
 
 def guess_layout(payloads: Sequence[Payload], *, text_field: str | None = None) -> Layout:
-    """Find out who wrote these payloads.
-
-    Args:
-        payloads: A sample; points without text may be among them.
-        text_field: Where the user says the text is; None to look for it.
-
-    Raises:
-        InputError: No text is there; the message names the keys that are.
-    """
+    """Find out who wrote these payloads."""
     votes = Counter(layout for payload in payloads if (layout := _layout_of(payload, text_field)) is not None)
     if not votes:
         wanted = repr(text_field) if text_field else "any of " + ", ".join(TEXT_NAMES)

@@ -21,15 +21,7 @@ class ClusterClient(QdrantClient):
     """
 
     def __init__(self, nodes: Sequence[tuple[str, QdrantClient]]) -> None:  # the connections are made already
-        """Take the first node that answers.
-
-        Args:
-            nodes: URL and client of each; all are closed with this client.
-
-        Raises:
-            Unreachable: None of them answers.
-            InputError: One is not a node of a cluster, or two are of different ones, or the key may not ask.
-        """
+        """Take the first node that answers."""
         self._urls = [redact(url) for url, _ in nodes]
         self._clients = [client for _, client in nodes]
         self._peers: set[str] = set()
@@ -86,11 +78,7 @@ class ClusterClient(QdrantClient):
         self._client = self._clients[number]._client
 
     def _join(self, number: int) -> None:
-        """Ask a node for the peers of its cluster.
-
-        Raises:
-            InputError: They are not those of the other nodes.
-        """
+        """Ask a node for the peers of its cluster."""
         url = self._urls[number]
         try:
             status = self._clients[number].http.distributed_api.cluster_status().result

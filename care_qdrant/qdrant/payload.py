@@ -52,12 +52,7 @@ def payload_hash(chunk: Chunk) -> str:
 
 
 def chunk_payload(chunk: Chunk, vector_hashes: Mapping[str, str]) -> dict[str, Any]:
-    """Build the payload of a chunk.
-
-    Args:
-        chunk: What the point holds.
-        vector_hashes: Per vector name, the `content_hash` of the vector that the point carries.
-    """
+    """Build the payload of a chunk."""
     document = chunk.document
     title = {"title": document.title} if document.title else {}
     return {

@@ -41,13 +41,7 @@ def measures(params: Mapping[str, models.VectorParams]) -> dict[str, Measure]:
 
 
 def same_point(one: models.Record, other: models.Record, dense: Mapping[str, Measure]) -> bool:
-    """Return whether two records hold the same payload and vectors.
-
-    Args:
-        one: As stored in one collection.
-        other: As stored in another one.
-        dense: As `measures` gives it; sparse vectors need no entry.
-    """
+    """Return whether two records hold the same payload and vectors."""
     if not _same_value(one.payload or {}, other.payload or {}):
         return False
     these, those = vectors_of(one), vectors_of(other)

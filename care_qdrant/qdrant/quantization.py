@@ -104,15 +104,7 @@ def measure_rescoring(
     at_least: float = OVERSAMPLING[0],
     max_loss: float = MAX_LOSS,
 ) -> Rescoring:
-    """Compare searches of a quantised vector with those by the original vectors, and both with exact ones.
-
-    Args:
-        collection: Its index is built.
-        vector_name: The vector.
-        queries: Query vectors, each ``(dim,)``.
-        at_least: Lowest oversampling to try.
-        max_loss: Loss at which a higher one is not tried any more, from 0 to 1.
-    """
+    """Compare searches of a quantised vector with those by the original vectors, and both with exact ones."""
     strict = collection.schema.strict_mode
     most = (strict and strict.search_max_oversampling) or OVERSAMPLING[-1]
 
@@ -150,14 +142,6 @@ def record_rescoring(
 
     Stored vectors are the queries, and those of a query encoder lie further away from what they find: searches use
     twice the oversampling that was enough here, if any was needed. A loss above `MAX_LOSS` is logged as a warning.
-
-    Args:
-        collection: It is loaded.
-        vector_name: The vector.
-        sleep: Waits for the server.
-
-    Returns:
-        What searches use now; None for a vector that is not quantised, or could not be measured, which is logged.
     """
     schema = collection.refresh()
     if not is_quantized(schema, vector_name) or not schema.limits.exact_count:  # a server that refuses exact searches

@@ -98,18 +98,7 @@ class Outage:
 
 
 def least_delay(error: Exception, where: str) -> float:
-    """Return the least number of seconds to wait before a call that failed may be tried again.
-
-    Args:
-        error: What the client raised.
-        where: Subject of the message, as in ``writing 256 points in collection 'corpus'``.
-
-    Raises:
-        RequestTooLarge: The server finds the request too large.
-        Rejected: The server says that the request is wrong; trying again would not help.
-        QdrantError: The folder of the embedded database cannot be read or written.
-        Exception: ``error`` itself, where it does not come from Qdrant.
-    """
+    """Return the least number of seconds to wait before a call that failed may be tried again."""
     message = describe_error(error)
     if _is_too_large(error, message):
         raise RequestTooLarge(message) from error
@@ -139,11 +128,7 @@ def is_unanswered(error: Exception) -> bool:
 
 
 def is_not_found(error: Exception) -> bool:
-    """Return whether Qdrant says that what a request names is not there, as a collection that was deleted.
-
-    Args:
-        error: What the client raised, or the `Rejected` that was made of it.
-    """
+    """Return whether Qdrant says that what a request names is not there, as a collection that was deleted."""
     cause = error.__cause__ if isinstance(error, Rejected) else error
     if isinstance(cause, UnexpectedResponse):
         return cause.status_code == 404

@@ -51,13 +51,7 @@ class CollectionSchema:
 
     @classmethod
     def of(cls, name: str, info: models.CollectionInfo, *, embedded: bool) -> "CollectionSchema":
-        """Return the schema that a server or the embedded database tells.
-
-        Args:
-            name: For messages; of the collection, or an alias.
-            info: The answer.
-            embedded: Whether the collection is in the in-process database.
-        """
+        """Return the schema that a server or the embedded database tells."""
         has_index = not embedded and bool(info.indexed_vectors_count)
         return cls(name, info.config, info.payload_schema or {}, embedded, has_index, info.points_count or 0)
 
@@ -136,11 +130,7 @@ class CollectionSchema:
         return next((name for name, contract in found if contract.fingerprint == fingerprint), None)
 
     def require_whole(self) -> None:
-        """Refuse a collection into which an ingestion is writing, or was when it was interrupted.
-
-        Raises:
-            InputError: One has begun and has not ended, and no later run has finished its work.
-        """
+        """Refuse a collection into which an ingestion is writing, or was when it was interrupted."""
         runs = (entry for key, entry in self.metadata.items() if key.startswith(RUN_PREFIX))
         begun = next((entry for entry in runs if isinstance(entry, Mapping)), None)
         if begun is not None:
@@ -157,16 +147,7 @@ class CollectionSchema:
             )
 
     def require_same(self, expected: "CollectionSchema", points: int) -> None:
-        """Refuse this collection as a copy of another one if its vectors or its contracts differ.
-
-        Args:
-            expected: Schema of the other collection.
-            points: Number of points in this one; an empty collection without contracts is accepted.
-
-        Raises:
-            SchemaMismatch: Its vectors differ.
-            FingerprintMismatch: Its contracts differ, and it is not empty.
-        """
+        """Refuse this collection as a copy of another one if its vectors or its contracts differ."""
         found, wanted = self._vectors(), expected._vectors()
         if found != wanted:
             raise SchemaMismatch(

@@ -82,10 +82,6 @@ def hash_removal(vectors: Sequence[models.PointVectors], shard_key: Any | None =
 
     Without it, a point whose writer was killed would keep the hash of its former text beside the vector of the new
     one, and count as unchanged when the former text comes back.
-
-    Args:
-        vectors: As they will be written, each point with the same names.
-        shard_key: Of the shards; None for the server's choice.
     """
     names = {name for point in vectors for name in (point.vector if isinstance(point.vector, dict) else ())}
     keys = [f'{CARE_KEY}.vectors."{name}"' for name in sorted(names)]
@@ -142,15 +138,7 @@ class Sender:
             self._raise_failure()
 
     def submit(self, make: Callable[[], Iterable[Write]], part: Collection | None = None) -> None:
-        """Queue the writes that ``make`` returns; it is called in the background. Waits while the queue is full.
-
-        Args:
-            make: Returns the writes.
-            part: Of the collection, where the points belong (`Collection.parts`); None for the collection itself.
-
-        Raises:
-            QdrantError: An earlier write failed.
-        """
+        """Queue the writes that ``make`` returns; it is called in the background. Waits while the queue is full."""
         self._room.acquire()
         if self._failure is not None:
             self._executor.shutdown(wait=True)
@@ -204,12 +192,7 @@ def in_requests(write: Write, dim: int, max_points: int) -> Iterator[Write]:
 
 
 def send_all(collection: Collection, write: Write, acknowledge: Callable[[int], None]) -> None:
-    """Send a write, in halves where the server finds it too large.
-
-    Raises:
-        Rejected: A single point is too large.
-        QdrantError: As `Collection.call`.
-    """
+    """Send a write, in halves where the server finds it too large."""
     try:
         write.send(collection)
     except RequestTooLarge as error:

@@ -19,9 +19,6 @@ def parse_filter(conditions: Sequence[str]) -> "models.Filter | None":
 
     A condition is ``key=value``, ``key!=value`` or ``key>=value`` (also ``<=``, ``>``, ``<``, with a number). A value
     that reads as a JSON number or boolean is one; quoted, as ``code="017"``, it is a text.
-
-    Raises:
-        InputError: A condition cannot be read.
     """
     from qdrant_client import models
 

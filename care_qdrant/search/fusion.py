@@ -41,16 +41,7 @@ def fused_request(
     limit: int,
     max_limit: int | None = None,
 ) -> models.QueryRequest:
-    """Build the request for the best points by both vectors.
-
-    Args:
-        dense: The search by the dense vector, its filter and parameters included; its limit is set here.
-        sparse: The same by the BM25 vector.
-        fusion: See the module.
-        alpha: Share of the dense score; only ``linear`` uses it.
-        limit: Number of points to return.
-        max_limit: Highest number of candidates that the server allows; None for no limit.
-    """
+    """Build the request for the best points by both vectors."""
     offered = candidates(limit, fusion=fusion, max_limit=max_limit)
     leaves = [leaf.model_copy(update={"limit": offered}) for leaf in (dense, sparse)]
     if fusion == "linear":
@@ -61,13 +52,7 @@ def fused_request(
 
 
 def candidates(limit: int, *, fusion: Fusion | None, max_limit: int | None) -> int:
-    """Return the number of points that each kind of vector offers.
-
-    Args:
-        limit: Number of points to return.
-        fusion: See the module; ``linear`` scores the points of both lists in one, which the server's limit also bounds.
-        max_limit: Highest number of candidates that the server allows; None for no limit.
-    """
+    """Return the number of points that each kind of vector offers."""
     wanted = max(CANDIDATES, limit)
     if max_limit is None:
         return wanted

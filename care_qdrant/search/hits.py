@@ -12,12 +12,7 @@ from care_qdrant.types import Hit
 
 
 def read_hit(point: models.ScoredPoint, text_field: str | None = None) -> Hit:
-    """Return the hit that a point is; one without a text is a hit with an empty text, not the end of the search.
-
-    Args:
-        point: With its payload.
-        text_field: Where a payload of another tool has the text; None finds out.
-    """
+    """Return the hit that a point is; one without a text is a hit with an empty text, not the end of the search."""
     payload = point.payload or {}
     care = payload.get(CARE_KEY)
     if isinstance(care, Mapping) and "chunk" in care:

@@ -77,17 +77,7 @@ def dense_search(
     filter: models.Filter | None,  # noqa: A002  # the word of Qdrant and of LlamaIndex
     params: models.SearchParams | None,
 ) -> models.Prefetch:
-    """Return the search of a query in the dense vector of a collection.
-
-    Args:
-        resolved: The collection.
-        vector: Of the query, ``(dim,)``; None selects points by the filter alone, all with the score 0.
-        filter: Points to search.
-        params: Of Qdrant: exact, hnsw_ef, quantization, acorn. Without a word on quantization, what was measured on
-            the collection is used. Without a word on ACORN, a filtered search of a graph asks for it: it goes on
-            through points that the filter rules out (Patel et al. 2024, arXiv 2403.04871), where a plain search misses
-            many of those that pass. Servers before 1.16 take no notice.
-    """
+    """Return the search of a query in the dense vector of a collection."""
     if resolved.quantization is not None and (params is None or params.quantization is None):
         params = (params or models.SearchParams()).model_copy(update={"quantization": resolved.quantization})
     if filter is not None and vector is not None and resolved.has_index and not (params and params.exact):
@@ -120,14 +110,7 @@ def sparse_search(
     filter: models.Filter | None,  # noqa: A002
     top_k: int | None = None,
 ) -> models.Prefetch | None:
-    """Return the search of a query in the sparse vector of a collection; None for a query without terms.
-
-    Args:
-        resolved: The collection.
-        terms: Of the query, or its text where the server makes the terms.
-        filter: Points to search.
-        top_k: Number of points of this list; None takes that of the plan.
-    """
+    """Return the search of a query in the sparse vector of a collection; None for a query without terms."""
     if isinstance(terms, models.SparseVector) and not terms.indices:
         return None
     return models.Prefetch(query=terms, using=resolved.sparse_vector_name, filter=filter, limit=top_k)

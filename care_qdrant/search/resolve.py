@@ -100,14 +100,7 @@ class CollectionResolver:
     """
 
     def __init__(self, name: str, config: StoreConfig, *, embedded: bool, check_seconds: float) -> None:
-        """Set up; nothing is read.
-
-        Args:
-            name: Of the collection, or an alias.
-            config: Vectors to choose, and what they must be.
-            embedded: Whether Qdrant is the in-process database.
-            check_seconds: How long a check holds.
-        """
+        """Set up; nothing is read."""
         self.config = config
         self.resolved: ResolvedCollection | None = None
         """Of the last check; None before the first one."""
@@ -118,12 +111,7 @@ class CollectionResolver:
         self.resolved = None
 
     def resolve(self) -> Steps[ResolvedCollection]:
-        """Return the collection, checked now or less than ``check_seconds`` ago.
-
-        Raises:
-            InputError: The collection or a vector is not there, the choice is not clear, or no payload has a text.
-            ContractError: Another model, or another analyser, made a vector.
-        """
+        """Return the collection, checked now or less than ``check_seconds`` ago."""
         now, before = time.monotonic(), self.resolved
         resolved = before
         if resolved is None or now - resolved.checked_at >= self._check_seconds:
@@ -143,9 +131,6 @@ class CollectionResolver:
         """Return the result of work on the collection; done again where the collection was deleted in the meantime.
 
         That happens when an alias is switched and the collection behind it is dropped: the new one is checked first.
-
-        Args:
-            work: Safe to repeat.
         """
         resolved = yield from self.resolve()
         try:
@@ -192,18 +177,7 @@ class CollectionResolver:
 def resolve_vectors(
     name: str, schema: CollectionSchema, config: StoreConfig, *, checked_at: float
 ) -> ResolvedCollection:
-    """Choose the vectors of a collection, and check that the model and the analyser made them.
-
-    Args:
-        name: Of the collection; the schema may carry the name of an alias, for messages.
-        schema: Of the collection.
-        config: Vectors to choose, and what they must be.
-        checked_at: When the schema was read, by the monotonic clock.
-
-    Raises:
-        InputError: A vector is not there, or the choice is not clear.
-        ContractError: Another model, or another analyser, made it.
-    """
+    """Choose the vectors of a collection, and check that the model and the analyser made them."""
     vector_name = choose_dense(schema, config) if config.dense else None
     sparse_name = choose_sparse(schema, config) if config.sparse else None
     if config.sparse is None:
@@ -243,11 +217,7 @@ def _alpha(schema: CollectionSchema, vector_name: str | None, config: StoreConfi
 
 
 def choose_dense(schema: CollectionSchema, config: StoreConfig) -> str:
-    """Return the name of the dense vector to search; it may not be there.
-
-    Raises:
-        InputError: Several could be meant.
-    """
+    """Return the name of the dense vector to search; it may not be there."""
     if config.vector_name is not None:
         return config.vector_name
     marked = [name for name in schema.dense if isinstance(schema.contracts.get(name), VectorContract)]
@@ -277,12 +247,7 @@ def choose_sparse(schema: CollectionSchema, config: StoreConfig) -> str:
 
 
 def find_bm25(schema: CollectionSchema, vector_name: str | None = None) -> str | None:
-    """Return the name of a sparse vector that is BM25 by the analyser of this package; None where there is none.
-
-    Args:
-        schema: Of the collection.
-        vector_name: The only one that is looked at; None looks at all.
-    """
+    """Return the name of a sparse vector that is BM25 by the analyser of this package; None where there is none."""
     for name, params in schema.sparse.items():
         contract = schema.contracts.get(name)
         is_ours = isinstance(contract, SparseContract) and contract.fingerprint == bm25.ANALYSER
@@ -292,16 +257,7 @@ def find_bm25(schema: CollectionSchema, vector_name: str | None = None) -> str |
 
 
 def choose_layout(payloads: Sequence[Payload], text_field: str | None, attached: str | None) -> Layout | None:
-    """Return how to read payloads; None where there are none, and where LlamaIndex wrote nodes without a text.
-
-    Args:
-        payloads: A sample.
-        text_field: Where the user says the text is.
-        attached: Payload field from which ``care attach`` made the vector that is searched.
-
-    Raises:
-        InputError: No payload has a text.
-    """
+    """Return how to read payloads; None where there are none, and where LlamaIndex wrote nodes without a text."""
     if not payloads:
         return None
     if text_field is None and attached and any(isinstance(lookup(payload, attached), str) for payload in payloads):

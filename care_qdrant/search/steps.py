@@ -32,12 +32,7 @@ def ask(operation: Callable[[QdrantClient], T]) -> Steps[T]:
 
 
 def run(steps: Steps[T], call: Callable[[Operation], Any]) -> T:
-    """Return the result of steps whose operations are called one after the other.
-
-    Args:
-        steps: They are used up.
-        call: Makes one request, as `locked_call` returns it.
-    """
+    """Return the result of steps whose operations are called one after the other."""
     try:
         operation = next(steps)
         while True:
@@ -52,12 +47,7 @@ def run(steps: Steps[T], call: Callable[[Operation], Any]) -> T:
 
 
 async def arun(steps: Steps[T], call: Callable[[Operation], Awaitable[Any]]) -> T:
-    """Return the result of steps whose operations are awaited one after the other.
-
-    Args:
-        steps: They are used up.
-        call: Makes one request, as `threaded_call` or `async_call` returns it.
-    """
+    """Return the result of steps whose operations are awaited one after the other."""
     try:
         operation = next(steps)
         while True:

@@ -30,15 +30,7 @@ class Service:
     """What one worker process serves. `app` is the ASGI application."""
 
     def __init__(self, settings: ServeSettings, models: Sequence[CareModel]) -> None:
-        """Load the query encoders; `load` makes the service ready.
-
-        Args:
-            settings: Of the service.
-            models: The pairs; the first is the default.
-
-        Raises:
-            InputError: One pair is given twice, or the file of API keys cannot be used.
-        """
+        """Load the query encoders; `load` makes the service ready."""
         self._limits, self._page = settings.limits, settings.page
         self._metrics = Metrics()
         self._keys = Keys(settings.keys_file)

@@ -16,11 +16,7 @@ from care_qdrant.serve.schemas import EmbedRequest, OpenAIRequest
 
 
 async def openai_embeddings(pairs: Pairs, request: OpenAIRequest) -> dict[str, Any]:
-    """Return OpenAI's answer: vectors in the order of the texts, as numbers or as base64 of little-endian float32.
-
-    Raises:
-        Refusal: The input holds token numbers, the model is not served, or it has another dimension.
-    """
+    """Return OpenAI's answer: vectors in the order of the texts, as numbers or as base64 of little-endian float32."""
     texts = _texts(request)
     pair = pairs.find(request.model)
     if request.dimensions not in (None, pair.dim):
@@ -53,11 +49,7 @@ def openai_models(pairs: Pairs) -> dict[str, Any]:
 
 
 async def tei_embed(pairs: Pairs, request: EmbedRequest) -> list[list[float]]:
-    """Return the vectors of the default pair, in the order of the texts.
-
-    Raises:
-        Refusal: Vectors that are not normalised are asked for, or a text has more tokens than the encoder reads.
-    """
+    """Return the vectors of the default pair, in the order of the texts."""
     if not request.normalize:
         raise Refusal(400, "invalid_request", "normalize is false; the vectors of a pair always have unit length")
     texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs

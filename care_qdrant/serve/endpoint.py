@@ -77,11 +77,7 @@ class Get:
 
 
 def enter(path: str, scope: Scope, methods: tuple[str, ...]) -> Exchange:
-    """Return the exchange of a request, after noting its route.
-
-    Raises:
-        Refusal: The path takes other methods.
-    """
+    """Return the exchange of a request, after noting its route."""
     exchange: Exchange = scope["exchange"]
     exchange.route = path
     if scope["method"] not in methods:

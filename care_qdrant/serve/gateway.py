@@ -64,15 +64,7 @@ class Gateway:
     """The outermost layer of the service."""
 
     def __init__(self, app: ASGIApp, *, keys: Keys, metrics: Metrics, host: str) -> None:
-        """Wrap the routes.
-
-        Args:
-            app: The routes.
-            keys: Who may ask.
-            metrics: Where answers and refusals are counted.
-            host: Address that the service listens on. On loopback without keys, only requests that were addressed to
-                it are answered, so that no page of another origin reads it through a name of its own.
-        """
+        """Wrap the routes."""
         self._app, self._keys, self._metrics = app, keys, metrics
         self._only_loopback = host in LOOPBACK and not keys.required
         self.draining = False

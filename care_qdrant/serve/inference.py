@@ -24,12 +24,7 @@ _BM25_OPTIONS = {"average_length": None, "k1": bm25.DEFAULT_K1, "b": bm25.DEFAUL
 
 
 async def infer(pairs: Pairs, limits: Limits, request: InferenceRequest) -> dict[str, Any]:
-    """Return one vector for each input, in order: a list of numbers, or indices and values for BM25.
-
-    Raises:
-        Refusal: An input is not a text, its model is not served, or this service does not have the side. Nothing is
-            answered then: the server needs all vectors or none.
-    """
+    """Return one vector for each input, in order: a list of numbers, or indices and values for BM25."""
     side = SIDES[request.inference]
     texts = [_text(number, item) for number, item in enumerate(request.inputs)]
     check_texts(texts, side, limits)

@@ -24,14 +24,7 @@ class Keys:
     """
 
     def __init__(self, file: Path | None) -> None:
-        """Read the keys.
-
-        Args:
-            file: None accepts everybody.
-
-        Raises:
-            InputError: The file cannot be read, holds no key, or a key that is too short.
-        """
+        """Read the keys."""
         self._file = file
         self._ids: Mapping[bytes, str] = {}
         self._version: tuple[int, ...] = ()

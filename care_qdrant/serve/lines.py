@@ -35,25 +35,13 @@ class Line:
         capacity: int,
         metrics: Metrics,
     ) -> None:
-        """Set up an empty line.
-
-        Args:
-            side: Of the pair, for messages and counters.
-            encode_slice: Encodes at most `SLICE_TEXTS` texts.
-            capacity: Texts that may wait or run at one time.
-            metrics: Where waiting texts are counted.
-        """
+        """Set up an empty line."""
         self._side, self._encode_slice, self._capacity = side, encode_slice, capacity
         self._gauge = metrics.waiting.labels(side)
         self._waiting = 0
 
     async def encode(self, texts: Sequence[str]) -> Vectors:
-        """Encode texts: (len(texts), dim) float32, in order.
-
-        Raises:
-            Refusal: Too many texts wait already.
-            EncodingError: The encoder refuses a text.
-        """
+        """Encode texts: (len(texts), dim) float32, in order."""
         if self._waiting + len(texts) > self._capacity:
             raise Refusal(
                 429,

@@ -41,12 +41,7 @@ class ServedPair:
         return self.document is None or self.document.ready
 
     async def encode(self, texts: Sequence[str], side: Side) -> Vectors:
-        """Encode texts by one side: (len(texts), dim) float32 unit rows, in order.
-
-        Raises:
-            Refusal: This service does not have the side, a text is blank or too long, or too many texts wait.
-            EncodingError: The encoder refuses a text.
-        """
+        """Encode texts by one side: (len(texts), dim) float32 unit rows, in order."""
         check_texts(texts, side, self._limits)
         if side == "query":
             return await self.query.line.encode(texts)
@@ -85,11 +80,7 @@ class Pairs:
     """All pairs of a service, by the names that clients use."""
 
     def __init__(self, pairs: Sequence[ServedPair]) -> None:
-        """Take the pairs; the first is the default.
-
-        Raises:
-            InputError: One pair is given twice.
-        """
+        """Take the pairs; the first is the default."""
         self._pairs = pairs
         for index, pair in enumerate(pairs):
             if any(other.fingerprint == pair.fingerprint for other in pairs[:index]):
@@ -104,14 +95,7 @@ class Pairs:
         return self._pairs[0]
 
     def find(self, wanted: str) -> ServedPair:
-        """Return the pair that a client names.
-
-        Args:
-            wanted: ``name``, or ``name@`` and the first four or more hexadecimal digits of a fingerprint.
-
-        Raises:
-            Refusal: It is not served, or the name does not decide.
-        """
+        """Return the pair that a client names."""
         name, at, prefix = wanted.rpartition("@")
         name, prefix = (name, prefix.lower()) if at else (wanted, "")
         if at and not _FINGERPRINT.fullmatch(prefix):
@@ -133,11 +117,7 @@ class Pairs:
 
 
 def check_texts(texts: Sequence[str], side: Side, limits: Limits) -> None:
-    """Refuse blank texts and those that would keep an encoder from others.
-
-    Raises:
-        Refusal: A text is blank or too long, or there are too many.
-    """
+    """Refuse blank texts and those that would keep an encoder from others."""
     if len(texts) > limits.batch_texts:
         raise Refusal(
             413, "batch_too_large", f"{len(texts)} texts in one request; at most {limits.batch_texts}: split it"

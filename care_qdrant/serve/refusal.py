@@ -27,14 +27,7 @@ class Refusal(CareError):
     """A request that is answered with a reason instead of a result."""
 
     def __init__(self, status: int, code: str, reason: str, *, param: str | None = None) -> None:
-        """Set up the answer.
-
-        Args:
-            status: Of HTTP, 400 or more.
-            code: One word for programs; it never changes.
-            reason: What was found, what was expected and what to do.
-            param: Field of the request that is wrong, where it is one; with 405, the methods that are right.
-        """
+        """Set up the answer."""
         super().__init__(reason)
         self.status, self.code, self.reason, self.param = status, code, reason, param
 

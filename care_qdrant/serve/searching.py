@@ -49,14 +49,7 @@ class Searching:
         self._retriever = lru_cache(_RETRIEVERS)(self._make_retriever)
 
     async def search(self, request: SearchRequest) -> SearchAnswer:
-        """Answer one search.
-
-        Raises:
-            Refusal: The collection is not configured, the pair not served, the query blank or too long, a filter is
-                not one, or too many searches wait.
-            ContractError: The pair did not make the vectors of the collection.
-            QdrantError: Qdrant refused, or cannot be reached.
-        """
+        """Answer one search."""
         collection = self._configured(request.collection)
         check_texts([request.query], "query", self._limits)
         if request.top_k > self._limits.top_k:

@@ -37,17 +37,7 @@ _PAUSE_SECONDS = 1.0
 
 
 def serve(settings: ServeSettings, announce: Callable[[str], None]) -> None:
-    """Run a service until it is told to end.
-
-    Args:
-        settings: Of the service.
-        announce: Called with one line when the service is ready.
-
-    Raises:
-        InputError: The address cannot be used.
-        CareError: A pair cannot be loaded.
-        MissingExtra: The packages of the service are not installed.
-    """
+    """Run a service until it is told to end."""
     with tempfile.TemporaryDirectory(prefix="care-serve-") as folder, _bind(settings) as port, _signals() as inbox:
         os.environ[DIRECTORY_VARIABLE] = folder
         try:
@@ -120,11 +110,7 @@ class _Supervisor:
         logger.info("reloaded: %s", ", ".join(f"{model.name}@{model.fingerprint[:12]}" for model in models))
 
     def _replace_generation(self, models: "Sequence[CareModel]") -> None:
-        """Fork a generation of workers, and let it be the one that serves when each is ready.
-
-        Raises:
-            CareError: A worker cannot start; then those of this generation are ended.
-        """
+        """Fork a generation of workers, and let it be the one that serves when each is ready."""
         gc.freeze()
         workers: dict[int, _Worker] = {}
         try:
@@ -153,12 +139,7 @@ class _Supervisor:
         return _Worker(pid, verdict)
 
     def _await(self, worker: _Worker) -> None:
-        """Wait until a worker is ready.
-
-        Raises:
-            CareError: It ended instead.
-            _Told: The service is to end.
-        """
+        """Wait until a worker is ready."""
         while worker.verdict not in select.select([worker.verdict, self._inbox], [], [])[0]:
             received = os.read(self._inbox, 64)
             if set(received) & set(_ENDING):

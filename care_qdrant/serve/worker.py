@@ -55,15 +55,7 @@ def work(
     parent: int,
     report: int,
 ) -> int:
-    """Serve until SIGTERM, or until the parent process is gone; return the exit code.
-
-    Args:
-        settings: Of the service.
-        models: The pairs; their query encoders were loaded before the fork.
-        port: The listening socket.
-        parent: File descriptor that reads as ended when the parent process has.
-        report: File descriptor that takes `READY` when the worker is ready, else the reason why it ends.
-    """
+    """Serve until SIGTERM, or until the parent process is gone; return the exit code."""
     try:
         service = Service(settings, models)
     except CareError as error:

@@ -10,14 +10,7 @@ from care_qdrant.errors import TrainingError
 
 @contextmanager
 def writing(what: str | Callable[[], str]) -> Iterator[None]:
-    """Turn a failed write inside the block into a `TrainingError`.
-
-    Args:
-        what: What could not be written and what is still intact, or a function that returns it.
-
-    Raises:
-        TrainingError: a write failed.
-    """
+    """Turn a failed write inside the block into a `TrainingError`."""
     try:
         yield
     except (OSError, SafetensorError, RuntimeError) as error:

@@ -12,15 +12,7 @@ from care_trainer.data.read import read_rows, retrieval_file
 
 
 def load_evaluator(evaluation: Evaluation, root: Path) -> InformationRetrievalEvaluator:
-    """Read a retrieval set into an evaluator of nDCG@10, MRR@10, recall@10 and @100.
-
-    Args:
-        evaluation: Settings of the set.
-        root: Folder of all data files.
-
-    Raises:
-        InputError: a file is missing, or no query is left.
-    """
+    """Read a retrieval set into an evaluator of nDCG@10, MRR@10, recall@10 and @100."""
     folder = root / evaluation.retrieval
     corpus = {
         str(row["id"]): embedded_text(row.get("title", ""), row["text"])

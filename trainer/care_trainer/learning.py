@@ -45,15 +45,6 @@ def pretrained_encoder(base: Path, texts: Sequence[str], vectors: Stored, max_to
     """Load a pretrained encoder and add a linear layer into the space of stored vectors.
 
     The layer begins as ridge regression of the vectors on what the encoder gives their texts, in closed form.
-
-    Args:
-        base: Folder of a sentence-transformers model, or of a transformer, whose token vectors are then averaged.
-        texts: In random order.
-        vectors: Stored for those texts, (texts, width).
-        max_tokens: Tokens after which the encoder cuts a text.
-
-    Raises:
-        InputError: The folder holds no encoder that can be trained and exported.
     """
     modules, prompts = _modules(base, max_tokens)
     encoder = SentenceTransformer(modules=modules, prompts=prompts, similarity_fn_name="cosine")
@@ -114,13 +105,6 @@ def encoder_from_table(
     """Build a small transformer that computes what a table of token vectors does, with layers that can learn more.
 
     Random token vectors would learn nothing from some thousand texts; those of a table need minutes.
-
-    Args:
-        tokenizer: Of the table.
-        table: Token vectors, (tokens, width).
-        folder: Where the base model is written.
-        max_tokens: Tokens after which the encoder cuts a text.
-        seed: Of the layers' random weights.
     """
     set_seed(seed)
     marked = Tokenizer.from_str(tokenizer.to_str())
@@ -156,25 +140,7 @@ def align(
     score: Callable[[], float],
     on_step: Callable[[int, int], None],
 ) -> list[dict[str, float]]:
-    """Train an encoder on stored vectors by Stage I, and leave it as it was at its best score.
-
-    Args:
-        encoder: Trained in place.
-        texts: To learn from.
-        vectors: Stored for those texts, (texts, width), of length at most 1.
-        settings: Of stage ``align``, by name.
-        folder: Of checkpoints; an interrupted training is continued from the newest one.
-        seed: Of the order of the texts and of all draws.
-        checkpoint_minutes: Minutes between two checkpoints.
-        score: Measures the encoder as it is; higher is better.
-        on_step: Told the steps done and the steps planned.
-
-    Returns:
-        Step, loss and score of each evaluation.
-
-    Raises:
-        TrainingError: The loss is not finite, or a checkpoint cannot be written.
-    """
+    """Train an encoder on stored vectors by Stage I, and leave it as it was at its best score."""
     # Half of the time of a step where the processor multiplies bfloat16, and several times as long elsewhere.
     bf16 = torch.cuda.is_available() or bool(torch.cpu._is_avx512_bf16_supported())
     stage = Align(kind="align", bf16=bf16, mini_batch_size=MINI_BATCH, **settings)

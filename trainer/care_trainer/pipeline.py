@@ -53,23 +53,7 @@ def run_stages(
     report: Report = silent,
     deadline: float | None = None,
 ) -> list[dict[str, Any]]:
-    """Train all stages of a run, or one.
-
-    Args:
-        run: The run.
-        only: Name of a single stage; those before it must be finished.
-        resume: Skip finished stages, and continue an interrupted one where it stopped.
-        report: Called with the progress.
-        deadline: Moment (`time.monotonic`) at which to save and stop.
-
-    Returns:
-        The record of each stage, in order.
-
-    Raises:
-        InputError: a folder is in the way, or a finished stage was trained with other settings.
-        MissingExtra: a tracker is not installed.
-        TrainingError: a stage cannot go on.
-    """
+    """Train all stages of a run, or one."""
     output = Path(run.output)
     names = [stage_name(stage) for stage in run.stage]
     if only is not None and only not in names:
@@ -95,11 +79,7 @@ def _require_trackers(run: Run) -> None:
 
 
 def require_files(run: Run) -> None:
-    """Refuse a run that would miss a file of a later stage after hours.
-
-    Raises:
-        InputError: a data file, or the evaluation set, is not there.
-    """
+    """Refuse a run that would miss a file of a later stage after hours."""
     root = Path(run.data_root)
     used = {stage.data for stage in run.stage if stage.data} | ({run.vocabulary.data} if run.vocabulary else set())
     for name in sorted(used):
@@ -111,16 +91,7 @@ def require_files(run: Run) -> None:
 
 
 def newest(run: Run, side: str, before: Sequence[Stage] | None = None) -> Path:
-    """Return the folder of the newest encoder of a side.
-
-    Args:
-        run: The run.
-        side: ``query`` or ``document``.
-        before: Stages that count; None means all of the run.
-
-    Raises:
-        InputError: the stage that should have made it is not finished.
-    """
+    """Return the folder of the newest encoder of a side."""
     output = Path(run.output)
     for stage in reversed(run.stage if before is None else before):
         folder = output / stage_name(stage)
@@ -132,15 +103,7 @@ def newest(run: Run, side: str, before: Sequence[Stage] | None = None) -> Path:
 
 
 def place_digest(run: Run, stage: Stage | None) -> str:
-    """Return a digest of all that decides what a stage writes: equal digests mean equal encoders.
-
-    Args:
-        run: The run.
-        stage: One of its stages; None means the base models.
-
-    Raises:
-        InputError: a stage before it is not finished.
-    """
+    """Return a digest of all that decides what a stage writes: equal digests mean equal encoders."""
     if stage is None:
         data = dataclasses.asdict(run.data[run.vocabulary.data]) if run.vocabulary else {}
         settings = {**_base_settings(run), "data_set": data}

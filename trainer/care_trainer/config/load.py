@@ -39,18 +39,7 @@ _EXPECTED = {
 
 
 def load_run(path: Path, overrides: Sequence[str] = ()) -> Run:
-    """Read a run from a TOML file.
-
-    Args:
-        path: TOML file.
-        overrides: ``key=value`` with a TOML value or a bare string: ``seed=1``, ``stage.joint.epochs=2``.
-
-    Returns:
-        The run, checked.
-
-    Raises:
-        InputError: the file is missing or not TOML, or a key or a value is wrong; all problems in one message.
-    """
+    """Read a run from a TOML file."""
     if not path.is_file():
         raise InputError(f"{path}: no such file; the shipped configurations are listed by: care-train configs")
     values = read_toml(path)
@@ -60,15 +49,7 @@ def load_run(path: Path, overrides: Sequence[str] = ()) -> Run:
 
 
 def parse_run(values: Mapping[str, Any], where: str) -> Run:
-    """Parse the values of a run.
-
-    Args:
-        values: A TOML document.
-        where: Start of the error message.
-
-    Raises:
-        InputError: a key or a value is wrong, or values contradict each other; all problems in one message.
-    """
+    """Parse the values of a run."""
     try:
         run = TypeAdapter(Run).validate_json(json.dumps(values, default=str))
         problems = list(_contradictions(run))
@@ -90,11 +71,7 @@ def problems_of(error: ValidationError) -> list[str]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file.
-
-    Raises:
-        InputError: the file is not TOML.
-    """
+    """Read a TOML file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -107,14 +84,7 @@ def shipped_configs() -> list[Path]:
 
 
 def find_config(config: str) -> Path:
-    """Return the file of a configuration.
-
-    Args:
-        config: Path of a TOML file, or the name of a shipped configuration.
-
-    Raises:
-        InputError: it is neither.
-    """
+    """Return the file of a configuration."""
     if Path(config).suffix == ".toml":
         return Path(config)
     for path in shipped_configs():

@@ -84,15 +84,7 @@ PRESETS: dict[str, Preset] = _shipped()
 
 
 def apply_preset(run: Run, name: str) -> Run:
-    """Return the run with a preset's change, under its own name and output folder.
-
-    Args:
-        run: The run that is changed.
-        name: Name of a shipped preset, or path of a TOML overlay.
-
-    Raises:
-        InputError: there is no such preset, or the run lacks a stage that it changes.
-    """
+    """Return the run with a preset's change, under its own name and output folder."""
     path = _path(name)
     values = _apply(json.loads(json.dumps(dataclasses.asdict(run))), path)
     own = {"name": f"{run.name}-{path.stem}", "output": f"{run.output}-{path.stem}"}

@@ -72,11 +72,7 @@ class Stage:
     """Scores in a row without a better one after which the stage ends early. None trains to the end."""
 
     def rows_of_process(self, processes: int) -> int:
-        """Return the rows of one process in a step before accumulation.
-
-        Raises:
-            InputError: the processes cannot share ``global_batch_size`` evenly.
-        """
+        """Return the rows of one process in a step before accumulation."""
         if self.global_batch_size is None:
             return self.batch_size or DEFAULT_BATCH_SIZE
         rows, rest = divmod(self.global_batch_size, processes * self.accumulate)

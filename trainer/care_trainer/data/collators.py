@@ -30,14 +30,6 @@ class PairCollator(SentenceTransformerDataCollator):
     """Tokenises rows of a table: draws negatives anew in each epoch, crops, and puts prompts before the texts.
 
     Each column gets the ``keys`` of its texts without their prompts, by which a loss finds equal ones.
-
-    Args:
-        crop: Fraction of the pairs replaced by two parts of their document, as in inverse cloze.
-        negatives: Hard negatives of a row; one with too few repeats its positive, which a loss masks by its key.
-        seed: Seed of the negatives.
-        prompts: Prompt of each column.
-        tasks: Prompts of the rows of a source, instead of those by column.
-        options: Options of sentence-transformers' collator.
     """
 
     def __init__(
@@ -109,11 +101,6 @@ class TeacherCollator(PairCollator):
     """Adds a teacher's stored vectors of the rows as ``label``.
 
     As lists in the data set the vectors would cost 0.3 s for a batch of 2,560 × 768; from the memmap it is 1 ms.
-
-    Args:
-        vectors: Vectors of the rows by their number, one array (rows, dim) for each label.
-        documents: The documents of the rows and their vectors; positive and negatives are labels, too, with their keys.
-        options: Options of `PairCollator`.
     """
 
     def __init__(self, *vectors: Stored, documents: tuple[Documents, Stored] | None = None, **options: Any) -> None:
@@ -148,13 +135,6 @@ def crop(text: str, draw: random.Random) -> tuple[str, str] | None:
     """Cut a span out of a text.
 
     Half of the time the span stays in the rest, so that shared words count, too.
-
-    Args:
-        text: The document.
-        draw: Source of randomness.
-
-    Returns:
-        The span and the rest, or None when the text is too short.
     """
     if len(text) < SHORTEST_CROP + SHORTEST_REST:
         return None

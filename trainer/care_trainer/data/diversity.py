@@ -22,16 +22,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 def diverse_pairs(data: Data, root: Path) -> Iterator[Pair]:
-    """Yield the pairs of a data set, each once, without those that its ``diversify`` leaves out.
-
-    Args:
-        data: The data set.
-        root: Folder of its files.
-
-    Raises:
-        InputError: a file is missing, a row is no pair, or nothing is left.
-        ModelError: the encoder cannot be found.
-    """
+    """Yield the pairs of a data set, each once, without those that its ``diversify`` leaves out."""
     if data.diversify is None:
         yield from iter_pairs(data, root)
     else:
@@ -69,12 +60,7 @@ def _new_texts(settings: Diversify, pairs: Iterator[Pair]) -> tuple[Flags, Flags
 
 
 class Neighbourhood:
-    """The texts that were kept, and whether another one is new among them.
-
-    Args:
-        threshold: Cosine above which two texts are similar.
-        neighbours: Number of similar texts that a new one may have.
-    """
+    """The texts that were kept, and whether another one is new among them."""
 
     def __init__(self, threshold: float, neighbours: int) -> None:
         self.threshold, self.neighbours = threshold, neighbours
@@ -82,15 +68,7 @@ class Neighbourhood:
         self._verdicts: dict[int, bool] = {}
 
     def add(self, texts: list[str], vectors: Vectors) -> list[bool]:
-        """Decide of each text whether it is kept; a repeated text gets the decision of its first time.
-
-        Args:
-            texts: Texts of one side.
-            vectors: Their vectors, (len(texts), dim), of unit length.
-
-        Returns:
-            One decision for each text.
-        """
+        """Decide of each text whether it is kept; a repeated text gets the decision of its first time."""
         similar = sum(
             ((vectors @ block.T > self.threshold).sum(axis=1) for block in self._blocks), np.zeros(len(texts), np.int64)
         )

@@ -46,14 +46,7 @@ def mine_pairs(
     rule: MiningRule,
     positive_scores: Callable[[Sequence[Pair]], Vectors] | None,
 ) -> Iterator[Pair]:
-    """Yield every pair with its mined negatives, in order; none is dropped for want of negatives.
-
-    Args:
-        pairs: Pairs, whose negatives are replaced.
-        search: Searches the collection.
-        rule: Which hits become negatives.
-        positive_scores: Returns the score of each pair's own positive on the scale of the hits; the margin needs it.
-    """
+    """Yield every pair with its mined negatives, in order; none is dropped for want of negatives."""
     answers: dict[str, set[str]] = {}
     for pair in pairs:
         answers.setdefault(pair.query, set()).add(pair.positive)

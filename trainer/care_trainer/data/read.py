@@ -43,15 +43,7 @@ class Text:
 
 
 def iter_pairs(data: Data, root: Path) -> Iterator[Pair]:
-    """Yield the pairs of a data set, each once, in the order of the files.
-
-    Args:
-        data: The data set.
-        root: Folder of its files.
-
-    Raises:
-        InputError: a file is missing, a row is no pair, or nothing is left.
-    """
+    """Yield the pairs of a data set, each once, in the order of the files."""
 
     def read() -> Iterator[Pair]:
         for row, where in _rows(data, root):
@@ -68,15 +60,6 @@ def iter_texts(
     """Yield every text of a data set once: the given sides of pairs, and single texts.
 
     These are the self-pairs of Stage I: query-side ones come from queries, document-side ones from documents.
-
-    Args:
-        data: The data set.
-        root: Folder of its files.
-        sides: Sides of pairs whose texts are read.
-        joined: Read each pair as one text, without its negatives: the rows of RetroMAE, title and content.
-
-    Raises:
-        InputError: a file is missing, a row holds no text, or nothing is left.
     """
 
     def read() -> Iterator[Text]:
@@ -111,12 +94,7 @@ def license_of(row: Mapping[str, Any]) -> str:
 
 
 def source_of(row: Mapping[str, Any], where: str) -> str:
-    """Return the source of a row: its ``source``, or the name of its file.
-
-    Args:
-        row: The row.
-        where: Its place, ``file:line``.
-    """
+    """Return the source of a row: its ``source``, or the name of its file."""
     return str(row.get("source") or where.rpartition(":")[0])
 
 
@@ -162,11 +140,7 @@ def read_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def retrieval_file(folder: Path, name: str) -> Path:
-    """Return the file of ``corpus``, ``queries`` or ``qrels`` in a retrieval set's folder, plain or gzipped.
-
-    Raises:
-        InputError: there is neither.
-    """
+    """Return the file of ``corpus``, ``queries`` or ``qrels`` in a retrieval set's folder, plain or gzipped."""
     for path in (folder / f"{name}.jsonl", folder / f"{name}.jsonl.gz"):
         if path.is_file():
             return path
@@ -253,11 +227,7 @@ def _is_unicode(row: Any) -> bool:
 
 
 def existing(path: Path) -> Path:
-    """Return the path of a data file.
-
-    Raises:
-        InputError: there is no such file.
-    """
+    """Return the path of a data file."""
     if not path.is_file():
         raise InputError(f"{path}: no such file; set data_root, or pass --set data_root=FOLDER")
     return path

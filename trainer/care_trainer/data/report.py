@@ -17,11 +17,7 @@ SINGLE_TEXT_STAGES = ("retromae", "causal", "align")
 
 
 def describe(run: Run) -> dict[str, Any]:
-    """Return the figures of the data that each stage reads, by stage.
-
-    Raises:
-        InputError: a file is missing or a row is wrong.
-    """
+    """Return the figures of the data that each stage reads, by stage."""
     root = Path(run.data_root)
     return {
         stage_name(stage): {"data": stage.data, **_figures(_rows(stage, run.data[stage.data], root), run, stage)}
@@ -30,11 +26,7 @@ def describe(run: Run) -> dict[str, Any]:
 
 
 def leaks(run: Run) -> list[str]:
-    """Return the training texts that are also queries or documents of the evaluation set, each cut to 60 characters.
-
-    Raises:
-        InputError: the run has no evaluation set.
-    """
+    """Return the training texts that are also queries or documents of the evaluation set, each cut to 60 characters."""
     if run.evaluation is None:
         raise InputError("the configuration has no [evaluation], so there is nothing to leak")
     root = Path(run.data_root)

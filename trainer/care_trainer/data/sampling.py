@@ -19,24 +19,7 @@ Sources = tuple[npt.NDArray[np.int32], Sequence[str]]
 
 
 class EpochSampler(DefaultBatchSampler):
-    """Batches that depend on seed and epoch alone, so that a resumed run continues exactly.
-
-    Args:
-        dataset: Only its length is used.
-        batch_size: Rows in a batch.
-        drop_last: Leave a shorter last batch out.
-        weights: How often an epoch draws each row, (rows,); the fraction is drawn at random. None means once.
-        lengths: Length of each row, (rows,); when given, batches hold rows of similar length.
-        sources: Source of each row; when given, a step of all processes has rows of one source.
-        processes: Processes that share the batches, each taking every n-th.
-        on_epoch: Called with the number of each epoch before it begins.
-        valid_label_columns: Unused; part of the interface.
-        generator: Unused; part of the interface.
-        seed: Seed of the order.
-
-    Raises:
-        InputError: a source has fewer rows than a step needs, and shorter batches are left out.
-    """
+    """Batches that depend on seed and epoch alone, so that a resumed run continues exactly."""
 
     def __init__(
         self,

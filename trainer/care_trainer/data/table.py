@@ -57,19 +57,7 @@ class Rows:
 
 
 def pair_rows(data: Data, root: Path, folder: Path, *, by_source: bool = False) -> Rows:
-    """Return the columns query, positive and negatives (a list), and those of the row.
-
-    Args:
-        data: The data set.
-        root: Folder of its files.
-        folder: Folder of the Arrow files; one that is there already is used.
-        by_source: Whether batches will be of one source.
-
-    Raises:
-        InputError: a file is missing, a row is no pair, nothing is left, or pairs with a score share batches with
-            others.
-        TrainingError: the table cannot be written.
-    """
+    """Return the columns query, positive and negatives (a list), and those of the row."""
 
     def values(pair: Pair) -> list[Any]:
         score = math.nan if pair.score is None else pair.score
@@ -81,11 +69,7 @@ def pair_rows(data: Data, root: Path, folder: Path, *, by_source: bool = False) 
 
 
 class Documents(Sequence[str]):
-    """The distinct documents of pairs in the order of their first occurrence; a text is read from disk when asked for.
-
-    Args:
-        rows: Rows of `pair_rows`.
-    """
+    """The distinct documents of pairs in the order of their first occurrence, each read from disk when used."""
 
     def __init__(self, rows: Rows) -> None:
         self._columns = rows.columns.select_columns(["positive", "negatives"])
@@ -151,19 +135,7 @@ def _refuse_mixed(rows: Rows, data: Data, by_source: bool) -> None:
 def text_rows(
     data: Data, root: Path, folder: Path, sides: Sequence[Side] = ("query", "document"), *, joined: bool = False
 ) -> Rows:
-    """Return the column text: every text of the given sides of pairs, and every single text, once.
-
-    Args:
-        data: The data set.
-        root: Folder of its files.
-        folder: Folder of the Arrow files; one that is there already is used.
-        sides: Sides of pairs whose texts are read.
-        joined: Read each pair as one text, as title and content, without its negatives.
-
-    Raises:
-        InputError: a file is missing, a row holds no text, or nothing is left.
-        TrainingError: the table cannot be written.
-    """
+    """Return the column text: every text of the given sides of pairs, and every single text, once."""
     texts = ([text.text, "", text.source, math.nan] for text in iter_texts(data, root, sides, joined=joined))
     return _rows(data, root, folder, {"text": pa.string()}, texts, [*sides, joined])
 

@@ -33,17 +33,6 @@ def export(run: Run, command: str) -> Card:
     """Write the CARE folder of a finished run to ``output/name``.
 
     Both sides are saved, reloaded and compared with the trained encoders on probe texts before the folder appears.
-
-    Args:
-        run: A run whose stages are all finished.
-        command: Command that trains it again, for the model card.
-
-    Returns:
-        The card of the folder.
-
-    Raises:
-        InputError: there is no stage, or one is not finished.
-        TrainingError: a reloaded encoder gives other vectors than the trained one.
     """
     if not run.stage:
         raise InputError(f"{run.name}: has no stage, so there is nothing to export; add a [[stage]]")

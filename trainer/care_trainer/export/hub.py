@@ -18,11 +18,7 @@ TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
 
 
 def require_token() -> str:
-    """Return the hub token of this machine, from ``HF_TOKEN`` or ``hf auth login``.
-
-    Raises:
-        InputError: there is none.
-    """
+    """Return the hub token of this machine, from ``HF_TOKEN`` or ``hf auth login``."""
     from huggingface_hub import get_token
 
     token = get_token()
@@ -34,23 +30,7 @@ def require_token() -> str:
 def push(
     folder: Path, repository: str, *, private: bool = True, attempts: int = 5, first_wait_seconds: float = 1.0
 ) -> str:
-    """Upload a CARE folder as one commit.
-
-    Args:
-        folder: The folder, verified before anything is sent.
-        repository: ``organisation/model``; created when it does not exist.
-        private: Create a private repository, and refuse an existing public one.
-        attempts: Attempts of each request; only transient errors are retried.
-        first_wait_seconds: Wait before the second attempt; doubled each time, with jitter.
-
-    Returns:
-        The address of the commit.
-
-    Raises:
-        InputError: there is no token, or the repository is public and should not be.
-        ModelError: the folder is incomplete or altered.
-        TrainingError: the hub refuses, or does not answer.
-    """
+    """Upload a CARE folder as one commit."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled
 

@@ -32,15 +32,7 @@ Stock sentence-transformers loads the folder, too: use `encode_query` and `encod
 def render(
     run: Run, records: Sequence[dict[str, Any]], data: Sequence[dict[str, Any]], onnx: OnnxFiles | None, command: str
 ) -> str:
-    """Return the model card in Markdown.
-
-    Args:
-        run: The run.
-        records: Records of its stages.
-        data: Rows by file, source and license.
-        onnx: The exported query encoder, if there is one.
-        command: Command that trains the pair again.
-    """
+    """Return the model card in Markdown."""
     license = f"license: {run.export.license}\n" if run.export.license else ""
     parts = [
         _HEAD.format(name=run.name, dim=run.dim, license=license),

@@ -33,17 +33,7 @@ class Groups:
 
 
 def require_learnable(vectors: Vectors, tokens: TokenLists, vocabulary: int, where: str) -> Groups:
-    """Refuse constant vectors, texts without tokens and vectors of two models.
-
-    Args:
-        vectors: In random order, (texts, width).
-        tokens: Of the same texts.
-        vocabulary: Number of tokens of the tokenizer.
-        where: Vector and collection, for messages.
-
-    Raises:
-        InputError: One of these is the case; the message says which.
-    """
+    """Refuse constant vectors, texts without tokens and vectors of two models."""
     if not len(tokens.flat):
         raise InputError(f"{where}: the texts have neither letters nor digits, so there is nothing to learn from")
     if float(vectors[:_CHECKED].var(axis=0).sum()) < _MIN_VARIANCE:
@@ -101,11 +91,7 @@ def _silhouette(vectors: Vectors, group: npt.NDArray[np.bool_]) -> float:
 
 
 def _explained(tokens: TokenLists, group: npt.NDArray[np.bool_], vocabulary: int) -> float:
-    """Return how well naive Bayes on the words of half of the texts tells the groups of the other half.
-
-    Returns:
-        Balanced accuracy, stretched so that chance is 0 and certainty 1.
-    """
+    """Return how well naive Bayes on the words of half of the texts tells the groups of the other half."""
     half = len(group) // 2
     odds = np.zeros(vocabulary)
     for side, sign in ((True, 1), (False, -1)):

@@ -20,12 +20,7 @@ class Composer:
     """Turns tokens into their parts, and a table of parts into a table of tokens."""
 
     def __init__(self, tokenizer: Tokenizer, *, parts: bool = True) -> None:
-        """Read the vocabulary of a tokenizer.
-
-        Args:
-            tokenizer: Of the table.
-            parts: Whether longer tokens have parts; without, each token is itself alone.
-        """
+        """Read the vocabulary of a tokenizer."""
         vocabulary = tokenizer.get_vocab()
         lists = [[number] for number in range(tokenizer.get_vocab_size())]
         for token, number in vocabulary.items() if parts else ():
@@ -39,12 +34,7 @@ class Composer:
         return TokenLists(expanded.flat, expanded.starts[tokens.starts])
 
     def fold(self, table: Vectors, mean: Vectors) -> Vectors:
-        """Return the table whose rows are the sums of their parts.
-
-        Args:
-            table: Vectors of the parts, (tokens, width); zero where nothing is known of a part.
-            mean: Of the stored vectors, (width,): the direction of tokens of which nothing is known.
-        """
+        """Return the table whose rows are the sums of their parts."""
         folded = self._sums(table)
         lengths = np.linalg.norm(folded, axis=1)
         empty = lengths < 1e-9

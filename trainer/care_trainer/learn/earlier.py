@@ -59,12 +59,7 @@ class Earlier:
 
 @no_progress_bars()
 def load_earlier(folder: Path) -> Earlier:
-    """Read what an earlier run left.
-
-    Raises:
-        InputError: The folder was not written by `care learn`.
-        ModelError: It is incomplete or altered.
-    """
+    """Read what an earlier run left."""
     card = verify_checkpoint(folder)
     seen = _load_seen(folder)
     model = SentenceTransformer(str(folder / "query"), device="cpu", local_files_only=True)
@@ -86,13 +81,7 @@ def table_of(encoder: SentenceTransformer) -> Vectors:
 
 
 def unseen_fraction(folder: Path, collection: Collection, settings: LearnSettings) -> float:
-    """Return the fraction of a collection's sample that the run which wrote a folder has not read, from 0 to 1.
-
-    Raises:
-        InputError: The folder was not written by `care learn`.
-        TooFewDocuments: The collection has too few points to learn from.
-        QdrantError: Qdrant refused, or cannot be reached.
-    """
+    """Return the fraction of a collection's sample that the run which wrote a folder has not read, from 0 to 1."""
     seen, ids = _load_seen(folder), sample_ids(collection, settings.sample, settings.seed)
     require_documents(collection, len(ids))
     return float(np.mean(~np.isin(_digests(ids), seen)))

@@ -30,20 +30,7 @@ def write_folder(
     stage: Mapping[str, Any],
     origin: Mapping[str, Any],
 ) -> Card:
-    """Save a query encoder as a complete sentence-transformers model, export it and write the CARE folder.
-
-    Args:
-        folder: Destination; a CARE folder there is replaced.
-        encoder: Ends in the learned space, before the normalisation.
-        basis: Orthonormal rows (width, dim) that lead to the dimensions of the collection; None for the same ones.
-        name: Of the pair.
-        document: Folder of the model that made the vectors; None where it is not to hand.
-        probe_texts: Questions on which the int8 form has to pass its gate.
-        document_vectors: Stored vectors, (n, dim), for the same gate.
-        temperature: Of the contrastive loss.
-        stage: Settings and figures of the training run.
-        origin: The collection and the vector that it was learned from.
-    """
+    """Save a query encoder as a complete sentence-transformers model, export it and write the CARE folder."""
     with tempfile.TemporaryDirectory(prefix="care-learn-") as scratch:
         query = Path(scratch) / "query"
         _write_encoder(query, encoder, basis)

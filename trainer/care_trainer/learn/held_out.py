@@ -45,13 +45,7 @@ def question_of(text: str, title: str, generator: np.random.Generator) -> str:
 def ranks(
     queries: Vectors, candidates: npt.NDArray[np.floating], answers: Sequence[int] | npt.NDArray[np.integer]
 ) -> npt.NDArray[np.int64]:
-    """Return the rank of each query's answer among the candidates by inner product, from 1; equal vectors share a rank.
-
-    Args:
-        queries: (n, dim).
-        candidates: (m, dim).
-        answers: For each query the row of its candidate.
-    """
+    """Return the rank of each answer among the candidates by inner product, from 1; equal vectors share one."""
     found = np.empty(len(queries), dtype=np.int64)
     rows = np.asarray(answers)
     for start in range(0, len(queries), _BLOCK):

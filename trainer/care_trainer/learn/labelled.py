@@ -92,17 +92,7 @@ class KnownLabels:
 
 
 def find_labels(collection: Collection, layout: Layout, labelled: Labelled) -> KnownLabels:
-    """Look the labels' ids up among the ids of all points and those of their documents, whichever holds more of them.
-
-    Args:
-        collection: The whole of it is listed: its ids, and the fields that name documents.
-        layout: Of its payloads.
-        labelled: The questions.
-
-    Raises:
-        InputError: The collection has none of the ids.
-        QdrantError: Qdrant refused, or cannot be reached.
-    """
+    """Look the labels' ids up among the ids of points or of documents, whichever holds more of them."""
     wanted = {one for ids in labelled.relevant for one in ids}
     found: dict[Unit, set[str]] = {"documents": set(), "points": set()}
     example = ""
@@ -137,19 +127,7 @@ def find_labels(collection: Collection, layout: Layout, labelled: Labelled) -> K
 def measure_labelled(
     collection: Collection, vector_name: str, labels: KnownLabels, learned: Vectors, alpha: float | None, seed: int
 ) -> LabelledQuality:
-    """Search the collection with labelled questions, and compare what is found with what is relevant.
-
-    Args:
-        collection: Searched as a whole.
-        vector_name: Dense vector that the encoder was learned from.
-        labels: The questions.
-        learned: Their learned vectors, (questions, dim).
-        alpha: Share of the dense score in the fusion with BM25; None for the default.
-        seed: Of the bootstrap.
-
-    Raises:
-        QdrantError: Qdrant refused, or cannot be reached.
-    """
+    """Search the collection with labelled questions, and compare what is found with what is relevant."""
     resolved = resolve_vectors(
         collection.name, collection.schema, StoreConfig(sparse=None, vector_name=vector_name), checked_at=0.0
     )

@@ -100,32 +100,6 @@ def learn(
     """Learn a query encoder from one vector of a collection, write it to a CARE folder and register it.
 
     Nothing of the collection but its metadata is changed. An interrupted training run is continued by the same call.
-
-    Args:
-        client: An open Qdrant.
-        collection_name: Collection or alias.
-        output: Destination of the CARE folder; the report and the plot lie in it.
-        vector_name: Dense vector to learn from; empty for the unnamed one, None for the only one.
-        settings: Of the training run.
-        text_field: Path of the text in the payload; None guesses it.
-        name: Of the pair; None takes the name of the folder.
-        document: Folder of the sentence-transformers model that made the vectors, to become the document side.
-        questions: Returns a file of questions, with the old model's vectors of so many dimensions: of its query log,
-            half is trained on; of its labelled questions, none.
-        base: Pretrained encoder to train in place of a table of token vectors: folder of a sentence-transformers model
-            or of a BERT-like transformer, CARE folder, ``built-in``, or ``small`` for a transformer of two layers that
-            starts from a table. None trains a table.
-        start: CARE folder that an earlier call wrote for this collection, to continue from; excludes ``base``.
-        force: Register the encoder whatever its quality.
-        policy: How often to try a call to Qdrant again.
-        on_progress: See `Progress`.
-
-    Raises:
-        InputError: The collection has nothing to learn from, or none of the labels' ids; the message says what was
-            found.
-        ContractError: Its vector is of a kind that no query encoder can follow.
-        QdrantError: Qdrant refused, or cannot be reached.
-        MissingExtra: Torch or onnx are not installed, or the trainer, which ``base`` needs.
     """
     if base is not None and start is not None:
         raise InputError(f"{start}: an update continues from the encoder that is there; leave the base {base!r} out")

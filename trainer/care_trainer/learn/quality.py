@@ -39,13 +39,7 @@ class Agreement:
 
 
 def agreement(learned: Vectors, questions: Questions, documents: Vectors) -> Agreement:
-    """Compare learned query vectors with the old model's by what they find among documents.
-
-    Args:
-        learned: (questions, dim) unit rows.
-        questions: The same questions with the old model's vectors.
-        documents: (n, dim) stored vectors.
-    """
+    """Compare learned query vectors with the old model's by what they find among documents."""
     best = [set(np.argpartition(-(documents @ query), 10)[:10].tolist()) for query in questions.vectors]
     found = compare(questions.vectors, learned, documents, best)
     return Agreement(
@@ -75,12 +69,6 @@ def fusion_alpha(questions: Sequence[str], vectors: Vectors, texts: Sequence[str
     """Return the share of the dense score in the linear fusion that is a fixed share of standardised scores.
 
     Needs no judgements: BM25 scores and similarities are standardised by their mean deviations over some documents.
-
-    Args:
-        questions: Held-out ones.
-        vectors: Their learned vectors, (questions, width).
-        texts: Of documents.
-        documents: Stored vectors of those texts, (texts, width).
     """
     texts, documents = texts[:_FUSION_DOCUMENTS], documents[:_FUSION_DOCUMENTS]
     scores = _lexical_scores(questions[:_FUSION_QUESTIONS], texts)

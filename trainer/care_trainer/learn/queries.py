@@ -70,15 +70,6 @@ def read_queries(path: Path, dim: int, embed: Embed | None = None) -> QueryFile:
 
     A line without ``relevant`` needs a vector; it is left out where a labelled question has the same text, since it may
     be trained on. Texts without letters and digits are left out.
-
-    Args:
-        path: Of the file.
-        dim: Of the collection's vector.
-        embed: The old model's query side, which encodes all texts; None where the file holds the vectors.
-
-    Raises:
-        InputError: A line is not JSON or has no text, its ids are no list of ids, or its vector is missing or of
-            another dimension.
     """
     found = [
         row
@@ -115,14 +106,7 @@ class _Line:
 
 
 def _read_line(line: str, where: str, dim: int, *, is_encoded: bool) -> _Line:
-    """Return the question of a line.
-
-    Args:
-        line: As it stands in the file.
-        where: File and line number, for messages.
-        dim: That a vector has to have.
-        is_encoded: Whether something else gives the vectors.
-    """
+    """Return the question of a line."""
     try:
         row = json.loads(line)
         text, vector, relevant = str(row["text"]), row.get("vector"), row.get("relevant")
@@ -151,11 +135,7 @@ def _is_vector(vector: object, dim: int) -> bool:
 
 
 def _unit_rows(vectors: Vectors, dim: int, path: Path) -> Vectors:
-    """Return query vectors of unit length, (questions, dim).
-
-    Raises:
-        InputError: They have another dimension, or one is zero or not finite.
-    """
+    """Return query vectors of unit length, (questions, dim)."""
     if vectors.shape[1:] != (dim,):
         raise InputError(
             f"the query vectors have {vectors.shape[-1]} dimensions and the stored ones {dim}: "

@@ -51,12 +51,7 @@ class Pairs:
 
 
 def dense_vector(schema: CollectionSchema, vector_name: str | None) -> tuple[str, models.VectorParams]:
-    """Return the name and the settings of the vector to learn from; None takes the only one.
-
-    Raises:
-        InputError: There is no such vector, or several and none was named.
-        SchemaMismatch: It holds several vectors a point, or is compared by a distance that queries cannot follow.
-    """
+    """Return the name and the settings of the vector to learn from; None takes the only one."""
     there = ", ".join(name or "(unnamed)" for name in sorted(schema.dense)) or "none"
     if vector_name is None and len(schema.dense) != 1:
         raise InputError(
@@ -90,11 +85,7 @@ def sample_ids(collection: Collection, points: int, seed: int) -> list[PointId]:
 
 
 def require_documents(collection: Collection, points: int) -> None:
-    """Refuse a collection with too few points to learn from.
-
-    Raises:
-        TooFewDocuments: There are fewer than `MIN_DOCUMENTS`.
-    """
+    """Refuse a collection with too few points to learn from."""
     if points < MIN_DOCUMENTS:
         raise TooFewDocuments(
             f"collection {collection.name!r} has {points} points; learning needs at least {MIN_DOCUMENTS} with a text "
@@ -111,22 +102,7 @@ def read_pairs(
     basis: Vectors | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Pairs:
-    """Read a sample of the points that have a text and a vector.
-
-    Args:
-        collection: Whoever wrote it.
-        vector_name: Of the dense vector; empty for the unnamed one.
-        settings: Size and seed of the sample, width of the learned space.
-        text_field: Path of the text in the payload; None guesses it.
-        basis: Of an earlier run, whose space is to be kept; None chooses one for vectors wider than ``width``.
-        on_progress: Told the points read and the points to read.
-
-    Raises:
-        TooFewDocuments: Fewer than `MIN_DOCUMENTS` points have a text and a vector.
-        InputError: The points have no text.
-        SchemaMismatch: Their vectors have different lengths and are compared by Euclidean distance.
-        QdrantError: Qdrant refused, or cannot be reached.
-    """
+    """Read a sample of the points that have a text and a vector."""
     params = collection.schema.dense[vector_name]
     ids = sample_ids(collection, settings.sample, settings.seed)
     require_documents(collection, len(ids))

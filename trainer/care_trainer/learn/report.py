@@ -95,11 +95,7 @@ def _figure(value: Estimate) -> str:
 
 
 def plot(report: LearnReport, file: Path) -> None:
-    """Draw the loss and the quality on held-out documents over the steps, and beside it that on labelled questions.
-
-    Raises:
-        MissingExtra: Matplotlib is not installed.
-    """
+    """Draw the loss and the quality on held-out documents over the steps, and beside it that on labelled questions."""
     with needs_extra("learn", "the plot of the report"):
         from matplotlib.figure import Figure
 

@@ -40,11 +40,7 @@ def is_chinese(texts: Sequence[str]) -> bool:
 
 
 def built_in_tokenizer(max_tokens: int) -> Tokenizer:
-    """Return the tokenizer of the built-in query encoder, without padding and markers.
-
-    Args:
-        max_tokens: Tokens after which it cuts a text.
-    """
+    """Return the tokenizer of the built-in query encoder, without padding and markers."""
     file = find_folder(BUILT_IN) / "query" / "tokenizer.json"
     tokenizer = Tokenizer.from_str(json.dumps({**json.loads(file.read_text("utf-8")), "post_processor": None}))
     tokenizer.no_padding()
@@ -53,13 +49,7 @@ def built_in_tokenizer(max_tokens: int) -> Tokenizer:
 
 
 def mapped_start(known: Vectors, tokens: TokenLists, vectors: npt.NDArray[np.floating]) -> Vectors:
-    """Return an encoder's vectors of tokens, mapped into the space of stored vectors, (tokens, width).
-
-    Args:
-        known: The encoder's vectors of the tokens, (tokens, dim).
-        tokens: Of the texts to train on, each token whole.
-        vectors: Stored for those texts, (texts, width).
-    """
+    """Return an encoder's vectors of tokens, mapped into the space of stored vectors, (tokens, width)."""
     known = known * tables.rarity(tokens, len(known)).astype(np.float32)[:, None]
     texts = tables.encode(known, tokens)
     centred = vectors - vectors.mean(axis=0)
@@ -68,12 +58,7 @@ def mapped_start(known: Vectors, tokens: TokenLists, vectors: npt.NDArray[np.flo
 
 
 def own_start(known: Vectors, tokens: TokenLists) -> Vectors:
-    """Return the old model's vectors of tokens, longer for rare ones, (tokens, width).
-
-    Args:
-        known: The old model's vectors of the tokens, (tokens, width).
-        tokens: Of the texts to train on, each token whole.
-    """
+    """Return the old model's vectors of tokens, longer for rare ones, (tokens, width)."""
     return _scaled(known * tables.rarity(tokens, len(known))[:, None])
 
 

@@ -101,20 +101,7 @@ def fit_table(
     on_step: Callable[[int, int], None],
     resume: Resume | None = None,
 ) -> Fit:
-    """Train a table and return it as it was at the last evaluation whose score was that of the best, within noise.
-
-    Args:
-        table: Where to start, (tokens, width).
-        tokens: Of the texts to train on.
-        vectors: Stored vectors of those texts, (texts, width), of length at most 1.
-        settings: Of the run.
-        score: Measure of a table on held-out documents; higher is better. None measures nothing and trains to the end.
-        on_step: Told the steps done and the steps planned.
-        resume: Where the state is kept after each evaluation; None keeps none.
-
-    Raises:
-        TrainingError: The loss is not finite.
-    """
+    """Train a table and return it as it was at the last evaluation whose score was that of the best, within noise."""
     steps = max(1, min(settings.max_steps, settings.epochs * -(-len(tokens) // settings.batch)))
     every = max(1, steps // EVALUATIONS)
     weights = nn.Parameter(torch.from_numpy(table.copy()))
@@ -203,14 +190,7 @@ def _step(
 
 
 def alignment_loss(queries: Tensor, documents: Tensor, others: Tensor, temperature: float) -> Tensor:
-    """Return InfoNCE plus the squared distance, a scalar.
-
-    Args:
-        queries: Unit rows, (batch, width).
-        documents: The stored vector of each row, (batch, width).
-        others: Further stored vectors, (negatives, width); they may repeat those of the batch.
-        temperature: Of InfoNCE.
-    """
+    """Return InfoNCE plus the squared distance, a scalar."""
     candidates = torch.cat([documents, others])
     same = documents @ candidates.T > SAME * documents.norm(dim=1)[:, None] * candidates.norm(dim=1)
     same.fill_diagonal_(False)

@@ -19,13 +19,7 @@ _PIECE_TEXTS = 4_096
 
 
 def train_tokenizer(texts: Sequence[str], vocabulary: int, max_tokens: int) -> Tokenizer:
-    """Train a byte-pair tokenizer on the texts of a collection, whatever their language.
-
-    Args:
-        texts: Of the collection.
-        vocabulary: Tokens at most.
-        max_tokens: Tokens after which the tokenizer cuts a text.
-    """
+    """Train a byte-pair tokenizer on the texts of a collection, whatever their language."""
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

@@ -131,20 +131,6 @@ def train(
     Where the texts are Chinese, a table of the built-in pair's tokens is trained as well. It is kept unless the
     collection's own tokens are clearly better on the held-out documents: the built-in pair has read questions, so it
     has whole tokens for words that only they have.
-
-    Args:
-        split: What was read.
-        log: Questions with the old model's vectors, in the space of the stored ones; half of them are trained on.
-        settings: Of the run.
-        where: Names the vector in errors.
-        earlier: The encoder to continue from.
-        state: Folder in which an interrupted run finds what it has done.
-        on_step: Told the steps done and the steps planned.
-        with_held_out: Train again with the held-out documents; without, the table does not know them.
-
-    Raises:
-        InputError: There is nothing to learn from these texts and vectors.
-        TrainingError: The loss is not finite.
     """
     state.mkdir(parents=True, exist_ok=True)
     is_known = earlier is None and is_chinese(split.texts)

@@ -63,25 +63,13 @@ class Trainer(Protocol):
 
 
 def load_trainer() -> Trainer:
-    """Return the part of the trainer that this package asks for.
-
-    Raises:
-        MissingExtra: It is not installed.
-    """
+    """Return the part of the trainer that this package asks for."""
     with needs_extra("train", "care learn --base"):
         return cast(Trainer, import_module("care_trainer.learning"))
 
 
 def find_base(base: str) -> Path | None:
-    """Return the folder of a base; None for a small transformer, which has none.
-
-    Args:
-        base: ``small``, ``built-in``, a folder, or a hub name; of a CARE folder its query encoder is taken.
-
-    Raises:
-        ModelError: There is no such folder.
-        InputError: The folder holds no model.
-    """
+    """Return the folder of a base; None for a small transformer, which has none."""
     if base == SMALL:
         return None
     folder = find_folder(base)
@@ -105,23 +93,7 @@ def train_transformer(
     state: Path,
     on_progress: Progress,
 ) -> Trained:
-    """Train a transformer on the stored vectors, and measure it on the held-out documents, which it does not learn.
-
-    Args:
-        split: What was read.
-        log: Questions with the old model's vectors; half of them are trained on.
-        settings: Of the run.
-        where: Names the vector in errors.
-        start: Folder of a pretrained encoder, an earlier run, or None for a small transformer, for which a table is
-            trained first.
-        state: Folder in which an interrupted run finds what it has done.
-        on_progress: Told the part of the work, the steps done and the steps planned.
-
-    Raises:
-        MissingExtra: The trainer is not installed.
-        InputError: There is nothing to learn from these texts and vectors, or the base is no encoder.
-        TrainingError: The loss is not finite.
-    """
+    """Train a transformer on the stored vectors, and measure it on the held-out documents, which it does not learn."""
     trainer = load_trainer()
     state.mkdir(parents=True, exist_ok=True)
     texts, vectors = [split.texts[row] for row in split.train], split.pairs.vectors[split.train]

@@ -20,16 +20,7 @@ from care_trainer.losses.objectives import Batch
 
 
 class EmbeddingLoss(CachedLossMixin, nn.Module):
-    """A loss for sentence-transformers' trainer: embeds each column and passes the whole batch to an objective.
-
-    Args:
-        model: Embeds every column.
-        objective: Module from `Batch` to a scalar.
-        mini_batch_size: Rows embedded at once.
-        mini_batch_tokens: Tokens embedded at once, instead of rows.
-        cached: Embed twice, and hold the activations of one mini-batch only.
-        token_dropout: Fraction of the tokens that the encoder does not see.
-    """
+    """A loss for sentence-transformers' trainer: embeds each column and passes the whole batch to an objective."""
 
     def __init__(
         self,
@@ -52,12 +43,7 @@ class EmbeddingLoss(CachedLossMixin, nn.Module):
         self._flat: dict[int, Tensor] = {}
 
     def forward(self, sentence_features: Iterable[Features], labels: Tensor | None = None) -> Tensor:
-        """Return the loss of a batch, a scalar.
-
-        Args:
-            sentence_features: One feature dictionary for each column.
-            labels: What the objective reads beside the embeddings, such as a teacher's vectors.
-        """
+        """Return the loss of a batch, a scalar."""
         columns = list(sentence_features)
         self._keys = [text_keys(column) for column in columns]
         self._label_keys = columns[0].get(LABEL_KEYS)
@@ -82,13 +68,7 @@ class EmbeddingLoss(CachedLossMixin, nn.Module):
     def calculate_loss(
         self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
     ) -> Tensor:
-        """Return the loss, from mini-batches of the padded columns' embeddings.
-
-        Args:
-            reps: Mini-batches of each padded column, (rows, dim) together.
-            labels: As in `forward`.
-            with_backward: Also compute the gradients, and return the loss detached.
-        """
+        """Return the loss, from mini-batches of the padded columns' embeddings."""
         embeddings = [torch.cat(parts)[order.argsort()] for parts, order in zip(reps, self._orders, strict=True)]
         for at, flat in self._flat.items():
             embeddings.insert(at, flat)
@@ -132,16 +112,7 @@ def embedding_loss(model: SentenceTransformer, objective: nn.Module, stage: Stag
 
 
 def drop_tokens(ids: Tensor, offsets: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
-    """Leave a random fraction of the tokens out of a flat column.
-
-    Args:
-        ids: Token ids of all texts, (tokens,).
-        offsets: Where each text begins, (rows,).
-        fraction: Of the tokens, 0 to 1.
-
-    Returns:
-        The ids that are left, and the new offsets.
-    """
+    """Leave a random fraction of the tokens out of a flat column."""
     kept = torch.rand(len(ids), device=ids.device) >= fraction
     before = torch.cat([kept.new_zeros(1, dtype=torch.long), kept.cumsum(dim=0)])
     return ids[kept], before[offsets]

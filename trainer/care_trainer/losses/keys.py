@@ -22,14 +22,7 @@ def without_keys(column: Features) -> Features:
 
 
 def text_keys(column: Features) -> Tensor:
-    """Return the keys that the collator gave each text, or else hash its token ids.
-
-    Args:
-        column: Padded or flat; padding does not change a key.
-
-    Returns:
-        Keys, (rows,) int64; equal texts have equal keys.
-    """
+    """Return the keys that the collator gave each text, or else hash its token ids."""
     if KEYS in column:
         given: Tensor = column[KEYS]
         return given

@@ -28,16 +28,7 @@ CHUNK_LOGITS = 2**25
 
 
 class RetroMaeLoss(nn.Module):
-    """Masked encoder and enhanced decoder, sharing the encoder's vocabulary head.
-
-    Args:
-        model: Transformer and pooling, not normalised; the decoder reads its sentence vector.
-        base: Pretrained masked language model whose vocabulary head is used; None makes a new head.
-        encoder_masked: Fraction of the tokens that the encoder does not see.
-        decoder_masked: Fraction of the tokens that each decoder position does not see.
-        revision: Branch, tag or commit of ``base`` on the hub.
-        bf16: Run decoder and head under bfloat16 autocast; the trainer's own covers the encoder alone.
-    """
+    """Masked encoder and enhanced decoder, sharing the encoder's vocabulary head."""
 
     def __init__(
         self,
@@ -96,13 +87,6 @@ def chunked_cross_entropy(
     """Return the mean cross-entropy of a vocabulary head without ever holding all logits.
 
     Each chunk's logits are computed again in the backward pass: a second pass of the head, for the memory of one chunk.
-
-    Args:
-        head: Function from hidden states (tokens, hidden) to logits (tokens, vocabulary).
-        hidden: Hidden states, (tokens, hidden).
-        targets: Token ids, (tokens,).
-        vocabulary: Logits of a token.
-        scale: Factor of the logits.
     """
 
     def total(part: Tensor, wanted: Tensor) -> Tensor:
@@ -141,15 +125,7 @@ class DecoderLayer(nn.Module):
 
 
 def decode(layer: DecoderLayer, words: Tensor, position: Tensor, sentence: Tensor, visible: Tensor) -> Tensor:
-    """Return the decoder's hidden states, (rows, length, hidden).
-
-    Args:
-        layer: The decoder.
-        words: Token vectors of the text, (rows, length, hidden).
-        position: Position vectors, (length, hidden).
-        sentence: Sentence vectors, (rows, hidden).
-        visible: What each position sees, (rows, length, length) bool.
-    """
+    """Return the decoder's hidden states, (rows, length, hidden)."""
     sentence = sentence[:, None]
     keys = torch.cat([sentence, words[:, 1:] + position[1:]], dim=1)
     hidden: Tensor = layer(position + sentence, keys, visible)
@@ -157,18 +133,7 @@ def decode(layer: DecoderLayer, words: Tensor, position: Tensor, sentence: Tenso
 
 
 def mask_tokens(ids: Tensor, special: Tensor, fraction: float, mask_id: int, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """Mask tokens as BERT does: of the chosen ones, 80 % become the mask, 10 % random tokens, 10 % stay.
-
-    Args:
-        ids: Token ids, (rows, length).
-        special: Tokens that are never chosen, (rows, length) bool.
-        fraction: Of the tokens that is chosen.
-        mask_id: Id of the mask token.
-        vocabulary: Number of tokens that a random one is drawn from.
-
-    Returns:
-        The masked ids, and the targets: the id of each chosen token, `IGNORED` elsewhere.
-    """
+    """Mask tokens as BERT does: of the chosen ones, 80 % become the mask, 10 % random tokens, 10 % stay."""
     chosen = (torch.rand(ids.shape, device=ids.device) < fraction) & ~special
     action = torch.rand(ids.shape, device=ids.device)
     masked = ids.masked_fill(chosen & (action < 0.8), mask_id)
@@ -178,15 +143,7 @@ def mask_tokens(ids: Tensor, special: Tensor, fraction: float, mask_id: int, voc
 
 
 def decoder_visibility(attention: Tensor, hidden_fraction: float) -> Tensor:
-    """Draw what each decoder position sees: a random part of the text, the sentence vector, never itself.
-
-    Args:
-        attention: Which tokens are no padding, (rows, length) bool.
-        hidden_fraction: Fraction of the tokens that a position does not see.
-
-    Returns:
-        (rows, length, length) bool.
-    """
+    """Draw what each decoder position sees: a random part of the text, the sentence vector, never itself."""
     rows, length = attention.shape
     visible = torch.rand((rows, length, length), device=attention.device) >= hidden_fraction
     visible &= attention[:, None, :]
@@ -196,13 +153,7 @@ def decoder_visibility(attention: Tensor, hidden_fraction: float) -> Tensor:
 
 
 def masked_head(model: SentenceTransformer, base: str | None, revision: str | None = None) -> nn.Module:
-    """Return the vocabulary head of a masked language model, tied to the encoder's embeddings.
-
-    Args:
-        model: The encoder.
-        base: A pretrained masked language model of the same architecture; None is a new head.
-        revision: Branch, tag or commit of the base on the hub.
-    """
+    """Return the vocabulary head of a masked language model, tied to the encoder's embeddings."""
     encoder = towers.transformer_of(model).model
     if base is None:
         language_model = AutoModelForMaskedLM.from_config(encoder.config)  # type: ignore[no-untyped-call]
@@ -232,12 +183,7 @@ def output_scale(model: SentenceTransformer) -> float:
 
 
 class CausalLoss(nn.Module):
-    """Next-token prediction with the input embeddings as output weights.
-
-    Args:
-        model: Transformer and pooling of a decoder.
-        bf16: Run the head under bfloat16 autocast.
-    """
+    """Next-token prediction with the input embeddings as output weights."""
 
     def __init__(self, model: SentenceTransformer, *, bf16: bool = False) -> None:
         super().__init__()

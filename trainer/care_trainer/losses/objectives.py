@@ -39,16 +39,7 @@ class Batch:
 
 
 class InfoNce(nn.Module):
-    """Equation (1): InfoNCE over the positives and hard negatives of the batch, false negatives left out.
-
-    Args:
-        temperature: Temperature τ.
-        learn: Train τ (its logarithm), as in stage ``unsupervised``.
-        margin: Leave out candidates that score above the row's own positive by more than this; None keeps them.
-        symmetric: Average with the direction document → query.
-        gather: In distributed training, take the candidates of all processes.
-        geometry: Whether document vectors are normalised here, or were cut after they had been.
-    """
+    """Equation (1): InfoNCE over the positives and hard negatives of the batch, false negatives left out."""
 
     def __init__(
         self,
@@ -130,14 +121,6 @@ def false_negatives(own_keys: Sequence[Tensor], keys: Sequence[Tensor], columns:
     """Mark candidates that are known to be no negatives.
 
     Those are candidates whose text is the row's own positive or its query, and positives of rows with the same query.
-
-    Args:
-        own_keys: Keys of the rows' queries and positives.
-        keys: Keys of all queries, positives and negatives.
-        columns: Number of candidate columns (positives and hard negatives).
-
-    Returns:
-        (rows, columns * candidates) bool.
     """
     query, positive = own_keys[0][:, None], own_keys[1][:, None]
     texts = torch.cat(list(keys[1 : 1 + columns]))[None, :]
@@ -224,10 +207,6 @@ class PairObjective(nn.Module):
     CoSENT asks that a pair with a higher score has the higher cosine, over all pairs of pairs of the batch:
     log(1 + Σ exp((cos_j - cos_i) / τ)) over those with score_i > score_j. The published script has no loss of its own
     for scores; this one is sentence-transformers' default for them.
-
-    Args:
-        contrastive: Objective of pairs without a score.
-        score_temperature: Temperature of CoSENT.
     """
 
     def __init__(self, contrastive: InfoNce, *, score_temperature: float = 0.05) -> None:
@@ -291,13 +270,7 @@ class FrozenDocuments(nn.Module):
 
 
 def divergence(wanted: Tensor, found: Tensor, temperature: float) -> Tensor:
-    """Return KL(softmax(wanted / τ) ‖ softmax(found / τ)), averaged over rows.
-
-    Args:
-        wanted: Scores (rows, columns) to be learned.
-        found: Scores of the same shape.
-        temperature: Temperature τ.
-    """
+    """Return KL(softmax(wanted / τ) ‖ softmax(found / τ)), averaged over rows."""
     return functional.kl_div(
         functional.log_softmax(found / temperature, dim=-1),
         functional.log_softmax(wanted / temperature, dim=-1),

@@ -13,14 +13,7 @@ from care_trainer.models.static import Parts
 
 
 class StaticLoss(nn.Module):
-    """An objective over the texts of a static encoder, in place of `EmbeddingLoss`.
-
-    Args:
-        model: One `StaticEmbedding`.
-        objective: Module from `Batch` to a scalar.
-        parts: Parts of each token.
-        token_dropout: Fraction of the tokens left out of each text.
-    """
+    """An objective over the texts of a static encoder, in place of `EmbeddingLoss`."""
 
     def __init__(self, model: SentenceTransformer, objective: nn.Module, parts: Parts, token_dropout: float) -> None:
         super().__init__()

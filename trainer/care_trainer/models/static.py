@@ -26,17 +26,7 @@ PIECE_TEXTS = 4096
 
 
 def random_static(tokenizer: Tokenizer, dim: int, texts: Iterable[str], max_tokens: int) -> SentenceTransformer:
-    """Build a table of random directions, as long as their tokens are rare (logarithm of the inverse frequency).
-
-    Args:
-        tokenizer: Tokenizer of the encoder.
-        dim: Dimensions of a token vector.
-        texts: Texts whose tokens are counted.
-        max_tokens: Tokens after which a text is cut.
-
-    Returns:
-        A model with one `StaticEmbedding`.
-    """
+    """Build a table of random directions, as long as their tokens are rare (logarithm of the inverse frequency)."""
     tokenizer = Tokenizer.from_str(tokenizer.to_str())
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_tokens)
@@ -63,12 +53,7 @@ def static_table(model: SentenceTransformer) -> Tensor:
 
 
 class Parts:
-    """Which tokens make up a token: itself and, for a longer piece, its characters.
-
-    Args:
-        tokenizer: Tokenizer of the table.
-        compose: Without, a token is itself alone.
-    """
+    """Which tokens make up a token: itself and, for a longer piece, its characters."""
 
     def __init__(self, tokenizer: Tokenizer, compose: bool) -> None:
         vocabulary = tokenizer.get_vocab()
@@ -96,18 +81,7 @@ class Parts:
 
 
 def start_from_static(encoder: SentenceTransformer, table: Tensor) -> SentenceTransformer:
-    """Set an encoder to compute what a static table does, with layers that are ready to learn more.
-
-    Args:
-        encoder: May be wider than the table, which takes the first dimensions: those that the slice keeps.
-        table: (tokens, dim).
-
-    Returns:
-        The encoder with token weights, sharing its modules.
-
-    Raises:
-        InputError: the encoder does not pool the mean, or has another vocabulary.
-    """
+    """Set an encoder to compute what a static table does, with layers that are ready to learn more."""
     modules = list(encoder.children())
     transformer, pooling = towers.transformer_of(encoder), modules[1]
     if not isinstance(pooling, Pooling) or pooling.pooling_mode != "mean":

@@ -49,23 +49,6 @@ def teacher_vectors(
     """Return the teacher's vectors of texts, computing those that are missing.
 
     In distributed training each process computes a part; a resumed run may have another number of processes.
-
-    Args:
-        teacher: Loads the document encoder; called only when vectors are missing.
-        teacher_folder: Folder of the teacher; its files are part of the key.
-        texts: Texts in the order of the rows.
-        folder: Folder of the memmap; vectors of another teacher or of other texts there are replaced.
-        dim: Dimensions of the vectors.
-        batch_size: Texts encoded at once.
-        prompt: Prompt of each text; None means the teacher's document prompt.
-        cache: Folder of vectors that runs share, see `VectorCache`; None computes them for this run alone.
-        report: Called with the number of rows that all processes together have just done.
-
-    Returns:
-        (len(texts), dim) float16, a read-only memmap.
-
-    Raises:
-        EncodingError: the teacher gave a vector that is not finite.
     """
     encoder = encoder_digest(teacher_folder, prompt)
     file, processes = folder / "vectors.f16", distributed.processes()
@@ -111,16 +94,7 @@ def _prepare(folder: Path, file: Path, key: list[Any], rows: int, dim: int) -> N
 def encoding(
     teacher: Callable[[], SentenceTransformer], *, batch_size: int = 64, prompt: str | None = None
 ) -> Callable[[list[str]], Vectors]:
-    """Return a function that encodes texts as documents; it loads the encoder on its first call.
-
-    Args:
-        teacher: Loads the encoder.
-        batch_size: Texts encoded at once.
-        prompt: Prompt of each text; None means the document prompt.
-
-    Returns:
-        A function from texts to vectors (len(texts), dim), which raises `EncodingError` when one is not finite.
-    """
+    """Return a function that encodes texts as documents; it loads the encoder on its first call."""
     load = functools.cache(teacher)
 
     def encode(texts: list[str]) -> Vectors:

@@ -35,16 +35,7 @@ _ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 def build_query(base: str, tower: Tower, dim: int) -> SentenceTransformer:
-    """Assemble a query encoder: transformer, pooling, unit length.
-
-    Args:
-        base: Folder or hub name of the base model.
-        tower: Settings of the query side.
-        dim: Dimensions of the shared space.
-
-    Raises:
-        InputError: its hidden size is not the dimension of the space.
-    """
+    """Assemble a query encoder: transformer, pooling, unit length."""
     transformer = _transformer(base, tower)
     hidden = transformer.get_embedding_dimension()
     if hidden != dim and not tower.projection:
@@ -61,15 +52,6 @@ def build_document(base: str, tower: Tower, dim: int, geometry: Geometry = "unit
 
     The slice is a `Dense` that holds the identity: ``truncate_dim`` of sentence-transformers acts in ``encode`` only,
     after normalisation, so it does not act in training and leaves vectors that are not of unit length.
-
-    Args:
-        base: Folder or hub name of the base model.
-        tower: Settings of the document side.
-        dim: Dimensions of the shared space.
-        geometry: Whether the vector is normalised after the slice, or before it.
-
-    Raises:
-        InputError: the document side is smaller than the slice, or its tokenizer lacks the marker.
     """
     transformer = _transformer(base, tower)
     hidden = transformer.get_embedding_dimension()
@@ -103,16 +85,7 @@ def adapter_config(lora: Lora) -> LoraConfig:
 
 
 def build_static(table: StaticEmbedding, tower: Tower, dim: int) -> SentenceTransformer:
-    """Assemble a static query encoder: the mean of its token vectors, unit length.
-
-    Args:
-        table: Token vectors.
-        tower: Settings of the query side.
-        dim: Dimensions of the shared space.
-
-    Raises:
-        InputError: the table's width is not the dimension of the space.
-    """
+    """Assemble a static query encoder: the mean of its token vectors, unit length."""
     width = table.embedding.weight.shape[1]
     if width != dim and not tower.projection:
         raise InputError(f"query.static: gives {width} dimensions, but dim is {dim}; set static = {dim}")
@@ -166,13 +139,6 @@ def append_marker(transformer: Transformer, marker: str | None) -> None:
 
     Base Qwen3 tokenizers append nothing, and transformers 5 ignores ``add_eos_token``: only a post-processor in
     ``tokenizer.json`` survives saving.
-
-    Args:
-        transformer: Module whose tokenizer is changed.
-        marker: Token to append; None means the tokenizer's end-of-sequence token.
-
-    Raises:
-        InputError: the tokenizer does not know the token.
     """
     tokenizer = tokenizer_of(transformer)
     marker = marker or tokenizer.eos_token
@@ -229,12 +195,7 @@ def unsliced(model: SentenceTransformer) -> SentenceTransformer:
 
 
 def loading_options(tower: Tower) -> dict[str, Any]:
-    """Return what transformers loads a base with: dtype, attention, quantisation.
-
-    Raises:
-        MissingExtra: bitsandbytes is not installed.
-        InputError: there is no GPU for a quantised base.
-    """
+    """Return what transformers loads a base with: dtype, attention, quantisation."""
     options: dict[str, Any] = {"dtype": tower.dtype, "attn_implementation": tower.attn_implementation}
     if tower.quantization is not None:
         if importlib.util.find_spec("bitsandbytes") is None:
@@ -255,10 +216,6 @@ def load(folder: Path, tower: Tower | None = None) -> SentenceTransformer:
     """Load an encoder that a stage saved, on whatever device there is, with adapters in float32.
 
     sentence-transformers reads an adapter in the dtype of its base, which rounds it: its weights are read again.
-
-    Args:
-        folder: Folder of the encoder.
-        tower: Its settings, whose dtype, attention and quantisation are used; None means those of the checkpoint.
     """
     options = loading_options(tower) if tower is not None else {}
     encoder = SentenceTransformer(str(folder), local_files_only=True, model_kwargs=options or None)
@@ -316,14 +273,6 @@ def make_trainable(model: torch.nn.Module, *, side: str, lora: bool) -> int:
     With adapters these are the adapters alone. Otherwise everything but the slice, the token weights
     (sentence-transformers reloads them from their configuration, so their training would be lost) and BERT's unused
     pooler (whose missing gradient would stop distributed training).
-
-    Args:
-        model: The encoder.
-        side: Name of the encoder in messages.
-        lora: Train the adapters alone.
-
-    Raises:
-        InputError: nothing would train.
     """
     model.requires_grad_(True)
     if not lora:

@@ -30,11 +30,6 @@ class VectorCache:
     A row counts when both files hold the whole of it, so a killed process leaves a valid cache. The lock is held while
     rows are appended, never while texts are encoded: processes that need the same text at the same time each encode it,
     and the first one's vector is kept. The keys are read once, and then only those that were appended since.
-
-    Args:
-        folder: Folder of all caches; each encoder has its own below.
-        encoder: Digest of the encoder, see `encoder_digest`.
-        dim: Dimensions of the vectors.
     """
 
     def __init__(self, folder: Path, encoder: str, dim: int) -> None:
@@ -45,15 +40,7 @@ class VectorCache:
         self._known = 0
 
     def encode(self, texts: Sequence[str], encode: Callable[[list[str]], npt.NDArray[np.float32]]) -> Half:
-        """Return the vectors of texts, encoding those that are missing, each distinct text once.
-
-        Args:
-            texts: Texts in any order.
-            encode: Returns the vectors (len(texts), dim) of missing texts.
-
-        Returns:
-            (len(texts), dim) float16.
-        """
+        """Return the vectors of texts, encoding those that are missing, each distinct text once."""
         digests = [hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).digest() for text in texts]
         self._read_new()
         missing = {key: text for key, text in zip(digests, texts, strict=True) if key not in self._rows}

@@ -32,14 +32,7 @@ def train_align(context: Context) -> Trained:
 
 
 def align_objective(stage: Align, geometry: Geometry, texts: Sequence[str], vectors: Stored) -> AlignObjective:
-    """Return the objective of Stage I.
-
-    Args:
-        stage: Its settings.
-        geometry: Whether the teacher's vectors are normalised by the objective, or were cut after they had been.
-        texts: All texts that the teacher has read.
-        vectors: The teacher's vectors of them, (texts, dim).
-    """
+    """Return the objective of Stage I."""
     others = None
     if stage.negatives:
         others = Others(vectors, np.fromiter(map(text_key, texts), np.int64, len(texts)), stage.negatives)

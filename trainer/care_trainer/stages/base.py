@@ -16,15 +16,7 @@ from care_trainer.stages.context import rows_folder
 
 
 def build(run: Run, folder: Path) -> tuple[SentenceTransformer, SentenceTransformer]:
-    """Build the query and the document encoder, pretrained or with random weights.
-
-    Args:
-        run: The run.
-        folder: Where base models from scratch are written.
-
-    Raises:
-        InputError: a base cannot be loaded, or a dimension or a marker does not fit.
-    """
+    """Build the query and the document encoder, pretrained or with random weights."""
     set_seed(run.seed)
     query_base, document_base, static = run.query.base, run.document.base, None
     if run.vocabulary is not None:

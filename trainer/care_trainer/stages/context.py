@@ -75,11 +75,7 @@ class Context:
             return table.text_rows(self.data, self.data_root, rows_folder(self.run), sides, joined=joined)
 
     def load_trainable(self, side: Side) -> tuple[SentenceTransformer, int]:
-        """Load the newest encoder of a side, and make trainable what the recipe trains of it.
-
-        Returns:
-            The encoder, and the number of its trainable parameters.
-        """
+        """Load the newest encoder of a side, and make trainable what the recipe trains of it."""
         encoder = self.load(side)
         tower = self.run.query if side == "query" else self.run.document
         return encoder, towers.make_trainable(encoder, side=side, lora=tower.lora is not None)
@@ -90,16 +86,7 @@ class Context:
         return towers.load(folder, tower)
 
     def stored_vectors(self, texts: Sequence[str], column: str, *, prompt: str | None = None) -> Half:
-        """Return the newest document encoder's vectors of texts, computed once and kept for a resume.
-
-        Args:
-            texts: Texts in the order of the rows.
-            column: Name of their column, under which the vectors are kept.
-            prompt: Prompt of the texts; None means the document prompt.
-
-        Returns:
-            (len(texts), dim) float16, memory-mapped.
-        """
+        """Return the newest document encoder's vectors of texts, computed once and kept for a resume."""
         done = 0
 
         def report(rows: int) -> None:
@@ -119,11 +106,7 @@ class Context:
         )
 
     def stored_documents(self, rows: Rows) -> tuple[Documents, Half]:
-        """Return the distinct documents of pairs and the newest document encoder's vectors of them.
-
-        Raises:
-            InputError: a source has a prompt for documents, or pairs have a score.
-        """
+        """Return the distinct documents of pairs and the newest document encoder's vectors of them."""
         where = f"stage {self.folder.name}"
         if any(document for _, document in self.tasks().values()):
             raise InputError(f"{where}: stored documents have one prompt; take the tasks with a document prompt away")
@@ -194,20 +177,7 @@ def train_student(
     documents: tuple[Documents, Half] | None = None,
     negatives: int = 0,
 ) -> tuple[SentenceTransformer, dict[str, int], dict[str, float]]:
-    """Train the query encoder on stored vectors of the document encoder.
-
-    Args:
-        context: Context of the stage.
-        objective: Reads the vectors as labels.
-        rows: Rows of the stage.
-        columns: Texts that the query encoder reads.
-        vectors: Vectors of the rows, one array for each label.
-        documents: The documents of the rows and their vectors, further labels.
-        negatives: Hard negatives of a row.
-
-    Returns:
-        The query encoder, its trainable parameters by side, and the metrics.
-    """
+    """Train the query encoder on stored vectors of the document encoder."""
     query, trainable = context.load_trainable("query")
     table_columns = rows.columns.select_columns([*columns, "prompt", "source", "label"])
     is_symmetric = context.stage.kind == "distill"
@@ -234,19 +204,6 @@ def fit_student(
     documents: tuple[Documents, Stored] | None = None,
     **collating: Any,
 ) -> dict[str, float]:
-    """Train a query encoder on vectors that are given.
-
-    Args:
-        query: The encoder; what of it requires a gradient is trained.
-        objective: Reads the vectors as labels.
-        columns: The texts, and ``label``: the number of the row.
-        job: Settings of the training loop, without its collator.
-        vectors: Vectors of the rows, one array (rows, dim) for each label.
-        documents: The documents of the rows and their vectors, further labels.
-        collating: Options of `PairCollator`.
-
-    Returns:
-        The last metrics by name.
-    """
+    """Train a query encoder on vectors that are given."""
     collator = TeacherCollator(*vectors, documents=documents, preprocess_fn=query.preprocess, **collating)
     return fit(query, embedding_loss(query, objective, job.stage), columns, replace(job, collator=collator))

@@ -70,16 +70,7 @@ class StageCost:
 def stage_cost(
     run: Run, stage: Stage, rows: float, tokens: Mapping[Side, float], shapes: Mapping[Side, Shape], processes: int = 1
 ) -> StageCost:
-    """Count the cost of a stage.
-
-    Args:
-        run: The run.
-        stage: One of its stages.
-        rows: Rows of an epoch.
-        tokens: Mean tokens of a query and of a document.
-        shapes: Both encoders.
-        processes: GPUs that share the work.
-    """
+    """Count the cost of a stage."""
     trained, encoded = _texts(stage)
     epochs = stage.epochs
     if stage.max_steps is not None:
@@ -135,16 +126,7 @@ def _texts(stage: Stage) -> tuple[Texts, Texts]:
 
 
 def describe_cost(run: Run, processes: int, tflops: float) -> str:
-    """Return a table of rows, operations, hours and memory of each stage, and of the whole run.
-
-    Args:
-        run: The run; its data files are read, for rows and lengths.
-        processes: GPUs that share the work.
-        tflops: Operations that one GPU does in a second, in units of 10^12.
-
-    Raises:
-        InputError: a data file is missing, or a base's configuration cannot be reached.
-    """
+    """Return a table of rows, operations, hours and memory of each stage, and of the whole run."""
     shapes: dict[Side, Shape] = {"query": load_shape(run, "query"), "document": load_shape(run, "document")}
     lines = [f"{'stage':<16}{'rows':>12}{'operations':>14}{'GPU hours':>11}{'GiB a GPU':>11}"]
     hours = 0.0
@@ -181,11 +163,7 @@ def _measured(run: Run, stage: Stage) -> tuple[int, dict[Side, float]]:
 
 
 def load_shape(run: Run, side: Side) -> Shape:
-    """Build an encoder without weights.
-
-    Raises:
-        InputError: its configuration cannot be reached.
-    """
+    """Build an encoder without weights."""
     tower = run.query if side == "query" else run.document
     config = _config(run, tower, side)
     with torch.device("meta"):

@@ -16,11 +16,7 @@ from care_trainer.training.loop import fit
 
 
 def train_joint(context: Context) -> Trained:
-    """Train both encoders with Asym-InfoNCE [4.4, equation (1)], with one learning rate or one for each side.
-
-    Raises:
-        InputError: ``cached`` with a static query encoder on several processes.
-    """
+    """Train both encoders with Asym-InfoNCE [4.4, equation (1)], with one learning rate or one for each side."""
     stage, run = context.stage, context.run
     assert isinstance(stage, Joint)
     if stage.freeze_document and not stage.crop:

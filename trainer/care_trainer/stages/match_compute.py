@@ -28,13 +28,7 @@ SAMPLE_ROWS = 2000
 
 
 def match_compute(context: Context, query: SentenceTransformer, document: SentenceTransformer) -> Joint:
-    """Return Stage II, made longer by the cost of the Stage I that its ``instead_of`` names.
-
-    Args:
-        context: Context of Stage II.
-        query: Query encoder with the parameters trainable that will train.
-        document: Document encoder, likewise.
-    """
+    """Return Stage II, made longer by the cost of the Stage I that its ``instead_of`` names."""
     stage = context.stage
     assert isinstance(stage, Joint)
     if stage.instead_of is None:
@@ -50,12 +44,7 @@ def match_compute(context: Context, query: SentenceTransformer, document: Senten
 
 
 def forward_operations(model: SentenceTransformer, tokens: int) -> float:
-    """Return the floating-point operations of one forward pass of a text.
-
-    Args:
-        model: The encoder.
-        tokens: Length of the text.
-    """
+    """Return the floating-point operations of one forward pass of a text."""
     if towers.is_static(model):
         return float(static_table(model).shape[1] * tokens)
     return transformer_operations(towers.transformer_of(model).model, tokens)

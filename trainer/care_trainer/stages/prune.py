@@ -10,12 +10,7 @@ from care_trainer.stages.context import Context, Trained
 
 
 def prune_document(context: Context) -> Trained:
-    """Keep the first layers of the newest document encoder, and make it the query encoder.
-
-    Raises:
-        InputError: it has no list of layers (``layers`` of a decoder, ``encoder.layer`` of a BERT), or no more layers
-            than should be left.
-    """
+    """Keep the first layers of the newest document encoder, and make it the query encoder."""
     stage = context.stage
     assert isinstance(stage, Prune)
     document = towers.load_merged(context.document)

@@ -69,14 +69,7 @@ class Encoder(nn.Module):
 
 
 def step_bytes(stage: Stage, encoders: Mapping[Side, Encoder], lengths: Mapping[Side, int], processes: int) -> int:
-    """Return the peak memory of a training step of one process after the first one, in bytes.
-
-    Args:
-        stage: The stage.
-        encoders: The encoders that train. They are of no further use afterwards.
-        lengths: Tokens of a text of each side.
-        processes: Processes that share the work.
-    """
+    """Return the peak memory of a training step of one process after the first one, in bytes."""
     with FakeTensorMode():
         lone = _LanguageHead(stage, *encoders.values()) if isinstance(stage, RetroMae | Causal) else None
         step = nn.ModuleList([*encoders.values(), *([lone] if lone is not None else [])])
@@ -183,11 +176,7 @@ class _LanguageHead(nn.Module):
 
 
 class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of all storages that operations allocate, while they live.
-
-    Args:
-        known: Tensors that were there before.
-    """
+    """Counts the bytes of all storages that operations allocate, while they live."""
 
     def __init__(self, known: list[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

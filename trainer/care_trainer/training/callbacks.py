@@ -76,13 +76,6 @@ class KeepBest(TrainerCallback):
     """Scores the model every few steps, keeps the best weights, and ends a stage that no longer improves.
 
     The scores are in evaluations.jsonl; those after the checkpoint from which a stage is resumed are taken again.
-
-    Args:
-        folder: Folder of the stage.
-        steps: Steps between two scores.
-        patience: Scores in a row without a better one that end the stage; None means never.
-        score: Scores the model, higher is better; called in the main process alone.
-        weights: Saves and loads the weights that train.
     """
 
     def __init__(

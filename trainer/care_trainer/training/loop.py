@@ -91,21 +91,7 @@ class Interrupted(TrainingError):
 
 
 def fit(model: SentenceTransformer, loss: nn.Module, rows: Dataset, job: Job) -> dict[str, float]:
-    """Train a model until the stage is over.
-
-    Args:
-        model: Model whose trainable parameters train.
-        loss: Module from a batch's columns to a scalar.
-        rows: One column for each text, and ``label`` where the loss needs it.
-        job: Settings of the loop.
-
-    Returns:
-        The last metrics by name.
-
-    Raises:
-        TrainingError: the loss is not finite, or a checkpoint cannot be written; the last good one is intact.
-        Interrupted: the deadline came first.
-    """
+    """Train a model until the stage is over."""
     set_seed(job.seed)
     job.folder.mkdir(parents=True, exist_ok=True)
     trainer = _Trainer(

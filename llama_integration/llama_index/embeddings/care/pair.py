@@ -102,12 +102,7 @@ class SharedPair:
         return _as_list(vector)
 
     def embed_documents(self, texts: Sequence[str]) -> list[list[float]]:
-        """Return the vectors of documents, one row of ``dim`` numbers per text.
-
-        Raises:
-            InputError: This pair only embeds queries; or a text is too long and the policy is ``error``.
-            MissingExtra: The document encoder needs packages that a query-only installation lacks.
-        """
+        """Return the vectors of documents, one row of ``dim`` numbers per text."""
         settings = self.settings
         if not settings.documents:
             raise InputError(f"documents=False: this CareEmbedding embeds queries only. {_INGEST_INSTEAD}")
@@ -163,12 +158,7 @@ def shared_pair(settings: PairSettings) -> SharedPair:
 
 
 def open_model(settings: PairSettings) -> CareModel:
-    """Open the model, or return the one that is open: different prompts share one set of weights.
-
-    Raises:
-        FingerprintMismatch: It is not the one that the settings name.
-        ModelError: It cannot be used.
-    """
+    """Open the model, or return the one that is open: different prompts share one set of weights."""
     where = (settings.model, settings.revision, settings.device, settings.precision)
     with _lock:
         key = (*where, _saved_at(settings.model))

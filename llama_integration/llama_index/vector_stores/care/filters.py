@@ -34,12 +34,7 @@ _EXACT_IN_FLOAT = 2**53
 
 
 def query_filter(query: VectorStoreQuery, layout: Layout | None) -> models.Filter | None:
-    """Return the filter of a query: its documents, its nodes and its metadata filters; None for all points.
-
-    Args:
-        query: As LlamaIndex asks it.
-        layout: Of the payloads; None for those of LlamaIndex.
-    """
+    """Return the filter of a query: its documents, its nodes and its metadata filters; None for all points."""
     must: list[models.Condition] = []
     if query.doc_ids:
         must.append(document_filter(query.doc_ids, layout))
@@ -63,12 +58,7 @@ def node_filter(
 
 
 def document_filter(document_ids: Sequence[str], layout: Layout | None) -> models.Filter:
-    """Return the filter of points whose document has one of the ids, where the first path that is there holds the id.
-
-    Args:
-        document_ids: Of the source documents.
-        layout: Of the payloads; None for those of LlamaIndex.
-    """
+    """Return the filter of points whose document has one of the ids, by the first path that is there."""
     paths = [DOCUMENT_ID_KEY]
     if layout is not None and layout.tool not in ("care", "llama-index"):
         # Last where our own `add` has them: points of several tools can be in one collection.
@@ -82,15 +72,7 @@ def document_filter(document_ids: Sequence[str], layout: Layout | None) -> model
 
 
 def build_filter(filters: MetadataFilters, layout: Layout | None) -> models.Filter:
-    """Translate filters, nested ones too; empty groups say nothing.
-
-    Args:
-        filters: As LlamaIndex has them.
-        layout: Of the payloads; None for those of LlamaIndex.
-
-    Raises:
-        InputError: A value is of a kind that its operator cannot compare.
-    """
+    """Translate filters, nested ones too; empty groups say nothing."""
     key_of = str if layout is None else layout.filter_key
     conditions = [
         build_filter(one, layout) if isinstance(one, MetadataFilters) else _condition(one, key_of(one.key))

@@ -16,13 +16,7 @@ from care_qdrant.search.steps import Operation, Steps, ask
 def score_nodes(
     resolved: ResolvedCollection, query_embedding: list[float], node_ids: Sequence[str]
 ) -> Steps[dict[str, float]]:
-    """Return the cosine of a query with the stored vector of each node; nodes without one are left out.
-
-    Args:
-        resolved: The collection.
-        query_embedding: Vector of the query, ``(dim,)``.
-        node_ids: Of the nodes to score.
-    """
+    """Return the cosine of a query with the stored vector of each node; nodes without one are left out."""
     if not node_ids:
         return {}
     answer = yield from ask(
@@ -57,17 +51,7 @@ def read_points(
 def write_points(
     resolved: ResolvedCollection, points: list[models.PointStruct], attempts: int, shard: Any | None
 ) -> Steps[int]:
-    """Write points in one request, without touching the vectors that other models have on them.
-
-    Args:
-        resolved: The collection.
-        points: Whole points; those that are there get their vectors and their payload replaced.
-        attempts: How often a request is tried that the server does not answer well.
-        shard: To write to; None for the server's choice.
-
-    Returns:
-        How many points were stored with another text, from which other vectors were made.
-    """
+    """Write points in one request, without touching the vectors that other models have on them."""
     stored: list[models.Record] = []
     if resolved.has_other_vectors:
         ids = [point.id for point in points]

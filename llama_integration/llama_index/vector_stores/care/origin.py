@@ -33,19 +33,7 @@ class TextEncoder(Protocol):
 
 
 def check_query(collection: str, contract: VectorContract, embedding: object, text: str, vector: list[float]) -> None:
-    """Refuse a query vector that the model of the store did not make of the query's text.
-
-    Args:
-        collection: For messages.
-        contract: Of the model.
-        embedding: The model; one that is no `TextEncoder` leaves the dimension as the only check.
-        text: Of the query; empty leaves the dimension as the only check.
-        vector: Of the query, ``(dim,)``.
-
-    Raises:
-        SchemaMismatch: The vector has another dimension.
-        FingerprintMismatch: Another model made it, or it was made of another text.
-    """
+    """Refuse a query vector that the model of the store did not make of the query's text."""
     _check_dim(f"the query vector for collection {collection!r}", contract, vector)
     if not text or not isinstance(embedding, TextEncoder):
         return
@@ -65,16 +53,6 @@ def check_nodes(collection: str, contract: VectorContract, embedding: object, no
 
     All vectors are checked for their dimension. The first node and a random one are encoded again, where the embedding
     encodes documents in this process.
-
-    Args:
-        collection: For messages.
-        contract: Of the model.
-        embedding: The model.
-        nodes: At least one, each with its vector.
-
-    Raises:
-        SchemaMismatch: A vector has another dimension.
-        FingerprintMismatch: Another model made the vector of a node.
     """
     for node in nodes:
         _check_dim(f"the vector of node {node.node_id} for collection {collection!r}", contract, node.get_embedding())

@@ -24,14 +24,7 @@ _NUMBERS = 2**64
 def read_result(
     points: Sequence[Point], layout: Layout | None, vector_name: str, *, or_unnamed: bool
 ) -> VectorStoreQueryResult:
-    """Return points as LlamaIndex takes the answer to a query: nodes, scores and ids, in their order.
-
-    Args:
-        points: With their payloads; one without a score has 1.
-        layout: How to read payloads that LlamaIndex did not write.
-        vector_name: Of the vector that becomes the embedding of a node, where the points carry it.
-        or_unnamed: Take an unnamed vector that is the only one, as the stock store does.
-    """
+    """Return points as LlamaIndex takes the answer to a query: nodes, scores and ids, in their order."""
     nodes = [read_node(point, layout) for point in points]
     for node, point in zip(nodes, points, strict=True):
         if node.embedding is None:
@@ -41,12 +34,7 @@ def read_result(
 
 
 def read_node(point: Point, layout: Layout | None) -> BaseNode:
-    """Return the node of a point; its text is empty where the point has none.
-
-    Args:
-        point: With its payload.
-        layout: How to read payloads that LlamaIndex did not write; None when there is no text in any.
-    """
+    """Return the node of a point; its text is empty where the point has none."""
     payload = point.payload or {}
     if "_node_content" in payload:
         return metadata_dict_to_node(dict(payload))
@@ -61,13 +49,7 @@ def read_node(point: Point, layout: Layout | None) -> BaseNode:
 
 
 def vector_of(point: Point, vector_name: str, *, or_unnamed: bool = False) -> list[float] | None:
-    """Return the stored vector of that name, ``(dim,)``; None where the answer has none.
-
-    Args:
-        point: As Qdrant answered.
-        vector_name: Of the vector.
-        or_unnamed: Take an unnamed vector that is the only one, as the stock store does.
-    """
+    """Return the stored vector of that name, ``(dim,)``; None where the answer has none."""
     vector: Any = getattr(point, "vector", None)
     if isinstance(vector, list):
         vector = {"": vector}
@@ -80,11 +62,7 @@ def vector_of(point: Point, vector_name: str, *, or_unnamed: bool = False) -> li
 
 
 def check_ids(nodes: Iterable[BaseNode]) -> None:
-    """Refuse ids that Qdrant does not take, before anything is written.
-
-    Raises:
-        InputError: An id is no UUID.
-    """
+    """Refuse ids that Qdrant does not take, before anything is written."""
     for node in nodes:
         if not isinstance(as_point_id(node.node_id), str):
             raise InputError(
@@ -114,12 +92,6 @@ def add_hash(point: models.PointStruct, node: BaseNode, vector_name: str, finger
 
     Only where that is certain: a node whose metadata go into the embedded text may have been embedded with them or
     without. ``care verify`` encodes a sample of the points that say nothing.
-
-    Args:
-        point: Changed in place.
-        node: That it was built of.
-        vector_name: Of the vector.
-        fingerprint: Of the model that made the vector.
     """
     payload = point.payload or {}
     if embedded_text_is_known(node) and CARE_KEY not in payload:

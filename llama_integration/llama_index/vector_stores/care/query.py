@@ -34,20 +34,7 @@ def build_plan(
     shard_key: Any | None,
     fusion: Fusion | None,
 ) -> QueryPlan:
-    """Return the plan of a LlamaIndex query.
-
-    Args:
-        query: As LlamaIndex asks it.
-        terms: Its sparse vector, or its text where the server makes that; None where it has none, or none is asked for.
-        resolved: The collection, with its vectors.
-        filter: Of both lists.
-        params: Of the dense search.
-        shard_key: Of the shards to search.
-        fusion: How Qdrant fuses the two lists of a hybrid query; None where the client does it.
-
-    Raises:
-        ValueError: The query has a mode that is not answered here.
-    """
+    """Return the plan of a LlamaIndex query."""
     if query.mode not in MODES:
         answered = ", ".join(mode.value for mode in MODES)
         raise ValueError(f"CareVectorStore answers queries of mode {answered}, none of mode {query.mode.value}")
@@ -70,12 +57,6 @@ def fuse_by_scaled_score(dense: Points, sparse: Points, alpha: float, top_k: int
     """Fuse lists whose scores have no common scale: each between 0 for its last and 1 for its first point.
 
     For sparse encoders whose scores say nothing by themselves; BM25 has a better way (`care_qdrant.search.fusion`).
-
-    Args:
-        dense: Best first.
-        sparse: Best first.
-        alpha: Share of the dense score, from 0 to 1.
-        top_k: Number of points to return.
     """
     points = {point.id: point for point in (*sparse, *dense)}
     scores = dict.fromkeys(points, 0.0)
@@ -89,15 +70,7 @@ def fuse_by_scaled_score(dense: Points, sparse: Points, alpha: float, top_k: int
 def choose_diverse(
     points: Points, vectors: list[list[float]], query: list[float], threshold: float | None, top_k: int
 ) -> list[models.ScoredPoint]:
-    """Choose points by maximal marginal relevance, as LlamaIndex's own store does, with its scores.
-
-    Args:
-        points: Candidates.
-        vectors: Of the candidates, each ``(dim,)``.
-        query: Vector of the query, ``(dim,)``.
-        threshold: 1 asks for likeness to the query alone, 0 for unlikeness to better answers alone; None is 0.5.
-        top_k: Number of points to return.
-    """
+    """Choose points by maximal marginal relevance, as LlamaIndex's own store does, with its scores."""
     scores, places = get_top_k_mmr_embeddings(query, vectors, similarity_top_k=top_k, mmr_threshold=threshold)
     return [points[place].model_copy(update={"score": score}) for score, place in zip(scores, places, strict=True)]
 
