@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from care_qdrant.corpus.files import Corpus
     from care_qdrant.corpus.rows import Fields, Reject, Row
     from care_qdrant.encoders import Encoder, TokenCounter
+    from care_qdrant.encoders.architecture import native_folder
     from care_qdrant.encoders.batching import token_batches
     from care_qdrant.encoders.microbatch import MicroBatcher
     from care_qdrant.encoders.server import load_reference, make_reference
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from care_qdrant.index.settings import IngestSettings
     from care_qdrant.index.source import Reading
     from care_qdrant.index.verify import VerifyReport, VerifySettings, verify_collection
-    from care_qdrant.model.architecture import native_folder
     from care_qdrant.model.card import CARD_FILE, Card, OnnxFiles
     from care_qdrant.model.export_onnx import export_query_encoder
     from care_qdrant.model.folder import verify_checkpoint, write_checkpoint
@@ -78,7 +78,7 @@ _NAMES = {
     "index.detach": ("DetachReport", "detach_vector"),
     "index.doctor": ("Diagnosis", "diagnose"),
     "index.verify": ("VerifyReport", "VerifySettings", "verify_collection"),
-    "model.architecture": ("native_folder",),
+    "encoders.architecture": ("native_folder",),
     "model.card": ("CARD_FILE", "Card", "OnnxFiles"),
     "model.folder": ("verify_checkpoint", "write_checkpoint"),
     "model.hub": ("BUILT_IN", "fetch_document_side", "find_folder"),

@@ -105,12 +105,15 @@ def verify(model: str) -> None:
     Example:
       care model verify ./care-0.3b-4b
     """
+    from care_qdrant.encoders.weights import check_model
     from care_qdrant.model.folder import verify_checkpoint as verify_folder
     from care_qdrant.model.hub import fetch_document_side
     from care_qdrant.model.pair import CareModel
 
     folder = fetch_document_side(model)
     card = verify_folder(folder)
+    for side in card.saved_sides:
+        check_model(folder / side)
     for precision in ("fp32", "int8"):
         if card.onnx is not None and getattr(card.onnx, precision) is not None:
             CareModel.load(folder, precision=precision).encode_query([])  # loading an encoder checks its vectors

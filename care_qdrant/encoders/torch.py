@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 from care_qdrant.encoders.batching import token_batches
 from care_qdrant.encoders.tokens import uncut_length
 from care_qdrant.encoders.usable import require_lengths
+from care_qdrant.encoders.weights import readable_model
 from care_qdrant.errors import needs_extra
-from care_qdrant.model.architecture import native_folder
 from care_qdrant.model.card import Geometry, static_limit
 from care_qdrant.types import Vectors
 
@@ -139,7 +139,7 @@ def load_sentence_transformer(folder: Path, device: str | None = None) -> "Sente
 
     device = device or get_device_name()
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    with no_progress_bars(), native_folder(folder) as native:
+    with no_progress_bars(), readable_model(folder) as native:
         model = SentenceTransformer(str(native), device=device, local_files_only=True, model_kwargs={"dtype": dtype})
     return model.eval()
 

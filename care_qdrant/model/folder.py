@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from care_qdrant.encoders.weights import check_model
 from care_qdrant.errors import AlteredModel, IncompleteModel, InputError, ModelError
 from care_qdrant.model.card import (
     CARD_FILE,
@@ -85,6 +86,8 @@ def write_checkpoint(
         InputError: The destination holds something else.
         ModelError: The two sides do not fit together.
     """
+    for encoder in filter(None, (query, document)):
+        check_model(encoder)
     replaced = folder.with_name(f".{folder.name}.replaced")
     if replaced.exists() and not folder.exists():
         replaced.rename(folder)

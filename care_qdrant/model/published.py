@@ -6,14 +6,20 @@ the sentence of its task (table 8 of the paper); documents are plain, and simila
 """
 
 import json
+import logging
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from care_qdrant.encoders.weights import ADAPTER_CONFIG, readable_model
 from care_qdrant.errors import IncompleteModel, ModelError, needs_extra
-from care_qdrant.model.adapter import CONFIG_FILE, merge_adapter, weight_files
-from care_qdrant.model.architecture import native_folder
 from care_qdrant.model.hub import fetch_document_side
+from care_qdrant.model.rewrite import merge_adapter, write_weights
+
+logger = logging.getLogger(__name__)
 
 QUERY_FOLDER, DOCUMENT_FOLDER = "query_encoder", "doc_encoder"
 LICENSE = "CC-BY-NC-SA-4.0"
@@ -41,17 +47,12 @@ _POOLING = "sentence_transformers.sentence_transformer.modules.pooling.Pooling"
 
 
 def write_query_side(source: Path, folder: Path) -> int:
-    """Save the query encoder in float32 as a complete sentence-transformers model.
+    """Save the query encoder in float32 as a complete sentence-transformers model, and return its dimensions.
 
-    Args:
-        source: A transformers model; ``model_type: new`` is read without its remote code.
-        folder: Destination.
-
-    Returns:
-        Dimensions of its vectors.
+    ``model_type: new`` is read without its remote code.
 
     Raises:
-        ModelError: It cannot be loaded without remote code.
+        ModelError: Its weights are not whole, or it cannot be loaded without remote code.
     """
     with needs_extra("ingest", "the import of a model"):
         import torch
@@ -60,7 +61,7 @@ def write_query_side(source: Path, folder: Path) -> int:
         from sentence_transformers.sentence_transformer.modules import Pooling
 
     try:
-        with native_folder(source) as native:
+        with _merged(source) as whole, readable_model(whole) as native:
             transformer: Transformer = Transformer(
                 str(native), max_seq_length=MAX_TOKENS, model_kwargs={"dtype": torch.float32}
             )
@@ -88,26 +89,63 @@ def write_document_side(source: Path, folder: Path, dim: int, base: str | None =
         base: Folder or hub name of the adapter's base; None means the one that the adapter names.
 
     Raises:
-        ModelError: The files are not complete, or the tokenizer has no end marker that could be appended.
+        ModelError: The weights are not whole, or the tokenizer has no end marker that could be appended.
     """
     folder.mkdir(parents=True)
-    if (source / CONFIG_FILE).is_file():
-        named = json.loads((source / CONFIG_FILE).read_text(encoding="utf-8"))
-        weights = fetch_document_side(base or named["base_model_name_or_path"], revision=named.get("revision"))
+    with needs_extra("ingest", "the import of a model"):
+        import sentence_transformers  # noqa: F401
+    _write_whole(source, folder, base)
+    _write_tokenizer(folder)
+    _write_modules(folder, dim)
+
+
+@contextmanager
+def _merged(source: Path) -> Iterator[Path]:
+    """Yield the folder of a transformers model: itself, or, of an adapter, a temporary one with its base merged."""
+    if not (source / ADAPTER_CONFIG).is_file():
+        yield source
+        return
+    with TemporaryDirectory(prefix="care-merged-") as folder:
+        _write_whole(source, Path(folder))
+        yield Path(folder)
+
+
+def _write_whole(source: Path, folder: Path, base: str | None = None) -> None:
+    """Write the checked weights, configuration and tokenizer of a transformers model, an adapter merged into them."""
+    weights = source
+    if (source / ADAPTER_CONFIG).is_file():
+        weights = _base(source, base)
         merge_adapter(weights, source, folder)
+        logger.warning(
+            "not checked: that %s was trained on %s: another base of the same shape cannot be told from it; score the "
+            "pair before you use it",
+            source,
+            weights,
+        )
     else:
-        weights = source
-        for file in weight_files(source):
-            shutil.copyfile(file, folder / file.name)
-    index = weights / "model.safetensors.index.json"
-    if index.is_file():
-        shutil.copyfile(index, folder / index.name)
+        with readable_model(source):
+            write_weights(source, folder)
     for name in _COPIED:
         found = next((place / name for place in (source, weights) if (place / name).is_file()), None)
         if found is not None:
             shutil.copyfile(found, folder / name)
-    _write_tokenizer(folder)
-    _write_modules(folder, dim)
+
+
+def _base(adapter: Path, base: str | None) -> Path:
+    settings = _read(adapter / ADAPTER_CONFIG)
+    name = base or settings.get("base_model_name_or_path")
+    if not name:
+        raise ModelError(f"{adapter}: its {ADAPTER_CONFIG} names no base; give it with --base")
+    revision = None if base or Path(name).is_dir() else settings.get("revision")
+    try:
+        return fetch_document_side(name, revision=revision)
+    except ModelError as error:
+        if base:
+            raise
+        raise ModelError(
+            f"{adapter}: its base {name!r} (base_model_name_or_path in {ADAPTER_CONFIG}) is not on this machine and "
+            "cannot be downloaded; give the folder of the base with --base"
+        ) from error
 
 
 def _write_tokenizer(folder: Path) -> None:

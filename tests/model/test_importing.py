@@ -15,9 +15,9 @@ from torch.nn.functional import normalize
 from transformers import AutoModel, AutoTokenizer, GteConfig, GteModel, PreTrainedTokenizerFast
 
 from care_qdrant.cli import model as model_cli
+from care_qdrant.encoders.architecture import native_config
 from care_qdrant.errors import InputError, ModelError, SchemaMismatch
 from care_qdrant.index.ingest import ingest
-from care_qdrant.model.architecture import native_config
 from care_qdrant.model.card import read_card
 from care_qdrant.model.folder import verify_checkpoint
 from care_qdrant.model.importing import import_model

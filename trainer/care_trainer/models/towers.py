@@ -22,8 +22,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoConfig, AutoModel, BitsAndBytesConfig, PreTrainedTokenizerFast
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
+from care_qdrant.encoders.weights import readable_model
 from care_qdrant.errors import InputError, MissingExtra, ModelError
-from care_qdrant.model.architecture import native_folder
 from care_qdrant.model.hub import fetch_document_side
 from care_trainer.config import Geometry, Lora, Tower
 
@@ -113,17 +113,19 @@ def _transformer(base: str, tower: Tower) -> Transformer:
     try:
         # The folder of one revision: a hub name would be resolved again, to the newest one, at every reload.
         source = fetch_document_side(base, revision=tower.revision)
-        with native_folder(source) as folder:
+        with readable_model(source) as folder:
             if tower.lora is not None and folder != source:
                 raise InputError(
-                    f"base {base}: its model_type is not one of transformers' own, by which a saved adapter finds its "
-                    "base again; leave lora out to train all weights"
+                    f"base {base}: its model_type or the names of its weights are not transformers' own, by which a "
+                    "saved adapter finds its base again; leave lora out to train all weights"
                 )
             transformer: Transformer = Transformer(
                 str(folder), max_seq_length=tower.max_tokens, model_kwargs=loading_options(tower)
             )
         transformer.model.name_or_path = transformer.model.config.name_or_path = str(source)
-    except (OSError, ValueError, ModelError) as error:  # ValueError: an architecture that only code knows
+    except ModelError as error:
+        raise InputError(f"base {base}: cannot be loaded ({error})") from error
+    except (OSError, ValueError) as error:  # ValueError: an architecture that only code knows
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"base {base}: cannot be loaded without running code from the hub ({reason})") from error
     if not isinstance(transformer.tokenizer, PreTrainedTokenizerFast):

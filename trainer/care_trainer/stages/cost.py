@@ -13,8 +13,8 @@ import torch
 from huggingface_hub import hf_hub_download
 from transformers import AutoConfig, AutoModel, BertConfig, Qwen3Config
 
+from care_qdrant.encoders.architecture import native_folder
 from care_qdrant.errors import InputError
-from care_qdrant.model.architecture import native_folder
 from care_trainer.config import (
     Align,
     Causal,

@@ -13,8 +13,8 @@ from sentence_transformers.base.modules import Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import GteConfig, GteModel
 
+from care_qdrant.encoders.architecture import native_config, native_folder
 from care_qdrant.errors import ModelError
-from care_qdrant.model.architecture import native_config, native_folder
 from care_qdrant.model.pair import CareModel
 from tests import tiny
 from tests.trainer import bases

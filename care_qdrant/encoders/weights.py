@@ -1,0 +1,377 @@
+"""Check saved weights before they are loaded: whole files, and every tensor that the model reads (extra ``ingest``).
+
+transformers gives a tensor that a checkpoint lacks random values. So its own loader is run first on the headers of the
+files alone, on torch's meta device, which needs no memory: what it would miss is refused by name.
+"""
+
+import json
+import logging
+import math
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from care_qdrant.encoders.architecture import native_folder
+from care_qdrant.errors import IncompleteModel, ModelError, needs_extra
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+logger = logging.getLogger(__name__)
+
+INDEX = "model.safetensors.index.json"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U8": 8, "BOOL": 8}
+_BITS |= {"F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "U16": 16, "U32": 32, "U64": 64, "F4": 4, "C64": 64}
+_FLOATS = ("F64", "F32", "F16", "BF16")
+_WRAPPERS = (r"^(?:(?:module|_orig_mod|base_model\.model)\.)+", r"_(?:orig_mod|fsdp_wrapped_module)\.")
+"""What DistributedDataParallel, torch.compile, FSDP and peft put into the names of a model's tensors."""
+_PLAIN_STARTS = (True, False, "gaussian", "orthogonal")
+"""Initialisations of LoRA that leave the base as it is; peft stores the changed base of the others nowhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """What the header of a file says of one tensor."""
+
+    file: Path
+    dtype: str
+    """As safetensors names it."""
+    shape: tuple[int, ...]
+
+
+def read_header(file: Path) -> tuple[dict[str, Any], int]:
+    """Return the header of a safetensors file and where its data begin, in bytes.
+
+    Raises:
+        IncompleteModel: The file is cut off.
+        ModelError: It is no safetensors file.
+    """
+    size = file.stat().st_size
+    with file.open("rb") as stream:  # eight bytes of length, then JSON: no library on a serving machine
+        start = 8 + int.from_bytes(stream.read(8), "little")
+        if start > size:
+            raise IncompleteModel(f"{file}: is cut off, or no safetensors file ({size} bytes); copy it again")
+        try:
+            header = json.loads(stream.read(start - 8))
+            entries = [entry for name, entry in header.items() if name != "__metadata__"]
+            ends = [entry["data_offsets"][1] for entry in entries]
+            lengths = [end - entry["data_offsets"][0] for end, entry in zip(ends, entries, strict=True)]
+            expected = [math.prod(entry["shape"]) * _BITS[entry["dtype"]] // 8 for entry in entries]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(f"{file}: is no safetensors file that this version reads ({error!r})") from error
+    if size != start + max(ends, default=0) or sum(lengths) != max(ends, default=0) or lengths != expected:
+        raise IncompleteModel(
+            f"{file}: is cut off or altered ({size} bytes instead of {start + max(ends, default=0)}); copy it again"
+        )
+    return header, start
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files of a model, in the order of its index.
+
+    Raises:
+        IncompleteModel: There is none, or one that the index names is missing.
+        ModelError: There are weights in one file and in several, which may differ.
+    """
+    whole, index = folder / "model.safetensors", folder / INDEX
+    if not index.is_file():
+        return [_require(whole)]
+    if whole.is_file():
+        raise ModelError(f"{folder}: has {whole.name} and {index.name}, which may differ; remove the older one")
+    names: Iterable[str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+    return [_require(folder / name) for name in dict.fromkeys(names)]
+
+
+def read_tensors(files: Iterable[Path]) -> dict[str, Tensor]:
+    """Return what the headers of a model's files say, by tensor.
+
+    Raises:
+        IncompleteModel: A file is cut off.
+        ModelError: Two tensors have one name, also without what wrappers put in front of it.
+    """
+    tensors: dict[str, Tensor] = {}
+    plain: dict[str, str] = {}
+    for file in files:
+        for name, (dtype, shape) in _entries(file):
+            other = plain.setdefault(unwrapped(name), name)
+            if name in tensors or other != name:
+                raise ModelError(f"{file}: holds {name!r} a second time (as {other!r}); save the model again")
+            tensors[name] = Tensor(file, dtype, shape)
+    return tensors
+
+
+def unwrapped(name: str) -> str:
+    """Return a tensor's name without what wrapping a model puts into it."""
+    for pattern in _WRAPPERS:
+        name = re.sub(pattern, "", name)
+    return name
+
+
+def check_model(folder: Path) -> None:
+    """Check the weights of a saved sentence-transformers or transformers model, all modules, without loading them.
+
+    Where transformers is not installed (a serving machine), only that each file is whole.
+
+    Raises:
+        IncompleteModel: A file is missing or cut off, or a tensor is missing.
+        ModelError: The weights are not those that the model reads.
+    """
+    from importlib.util import find_spec
+
+    for file in sorted(folder.rglob("*.safetensors")):
+        read_header(file)
+    if (folder / "config.json").is_file() and find_spec("transformers") is not None:
+        with readable_model(folder):
+            pass
+
+
+@contextmanager
+def readable_model(folder: Path) -> Iterator[Path]:
+    """Yield a folder that transformers reads whole and without remote code: the given one, or a temporary copy.
+
+    Args:
+        folder: A transformers or sentence-transformers model; one without ``config.json`` has no transformer to check.
+
+    Yields:
+        The folder to load within the block.
+
+    Raises:
+        IncompleteModel: A file is missing or cut off, or a tensor is missing.
+        ModelError: The weights are not those that the model reads, or need remote code.
+    """
+    with native_folder(folder) as native:
+        if (folder / ADAPTER_CONFIG).is_file():
+            check_adapter(folder, _base_of(folder))
+            yield native
+        elif not (folder / "config.json").is_file():
+            yield native
+        elif wrapped := _check_transformer(native, folder):
+            # Not by transformers' own renaming: it would write the wrapper's names again when the model is saved.
+            logger.warning(
+                "%s: was saved inside a wrapper, as DistributedDataParallel or torch.compile: %r is read as %r",
+                folder,
+                wrapped,
+                unwrapped(wrapped),
+            )
+            with TemporaryDirectory(prefix="care-unwrapped-") as copy:
+                _write_unwrapped(native, Path(copy))
+                yield Path(copy)
+        else:
+            yield native
+
+
+def check_adapter(adapter: Path, base: Path) -> None:
+    """Check that a LoRA adapter has every layer that it says, of the shapes of its base, and left that base as it was.
+
+    Raises:
+        IncompleteModel: A file is missing or cut off, or a layer is missing.
+        ModelError: The adapter does not fit the base, or changed it when training began.
+    """
+    with needs_extra("ingest", "an adapter"):
+        from peft import LoraConfig, PeftConfig, inject_adapter_in_model
+    import torch
+    from transformers import AutoModel
+
+    read_tensors([_require(adapter / ADAPTER_WEIGHTS)])
+    if any((adapter / name).is_file() for name in ("model.safetensors", INDEX)):
+        raise ModelError(f"{adapter}: holds an adapter and whole weights; remove the one that is not meant")
+    settings = _read_json(_require(adapter / ADAPTER_CONFIG))
+    start = settings.get("init_lora_weights", True)
+    if start not in _PLAIN_STARTS:
+        raise ModelError(
+            f"{adapter}: its training began with init_lora_weights = {start!r}, which changes the weights of the base "
+            "and does not save them; convert it with peft (path_initial_model_for_weight_conversion), or merge it there"
+        )
+    with readable_model(base) as native:
+        config = _config(native, base)
+    with _silent(), torch.device("meta"):
+        model = AutoModel.from_config(config)  # type: ignore[no-untyped-call]  # untyped in transformers
+        lora = PeftConfig.from_pretrained(str(adapter))
+        if not isinstance(lora, LoraConfig):
+            raise ModelError(f"{adapter}: is an adapter of the kind {lora.peft_type}, expected LORA")
+        lora.init_lora_weights = False
+        try:
+            adapted = inject_adapter_in_model(lora, model, low_cpu_mem_usage=True)
+        except ValueError as error:
+            raise ModelError(f"{adapter}: does not fit its base {base}: {error}") from error
+    expected = {
+        _adapter_name(name): tuple(parameter.shape)
+        for name, parameter in adapted.named_parameters()
+        if ".lora_" in name
+    }
+    found = {_adapter_name(name): entry.shape for name, entry in read_tensors([adapter / ADAPTER_WEIGHTS]).items()}
+    if missing := sorted(expected.keys() - found.keys()):
+        raise IncompleteModel(
+            f"{adapter}: lacks {len(missing)} of {len(expected)} tensors that {ADAPTER_CONFIG} says, as {missing[0]!r}"
+        )
+    if more := sorted(found.keys() - expected.keys()):
+        raise ModelError(f"{adapter}: adapts {more[0]!r}, which {base} does not have; give its own base")
+    if other := sorted(name for name in expected if expected[name] != found[name]):
+        raise ModelError(
+            f"{adapter}: {other[0]!r} has the shape {found[other[0]]}, but {base} needs {expected[other[0]]}; "
+            "give its own base"
+        )
+
+
+def _adapter_name(name: str) -> str:
+    return unwrapped(name).removeprefix("model.").replace(".default.", ".")
+
+
+def _base_of(adapter: Path) -> Path:
+    """Return the folder of the base that an adapter names: a folder, or a model in the local cache."""
+    settings = _read_json(_require(adapter / ADAPTER_CONFIG))
+    name = str(settings.get("base_model_name_or_path") or "")
+    if name and Path(name).is_dir():
+        return Path(name)
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, revision=settings.get("revision"), local_files_only=True))
+    except Exception as error:  # many kinds, all of which mean that it is not here
+        raise ModelError(
+            f"{adapter}: its base {name!r} (base_model_name_or_path in {ADAPTER_CONFIG}) is not on this machine"
+        ) from error
+
+
+def _write_unwrapped(source: Path, folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    files = set(weight_files(source))
+    for file in source.iterdir():
+        if file in files:
+            tensors = {unwrapped(name): tensor for name, tensor in load_file(file).items()}
+            save_file(tensors, folder / file.name, metadata={"format": "pt"})
+        elif file.name == INDEX:
+            content = _read_json(file)
+            names = {unwrapped(name): holder for name, holder in content["weight_map"].items()}
+            (folder / INDEX).write_text(json.dumps(content | {"weight_map": names}), encoding="utf-8")
+        elif file.is_dir():
+            shutil.copytree(file, folder / file.name)
+        else:
+            shutil.copyfile(file, folder / file.name)
+
+
+def _check_transformer(native: Path, folder: Path) -> str | None:
+    """Run transformers' loader on the headers; return a name that a wrapper has changed, if there is one."""
+    with needs_extra("ingest", "this encoder"):
+        import torch
+        from transformers import AutoModel
+    config = _config(native, folder)
+    pickled = sorted(native.glob("pytorch_model*.bin"))
+    files = pickled if pickled and not list(native.glob("model*.safetensors*")) else weight_files(native)
+    tensors = read_tensors(files)
+    if getattr(config, "quantization_config", None):
+        logger.warning("%s: its weights are quantised, so their names could not be checked", folder)
+        return None
+    wrapped = next((name for name in tensors if unwrapped(name) != name), None)
+    if wrapped and files == pickled:
+        raise ModelError(f"{folder}: was saved inside a wrapper (as {wrapped!r} shows); save it as safetensors files")
+    kinds = {"F64": torch.float64, "F16": torch.float16, "BF16": torch.bfloat16}
+    stand_ins = {
+        unwrapped(name): torch.empty(entry.shape, dtype=kinds.get(entry.dtype, torch.float32), device="meta")
+        for name, entry in tensors.items()
+    }
+    try:
+        with _silent():
+            with torch.device("meta"):
+                kind = type(AutoModel.from_config(config))  # type: ignore[no-untyped-call]  # untyped in transformers
+            model, found = kind.from_pretrained(
+                None,
+                config=config,
+                state_dict=stand_ins,
+                device_map="meta",
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+            )
+    except (ValueError, RuntimeError, KeyError) as error:
+        raise ModelError(f"{folder}: its weights do not fit its config.json ({_first_line(error)})") from error
+    unused = ("pooler.", *(("decoder.",) if config.is_encoder_decoder else ()))
+    missing = sorted(name for name in found["missing_keys"] if not name.startswith(unused))
+    if missing:
+        raise IncompleteModel(
+            f"{folder}: lacks {len(missing)} of the {len(model.state_dict())} tensors of {kind.__name__}, as "
+            f"{missing[0]!r}, which would be random (its files hold names as {min(tensors)!r}); copy or save it again"
+        )
+    if found["mismatched_keys"]:
+        name, saved, expected = min(found["mismatched_keys"])
+        raise ModelError(
+            f"{folder}: {name!r} has the shape {tuple(saved)}, but config.json needs {tuple(expected)}; "
+            "one of the two is of another model"
+        )
+    parts = {name.split(".")[0] for name in model.state_dict()} - {"pooler", "decoder"}
+    own = f"{kind.base_model_prefix}."
+    more = sorted(name for name in found["unexpected_keys"] if name.removeprefix(own).split(".")[0] in parts)
+    if more:
+        raise ModelError(
+            f"{folder}: holds {more[0]!r} and {len(more) - 1} other tensors that {kind.__name__} does not read with "
+            "this config.json; it is of another model, an adapter that was not merged, or quantised"
+        )
+    for name, entry in tensors.items():
+        if entry.dtype not in _FLOATS and name.endswith(".weight"):
+            raise ModelError(f"{folder}: {name!r} is stored as {entry.dtype}; give weights in half precision")
+    return wrapped
+
+
+def _config(native: Path, folder: Path) -> "PretrainedConfig":
+    from transformers import AutoConfig
+
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(native, local_files_only=True)
+        return config
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(
+            f"{folder}: cannot be loaded without running code from the hub ({_first_line(error)})"
+        ) from error
+
+
+def _entries(file: Path) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
+    if file.suffix == ".safetensors":
+        for name, entry in read_header(file)[0].items():
+            if name != "__metadata__":
+                yield name, (entry["dtype"], tuple(entry["shape"]))
+        return
+    import torch
+
+    try:
+        content: Mapping[str, Any] = torch.load(file, map_location="meta", weights_only=True, mmap=True)
+    except Exception as error:  # a zip file's errors, a pickle's errors, torch's own
+        raise IncompleteModel(f"{file}: is cut off, or holds more than tensors ({_first_line(error)})") from error
+    names = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+    for name, tensor in content.items():
+        yield name, (names.get(tensor.dtype, str(tensor.dtype)), tuple(tensor.shape))
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Let transformers say nothing of what it misses: the check says it, and stops."""
+    from transformers.utils import logging as theirs
+
+    level, bars = theirs.get_verbosity(), theirs.is_progress_bar_enabled()
+    theirs.set_verbosity_error()  # type: ignore[no-untyped-call]  # untyped in transformers
+    theirs.disable_progress_bar()  # type: ignore[no-untyped-call]  # untyped in transformers
+    try:
+        yield
+    finally:
+        theirs.set_verbosity(level)
+        if bars:
+            theirs.enable_progress_bar()  # type: ignore[no-untyped-call]  # untyped in transformers
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def _read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _require(path: Path) -> Path:
+    if not path.is_file():
+        raise IncompleteModel(f"{path} is missing; only safetensors files are read")
+    return path

@@ -1,0 +1,150 @@
+"""Rewrite saved weights one tensor at a time: merge an adapter, change the dtype, take wrappers out of names.
+
+A document encoder of 8 billion parameters is written with the memory of one of its tensors (extra ``ingest``).
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from care_qdrant.encoders.weights import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    INDEX,
+    check_adapter,
+    read_header,
+    unwrapped,
+    weight_files,
+)
+from care_qdrant.errors import ModelError
+
+if TYPE_CHECKING:
+    import torch
+
+_PLAIN = {"use_dora": False, "fan_in_fan_out": False, "bias": "none"}
+"""Settings of peft that a sum of products honours; any other value is refused."""
+_EMPTY = ("rank_pattern", "alpha_pattern", "modules_to_save", "layer_replication", "trainable_token_indices")
+
+
+def merge_adapter(base: Path, adapter: Path, folder: Path, dtype: "torch.dtype | None" = None) -> None:
+    """Write the weights of a base with an adapter merged into them, in as many files as the base has.
+
+    W + s B A in float32, stored in the dtype of the base.
+
+    Args:
+        base: A transformers model in safetensors files.
+        adapter: A LoRA adapter as peft saves it.
+        folder: Where the merged files go; it exists.
+        dtype: Of what is written; None keeps that of each tensor.
+
+    Raises:
+        IncompleteModel: A file or a tensor is missing.
+        ModelError: The adapter is no plain LoRA, or belongs to another base.
+    """
+    from safetensors.torch import load_file
+
+    scale = _scale(adapter)
+    check_adapter(adapter, base)
+    weights = {_stem(name): tensor for name, tensor in load_file(adapter / ADAPTER_WEIGHTS).items()}
+    unused = set(weights)
+
+    def merged(name: str, tensor: "torch.Tensor") -> "torch.Tensor":
+        module = _stem(name).removesuffix(".weight")
+        names = [f"{module}.lora_{factor}.weight" for factor in "AB"]
+        if not all(factor in weights for factor in names):
+            return tensor
+        down, up = (weights[factor].float() for factor in names)
+        unused.difference_update(names)
+        return tensor.float().addmm_(up, down, alpha=scale)
+
+    write_weights(base, folder, merged, dtype)
+    if unused:
+        raise ModelError(f"{adapter}: adapts {sorted(unused)[0]!r}, which {base} does not have; give its own base")
+
+
+def write_weights(
+    source: Path,
+    folder: Path,
+    change: "Callable[[str, torch.Tensor], torch.Tensor] | None" = None,
+    dtype: "torch.dtype | None" = None,
+) -> None:
+    """Write the safetensors files of a model into another folder, with their index, each tensor changed on its way."""
+    index = source / INDEX
+    for file in weight_files(source):
+        rewrite(file, folder / file.name, change, dtype)
+    if index.is_file():
+        content = _read(index)
+        content["weight_map"] = {unwrapped(name): file for name, file in content["weight_map"].items()}
+        (folder / INDEX).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def rewrite(
+    source: Path,
+    target: Path,
+    change: "Callable[[str, torch.Tensor], torch.Tensor] | None" = None,
+    dtype: "torch.dtype | None" = None,
+) -> None:
+    """Write a safetensors file anew, holding one tensor at a time.
+
+    Args:
+        source: A safetensors file.
+        target: Another file.
+        change: Returns what a tensor becomes, by its name without wrappers; the same shape, any dtype.
+        dtype: Of the floats that are written; None keeps that of each tensor.
+    """
+    import torch
+    from safetensors import safe_open
+
+    kinds = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+    header, _ = read_header(source)
+    stored = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    floats = {"F64", *kinds.values()}
+    outcome = {
+        name: kinds[dtype] if dtype is not None and entry["dtype"] in floats else entry["dtype"]
+        for name, entry in stored.items()
+    }
+    sizes = {
+        name: (entry["data_offsets"][1] - entry["data_offsets"][0])
+        * _BYTES.get(outcome[name], 1)
+        // _BYTES.get(entry["dtype"], 1)
+        for name, entry in stored.items()
+    }
+    # Those of many bytes a value first, so that each begins at a multiple of its own size.
+    order = sorted(stored, key=lambda name: (-_BYTES.get(outcome[name], 1), stored[name]["data_offsets"][0]))
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    position = 0
+    for name in order:
+        place = [position, position := position + sizes[name]]
+        entries[unwrapped(name)] = {"dtype": outcome[name], "shape": stored[name]["shape"], "data_offsets": place}
+    head = json.dumps(entries, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+    with safe_open(source, framework="pt") as tensors, target.open("wb") as stream:
+        stream.write(len(head).to_bytes(8, "little") + head)
+        for name in order:
+            tensor = tensors.get_tensor(name)
+            kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+            tensor = tensor if change is None else change(unwrapped(name), tensor)
+            stream.write(tensor.to(kind).contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
+def _scale(adapter: Path) -> float:
+    config: dict[str, Any] = _read(adapter / ADAPTER_CONFIG)
+    unknown = [key for key, plain in _PLAIN.items() if config.get(key, plain) != plain]
+    unknown += [key for key in _EMPTY if config.get(key)]
+    if config.get("peft_type", "LORA") != "LORA" or unknown:
+        raise ModelError(f"{adapter}: is no plain LoRA adapter ({', '.join(unknown)} set); merge it with peft first")
+    rank: float = config["r"]
+    return float(config["lora_alpha"]) / (rank**0.5 if config.get("use_rslora") else rank)
+
+
+_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
+
+
+def _stem(name: str) -> str:
+    """Return a parameter's name without the prefixes that wrapping models add."""
+    return unwrapped(name).removeprefix("model.").replace(".default.", ".")
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))

@@ -1,0 +1,236 @@
+"""Broken and odd checkpoints: their vectors are right, or they are refused with the reason; none is silently wrong."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
+from transformers import AutoModel
+
+from care_qdrant.cli import model as model_cli
+from care_qdrant.encoders.torch import load_sentence_transformer
+from care_qdrant.errors import IncompleteModel, ModelError
+from care_qdrant.model.join import join_encoders
+from care_qdrant.model.published import write_document_side, write_query_side
+from tests.trainer import bases
+
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks
+TEXTS = ["高血压吃什么好？", "孩子发烧三天", "EGFR 突变"]
+SIDES = ("query_encoder", "doc_encoder")
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Both encoders as they are published: float16 and ``model_type: new``; bfloat16 in several files."""
+    folder = tmp_path_factory.mktemp("published")
+    bases.gte_mlm_base(folder / "query_encoder")
+    bases.qwen3_base(folder / "doc_encoder", hidden=1024)
+    return folder
+
+
+def written_vectors(source: Path, side: str, folder: Path) -> np.ndarray:
+    if side == "query_encoder":
+        write_query_side(source, folder)
+    else:
+        write_document_side(source, folder, 768)
+    return np.asarray(
+        SentenceTransformer(str(folder), device="cpu", model_kwargs={"dtype": torch.float32}).encode(TEXTS)
+    )
+
+
+@pytest.fixture(scope="module")
+def right(published: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    scratch = tmp_path_factory.mktemp("right")
+    return {side: written_vectors(published / side, side, scratch / side) for side in SIDES}
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> None:
+    """Save the tensors of each file anew, the index with them."""
+    weights = {}
+    for file in folder.glob("*.safetensors"):
+        tensors = change(load_file(file))
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file, metadata={"format": "pt"})
+        weights |= dict.fromkeys(tensors, file.name)
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        index.write_text(json.dumps(json.loads(index.read_text()) | {"weight_map": weights}))
+
+
+def prefixed(prefix: str) -> Callable[[Path], None]:
+    return lambda folder: rewrite(folder, lambda tensors: {prefix + name: value for name, value in tensors.items()})
+
+
+def without(part: str) -> Callable[[Path], None]:
+    return lambda folder: rewrite(folder, lambda tensors: {n: v for n, v in tensors.items() if part not in n})
+
+
+def first(folder: Path) -> Path:
+    return min(folder.glob("*.safetensors"))
+
+
+def cut_off(folder: Path) -> None:
+    file = max(folder.glob("*.safetensors"), key=lambda file: file.stat().st_size)
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def no_header(folder: Path) -> None:
+    first(folder).write_bytes(b"<!DOCTYPE html><p>Not found</p>")
+
+
+def narrower(folder: Path) -> None:
+    rewrite(folder, lambda tensors: {n: v[:-1] if "layer" in n and v.ndim == 2 else v for n, v in tensors.items()})
+
+
+def twice(folder: Path) -> None:
+    file = first(folder)
+    tensors = load_file(file)
+    name = min(tensors)
+    save_file(tensors | {f"module.{name}": tensors[name].clone()}, file, metadata={"format": "pt"})
+
+
+def integers(folder: Path) -> None:
+    rewrite(folder, lambda tensors: {n: v.to(torch.int8) if v.ndim == 2 else v for n, v in tensors.items()})
+
+
+def more_layers(folder: Path) -> None:
+    """As the first layers of a model with its old config, or a config of a smaller one."""
+
+    def change(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return tensors | {n.replace(".0.", ".1.", 1): v.clone() for n, v in tensors.items() if ".0." in n}
+
+    rewrite(folder, change)
+
+
+def fewer_layers(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["num_hidden_layers"] += 1
+    config.pop("layer_types", None)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def missing_file(folder: Path) -> None:
+    first(folder).unlink()
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
+def test_names_of_wrappers_are_read_as_the_model_s_own(
+    published: Path, right: dict[str, np.ndarray], side: str, prefix: str, tmp_path: Path
+) -> None:
+    source = shutil.copytree(published / side, tmp_path / "source")
+    prefixed(prefix)(source)
+    np.testing.assert_allclose(written_vectors(source, side, tmp_path / "written"), right[side], atol=1e-5)
+
+
+BROKEN = {
+    "a layer's tensor is missing": (without("layer.0.mlp"), without("layers.0.mlp"), "lacks"),
+    "the last norm is missing": (without("attn_ln"), without("model.norm"), "lacks"),
+    "the table of tokens is missing": (without("word_embeddings"), without("embed_tokens"), "lacks"),
+    "a file is cut off": (cut_off, cut_off, "cut off"),
+    "a file is a page": (no_header, no_header, "cut off"),
+    "a tensor is narrower": (narrower, narrower, "has the shape"),
+    "a tensor is there twice": (twice, twice, "a second time"),
+    "weights are integers": (integers, integers, "stored as I8"),
+    "more layers than the config": (more_layers, more_layers, "does not read"),
+    "fewer layers than the config": (fewer_layers, fewer_layers, "lacks"),
+    "a file is missing": (missing_file, missing_file, "is missing"),
+    "another prefix": (prefixed("student."), prefixed("student."), "lacks|does not read"),
+}
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("kind", BROKEN)
+def test_broken_weights_are_refused_by_name(published: Path, side: str, kind: str, tmp_path: Path) -> None:
+    source = shutil.copytree(published / side, tmp_path / "source")
+    query, document, reason = BROKEN[kind]
+    (query if side == "query_encoder" else document)(source)
+    with pytest.raises(ModelError, match=reason):
+        written_vectors(source, side, tmp_path / "written")
+
+
+def adapter(published: Path, folder: Path, **settings: object) -> Path:
+    """A LoRA adapter of the document encoder with weights that change it, as peft saves it."""
+    base = published / "doc_encoder"
+    torch.manual_seed(0)
+    options = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"], **settings}
+    model = get_peft_model(AutoModel.from_pretrained(base, dtype=torch.float32), LoraConfig(**options))  # type: ignore[arg-type]
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.02)
+    model.save_pretrained(str(folder))
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        shutil.copyfile(base / name, folder / name)
+    return folder
+
+
+def test_an_adapter_is_merged_as_peft_does_it(published: Path, tmp_path: Path) -> None:
+    source = adapter(published, tmp_path / "source")
+    found = written_vectors(source, "doc_encoder", tmp_path / "written")
+    from peft import PeftModel
+
+    base = AutoModel.from_pretrained(published / "doc_encoder", dtype=torch.float32)
+    merged = shutil.copytree(published / "doc_encoder", tmp_path / "merged")
+    for file in merged.glob("*.safetensors*"):
+        file.unlink()
+    PeftModel.from_pretrained(base, str(source)).merge_and_unload().to(torch.bfloat16).save_pretrained(merged)
+    expected = written_vectors(merged, "doc_encoder", tmp_path / "expected")
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        ("pissa", "init_lora_weights = 'pissa'"),
+        ("olora", "init_lora_weights = 'olora'"),
+        ("layers", "lacks"),
+        ("cut", "cut off"),
+        ("no base", "is not on this machine"),
+        ("another base", "needs|does not have"),
+        ("both", "an adapter and whole weights"),
+    ],
+)
+def test_adapters_that_would_be_wrong_are_refused(published: Path, damage: str, reason: str, tmp_path: Path) -> None:
+    source = adapter(published, tmp_path / "source")
+    config, weights = source / "adapter_config.json", source / "adapter_model.safetensors"
+    settings = json.loads(config.read_text())
+    if damage in ("pissa", "olora"):
+        settings["init_lora_weights"] = damage
+    elif damage == "layers":
+        save_file({n: v for n, v in load_file(weights).items() if "layers.0." not in n}, weights)
+    elif damage == "cut":
+        weights.write_bytes(weights.read_bytes()[:-64])
+    elif damage == "no base":
+        settings["base_model_name_or_path"] = str(tmp_path / "elsewhere")
+    elif damage == "another base":
+        bases.qwen3_base(tmp_path / "other", hidden=512)
+        settings["base_model_name_or_path"] = str(tmp_path / "other")
+    else:
+        shutil.copyfile(first(published / "doc_encoder"), source / "model.safetensors")
+    config.write_text(json.dumps(settings))
+    with pytest.raises(ModelError, match=reason):
+        written_vectors(source, "doc_encoder", tmp_path / "written")
+
+
+@pytest.mark.parametrize("side", ["query", "document"])
+def test_a_pair_is_not_joined_of_a_side_with_a_hole(pair_folder: Path, side: str, tmp_path: Path) -> None:
+    sides = {name: shutil.copytree(pair_folder / name, tmp_path / name) for name in ("query", "document")}
+    without("layer.0." if side == "query" else "layers.0.")(sides[side])
+    with pytest.raises(IncompleteModel, match="lacks"):
+        join_encoders(sides["query"], sides["document"], tmp_path / "pair", name="pair")
+    with pytest.raises(IncompleteModel, match="lacks"):
+        load_sentence_transformer(sides[side])
+
+
+def test_the_command_refuses_and_leaves_nothing(published: Path, tmp_path: Path) -> None:
+    source = shutil.copytree(published, tmp_path / "source")
+    without("layers.0.mlp")(source / "doc_encoder")
+    done = CliRunner().invoke(model_cli.command, ["import", str(source), str(tmp_path / "pair")])
+    assert isinstance(done.exception, ModelError) and "lacks" in str(done.exception)
+    assert not (tmp_path / "pair").exists()
