@@ -262,7 +262,7 @@ class TestQueryOnly:
     ) -> None:
         monkeypatch.setitem(sys.modules, "sentence_transformers", None)
         embedding = CareEmbedding(model=str(pair_folder))
-        with pytest.raises(MissingExtra, match=r"care-qdrant\[ingest\].*care-ingest corpus\.jsonl"):
+        with pytest.raises(MissingExtra, match=r"'\.\[ingest\].*care-ingest corpus\.jsonl"):
             embedding.get_text_embedding("x")
 
 

@@ -12,6 +12,7 @@ ORDER = (
     ("stages",),
     ("learning", "pipeline"),
     ("export",),
+    ("learn",),
     ("cli",),
 )
 """From the bottom to the top; packages of one row know nothing of each other."""

@@ -5,10 +5,10 @@ The training is Stage I of `care_trainer`, which imports this package; it is ask
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, cast
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 from sentence_transformers import SentenceTransformer
@@ -19,7 +19,6 @@ from care_qdrant.errors import InputError, needs_extra
 from care_qdrant.model.card import CARD_FILE
 from care_qdrant.model.hub import find_folder
 from care_qdrant.model.integrity import list_files, sha256
-from care_qdrant.types import Vectors
 from care_trainer.learn.checks import require_learnable
 from care_trainer.learn.earlier import Earlier, table_of
 from care_trainer.learn.learn import Progress
@@ -30,42 +29,11 @@ from care_trainer.learn.tokens import tokenize
 from care_trainer.learn.training import Split, Trained, reduced, train
 
 
-class Trainer(Protocol):
-    """What `care_trainer.learning` does; its functions say how."""
-
-    def pretrained_encoder(
-        self, base: Path, texts: Sequence[str], vectors: Vectors, max_tokens: int
-    ) -> SentenceTransformer:
-        """Load a base and add a linear layer into the space of stored vectors."""
-
-    def encoder_from_table(
-        self, tokenizer: Tokenizer, table: Vectors, folder: Path, max_tokens: int, seed: int
-    ) -> SentenceTransformer:
-        """Build a transformer that computes what a table does."""
-
-    def encode(self, encoder: SentenceTransformer, texts: Sequence[str]) -> Vectors:
-        """Return unit vectors of queries, (texts, width)."""
-
-    def align(
-        self,
-        encoder: SentenceTransformer,
-        texts: Sequence[str],
-        vectors: Vectors,
-        settings: Mapping[str, Any],
-        *,
-        folder: Path,
-        seed: int,
-        checkpoint_minutes: float,
-        score: Callable[[], float],
-        on_step: Callable[[int, int], None],
-    ) -> list[dict[str, float]]:
-        """Train an encoder in place, and return its evaluations."""
-
-
-def load_trainer() -> Trainer:
-    """Return the part of the trainer that this package asks for."""
+def load_trainer() -> ModuleType:
+    """Return the module that trains transformers, which needs an extra of its own."""
     with needs_extra("train", "care learn --base"):
-        return cast(Trainer, import_module("care_trainer.learning"))
+        from care_trainer import learning
+    return learning
 
 
 def find_base(base: str) -> Path | None:
