@@ -1,6 +1,6 @@
 """A transformer as query encoder: from a pretrained one, from a table that is trained first, or from an earlier run.
 
-The training is Stage I of `care_trainer`, which imports this package; it is asked for by its name, and only here.
+The training is Stage I of `care_trainer`.
 """
 
 import hashlib
@@ -32,8 +32,8 @@ from care_trainer.learn.training import Split, Trained, reduced, train
 def load_trainer() -> ModuleType:
     """Return the module that trains transformers, which needs an extra of its own."""
     with needs_extra("train", "care learn --base"):
-        from care_trainer import learning
-    return learning
+        import care_trainer.learning
+    return care_trainer.learning
 
 
 def find_base(base: str) -> Path | None:
