@@ -21,10 +21,10 @@ $(VENV)/.dev: pyproject.toml constraints.txt
 
 demo: $(VENV)/.serve
 	$(BIN)/care-ingest examples/sample/corpus.jsonl --collection sample --sparse bm25
-	@printf '\nQuestion: does baking soda make the scalp itch?\n'
-	$(BIN)/care search "吃小苏打片头皮会痒吗" --collection sample --top-k 3
-	@printf '\nQuestion: what should the family do in a heart attack?\n'
-	$(BIN)/care search "心梗发作的时候家里人该怎么办" --collection sample --top-k 3
+	@printf '\nQuestion: what does the chest pain of a heart attack feel like?\n'
+	$(BIN)/care search "心梗发作的时候胸口疼是什么样的" --collection sample --top-k 3
+	@printf '\nQuestion: what can the family do in a heart attack until the ambulance comes, and is aspirin right?\n'
+	$(BIN)/care search "我爸突然胸口压得喘不上气满头大汗，怀疑是心肌梗塞，救护车来之前我们家里人能做点啥，阿司匹林能不能先给他嚼" --collection sample --top-k 3
 	@printf '\nNext: %s/care-ingest YOUR-FILE-OR-FOLDER --sparse bm25 (what it reads: docs/everyday.md)\n' $(BIN)
 
 # Two workers: a core each, every file on one of them, so that its fixtures are made once.

@@ -66,12 +66,6 @@ def _measured() -> Iterator[str]:
         "| nDCG@10, queries learned from stored vectors (`care learn`) / with BM25 / the 12-layer model's own | "
         f"{own:.3f} / {both:.3f} / {learned['old_model']['ndcg_at_10']:.3f} |"
     )
-    server = _read("server-ingestion.json")
-    yield (
-        "| ingestion into a server over gRPC against stock `upload_points`, 768-d, checked and verified | "
-        f"{server['client_cpu_ratio']['grpc']:.2f} of its client CPU, "
-        f"{server['points_per_second_ratio']['grpc']:.1f}× its speed |"
-    )
     first = _read("first-minute.json")
     seconds, wheels = first["seconds_to_the_first_answer"], first["wheels"][0]["downloaded_mb"]
     yield (

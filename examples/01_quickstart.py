@@ -9,7 +9,7 @@ from pathlib import Path
 from care_qdrant import CareModel, IngestSettings, Retriever, ingest, open_client
 
 SAMPLE = Path(__file__).parent / "sample" / "corpus.jsonl"
-QUESTIONS = ["吃小苏打片头皮会痒吗", "心梗发作的时候家里人该怎么办", "HbA1c 6.5% 是糖尿病吗"]
+QUESTIONS = ["心梗发作的时候胸口疼是什么样的", "收缩压 140 mmHg 算高血压吗", "HbA1c 6.5% 是糖尿病吗"]
 
 
 def main() -> None:

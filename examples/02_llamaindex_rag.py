@@ -21,7 +21,7 @@ from typing_extensions import override
 from care_qdrant import CareModel, IngestSettings, ingest, open_client
 
 SAMPLE = Path(__file__).parent / "sample" / "corpus.jsonl"
-QUESTIONS = ["吃二甲双胍老是恶心拉肚子怎么办", "HbA1c 6.5% 是糖尿病吗", "吃小苏打片头皮会痒吗"]
+QUESTIONS = ["吃二甲双胍老是恶心拉肚子怎么办", "HbA1c 6.5% 是糖尿病吗", "收缩压 140 mmHg 算高血压吗"]
 
 
 class QuotingLLM(CustomLLM):
