@@ -64,7 +64,7 @@ def _lines(card: "Card") -> Iterator[str]:
     if bases:
         yield f"  made from    {'; '.join(sorted(bases))}"
     for number, stage in enumerate(card.stages):
-        score = stage.get("evaluation", {}).get("ndcg@10")
+        score = (stage.get("evaluation") or {}).get("ndcg@10")
         said = [str(stage.get("stage") or stage.get("name") or stage.get("kind") or "?")]
         said += [duration(stage["seconds"])] if "seconds" in stage else []
         said += [f"nDCG@10 {score:.4f}"] if score is not None else []

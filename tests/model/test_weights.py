@@ -16,7 +16,7 @@ from transformers import AutoModel
 
 from care_qdrant.cli import model as model_cli
 from care_qdrant.encoders.torch import load_sentence_transformer
-from care_qdrant.errors import IncompleteModel, ModelError
+from care_qdrant.errors import IncompleteModel, InputError, ModelError
 from care_qdrant.model.join import join_encoders
 from care_qdrant.model.published import write_document_side, write_query_side
 from tests.trainer import bases
@@ -234,3 +234,18 @@ def test_the_command_refuses_and_leaves_nothing(published: Path, tmp_path: Path)
     done = CliRunner().invoke(model_cli.command, ["import", str(source), str(tmp_path / "pair")])
     assert isinstance(done.exception, ModelError) and "lacks" in str(done.exception)
     assert not (tmp_path / "pair").exists()
+
+
+def test_a_folder_has_no_revision(published: Path, tmp_path: Path) -> None:
+    arguments = ["import", str(published), str(tmp_path / "pair"), "--revision", "main"]
+    done = CliRunner().invoke(model_cli.command, arguments)
+    assert isinstance(done.exception, InputError) and "leave out --revision" in str(done.exception)
+
+
+def test_a_stage_that_was_not_evaluated_is_shown(pair_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(pair_folder, tmp_path / "pair")
+    card = json.loads((folder / "care.json").read_text(encoding="utf-8"))
+    card["stages"] = [{"stage": "retromae", "evaluation": None}]
+    (folder / "care.json").write_text(json.dumps(card), encoding="utf-8")
+    done = CliRunner().invoke(model_cli.command, ["info", str(folder)], catch_exceptions=False)
+    assert "retromae" in done.output

@@ -6,8 +6,13 @@ from pathlib import Path
 import click
 import pytest
 from care_trainer.cli import care_train
+from care_trainer.config import Data
 from care_trainer.config.presets import PRESETS
+from care_trainer.data.mining import MiningRule, mine_pairs
+from care_trainer.data.read import iter_pairs
 from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from care_qdrant.errors import InputError
 from tests.trainer.tiny_run import pairs, stage, tiny_run, write_jsonl
@@ -100,3 +105,24 @@ def test_self_pairs_are_every_text_once(tmp_path: Path) -> None:
     assert all(row["query"] == row["positive"] for row in rows)
     expected = {text for row in pairs()[:3] for text in (row["query"], row["positive"], *row["negatives"])}
     assert {row["query"] for row in rows} == expected and len(rows) == len(expected)
+
+
+FIELDS = st.dictionaries(
+    st.sampled_from(["license", "licence", "kind", "id", "year"]), st.text(max_size=5) | st.integers(), max_size=3
+)
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(others=FIELDS, scored=st.booleans(), prompt=st.sampled_from(["", "Retrieve: "]))
+def test_what_a_command_does_not_change_goes_through(
+    tmp_path: Path, others: dict[str, str | int], scored: bool, prompt: str
+) -> None:
+    texts = {"sentence1": "问", "sentence2": "答", "score": 0.25} if scored else {"query": "问", "positive": "答"}
+    row = {**texts, "source": "clinic", **({"prompt": prompt} if prompt else {}), **others}
+    source, output = write_jsonl(tmp_path / "pairs.jsonl", [row]), tmp_path / "out.jsonl"
+    _invoke("data", "self-pairs", str(source), "--output", str(output))
+    for line in output.read_text(encoding="utf-8").rstrip("\n").split("\n"):
+        assert others.items() <= json.loads(line).items()
+    read = list(iter_pairs(Data(files=(source.name,)), tmp_path))
+    [mined] = mine_pairs(read, lambda queries, _: [[]] * len(queries), MiningRule(), None)
+    assert row.items() <= mined.row().items()

@@ -76,6 +76,6 @@ def self_pairs(files: tuple[Path, ...], output: Path) -> None:
     with output.open("w", encoding="utf-8") as stream:
         for text in texts:
             count += 1
-            row = {"query": text.text, "positive": text.text, "source": text.source}
+            row = {"query": text.text, "positive": text.text, "source": text.source, **text.other}
             stream.write(json.dumps(row, ensure_ascii=False) + "\n")
     click.echo(f"{count} self-pairs → {output}")

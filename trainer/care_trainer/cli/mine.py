@@ -71,6 +71,5 @@ def mine(
             mine_pairs(read, retriever.search, rule, similarity(model) if model else None), total=len(read)
         ):
             found += bool(pair.negatives)
-            row = {"query": pair.query, "positive": pair.positive, "negatives": pair.negatives, "source": pair.source}
-            stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+            stream.write(json.dumps(pair.row(), ensure_ascii=False) + "\n")
     click.echo(f"{found} of {len(read)} pairs have negatives → {output}")

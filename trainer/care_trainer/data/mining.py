@@ -46,7 +46,7 @@ def mine_pairs(
     rule: MiningRule,
     positive_scores: Callable[[Sequence[Pair]], Vectors] | None,
 ) -> Iterator[Pair]:
-    """Yield every pair with its mined negatives, in order; none is dropped for want of negatives."""
+    """Yield every pair with its mined negatives, in order; a pair with a score gets none, and none is dropped."""
     answers: dict[str, set[str]] = {}
     for pair in pairs:
         answers.setdefault(pair.query, set()).add(pair.positive)
@@ -55,7 +55,8 @@ def mine_pairs(
         hits = search([pair.query for pair in batch], rule.last_rank)
         scores = positive_scores(batch) if positive_scores else np.full(len(batch), np.inf, dtype=np.float32)
         for pair, found, score in zip(batch, hits, scores.tolist(), strict=True):
-            yield replace(pair, negatives=tuple(_negatives(pair, found, score, rule, answers[pair.query])))
+            mined = () if pair.score is not None else _negatives(pair, found, score, rule, answers[pair.query])
+            yield replace(pair, negatives=tuple(mined))
 
 
 def similarity(model: "CareModel") -> Callable[[Sequence[Pair]], Vectors]:

@@ -6,7 +6,7 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import compress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,10 @@ from care_qdrant.types import embedded_text
 from care_trainer.config import Data, Side
 
 Row = TypeVar("Row")
+
+
+_OWN_KEYS = {"query", "positive", "positives", "negative", "negatives", "pos", "neg", "sentence1", "sentence2", "score"}
+_OWN_KEYS |= {"text", "source", "prompt"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,18 @@ class Pair:
     """The row's own prompt, read before its query and after the encoder's."""
     score: float | None = None
     """How similar the two texts are, on any scale; None of a pair that belongs together."""
+    other: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """The row's other keys, its license among them, as they were read."""
+
+    def row(self) -> dict[str, Any]:
+        """Return the pair as the row of a JSONL file, with all that its own row said."""
+        texts = (
+            {"query": self.query, "positive": self.positive, "negatives": list(self.negatives)}
+            if self.score is None
+            else {"sentence1": self.query, "sentence2": self.positive, "score": self.score}
+        )
+        prompt = {"prompt": self.prompt} if self.prompt else {}
+        return {**texts, "source": self.source, **prompt, **self.other}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +56,8 @@ class Text:
 
     text: str
     source: str = ""
+    other: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """The keys of its row that are no text, its license among them."""
 
 
 def iter_pairs(data: Data, root: Path) -> Iterator[Pair]:
@@ -66,7 +84,7 @@ def iter_texts(
         for row, where in _rows(data, root):
             is_pair = joined and any(key in row for key in ("query", "sentence1"))
             for text in _joined(row, where, data) if is_pair else _texts(row, where, data.max_characters, sides):
-                yield Text(text, source_of(row, where))
+                yield Text(text, source_of(row, where), _others(row))
 
     yield from _distinct(read, lambda text: _digest(text.text), data)
 
@@ -171,7 +189,12 @@ def _pairs(row: Mapping[str, Any], where: str, limit: int | None) -> Iterator[Pa
             negatives=tuple(text[:limit] for text in negatives),
             source=source_of(row, where),
             prompt=str(row.get("prompt") or ""),
+            other=_others(row),
         )
+
+
+def _others(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key not in _OWN_KEYS}
 
 
 def _scored(row: Mapping[str, Any], where: str, limit: int | None) -> Pair:
@@ -183,7 +206,9 @@ def _scored(row: Mapping[str, Any], where: str, limit: int | None) -> Pair:
             "that are not empty, and 'score', a finite number"
         )
     prompt = str(row.get("prompt") or "")
-    return Pair(str(first)[:limit], str(second)[:limit], (), source_of(row, where), prompt, float(str(score)))
+    return Pair(
+        str(first)[:limit], str(second)[:limit], (), source_of(row, where), prompt, float(str(score)), _others(row)
+    )
 
 
 def _joined(row: Mapping[str, Any], where: str, data: Data) -> Iterator[str]:
