@@ -81,3 +81,31 @@ def test_every_tested_version_is_pinned_and_allowed() -> None:
         if requirement.name != "care-qdrant":
             version = pins[requirement.name.lower().replace("_", "-")]
             assert requirement.specifier.contains(version), f"{line}: constraints.txt pins {version}"
+
+
+def test_every_imported_distribution_is_declared() -> None:
+    """A library that only comes along with another one may go with its next version."""
+    import ast
+    import sys
+    from importlib.metadata import packages_distributions
+
+    from packaging.requirements import Requirement
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    lines = [*project["dependencies"], *(line for name, extra in extras.items() if name != "dev" for line in extra)]
+    declared = {Requirement(line).name.lower().replace("_", "-") for line in lines}
+    declared.add("pydantic-core")  # pydantic pins one version of it
+    own = {"care_qdrant", "care_trainer", "care_benchmarks", "llama_index", *sys.stdlib_module_names}
+    distributions = packages_distributions()
+    undeclared = {
+        (module, str(file.relative_to(ROOT)))
+        for folder in ("care_qdrant", "llama_integration/llama_index", "trainer", "benchmarks/care_benchmarks")
+        for file in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Import | ast.ImportFrom) and not getattr(node, "level", 0)
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
+        if (module := name.partition(".")[0]) not in own
+        and not declared & {each.lower().replace("_", "-") for each in distributions.get(module, [module])}
+    }
+    assert undeclared == set()
