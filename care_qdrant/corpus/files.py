@@ -25,10 +25,9 @@ from care_qdrant.corpus.formats import (
     read_text,
     tell_format,
 )
-from care_qdrant.corpus.rows import Fields, Reject
+from care_qdrant.corpus.rows import Fields, Reject, Row
 from care_qdrant.corpus.streams import HEAD_BYTES, STDIN, UTF_8, decompressed, guess_encoding, open_binary, recoded
 from care_qdrant.errors import InputError, needs_extra
-from care_qdrant.types import Document
 
 CorpusPath = str | Path | Sequence[str | Path]
 COMPRESSIONS = (".gz", ".zst")
@@ -92,7 +91,7 @@ class Corpus:
             self._stack.pop_all()
         self._stack.close()
 
-    def __iter__(self) -> Iterator[Document | Reject]:
+    def __iter__(self) -> Iterator[Row | Reject]:
         """Return the rows in order."""
         for file, size in zip(self.files, self._sizes, strict=True):
             line = 0
@@ -108,7 +107,7 @@ class Corpus:
             self._file = None
             self._done += size or 0
 
-    def _rows(self, file: CorpusFile) -> Iterator[Document | Reject]:
+    def _rows(self, file: CorpusFile) -> Iterator[Row | Reject]:
         self._file = open_binary(file.path, self._stack)
         content = decompressed(self._file, file.path, self._stack)
         head = content.peek(HEAD_BYTES)
@@ -202,7 +201,7 @@ def _is_known(file: CorpusFile) -> bool:
     return file.plain_name.endswith(_KNOWN) and not is_hidden and ".rejects" not in file.name
 
 
-def _read(form: Format, content: io.BufferedReader, file: CorpusFile, fields: Fields) -> Iterator[Document | Reject]:
+def _read(form: Format, content: io.BufferedReader, file: CorpusFile, fields: Fields) -> Iterator[Row | Reject]:
     if form == "JSON array":
         return read_array(content, fields)
     if form == "CSV":

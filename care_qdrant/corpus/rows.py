@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from care_qdrant.types import RESERVED_KEYS, Document, embedded_text
+from care_qdrant.qdrant.payload import RESERVED_KEYS
+from care_qdrant.types import Document, embedded_text
 
 HASH_ID = ":hash"
 """As the name of the id field: the id is a hash of title and text."""
@@ -24,6 +25,15 @@ class Fields:
     text: str = "text"
     title: str = "title"
     metadata: str = "metadata"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A good row."""
+
+    line: int
+    """Line of the file, counted from 1; for Parquet the row."""
+    document: Document
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +67,7 @@ JSON = json.JSONDecoder(object_pairs_hook=_read_object)
 """Reads an object with a repeated key as `RepeatedKey`, at any depth."""
 
 
-def parse_line(raw: bytes, line: int, fields: Fields) -> Document | Reject:
+def parse_line(raw: bytes, line: int, fields: Fields) -> Row | Reject:
     """Read one line of JSON."""
     try:
         values = JSON.decode(raw.decode("utf-8"))
@@ -70,7 +80,7 @@ def parse_line(raw: bytes, line: int, fields: Fields) -> Document | Reject:
     return parse_json(values, line, fields)
 
 
-def parse_json(values: Any, line: int, fields: Fields) -> Document | Reject:
+def parse_json(values: Any, line: int, fields: Fields) -> Row | Reject:
     """Read one row that `JSON` decoded."""
     if isinstance(values, RepeatedKey):
         return Reject(line, f"has the key {values.key!r} twice")
@@ -79,7 +89,7 @@ def parse_json(values: Any, line: int, fields: Fields) -> Document | Reject:
     return parse_values(values, line, fields)
 
 
-def parse_values(values: Mapping[str, Any], line: int, fields: Fields) -> Document | Reject:
+def parse_values(values: Mapping[str, Any], line: int, fields: Fields) -> Row | Reject:
     """Read one row that is decoded already. Fields that have no role join the metadata."""
     if fields.id == HASH_ID:
         if problem := _field_problem({**values, HASH_ID: HASH_ID}, fields, values):
@@ -100,9 +110,8 @@ def parse_values(values: Mapping[str, Any], line: int, fields: Fields) -> Docume
         text=values[fields.text],
         title=values.get(fields.title) or "",
         metadata={**extra, **(values.get(fields.metadata) or {})},
-        line=line,
     )
-    return check_document(document)
+    return check_document(document, line)
 
 
 def hash_id(title: str, text: str) -> str:
@@ -110,7 +119,7 @@ def hash_id(title: str, text: str) -> str:
     return hashlib.sha256(embedded_text(title, text).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-def check_document(document: Document) -> Document | Reject:
+def check_document(document: Document, line: int) -> Row | Reject:
     """Let a document pass, or say what Qdrant, a tokenizer or a payload could not hold of it."""
     problem = (
         _text_problem("id", document.id)
@@ -121,7 +130,7 @@ def check_document(document: Document) -> Document | Reject:
     reserved = sorted(RESERVED_KEYS & document.metadata.keys())
     if not problem and reserved:
         problem = f"metadata uses the reserved key {reserved[0]!r}; rename it"
-    return Reject(document.line, problem, document.id) if problem else document
+    return Reject(line, problem, document.id) if problem else Row(line, document)
 
 
 def _field_problem(values: Mapping[str, Any], fields: Fields, shown: Mapping[str, Any]) -> str:
