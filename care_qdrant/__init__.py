@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from care_qdrant.encoders.server import load_reference, make_reference
     from care_qdrant.encoders.sparse import FastEmbedSparse, native_bm25
     from care_qdrant.encoders.torch import load_sentence_transformer
+    from care_qdrant.encoders.weights import readable_model
     from care_qdrant.errors import (
         AlteredModel,
         CareError,
@@ -90,6 +91,7 @@ _NAMES = {
     "encoders.server": ("load_reference", "make_reference"),
     "encoders.sparse": ("FastEmbedSparse", "native_bm25"),
     "encoders.torch": ("load_sentence_transformer",),
+    "encoders.weights": ("readable_model",),
     "errors": (
         "AlteredModel",
         "CareError",
@@ -225,6 +227,7 @@ __all__ = [
     "progress_bar",
     "promote_collection",
     "publish_collection",
+    "readable_model",
     "redact",
     "remember_secret",
     "roll_back",
