@@ -8,22 +8,20 @@ its own snapshot: no point passes through this process then, and no index is bui
 import random
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from urllib.parse import quote
 
-from qdrant_client import QdrantClient, models
+from qdrant_client import models
 
-from care_qdrant.errors import InputError, NotVerified, Rejected
+from care_qdrant.errors import InputError, NotVerified
 from care_qdrant.qdrant.collection import Collection, PointId, ids_beyond, in_pages
 from care_qdrant.qdrant.connection import tune_embedded
 from care_qdrant.qdrant.create import create_like, indexes_of
 from care_qdrant.qdrant.point_equality import Measure, measures, same_point, vectors_of, without_vector
-from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.qdrant.schema import CollectionSchema
 from care_qdrant.qdrant.sender import MAX_BYTES, Insert, Sender, Write
+from care_qdrant.qdrant.snapshot import recover_snapshot
 
 OnProgress = Callable[[int, int], None]
 """Called with the number of points that are done and the number of all points."""
@@ -143,27 +141,7 @@ def copy_by_snapshot(source: Collection, target: Collection, longest_seconds: fl
     Raises:
         QdrantError: The server refused, or cannot fetch the snapshot.
     """
-    options = source.client.init_options
-    with closing(QdrantClient(**{**options, "timeout": max(1, round(longest_seconds))})) as client:
-        # One attempt: a second snapshot, or a recovery over one that still goes on, would do more harm than an error.
-        origin, copy = (Collection(client, each.name, RetryPolicy(attempts=1)) for each in (source, target))
-        snapshot = origin.call("making a snapshot", lambda: client.create_snapshot(origin.name, wait=True))
-        if snapshot is None:
-            raise Rejected(f"the server made no snapshot of collection {origin.name!r}: leave out --via snapshot")
-        place = f"collections/{quote(origin.name)}/snapshots/{quote(snapshot.name)}"
-        recover = partial(
-            client.recover_snapshot,
-            copy.name,
-            location=f"{str(options['url']).rstrip('/')}/{place}",
-            api_key=options["api_key"],
-            checksum=snapshot.checksum,
-            priority=models.SnapshotPriority.SNAPSHOT,
-            wait=True,
-        )
-        try:
-            copy.call("recovering the snapshot", recover)
-        finally:
-            origin.call("deleting it", lambda: client.delete_snapshot(origin.name, snapshot.name, wait=True))
+    recover_snapshot(source, target, longest_seconds)
     drawn = Sample(sample)
     for ids in source.ids():
         drawn.draw(ids)

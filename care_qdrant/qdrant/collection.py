@@ -46,6 +46,7 @@ class Collection(Calls):
         policy: RetryPolicy | None = None,
         *,
         shard_key: models.ShardKey | None = None,
+        known_as: str | None = None,
     ) -> None:
         """Set up access; nothing is read.
 
@@ -55,9 +56,10 @@ class Collection(Calls):
             policy: How long to try a call again.
             shard_key: Points of these shards alone are read and written; None reads all, and can write only where the
                 server chooses the shards (`parts`).
+            known_as: What the messages of checks call it: the alias that led here.
         """
         super().__init__(client, name, policy)
-        self.shard_key = shard_key
+        self.shard_key, self._known_as = shard_key, known_as or name
         self._grpc = bulk.prefers_grpc(client)
         """Whether `upsert` uses gRPC: by default as the client does."""
         self._asked_node: int | None = None
@@ -67,9 +69,17 @@ class Collection(Calls):
     def __repr__(self) -> str:
         return f"Collection({self.name!r})"
 
-    def sibling(self, name: str) -> "Collection":
+    def of_shard(self, shard_key: Any | None) -> "Collection":
+        """Return this collection, reached by the shards of a key alone; all of it where the key is None."""
+        if shard_key is None:
+            return self
+        part = Collection(self.client, self.name, self.policy, shard_key=shard_key, known_as=self._known_as)
+        part._schema = self._schema
+        return part
+
+    def sibling(self, name: str, *, known_as: str | None = None) -> "Collection":
         """Return another collection of the same Qdrant, reached with the same policy and shard key."""
-        return Collection(self.client, name, self.policy, shard_key=self.shard_key)
+        return Collection(self.client, name, self.policy, shard_key=self.shard_key, known_as=known_as)
 
     def parts(self) -> list["Collection"]:
         """Return what can be written to: this collection, or its shards by key, each key in turn.
@@ -174,7 +184,7 @@ class Collection(Calls):
     def refresh(self) -> CollectionSchema:
         """Read the schema again: one request."""
         info = self.info()
-        self._schema = CollectionSchema.of(self.name, info, embedded=self.is_embedded)
+        self._schema = CollectionSchema.of(self._known_as, info, embedded=self.is_embedded)
         return self._schema
 
     def info(self) -> models.CollectionInfo:
@@ -288,26 +298,28 @@ class Collection(Calls):
         what: str = "reading points",
         *,
         where: models.Filter | None = None,
+        limit: int | None = None,
         payload: Payloads = True,
         vectors: bool | list[str] = False,
     ) -> Iterator[list[models.Record]]:
-        """Read all points, in pages of at most ``limits.page`` points.
+        """Read points in the order of their ids, in pages of at most ``limits.page`` points.
 
         Args:
             what: For messages.
             where: Which points; None for all.
+            limit: Most points to read; None for all.
             payload: Which payload keys.
             vectors: Which vectors.
         """
-        offset, size = None, self.limits.page
-        while True:
+        offset, size, left = None, self.limits.page, limit
+        while left is None or left > 0:
             try:
                 page, offset = self.call(
                     what,
                     lambda: self.client.scroll(
                         self.name,
                         scroll_filter=where,
-                        limit=size,  # noqa: B023  # called at once
+                        limit=size if left is None else min(size, left),  # noqa: B023  # called at once
                         offset=offset,  # noqa: B023
                         with_payload=payload,
                         with_vectors=vectors,
@@ -320,6 +332,7 @@ class Collection(Calls):
                 size //= 2
                 continue
             yield page
+            left = None if left is None else left - len(page)
             if offset is None:
                 return
 
@@ -401,16 +414,20 @@ class Collection(Calls):
         return self.count(models.Filter(must=[models.HasVectorCondition(has_vector=vector_name)]))
 
     def search(self, what: str, requests: Sequence[models.QueryRequest]) -> list[list[models.ScoredPoint]]:
-        """Return the points that each request finds, best first."""
+        """Return the points that each request finds, best first.
+
+        Raises:
+            Rejected: Also where the server finds even one request too large.
+        """
         if not requests:
             return []
         if self.shard_key is not None:
             requests = [request.model_copy(update={"shard_key": self.shard_key}) for request in requests]
         try:
             responses = self.call(what, lambda: self.client.query_batch_points(self.name, requests))
-        except RequestTooLarge:
+        except RequestTooLarge as error:
             if len(requests) == 1:
-                raise
+                raise Rejected(f"{what}: the server finds even one query too large ({error})") from error
             half = len(requests) // 2
             return self.search(what, requests[:half]) + self.search(what, requests[half:])
         return [response.points for response in responses]
@@ -464,6 +481,12 @@ class Collection(Calls):
             return self.client.delete(self.name, selector, wait=True, shard_key_selector=self.shard_key)
 
         self._write_pages("deleting points", ids, self.limits.page, delete)
+
+    def delete_where(self, where: models.Filter) -> None:
+        """Delete the points that pass a filter."""
+        selector = models.FilterSelector(filter=where)
+        delete = partial(self.client.delete, self.name, selector, wait=True, shard_key_selector=self.shard_key)
+        self.write("deleting points", delete)
 
     def delete_vector_of(self, ids: Sequence[PointId], vector_name: str) -> None:
         """Take a vector away from points; the vector stays in the schema."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from qdrant_client import models
 
@@ -77,7 +77,7 @@ class Change:
         collection.apply(f"writing {len(self)} points", operations)
 
 
-def hash_removal(vectors: Sequence[models.PointVectors], shard_key: Any | None = None) -> models.DeletePayloadOperation:
+def hash_removal(vectors: Sequence[models.PointVectors]) -> models.DeletePayloadOperation:
     """Return the operation that removes the hashes of vectors that are about to be replaced.
 
     Without it, a point whose writer was killed would keep the hash of its former text beside the vector of the new
@@ -86,9 +86,7 @@ def hash_removal(vectors: Sequence[models.PointVectors], shard_key: Any | None =
     names = {name for point in vectors for name in (point.vector if isinstance(point.vector, dict) else ())}
     keys = [f'{CARE_KEY}.vectors."{name}"' for name in sorted(names)]
     ids = [point.id for point in vectors]
-    return models.DeletePayloadOperation(
-        delete_payload=models.DeletePayload(keys=keys, points=ids, shard_key=shard_key)
-    )
+    return models.DeletePayloadOperation(delete_payload=models.DeletePayload(keys=keys, points=ids))
 
 
 class Write(Protocol):

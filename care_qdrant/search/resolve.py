@@ -7,21 +7,22 @@ alias was switched after the check.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
-from qdrant_client import QdrantClient, models
+from qdrant_client import models
 
 from care_qdrant.encoders import bm25
-from care_qdrant.errors import InputError
-from care_qdrant.qdrant.contract_checks import check_contract, check_probes, check_sparse_contract
+from care_qdrant.errors import InputError, Rejected
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.contract_checks import check_contract, check_sparse_contract
 from care_qdrant.qdrant.contracts import SparseContract, VectorContract
 from care_qdrant.qdrant.layout import Layout, Payload, guess_layout, lookup
-from care_qdrant.qdrant.learned import probe_ids, probe_vectors
 from care_qdrant.qdrant.quantization import recorded_rescoring
 from care_qdrant.qdrant.retry import is_not_found
 from care_qdrant.qdrant.schema import CollectionSchema, Limits
 from care_qdrant.search.fusion import DEFAULT_ALPHA
-from care_qdrant.search.steps import Steps, T, ask
 
+T = TypeVar("T")
 CHECK_SECONDS = 30.0
 """How long a check of the contract holds. An alias may be switched to vectors of another model at any time."""
 
@@ -59,8 +60,8 @@ class StoreConfig:
 class ResolvedCollection:
     """An existing collection and the vectors to search in it, which were checked."""
 
-    name: str
-    """Of the collection itself, never of an alias."""
+    collection: Collection
+    """The collection itself, never an alias."""
     vector_name: str | None
     sparse_vector_name: str | None
     bm25: SparseContract | None
@@ -92,6 +93,11 @@ class ResolvedCollection:
     is_sampled: bool = False
     """Whether the sample held points: an empty collection is sampled again."""
 
+    @property
+    def name(self) -> str:
+        """Name of the collection itself."""
+        return self.collection.name
+
 
 class CollectionResolver:
     """Keeps the collection that a name stands for, and checks it again after ``check_seconds``.
@@ -99,83 +105,80 @@ class CollectionResolver:
     A check costs two requests: the aliases, and the schema of the collection behind the name.
     """
 
-    def __init__(self, name: str, config: StoreConfig, *, embedded: bool, check_seconds: float) -> None:
-        """Set up; nothing is read."""
+    def __init__(self, collection: Collection, config: StoreConfig, *, check_seconds: float = CHECK_SECONDS) -> None:
+        """Set up; nothing is read. The collection may be an alias."""
         self.config = config
         self.resolved: ResolvedCollection | None = None
         """Of the last check; None before the first one."""
-        self._name, self._embedded, self._check_seconds = name, embedded, check_seconds
+        self._named, self._check_seconds = collection, check_seconds
 
     def forget(self) -> None:
         """Check again at the next use."""
         self.resolved = None
 
-    def resolve(self) -> Steps[ResolvedCollection]:
+    def resolve(self) -> ResolvedCollection:
         """Return the collection, checked now or less than ``check_seconds`` ago."""
         now, before = time.monotonic(), self.resolved
         resolved = before
         if resolved is None or now - resolved.checked_at >= self._check_seconds:
-            name, schema = yield from self._read()
-            resolved = resolve_vectors(name, schema, self.config, checked_at=now)
-            yield from _check_probes(name, schema, resolved.vector_name, self.config.expected)
-            if before is not None and before.name == name:
+            collection, schema = self._read()
+            resolved = resolve_vectors(collection, schema, self.config, checked_at=now)
+            if resolved.vector_name is not None and _is_learned(schema, resolved.vector_name, self.config.expected):
+                collection.require_learned_from(resolved.vector_name)
+            if before is not None and before.name == resolved.name:
                 resolved = replace(
                     resolved, layout=before.layout, is_sampled=before.is_sampled, told_keys=before.told_keys
                 )
         if self.config.sample_points and not resolved.is_sampled:
-            resolved = yield from self._sample(resolved)
+            resolved = self._sample(resolved)
         self.resolved = resolved
         return resolved
 
-    def use(self, work: Callable[[ResolvedCollection], Steps[T]]) -> Steps[T]:
+    def use(self, work: Callable[[ResolvedCollection], T]) -> T:
         """Return the result of work on the collection; done again where the collection was deleted in the meantime.
 
         That happens when an alias is switched and the collection behind it is dropped: the new one is checked first.
         """
-        resolved = yield from self.resolve()
+        resolved = self.resolve()
         try:
-            return (yield from work(resolved))
-        except Exception as error:
+            return work(resolved)
+        except Rejected as error:
             if not is_not_found(error):
                 raise
             self.forget()
-            current = yield from self.resolve()
+            current = self.resolve()
             if current.name == resolved.name:
                 raise
-        return (yield from work(current))
+        return work(current)
 
-    def _read(self) -> Steps[tuple[str, CollectionSchema]]:
-        """Return the name and the schema of the collection behind the name, which an alias may change at any time."""
+    def _read(self) -> tuple[Collection, CollectionSchema]:
+        """Return the collection behind the name, which an alias may change at any time, and its schema."""
         missing = None
         while True:
-            aliases = yield from ask(lambda client: client.get_aliases())
-            behind = {alias.alias_name: alias.collection_name for alias in aliases.aliases}
-            name = behind.get(self._name, self._name)
-            if name == missing:
-                collections = yield from ask(lambda client: client.get_collections())
-                names = sorted(collection.name for collection in collections.collections)
-                there = ", ".join([*names, *(f"{alias} (alias)" for alias in sorted(behind))]) or "none"
-                raise InputError(f"there is no collection {self._name!r} (there: {there})")
+            behind = self._named.aliases()
+            name = self._named.name
+            # The messages of the checks name what the user named.
+            collection = self._named.sibling(behind.get(name, name), known_as=name)
+            if collection.name == missing:
+                there = ", ".join([*collection.names(), *(f"{alias} (alias)" for alias in sorted(behind))]) or "none"
+                raise InputError(f"there is no collection {name!r} (there: {there})")
             try:
-                info = yield from ask(_schema_of(name))
-            except Exception as error:
+                return collection, collection.refresh()
+            except Rejected as error:
                 if not is_not_found(error):
                     raise
-                missing = name
-                continue
-            # The messages of the checks name what the user named.
-            return name, CollectionSchema.of(self._name, info, embedded=self._embedded)
+                missing = collection.name
 
-    def _sample(self, resolved: ResolvedCollection) -> Steps[ResolvedCollection]:
+    def _sample(self, resolved: ResolvedCollection) -> ResolvedCollection:
         limit = min(self.config.sample_points, resolved.limits.page)
-        records, _ = yield from ask(lambda client: client.scroll(resolved.name, limit=limit))
+        [records] = resolved.collection.scroll("reading a sample", limit=limit)
         payloads = [record.payload for record in records if record.payload]
         layout = choose_layout(payloads, self.config.text_field, resolved.text_field)
         return replace(resolved, layout=layout, is_sampled=bool(records))
 
 
 def resolve_vectors(
-    name: str, schema: CollectionSchema, config: StoreConfig, *, checked_at: float
+    collection: Collection, schema: CollectionSchema, config: StoreConfig, *, checked_at: float
 ) -> ResolvedCollection:
     """Choose the vectors of a collection, and check that the model and the analyser made them."""
     vector_name = choose_dense(schema, config) if config.dense else None
@@ -192,7 +195,7 @@ def resolve_vectors(
         constants = check_sparse_contract(schema, sparse_name, bm25.ANALYSER)
     rescoring = None if vector_name is None else recorded_rescoring(schema, vector_name)
     return ResolvedCollection(
-        name=name,
+        collection=collection,
         vector_name=vector_name,
         sparse_vector_name=sparse_name,
         bm25=constants,
@@ -285,15 +288,7 @@ def _check_dense(schema: CollectionSchema, vector_name: str, config: StoreConfig
         )
 
 
-def _check_probes(name: str, schema: CollectionSchema, vector_name: str | None, expected: str | None) -> Steps[None]:
-    """Refuse a query encoder that was learned from other vectors than those stored now: one request, and only then."""
-    learned = None if vector_name is None else schema.learned.get(vector_name)
-    if vector_name is None or learned is None or learned.fingerprint != expected:
-        return
-    ids = probe_ids(learned)
-    records = yield from ask(lambda client: client.retrieve(name, ids, with_payload=False, with_vectors=[vector_name]))
-    check_probes(schema, vector_name, learned, probe_vectors(records, vector_name))
-
-
-def _schema_of(name: str) -> Callable[[QdrantClient], models.CollectionInfo]:
-    return lambda client: client.get_collection(name)
+def _is_learned(schema: CollectionSchema, vector_name: str, expected: str | None) -> bool:
+    """Return whether the queries are made by an encoder that was learned from the stored vectors."""
+    learned = schema.learned.get(vector_name)
+    return learned is not None and learned.fingerprint == expected

@@ -1,7 +1,7 @@
 """Queries in, hits out: the online half. It reads the query encoder and never the document encoder."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -9,16 +9,15 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.encoders import bm25
 from care_qdrant.encoders.sparse import SparseQueryEncoder
-from care_qdrant.errors import InputError, Rejected
+from care_qdrant.errors import InputError
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.embedded_sparse import tune_sparse_search
-from care_qdrant.qdrant.retry import RequestTooLarge, RetryPolicy
+from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.search.fusion import Fusion, candidates
 from care_qdrant.search.hits import best_of_each_document, read_hit
 from care_qdrant.search.plan import QueryPlan, dense_search, sparse_search
 from care_qdrant.search.resolve import CHECK_SECONDS, CollectionResolver, ResolvedCollection, StoreConfig
-from care_qdrant.search.steps import Steps, ask, run
-from care_qdrant.types import Hit
+from care_qdrant.types import Hit, Vectors
 
 if TYPE_CHECKING:
     from care_qdrant.model.pair import CareModel
@@ -31,7 +30,7 @@ Mode = Literal["auto", "dense", "sparse", "hybrid"]
 BATCH_QUERIES = 64
 """Queries of one request; also the largest batch of the query encoder."""
 
-_POLICY = RetryPolicy(attempts=3, base_seconds=0.2, cap_seconds=2.0)
+SEARCH_POLICY = RetryPolicy(attempts=3, base_seconds=0.2, cap_seconds=2.0)
 """Somebody waits for the answer: less patient than ingestion."""
 
 _WIDER = (1, 4, 16, 64)
@@ -95,7 +94,7 @@ class Retriever:
             raise InputError(f"a {what} needs a model; only a sparse one does without")
         if alpha is not None and not 0 <= alpha <= 1:
             raise InputError(f"alpha is {alpha}; it is the share of the dense list, from 0 to 1")
-        self._collection = Collection(client, collection, _POLICY)
+        self._collection = Collection(client, collection, SEARCH_POLICY)
         self._model = model if mode != "sparse" else None
         self._prompt = self._model.query_prompt(task) if self._model is not None and task is not None else None
         if sparse_encoder is not None and (sparse_vector_name is None or mode in ("auto", "dense")):
@@ -119,9 +118,7 @@ class Retriever:
             sparse_vector_name=sparse_vector_name,
             contract=None if self._model is None else self._model.contract(),
         )
-        self._resolver = CollectionResolver(
-            collection, config, embedded=self._collection.is_embedded, check_seconds=check_seconds
-        )
+        self._resolver = CollectionResolver(self._collection, config, check_seconds=check_seconds)
 
     @property
     def mode(self) -> Mode:
@@ -136,6 +133,8 @@ class Retriever:
         queries: Sequence[str],
         top_k: int = 10,
         filter: models.Filter | None = None,  # noqa: A002  # the word of Qdrant and of LlamaIndex
+        *,
+        encode: Callable[[Sequence[str]], Vectors] | None = None,
     ) -> list[list[Hit]]:
         """Return the hits of each query, best first.
 
@@ -143,6 +142,7 @@ class Retriever:
             queries: Texts; a blank one has no hits.
             top_k: Most hits of a query.
             filter: Points to search.
+            encode: Makes the query vectors in place of the model's own call: a cache, or batches shared with others.
 
         Returns:
             One list per query, in the order of the queries.
@@ -156,40 +156,41 @@ class Retriever:
             raise InputError(f"top_k is {top_k}; at least one hit must be asked for")
         asked = [number for number, query in enumerate(queries) if query.strip()]
         texts = [queries[number] for number in asked]
-        client, what = self._collection.client, f"searching for {len(texts)} queries"
-        try:
-            found = run(
-                self._resolver.use(lambda resolved: self._search(resolved, texts, top_k, filter)),
-                lambda operation: self._collection.call(what, lambda: operation(client)),
-            )
-        except RequestTooLarge as error:
-            if len(texts) == 1:
-                raise Rejected(f"{what}: the server finds even one query too large ({error})") from error
-            half = len(texts) // 2
-            found = self.search(texts[:half], top_k, filter) + self.search(texts[half:], top_k, filter)
+        found = self._resolver.use(lambda resolved: self._search(resolved, texts, top_k, filter, encode))
         answers: list[list[Hit]] = [[] for _ in queries]
         for number, hits in zip(asked, found, strict=True):
             answers[number] = hits
         return answers
 
     def _search(
-        self, resolved: ResolvedCollection, texts: Sequence[str], top_k: int, filter_: models.Filter | None
-    ) -> Steps[list[list[Hit]]]:
+        self,
+        resolved: ResolvedCollection,
+        texts: Sequence[str],
+        top_k: int,
+        filter_: models.Filter | None,
+        encode: Callable[[Sequence[str]], Vectors] | None,
+    ) -> list[list[Hit]]:
         if resolved.sparse_vector_name is not None:
             tune_sparse_search(self._collection.client, resolved.name)
         answers: list[list[Hit]] = []
         for start in range(0, len(texts), BATCH_QUERIES):
-            plans = self._plans(resolved, texts[start : start + BATCH_QUERIES], top_k, filter_)
-            answers += yield from self._answers(resolved, plans, top_k)
+            plans = self._plans(resolved, texts[start : start + BATCH_QUERIES], top_k, filter_, encode)
+            answers += self._answers(resolved, plans, top_k)
         return answers
 
     def _plans(
-        self, resolved: ResolvedCollection, texts: Sequence[str], top_k: int, filter_: models.Filter | None
+        self,
+        resolved: ResolvedCollection,
+        texts: Sequence[str],
+        top_k: int,
+        filter_: models.Filter | None,
+        encode: Callable[[Sequence[str]], Vectors] | None,
     ) -> list[QueryPlan]:
         dense: list[models.Prefetch | None] = [None] * len(texts)
         sparse: list[models.Prefetch | None] = [None] * len(texts)
         if self._model is not None:
-            vectors = self._model.encode_query(texts, prompt=self._prompt).tolist()
+            made = self._model.encode_query(texts, prompt=self._prompt) if encode is None else encode(texts)
+            vectors = made.tolist()
             dense = [dense_search(resolved, vector, filter=filter_, params=self._params) for vector in vectors]
         if resolved.sparse_vector_name is not None:
             sparse = [sparse_search(resolved, self._sparse_query(text), filter=filter_) for text in texts]
@@ -206,7 +207,7 @@ class Retriever:
             for searches in zip(dense, sparse, strict=True)
         ]
 
-    def _answers(self, resolved: ResolvedCollection, plans: Sequence[QueryPlan], top_k: int) -> Steps[list[list[Hit]]]:
+    def _answers(self, resolved: ResolvedCollection, plans: Sequence[QueryPlan], top_k: int) -> list[list[Hit]]:
         """Ask, and ask again for more points where chunks of few documents fill the answer."""
         answers: list[list[Hit]] = [[] for _ in plans]
         numbers = [number for number, plan in enumerate(plans) if plan.dense or plan.sparse]
@@ -216,12 +217,12 @@ class Retriever:
             if not numbers:
                 break
             requests = [request for n in numbers for request in replace(plans[n], top_k=limit).requests()]
-            responses = yield from _query(resolved.name, requests)
+            found = resolved.collection.search(f"searching for {len(numbers)} queries", requests)
             unfinished = []
-            for number, response in zip(numbers, responses, strict=True):
-                hits = [read_hit(point, resolved.text_field) for point in response.points]
+            for number, points in zip(numbers, found, strict=True):
+                hits = [read_hit(point, resolved.text_field) for point in points]
                 answers[number] = best_of_each_document(hits)[:top_k] if self._unique_documents else hits
-                if len(response.points) == limit < most and len(answers[number]) < top_k:
+                if len(points) == limit < most and len(answers[number]) < top_k:
                     unfinished.append(number)
             numbers = unfinished
         return answers
@@ -240,7 +241,3 @@ class Retriever:
                 offered,
                 wanted,
             )
-
-
-def _query(name: str, requests: list[models.QueryRequest]) -> Steps[list[models.QueryResponse]]:
-    return ask(lambda client: client.query_batch_points(name, requests))

@@ -15,7 +15,6 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.encoders import bm25
 from care_qdrant.errors import CareError, InputError, Rejected
-from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.contracts import SparseContract
 from care_qdrant.search.conditions import parse_filter
@@ -45,7 +44,6 @@ class Searching:
         self._open = ExitStack()
         self._opening = threading.Lock()
         self._client: QdrantClient | None = None
-        self._spent = threading.local()
         self._retriever = lru_cache(_RETRIEVERS)(self._make_retriever)
 
     async def search(self, request: SearchRequest) -> SearchAnswer:
@@ -77,11 +75,21 @@ class Searching:
         accepted: float,
     ) -> SearchAnswer:
         started = time.perf_counter()
-        self._spent.encoding = 0.0
+        encoding = 0.0
+
+        def encode(texts: Sequence[str]) -> Vectors:
+            """Encode in a batch with other requests, and note the time."""
+            nonlocal encoding
+            assert pair is not None, "a search by words encodes nothing"
+            began = time.perf_counter()
+            try:
+                return pair.query.encode_now(texts)
+            finally:
+                encoding += time.perf_counter() - began
+
         retriever = self._retriever(collection, pair, request.mode, request.fusion, request.alpha)
-        [hits] = retriever.search([request.query], request.top_k, filter_)
+        [hits] = retriever.search([request.query], request.top_k, filter_, encode=encode)
         ended = time.perf_counter()
-        encoding = self._spent.encoding
         seconds = {"wait": started - accepted, "encode": encoding, "search": ended - started - encoding}
         return SearchAnswer(
             collection=collection,
@@ -108,19 +116,8 @@ class Searching:
     def _make_retriever(
         self, collection: str, pair: ServedPair | None, mode: Mode, fusion: Fusion, alpha: float | None
     ) -> Retriever:
-        model = None if pair is None else self._batched(pair)
+        model = None if pair is None else pair.model
         return Retriever(self._qdrant(), collection, model, mode=mode, fusion=fusion, alpha=alpha)
-
-    def _batched(self, pair: ServedPair) -> CareModel:
-        """Return the pair with a query encoder that shares batches with all requests, and notes its time."""
-        return CareModel(
-            name=pair.name,
-            dim=pair.dim,
-            fingerprint=pair.fingerprint,
-            temperature=pair.model.temperature,
-            load_query_encoder=lambda: _BatchedEncoder(pair, self._spent),
-            load_document_encoder=lambda: pair.model.document_encoder,
-        )
 
     def _qdrant(self) -> QdrantClient:
         with self._opening:
@@ -151,26 +148,6 @@ class Searching:
         future: Future[T] = self._threads.submit(run)
         future.add_done_callback(lambda _: self._room.release())
         return await asyncio.wrap_future(future)
-
-
-class _BatchedEncoder:
-    """The query encoder of a pair behind its micro-batches, as `CareModel` takes it."""
-
-    def __init__(self, pair: ServedPair, spent: threading.local) -> None:
-        encoder = pair.model.query_encoder
-        self.dim, self.max_tokens, self.prompt = encoder.dim, encoder.max_tokens, encoder.prompt
-        self.count_tokens = encoder.count_tokens
-        self._encode_now, self._spent = pair.query.encode_now, spent
-
-    def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
-        """Encode texts: (len(texts), dim) float32 unit rows."""
-        if prompt is not None:
-            raise InputError("a service encodes with the prompt of the model; leave the prompt out")
-        started = time.perf_counter()
-        try:
-            return self._encode_now(texts)
-        finally:
-            self._spent.encoding += time.perf_counter() - started
 
 
 def _filter(request: SearchRequest) -> models.Filter | None:

@@ -13,7 +13,7 @@ from llama_index.embeddings.care import CareEmbedding
 from llama_index.vector_stores.care import CareVectorStore
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
 
-from care_qdrant.errors import FingerprintMismatch
+from care_qdrant.errors import FingerprintMismatch, Unreachable
 from care_qdrant.qdrant.connection import open_client
 from tests.databases import REAL, open_database
 from tests.llama import collections as made
@@ -168,16 +168,36 @@ async def test_an_async_client_goes_the_same_way(
     point_alias(client, "live", NAME)
     aclient = AsyncQdrantClient(url=server.url, check_compatibility=False)
     store = CareVectorStore("live", aclient=aclient, embedding=embedding)
-    for number in range(2):
-        server.requests.clear()
-        await store.aquery(QUERY)
-        first = CHECK + SAMPLE if number == 0 else []
-        assert [(request.method, request.path) for request in server.requests] == first + SEARCH
+    server.requests.clear()
+    await store.aquery(QUERY)
+    assert [(request.method, request.path) for request in server.requests] == SEARCH, "checked when it was opened"
     point_alias(client, "live", "corpus_v2")
     client.delete_collection(NAME)
     await store.async_add([node("新的", "d9")])
     assert {one.ref_doc_id for one in await store.aget_nodes()} == {"d0", "d1", "d2", "d3", "d9"}
     await aclient.close()
+
+
+@pytest.mark.parametrize("use_async", [False, True])
+@pytest.mark.parametrize("fault", ["500", "429", "reset"])
+async def test_a_search_is_tried_again(
+    server: StandIn, client: QdrantClient, embedding: CareEmbedding, fault: str, use_async: bool
+) -> None:
+    fill(client)
+    store = CareVectorStore(NAME, client, embedding=embedding)
+    server.faults.add(fault, times=2, method="POST", path="/points/query/batch$")
+    answer = await store.aquery(QUERY) if use_async else store.query(QUERY)
+    assert answer.nodes and answer.nodes[0].ref_doc_id == "d0"
+
+
+def test_a_search_that_the_server_refuses_is_one_error_of_this_package(
+    server: StandIn, client: QdrantClient, embedding: CareEmbedding
+) -> None:
+    fill(client)
+    store = CareVectorStore(NAME, client, embedding=embedding)
+    server.faults.add("500", times=3, method="POST", path="/points/query/batch$")
+    with pytest.raises(Unreachable, match="gave up after 3 attempts"):
+        store.query(QUERY)
 
 
 def test_a_write_is_tried_again(server: StandIn, client: QdrantClient, embedding: CareEmbedding) -> None:

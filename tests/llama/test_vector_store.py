@@ -147,13 +147,10 @@ class TestWhichVector:
         with pytest.raises(InputError, match="'a', 'b'; say which"):
             CareVectorStore(NAME, client)
 
-    async def test_an_async_client_alone_is_checked_too(self, embedding: CareEmbedding) -> None:
+    async def test_an_embedded_async_client_alone_is_refused(self, embedding: CareEmbedding) -> None:
         aclient = AsyncQdrantClient(":memory:")
-        dense = models.VectorParams(size=32, distance=models.Distance.COSINE)
-        await aclient.create_collection(NAME, vectors_config={"care": dense})
-        store = CareVectorStore(NAME, aclient=aclient, embedding=embedding)
-        with pytest.raises(FingerprintMismatch, match="carries no fingerprint"):
-            await store.aquery(VectorStoreQuery(query_embedding=vector("x")))
+        with pytest.raises(InputError, match="give client=QdrantClient"):
+            CareVectorStore(NAME, aclient=aclient, embedding=embedding)
         await aclient.close()
 
 

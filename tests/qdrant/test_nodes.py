@@ -1,9 +1,13 @@
 """Several URLs: nodes of one real cluster, of none, and of two."""
 
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from llama_index.core.schema import TextNode
+from llama_index.core.vector_stores.types import VectorStoreQuery
+from llama_index.vector_stores.care import CareVectorStore
 from qdrant_client import models
 
 from care_qdrant import IngestSettings, ingest
@@ -44,6 +48,24 @@ def test_calls_go_on_with_another_node(cluster: QdrantCluster, grpc: bool, caplo
         finally:
             cluster.nodes[first].start()
     assert f"{cluster.nodes[first].url} does not answer; going on with" in caplog.text
+
+
+def test_the_store_of_llama_index_goes_on_with_another_node(cluster: QdrantCluster) -> None:
+    model = HashModel()
+    documents = [Document(f"d{number}", text) for number, text in enumerate(medical_texts(30))]
+    query = VectorStoreQuery(query_embedding=model.encode_query([documents[3].text])[0].tolist())
+    with open_client(url=cluster.url) as client:
+        written = ingest(documents, model, client, "store", settings=IngestSettings()).points
+        store = CareVectorStore("store", client, fingerprint=model.fingerprint)
+        first = client.node  # type: ignore[attr-defined]
+        cluster.nodes[first].kill()
+        try:
+            found = store.query(query).nodes or []
+            assert found[0].ref_doc_id == "d3"
+            store.add([TextNode(id_=str(uuid.uuid4()), text="新的", embedding=query.query_embedding)])
+            assert Collection(client, "store").count() == written + 1
+        finally:
+            cluster.nodes[first].start()
 
 
 def test_ingestion_over_grpc_asks_the_port_of_each_node(cluster: QdrantCluster) -> None:

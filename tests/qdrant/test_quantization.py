@@ -43,7 +43,7 @@ def qdrant(server: StandIn) -> Iterator[QdrantClient]:
 
 def _searched_with(client: QdrantClient, params: models.SearchParams | None) -> models.SearchParams | None:
     schema = Collection(client, NAME).schema
-    resolved = resolve_vectors(NAME, schema, StoreConfig(vector_name="care"), checked_at=0.0)
+    resolved = resolve_vectors(Collection(client, NAME), schema, StoreConfig(vector_name="care"), checked_at=0.0)
     return dense_search(resolved, [1.0], filter=None, params=params).params
 
 

@@ -39,7 +39,7 @@ def real(request: pytest.FixtureRequest) -> Iterator[QdrantClient]:
 
 def resolve(client: QdrantClient, name: str) -> ResolvedCollection:
     schema = Collection(client, name).schema
-    return resolve_vectors(name, schema, StoreConfig(vector_name="v"), checked_at=0.0)
+    return resolve_vectors(Collection(client, name), schema, StoreConfig(vector_name="v"), checked_at=0.0)
 
 
 def fill_with_a_graph(client: QdrantClient) -> list[list[float]]:
@@ -95,7 +95,7 @@ def with_graph(client: QdrantClient, name: str) -> ResolvedCollection:
     Collection(client, name).create(vectors_config={"v": models.VectorParams(size=2, distance=models.Distance.DOT)})
     Collection(client, name).create_indexes({"group": models.PayloadSchemaType.KEYWORD})
     schema = replace(Collection(client, name).schema, has_index=True, points=20_000)
-    return resolve_vectors(name, schema, StoreConfig(vector_name="v"), checked_at=0.0)
+    return resolve_vectors(Collection(client, name), schema, StoreConfig(vector_name="v"), checked_at=0.0)
 
 
 def test_acorn_is_asked_for_where_a_graph_is_filtered(standin: StandIn, caplog: pytest.LogCaptureFixture) -> None:

@@ -6,9 +6,9 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import FingerprintMismatch, InputError
+from care_qdrant.qdrant.collection import Collection
 from care_qdrant.search.resolve import CollectionResolver, StoreConfig, choose_layout
 from care_qdrant.search.retriever import Retriever
-from care_qdrant.search.steps import locked_call, run
 from care_qdrant.types import Chunk, Document
 from tests.databases import REAL, open_database
 from tests.search.conftest import COLLECTION, fill
@@ -87,42 +87,37 @@ def test_the_successor_of_a_dropped_collection_is_checked(qdrant: QdrantClient, 
             retriever.search(["感冒"])
 
 
-def test_a_collection_that_is_dropped_between_the_two_requests(qdrant: QdrantClient, model: HashModel) -> None:
+def test_a_collection_that_is_dropped_between_the_two_requests(
+    qdrant: QdrantClient, model: HashModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill(qdrant, model, CHUNKS)
     fill(qdrant, model, CHANGED, "corpus_v2")
     point_alias(qdrant, "live", COLLECTION)
-    config = StoreConfig(contract=model.contract())
-    steps = CollectionResolver("live", config, embedded=True, check_seconds=30).resolve()
-    call = locked_call(qdrant)
-    aliases = call(next(steps))
-    point_alias(qdrant, "live", "corpus_v2")
-    qdrant.delete_collection(COLLECTION)
-    read_schema = steps.send(aliases)
-    with pytest.raises(Exception, match=r"(?i)not found") as gone:
-        call(read_schema)
-    read_aliases = steps.throw(gone.value)
+    get_aliases = qdrant.get_aliases
 
-    def rest() -> object:
-        operation = steps.send(call(read_aliases))
-        return steps.send(call(operation))
+    def then_switch() -> models.CollectionsAliasesResponse:
+        aliases = get_aliases()
+        if qdrant.collection_exists(COLLECTION):
+            point_alias(qdrant, "live", "corpus_v2")
+            qdrant.delete_collection(COLLECTION)
+        return aliases
 
-    with pytest.raises(StopIteration) as end:
-        rest()
-    assert end.value.value.name == "corpus_v2"
+    monkeypatch.setattr(qdrant, "get_aliases", then_switch)
+    resolver = CollectionResolver(Collection(qdrant, "live"), StoreConfig(contract=model.contract()))
+    assert resolver.resolve().name == "corpus_v2"
 
 
 def test_another_error_than_a_missing_collection_is_raised_as_it_is(qdrant: QdrantClient, model: HashModel) -> None:
     fill(qdrant, model, CHUNKS)
-    resolver = CollectionResolver(COLLECTION, StoreConfig(contract=model.contract()), embedded=True, check_seconds=30)
+    resolver = CollectionResolver(Collection(qdrant, COLLECTION), StoreConfig(contract=model.contract()))
     calls = []
 
-    def work(resolved: object) -> Iterator[object]:
+    def work(resolved: object) -> None:
         calls.append(resolved)
         raise KeyError("mine")
-        yield
 
     with pytest.raises(KeyError, match="mine"):
-        run(resolver.use(work), locked_call(qdrant))  # type: ignore[arg-type]
+        resolver.use(work)
     assert len(calls) == 1
 
 
@@ -138,5 +133,4 @@ def test_the_field_that_attach_read_is_the_text() -> None:
 def test_a_page_is_what_strict_mode_allows(served: QdrantClient, model: HashModel) -> None:
     served.update_collection(COLLECTION, strict_mode_config=models.StrictModeConfig(enabled=True, max_query_limit=10))
     config = StoreConfig(contract=model.contract(), sample_points=32)
-    resolver = CollectionResolver(COLLECTION, config, embedded=False, check_seconds=30)
-    assert run(resolver.resolve(), locked_call(served)).is_sampled
+    assert CollectionResolver(Collection(served, COLLECTION), config).resolve().is_sampled

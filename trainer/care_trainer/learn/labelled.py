@@ -129,7 +129,7 @@ def measure_labelled(
 ) -> LabelledQuality:
     """Search the collection with labelled questions, and compare what is found with what is relevant."""
     resolved = resolve_vectors(
-        collection.name, collection.schema, StoreConfig(sparse=None, vector_name=vector_name), checked_at=0.0
+        collection, collection.schema, StoreConfig(sparse=None, vector_name=vector_name), checked_at=0.0
     )
     if alpha is not None:
         resolved = replace(resolved, alpha=alpha)

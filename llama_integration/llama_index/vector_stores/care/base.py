@@ -3,11 +3,13 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
 from inspect import signature
-from typing import Any, Protocol, cast
+from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.schema import BaseNode, MetadataMode
@@ -20,36 +22,42 @@ from llama_index.core.vector_stores.types import (
 )
 from llama_index.embeddings.care.nodes import embeds_other_metadata
 from llama_index.vector_stores.care.filters import build_filter, document_filter, node_filter, query_filter
-from llama_index.vector_stores.care.operations import (
-    create_unless_there,
-    delete_points,
-    read_points,
-    score_nodes,
-    upload_points,
-    write_points,
-)
 from llama_index.vector_stores.care.origin import check_nodes, check_query
-from llama_index.vector_stores.care.points import add_hash, as_lists, check_ids, read_result, vector_of
+from llama_index.vector_stores.care.points import (
+    add_hash,
+    as_lists,
+    as_point_id,
+    changed_texts,
+    check_ids,
+    having_ids,
+    merge_operations,
+    read_result,
+    vector_of,
+)
 from llama_index.vector_stores.care.query import LEXICAL, build_plan, choose_diverse, clip_scores, fuse_by_scaled_score
 from llama_index.vector_stores.qdrant import QdrantVectorStore
 from llama_index.vector_stores.qdrant.base import DEFAULT_DENSE_VECTOR_NAME, DOCUMENT_ID_KEY
 from llama_index.vector_stores.qdrant.utils import HybridFusionCallable, SparseEncoderCallable
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
+from qdrant_client.local.async_qdrant_local import AsyncQdrantLocal
 from typing_extensions import override
 
 from care_qdrant.encoders import bm25
 from care_qdrant.encoders.sparse import NATIVE_BM25, SparseQuery, SparseQueryEncoder, document_terms
-from care_qdrant.errors import InputError
-from care_qdrant.qdrant.connection import client_lock, is_embedded
+from care_qdrant.errors import InputError, Rejected
+from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.contracts import SparseContract, VectorContract, contract_metadata
 from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME
 from care_qdrant.qdrant.embedded_sparse import tune_sparse_search
 from care_qdrant.qdrant.layout import Layout
+from care_qdrant.qdrant.retry import RequestTooLarge
 from care_qdrant.search.fusion import Fusion
 from care_qdrant.search.plan import QueryPlan
 from care_qdrant.search.resolve import CHECK_SECONDS, CollectionResolver, ResolvedCollection, StoreConfig
-from care_qdrant.search.steps import Steps, T, arun, ask, async_call, locked_call, run, threaded_call
+from care_qdrant.search.retriever import SEARCH_POLICY
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Ids = list[str] | None
 Filters = MetadataFilters | None
 
@@ -59,7 +67,16 @@ SAMPLE_POINTS = 32
 _STOCK_SETTINGS = frozenset(signature(QdrantVectorStore.__init__).parameters) | QdrantVectorStore.model_fields.keys()
 """What the stock store's constructor takes, and what its `to_dict` returns."""
 
+_THREADS = ThreadPoolExecutor(32, thread_name_prefix="care-store")
+"""Async calls wait for sync ones in these, so that one client serves both and nothing is written twice."""
+
 logger = logging.getLogger(__name__)
+
+
+async def _in_thread(function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+    """Return what a sync call returns; a caller that is cancelled no longer waits for it."""
+    call = partial(copy_context().run, function, *args, **options)
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, call)
 
 
 class HasContract(Protocol):
@@ -88,6 +105,8 @@ class CareVectorStore(QdrantVectorStore):
       ``enable_hybrid=False`` searches the dense vector alone.
     - Scores of hybrid queries are in 0…1, and ``alpha=0.0`` is 0, sync and async.
     - One client serves sync and async callers, from any number of threads.
+    - Searches and writes that fail for the moment are tried again, on another node where the client knows several
+      (`care_qdrant.open_client` with several URLs).
 
     Example:
         >>> from qdrant_client import QdrantClient
@@ -97,6 +116,7 @@ class CareVectorStore(QdrantVectorStore):
         >>> store = CareVectorStore("corpus", client, embedding=CareEmbedding())  # doctest: +SKIP
     """
 
+    _named: Collection = PrivateAttr()
     _resolver: CollectionResolver = PrivateAttr()
     _fusion: Fusion = PrivateAttr(default="linear")
     _finds_bm25: bool = PrivateAttr(default=False)
@@ -128,7 +148,7 @@ class CareVectorStore(QdrantVectorStore):
         Args:
             collection_name: Name or alias.
             client: An open client; enough for sync and async calls.
-            aclient: Only where async calls shall have a client of their own.
+            aclient: Only for those who have no other: a client with its options is opened, which async calls use, too.
             embedding: What makes the query vectors: the collection must carry its fingerprint.
             fingerprint: The same, when only the fingerprint is known.
             vector_name: Of the dense vector; None takes the one of the embedding, or the only one.
@@ -150,7 +170,8 @@ class CareVectorStore(QdrantVectorStore):
                 hybrid, too.
 
         Raises:
-            InputError: There is no such setting; the vector is not there; or no point of the collection has a text.
+            InputError: There is no such setting; the vector is not there; no point of the collection has a text; or
+                ``aclient`` is an embedded database, which only one client can open.
             ContractError: Another model made the vectors.
         """
         _require_known(settings)
@@ -174,15 +195,14 @@ class CareVectorStore(QdrantVectorStore):
         settings["enable_hybrid"] = hybrid
         if not own_sparse:
             settings.update(sparse_doc_fn=self._bm25_of_documents, sparse_query_fn=_bm25_of_queries)
-        with client_lock(cast(QdrantClient, client)):
-            super().__init__(
-                collection_name,
-                client=client,
-                aclient=aclient,
-                dense_vector_name=vector_name or default_name,
-                sparse_vector_name=sparse_vector_name or (SPARSE_VECTOR_NAME if not own_sparse else None),
-                **settings,
-            )
+        super().__init__(
+            collection_name,
+            client=_sync_client(aclient) if client is None and aclient is not None else client,
+            aclient=aclient,
+            dense_vector_name=vector_name or default_name,
+            sparse_vector_name=sparse_vector_name or (SPARSE_VECTOR_NAME if not own_sparse else None),
+            **settings,
+        )
         self._fusion, self._finds_bm25, self._sparse_encoder = fusion, finds_bm25, sparse_encoder
         if finds_bm25:
             self._sparse_doc_fn, self._sparse_query_fn = self._bm25_of_documents, _bm25_of_queries
@@ -199,11 +219,10 @@ class CareVectorStore(QdrantVectorStore):
             text_field=text_field,
             sample_points=SAMPLE_POINTS,
         )
-        self._resolver = CollectionResolver(
-            collection_name, config, embedded=self._is_embedded(), check_seconds=check_seconds
-        )
-        if self._client is not None and self._collection_initialized:
-            self._adopt(self._run(self._resolver.resolve()))
+        self._named = self._collection(collection_name)
+        self._resolver = CollectionResolver(self._named, config, check_seconds=check_seconds)
+        if self._collection_initialized:
+            self._adopt(self._resolver.resolve())
 
     @classmethod
     @override
@@ -236,18 +255,16 @@ class CareVectorStore(QdrantVectorStore):
         """What the model that this store was opened for makes; None when it was opened for none."""
         return self._resolver.config.contract
 
-    # The public methods, sync and async: each runs the same steps.
+    # The public methods. Each async one is the sync one in a thread.
 
     @override
     def query(self, query: VectorStoreQuery, **options: Any) -> VectorStoreQueryResult:
         self._check_query(query)
-        return self._run(self._query(query, options))
+        return self._use(lambda resolved: self._search(resolved, query, options))
 
     @override
     async def aquery(self, query: VectorStoreQuery, **options: Any) -> VectorStoreQueryResult:
-        if self._embedding is not None:
-            await asyncio.to_thread(self._check_query, query)
-        return await self._arun(self._query(query, options))
+        return await _in_thread(self.query, query, **options)
 
     def score(self, query_embedding: list[float], node_ids: Sequence[str]) -> dict[str, float]:
         """Return the cosine of a query with the stored vector of each node; nodes without one are left out.
@@ -256,69 +273,102 @@ class CareVectorStore(QdrantVectorStore):
             query_embedding: Vector of the query, ``(dim,)``.
             node_ids: Of the nodes to score.
         """
-        return self._run(self._use(lambda resolved: score_nodes(resolved, query_embedding, node_ids)))
+        if not node_ids:
+            return {}
+
+        def ask(resolved: ResolvedCollection) -> list[models.ScoredPoint]:
+            request = models.QueryRequest(
+                query=query_embedding,
+                using=resolved.vector_name,
+                filter=models.Filter(must=[having_ids(node_ids)]),
+                limit=len(node_ids),
+            )
+            return resolved.collection.search(f"scoring {len(node_ids)} nodes", [request])[0]
+
+        scores: dict[Any, float] = {point.id: point.score for point in self._use(ask)}
+        return {node_id: scores[found] for node_id in node_ids if (found := as_point_id(node_id)) in scores}
 
     async def ascore(self, query_embedding: list[float], node_ids: Sequence[str]) -> dict[str, float]:
         """Return the same as `score`."""
-        return await self._arun(self._use(lambda resolved: score_nodes(resolved, query_embedding, node_ids)))
+        return await _in_thread(self.score, query_embedding, node_ids)
 
     @override
     def get_nodes(
         self, node_ids: Ids = None, filters: Filters = None, limit: int | None = None, shard_identifier: Any = None
     ) -> list[BaseNode]:
-        return self._run(self._get_nodes(node_ids, filters, limit, shard_identifier))
+        def read(resolved: ResolvedCollection) -> list[BaseNode]:
+            pages = resolved.collection.of_shard(self._shard(shard_identifier)).scroll(
+                where=node_filter(node_ids, filters, resolved.layout),
+                limit=limit,
+                vectors=[resolved.vector_name] if resolved.vector_name else True,
+            )
+            records = [record for page in pages for record in page]
+            found = read_result(records, resolved.layout, resolved.vector_name or "", or_unnamed=self._is_unbound)
+            return list(found.nodes or ())
+
+        return self._use(read)
 
     @override
     async def aget_nodes(
         self, node_ids: Ids = None, filters: Filters = None, limit: int | None = None, shard_identifier: Any = None
     ) -> list[BaseNode]:
-        return await self._arun(self._get_nodes(node_ids, filters, limit, shard_identifier))
+        return await _in_thread(self.get_nodes, node_ids, filters, limit, shard_identifier)
 
     @override
     def add(self, nodes: Sequence[BaseNode], shard_identifier: Any = None, **options: Any) -> list[str]:
         self._check_nodes(nodes)
-        return self._run(self._add(nodes, shard_identifier, self.parallel))
+        if not nodes:
+            return []
+        check_ids(nodes)
+        self._warn_of_metadata(nodes)
+        if not self._named.exists():
+            self._create(nodes)
+            self._resolver.forget()
+        return self._use(lambda resolved: self._write(resolved, nodes, self._shard(shard_identifier)))
 
     @override
     async def async_add(self, nodes: Sequence[BaseNode], shard_identifier: Any = None, **options: Any) -> list[str]:
-        if self._embedding is not None:
-            await asyncio.to_thread(self._check_nodes, nodes)
-        # One request at a time, as the stock store's: the client has no parallel upload that is awaited.
-        return await self._arun(self._add(nodes, shard_identifier, parallel=1))
+        return await _in_thread(self.add, nodes, shard_identifier, **options)
 
     @override
     def delete(self, ref_doc_id: str, shard_identifier: Any = None, **options: Any) -> None:
-        self._run(self._delete(partial(document_filter, [ref_doc_id]), shard_identifier))
+        self._delete(partial(document_filter, [ref_doc_id]), shard_identifier)
 
     @override
     async def adelete(self, ref_doc_id: str, shard_identifier: Any = None, **options: Any) -> None:
-        await self._arun(self._delete(partial(document_filter, [ref_doc_id]), shard_identifier))
+        await _in_thread(self.delete, ref_doc_id, shard_identifier)
 
     @override
     def delete_nodes(
         self, node_ids: Ids = None, filters: Filters = None, shard_identifier: Any = None, **options: Any
     ) -> None:
-        self._run(self._delete(partial(node_filter, node_ids, filters), shard_identifier))
+        self._delete(partial(node_filter, node_ids, filters), shard_identifier)
 
     @override
     async def adelete_nodes(
         self, node_ids: Ids = None, filters: Filters = None, shard_identifier: Any = None, **options: Any
     ) -> None:
-        await self._arun(self._delete(partial(node_filter, node_ids, filters), shard_identifier))
+        await _in_thread(self.delete_nodes, node_ids, filters, shard_identifier)
 
     @override
     def clear(self) -> None:
-        self._run(self._clear())
+        self._named.drop()
+        self._collection_initialized = False
+        self._resolver.forget()
 
     @override
     async def aclear(self) -> None:
-        await self._arun(self._clear())
+        await _in_thread(self.clear)
 
     # What the stock store offers to those who extend it, in terms of the collection that was resolved last.
 
     @override
     def parse_to_query_result(self, response: list[Any]) -> VectorStoreQueryResult:
         return read_result(response, self._layout, self.dense_vector_name, or_unnamed=self._is_unbound)
+
+    @override
+    def _collection_exists(self, collection_name: str) -> bool:
+        return self._collection(collection_name).exists()
 
     @override
     def _detect_vector_format(self, collection_name: str) -> None:
@@ -367,17 +417,12 @@ class CareVectorStore(QdrantVectorStore):
         """Whether nobody says which model makes the query vectors."""
         return self._resolver.config.expected is None
 
-    def _is_embedded(self) -> bool:
-        return is_embedded(cast(QdrantClient, self._client or self._aclient))
+    def _collection(self, name: str) -> Collection:
+        """Return the way to the points: as patient as a search, with as many attempts as the settings say."""
+        return Collection(self._client, name, replace(SEARCH_POLICY, attempts=max(1, self.max_retries)))
 
-    def _run(self, steps: Steps[T]) -> T:
-        return run(steps, locked_call(self._client))
-
-    async def _arun(self, steps: Steps[T]) -> T:
-        return await arun(steps, async_call(self._aclient) if self._aclient else threaded_call(self._client))
-
-    def _use(self, work: Callable[[ResolvedCollection], Steps[T]]) -> Steps[T]:
-        """Return the steps of work on the collection, checked if due, and done again if it was replaced meanwhile."""
+    def _use(self, work: Callable[[ResolvedCollection], T]) -> T:
+        """Return the result of work on the collection, checked if due, and done again if it was replaced meanwhile."""
         return self._resolver.use(lambda resolved: work(self._adopt(resolved)))
 
     def _adopt(self, resolved: ResolvedCollection) -> ResolvedCollection:
@@ -387,7 +432,7 @@ class CareVectorStore(QdrantVectorStore):
         if self._finds_bm25:
             self.enable_hybrid = resolved.bm25 is not None
         if resolved.bm25 is not None:
-            tune_sparse_search(cast(QdrantClient, self._client or self._aclient), resolved.name)
+            tune_sparse_search(self._client, resolved.name)
         self._legacy_vector_format = self.dense_vector_name == ""
         self._collection_initialized = True
         if resolved.unchecked is not None and not self._has_warned:
@@ -416,36 +461,22 @@ class CareVectorStore(QdrantVectorStore):
 
     # Reading
 
-    def _query(self, query: VectorStoreQuery, options: dict[str, Any]) -> Steps[VectorStoreQueryResult]:
-        return self._use(lambda resolved: self._search(resolved, query, options))
-
-    def _get_nodes(self, node_ids: Ids, filters: Filters, limit: int | None, shard: Any) -> Steps[list[BaseNode]]:
-        def read(resolved: ResolvedCollection) -> Steps[list[BaseNode]]:
-            records = yield from read_points(
-                resolved, node_filter(node_ids, filters, resolved.layout), limit, self._shard(shard)
-            )
-            found = read_result(records, resolved.layout, resolved.vector_name or "", or_unnamed=self._is_unbound)
-            return list(found.nodes or ())
-
-        return self._use(read)
-
     def _search(
         self, resolved: ResolvedCollection, query: VectorStoreQuery, options: dict[str, Any]
-    ) -> Steps[VectorStoreQueryResult]:
+    ) -> VectorStoreQueryResult:
         if resolved.bm25 is not None and query.mode == VectorStoreQueryMode.DEFAULT and query.query_str:
             query = replace(query, mode=VectorStoreQueryMode.HYBRID)
         plan = self._plan(resolved, query, options)
         requests = plan.requests()
         if not requests:
             return VectorStoreQueryResult(nodes=[], similarities=[], ids=[])
-        answers = yield from ask(lambda client: client.query_batch_points(resolved.name, requests))
+        lists = resolved.collection.search("searching", requests)
         to_result = partial(
             read_result,
             layout=resolved.layout,
             vector_name=resolved.vector_name or "",
             or_unnamed=self._is_unbound,
         )
-        lists = [answer.points for answer in answers]
         if plan.with_vectors:
             vectors = [vector_of(point, resolved.vector_name or "", or_unnamed=True) or [] for point in lists[0]]
             threshold = options.get("mmr_threshold", query.mmr_threshold)
@@ -483,28 +514,12 @@ class CareVectorStore(QdrantVectorStore):
 
     # Writing
 
-    def _add(self, nodes: Sequence[BaseNode], shard: Any, parallel: int) -> Steps[list[str]]:
-        if not nodes:
-            return []
-        check_ids(nodes)
-        self._warn_of_metadata(nodes)
-        if not (yield from ask(lambda client: client.collection_exists(self.collection_name))):
-            yield from self._create(nodes)
-            self._resolver.forget()
-        return (yield from self._use(lambda resolved: self._write(resolved, nodes, self._shard(shard), parallel)))
-
-    def _write(
-        self, resolved: ResolvedCollection, nodes: Sequence[BaseNode], shard: Any, parallel: int
-    ) -> Steps[list[str]]:
-        """Write nodes; vectors of other models on the same points stay."""
+    def _write(self, resolved: ResolvedCollection, nodes: Sequence[BaseNode], shard: Any) -> list[str]:
+        """Write nodes, ``parallel`` requests at a time; vectors of other models on the same points stay."""
         points, ids = self._build_points(list(nodes), self.sparse_vector_name)
-        size, attempts = self.batch_size, self.max_retries
-        if parallel > 1 and not resolved.has_other_vectors:
-            yield from upload_points(resolved, points, size, parallel, attempts, shard)
-            return ids
-        outdated = 0
-        for batch in iter_batch(points, size):
-            outdated += yield from write_points(resolved, batch, attempts, shard)
+        write = partial(self._write_batch, resolved, resolved.collection.of_shard(shard))
+        with ThreadPoolExecutor(max(1, self.parallel), thread_name_prefix="care-add") as threads:
+            outdated = sum(threads.map(write, iter_batch(points, self.batch_size)))
         if outdated:
             logger.warning(
                 "%d points of collection %r have a new text; their vectors of other models were made of the old one: "
@@ -514,10 +529,26 @@ class CareVectorStore(QdrantVectorStore):
             )
         return ids
 
-    def _delete(self, where: Callable[[Layout | None], models.Filter], shard: Any) -> Steps[None]:
-        return self._use(lambda resolved: delete_points(resolved, where(resolved.layout), self._shard(shard)))
+    def _write_batch(
+        self, resolved: ResolvedCollection, collection: Collection, points: list[models.PointStruct]
+    ) -> int:
+        """Write points in one request, or in halves of one that is too large; return how many have a new text."""
+        there = collection.retrieve([point.id for point in points]) if resolved.has_other_vectors else {}
+        what = f"writing {len(points)} points"
+        try:
+            collection.apply(what, merge_operations(points, there.values()))
+        except RequestTooLarge as error:
+            if len(points) == 1:
+                raise Rejected(f"{what}: the server finds even one point too large ({error})") from error
+            half = len(points) // 2
+            return sum(self._write_batch(resolved, collection, part) for part in (points[:half], points[half:]))
+        return len(changed_texts(points, there.values(), resolved.layout))
 
-    def _create(self, nodes: Sequence[BaseNode]) -> Steps[None]:
+    def _delete(self, where: Callable[[Layout | None], models.Filter], shard: Any) -> None:
+        key = self._shard(shard)
+        self._use(lambda resolved: resolved.collection.of_shard(key).delete_where(where(resolved.layout)))
+
+    def _create(self, nodes: Sequence[BaseNode]) -> None:
         """Create the collection with named vectors and, when the model is known, its contract."""
         contract, dim = self.contract, len(nodes[0].get_embedding())
         metadata = {} if contract is None else contract_metadata(self.dense_vector_name, contract)
@@ -532,10 +563,8 @@ class CareVectorStore(QdrantVectorStore):
         distance = models.Distance.COSINE if contract is None else contract.qdrant_distance
         dense = self._dense_config or models.VectorParams(size=dim, distance=distance)
         sparse = self._sparse_config or models.SparseVectorParams(modifier=modifier)
-        name = self.collection_name
-        yield from create_unless_there(
-            lambda client: client.create_collection(
-                name,
+        try:
+            self._named.create(
                 vectors_config={self.dense_vector_name: dense},
                 sparse_vectors_config={self.sparse_vector_name: sparse} if self.enable_hybrid else None,
                 quantization_config=self._quantization_config,
@@ -545,24 +574,15 @@ class CareVectorStore(QdrantVectorStore):
                 write_consistency_factor=self._write_consistency_factor,
                 metadata=metadata or None,
             )
-        )
+        except Rejected as error:
+            # Another process made it in the meantime, or our own request did and its answer was lost.
+            if "already exists" not in str(error):
+                raise
         for key in self._shard_keys or ():
-            yield from create_unless_there(lambda client, key=key: client.create_shard_key(name, key))  # type: ignore[misc]
-        for index in self._payload_index_list():
-            yield from ask(lambda client, index=index: client.create_payload_index(name, **index))  # type: ignore[misc]
-
-    def _payload_index_list(self) -> list[dict[str, Any]]:
-        """Return the payload indexes to create; the embedded database has none."""
-        if self._is_embedded():
-            return []
-        keyword = models.PayloadSchemaType.KEYWORD
-        document_id = [{"field_name": DOCUMENT_ID_KEY, "field_schema": keyword}] if self.index_doc_id else []
-        return [*document_id, *(self._payload_indexes or ())]
-
-    def _clear(self) -> Steps[None]:
-        yield from ask(lambda client: client.delete_collection(self.collection_name))
-        self._collection_initialized = False
-        self._resolver.forget()
+            self._named.of_shard(key).create_shard_key(None, None)
+        indexes: dict[str, Any] = {DOCUMENT_ID_KEY: models.PayloadSchemaType.KEYWORD} if self.index_doc_id else {}
+        indexes |= {index["field_name"]: index.get("field_schema") for index in self._payload_indexes or ()}
+        self._named.create_indexes(indexes)
 
     def _bm25_of_documents(self, texts: list[str]) -> tuple[list[list[int]], list[list[float]]]:
         resolved = self._resolver.resolved
@@ -583,6 +603,16 @@ class CareVectorStore(QdrantVectorStore):
                 self.collection_name,
                 ", ".join(sorted(leaking.metadata)),
             )
+
+
+def _sync_client(aclient: AsyncQdrantClient) -> QdrantClient:
+    """Open the server of an async client."""
+    if isinstance(aclient._client, AsyncQdrantLocal):
+        raise InputError(
+            "aclient= is an embedded database, which only one client can open: give client=QdrantClient(...) in its "
+            "place; async calls use it, too"
+        )
+    return QdrantClient(**aclient.init_options)
 
 
 def _bm25_of_queries(texts: list[str]) -> tuple[list[list[int]], list[list[float]]]:

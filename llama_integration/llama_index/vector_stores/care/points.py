@@ -100,7 +100,7 @@ def add_hash(point: models.PointStruct, node: BaseNode, vector_name: str, finger
 
 
 def merge_operations(
-    points: Sequence[models.PointStruct], stored: Iterable[models.Record], shard_key: Any | None
+    points: Sequence[models.PointStruct], stored: Iterable[models.Record]
 ) -> list[models.UpdateOperation]:
     """Return the operations that write points without touching the vectors that other models have on them.
 
@@ -114,16 +114,15 @@ def merge_operations(
     new = [point for point in points if _uuid(point) not in there]
     operations: list[models.UpdateOperation] = []
     if new:
-        upsert = models.PointsList(points=new, shard_key=shard_key)
-        operations.append(models.UpsertOperation(upsert=upsert))
+        operations.append(models.UpsertOperation(upsert=models.PointsList(points=new)))
     if old:
         vectors = [models.PointVectors(id=point.id, vector=point.vector) for point in old]
-        update = models.UpdateVectors(points=vectors, shard_key=shard_key)
-        operations.append(hash_removal(vectors, shard_key))
+        update = models.UpdateVectors(points=vectors)
+        operations.append(hash_removal(vectors))
         operations.append(models.UpdateVectorsOperation(update_vectors=update))
     for point in old:
         payload = _merged(there[_uuid(point)], point.payload or {})
-        overwrite = models.SetPayload(payload=payload, points=[point.id], shard_key=shard_key)
+        overwrite = models.SetPayload(payload=payload, points=[point.id])
         operations.append(models.OverwritePayloadOperation(overwrite_payload=overwrite))
     return operations
 
