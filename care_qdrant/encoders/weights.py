@@ -124,9 +124,9 @@ def check_model(folder: Path) -> None:
     """
     from importlib.util import find_spec
 
-    for file in sorted(folder.rglob("*.safetensors")):
-        read_header(file)
-    if (folder / "config.json").is_file() and find_spec("transformers") is not None:
+    if find_spec("transformers") is None:
+        _check_files(folder)
+    else:
         with readable_model(folder):
             pass
 
@@ -145,6 +145,7 @@ def readable_model(folder: Path) -> Iterator[Path]:
         IncompleteModel: A file is missing or cut off, or a tensor is missing.
         ModelError: The weights are not those that the model reads, or need remote code.
     """
+    _check_files(folder)
     with native_folder(folder) as native:
         if (folder / ADAPTER_CONFIG).is_file():
             check_adapter(folder, _base_of(folder))
@@ -164,6 +165,12 @@ def readable_model(folder: Path) -> Iterator[Path]:
                 yield Path(copy)
         else:
             yield native
+
+
+def _check_files(folder: Path) -> None:
+    """Check that the files of all modules are whole."""
+    for file in sorted(folder.rglob("*.safetensors")):
+        read_header(file)
 
 
 def check_adapter(adapter: Path, base: Path) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from care_qdrant.encoders.onnx import OnnxEncoder
 from care_qdrant.encoders.torch import cuts_unit_vectors, no_progress_bars
+from care_qdrant.encoders.weights import readable_model
 from care_qdrant.errors import InputError, ModelError, needs_extra
 from care_qdrant.model.card import DOCUMENT_ONNX, OnnxFiles
 from care_qdrant.model.folder import describe_side, geometry_of
@@ -142,9 +143,9 @@ def _load_tower(folder: Path) -> "SentenceTransformer":
         import torch
         from sentence_transformers import SentenceTransformer
 
-    with no_progress_bars():
+    with readable_model(folder) as readable, no_progress_bars():
         tower = SentenceTransformer(
-            str(folder),
+            str(readable),
             device="cpu",
             local_files_only=True,
             model_kwargs={"dtype": torch.float32, "attn_implementation": "sdpa"},

@@ -35,6 +35,7 @@ from care_qdrant.model.card import (
     static_limit,
 )
 from care_qdrant.model.integrity import list_files, refuse_unlisted, sha256, verify_files
+from care_qdrant.model.rewrite import unwrap
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -100,6 +101,7 @@ def write_checkpoint(
             if source is None:
                 continue
             shutil.copytree(source, building / side, ignore=shutil.ignore_patterns("README.md", ".*"))
+            unwrap(building / side)
         tasks = (query_tasks or {}, document_tasks or {})
         card = _describe(building, name, (onnx, document_onnx), temperature, tasks, license, stages, bases, data)
         _write_router(building, card)

@@ -6,6 +6,7 @@ A document encoder of 8 billion parameters is written with the memory of one of 
 import json
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from care_qdrant.encoders.weights import (
@@ -77,6 +78,19 @@ def write_weights(
         content = _read(index)
         content["weight_map"] = {unwrapped(name): file for name, file in content["weight_map"].items()}
         (folder / INDEX).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def unwrap(folder: Path) -> None:
+    """Take what wrapping a model put into the names of its tensors off, in the files of a folder."""
+    if not (folder / "config.json").is_file() or (folder / ADAPTER_CONFIG).is_file():
+        return
+    files = [file for file in weight_files(folder) if file.suffix == ".safetensors"]
+    if all(name == unwrapped(name) for file in files for name in read_header(file)[0]):
+        return
+    with TemporaryDirectory(dir=folder, prefix=".unwrapped.") as plain:
+        write_weights(folder, Path(plain))
+        for file in Path(plain).iterdir():
+            file.replace(folder / file.name)
 
 
 def rewrite(

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from care_trainer.models import towers
 from click.testing import CliRunner
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
@@ -18,6 +19,7 @@ from care_qdrant.cli import model as model_cli
 from care_qdrant.encoders.torch import load_sentence_transformer
 from care_qdrant.errors import IncompleteModel, InputError, ModelError
 from care_qdrant.model.join import join_encoders
+from care_qdrant.model.pair import CareModel
 from care_qdrant.model.published import write_document_side, write_query_side
 from tests.trainer import bases
 
@@ -226,6 +228,49 @@ def test_a_pair_is_not_joined_of_a_side_with_a_hole(pair_folder: Path, side: str
         join_encoders(sides["query"], sides["document"], tmp_path / "pair", name="pair")
     with pytest.raises(IncompleteModel, match="lacks"):
         load_sentence_transformer(sides[side])
+
+
+@pytest.mark.parametrize("side", ["query", "document"])
+@pytest.mark.parametrize("probes", [None, TEXTS], ids=["torch", "onnx"])
+def test_a_pair_is_joined_of_a_side_that_was_saved_in_a_wrapper(
+    pair_folder: Path, side: str, probes: list[str] | None, tmp_path: Path
+) -> None:
+    """The folder that is written has the model's own names: the stock stack, which asks nobody, reads it right."""
+    sides = {name: shutil.copytree(pair_folder / name, tmp_path / name) for name in ("query", "document")}
+    prefixed("module._orig_mod.")(sides[side])
+    join_encoders(sides["query"], sides["document"], tmp_path / "pair", name="pair", probe_texts=probes)
+    expected = SentenceTransformer(str(pair_folder / side), device="cpu").encode(TEXTS)
+    found = SentenceTransformer(str(tmp_path / "pair" / side), device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    model = CareModel.load(tmp_path / "pair", precision="auto" if probes is None else "fp32")
+    np.testing.assert_allclose(getattr(model, f"encode_{side}")(TEXTS), expected, atol=2e-2 if probes else 1e-5)
+
+
+@pytest.mark.parametrize("side", ["query", "document"])
+def test_the_trainer_reads_a_stage_that_was_saved_in_a_wrapper(pair_folder: Path, side: str, tmp_path: Path) -> None:
+    folder = shutil.copytree(pair_folder / side, tmp_path / side)
+    prefixed("_orig_mod.")(folder)
+    encoder = towers.load(folder)
+    expected = SentenceTransformer(str(pair_folder / side), device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(encoder.cpu().encode(TEXTS), expected, atol=1e-5)
+    assert towers.transformer_of(encoder).model.name_or_path == str(folder)
+
+
+@pytest.mark.parametrize("side", ["query", "document"])
+def test_the_trainer_refuses_a_stage_with_a_hole(pair_folder: Path, side: str, tmp_path: Path) -> None:
+    folder = shutil.copytree(pair_folder / side, tmp_path / side)
+    without("layer.0." if side == "query" else "layers.0.")(folder)
+    with pytest.raises(IncompleteModel, match="lacks"):
+        towers.load(folder)
+
+
+def test_a_module_behind_the_transformer_that_is_cut_off_is_refused(published: Path, tmp_path: Path) -> None:
+    written_vectors(published / "doc_encoder", "doc_encoder", tmp_path / "document")
+    [dense] = (tmp_path / "document").glob("*_Dense/model.safetensors")
+    dense.write_bytes(dense.read_bytes()[:-64])
+    for load in (towers.load, load_sentence_transformer):
+        with pytest.raises(IncompleteModel, match="cut off"):
+            load(tmp_path / "document")
 
 
 def test_the_command_refuses_and_leaves_nothing(published: Path, tmp_path: Path) -> None:

@@ -220,7 +220,11 @@ def load(folder: Path, tower: Tower | None = None) -> SentenceTransformer:
     sentence-transformers reads an adapter in the dtype of its base, which rounds it: its weights are read again.
     """
     options = loading_options(tower) if tower is not None else {}
-    encoder = SentenceTransformer(str(folder), local_files_only=True, model_kwargs=options or None)
+    with readable_model(folder) as readable:
+        encoder = SentenceTransformer(str(readable), local_files_only=True, model_kwargs=options or None)
+    if readable != folder:
+        transformer = transformer_of(encoder).model
+        transformer.name_or_path = transformer.config.name_or_path = str(folder)
     if (folder / ADAPTER_FILE).exists():
         _adapters_in_float32(encoder)
         set_peft_model_state_dict(transformer_of(encoder).model, load_file(folder / _ADAPTER_WEIGHTS))
