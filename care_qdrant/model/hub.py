@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from care_qdrant.errors import ModelError
+from care_qdrant.errors import InputError, ModelError
 
 BUILT_IN = "built-in"
 
@@ -15,8 +15,11 @@ def find_folder(source: str | Path, *, revision: str | None = None) -> Path:
         revision: Branch, tag or commit on the hub.
 
     Raises:
+        InputError: A revision of a folder was asked for, which has none.
         ModelError: There is no such folder, or the hub does not give the model.
     """
+    if revision is not None and (source == BUILT_IN or Path(source).is_dir()):
+        raise InputError(f"{source}: is a folder, which has no revision {revision!r}; leave out --revision")
     if source == BUILT_IN:
         return Path(__file__).parents[1] / "builtin"
     folder = Path(source)
@@ -36,7 +39,7 @@ def find_folder(source: str | Path, *, revision: str | None = None) -> Path:
 def fetch_document_side(source: str | Path, *, revision: str | None = None) -> Path:
     """Return the folder with the document encoder in it, downloading it from the hub when that is where it is."""
     if source == BUILT_IN or Path(source).is_dir():
-        return find_folder(source)
+        return find_folder(source, revision=revision)
     return _download(str(source), revision, ignore=["document-adapter/*"])
 
 

@@ -50,8 +50,6 @@ def import_model(
 
     if len(sources) not in (1, 2):
         raise InputError(f"{len(sources)} sources; expected one with both encoders, or the query's and the document's")
-    if revision is not None and (local := [source for source in sources if Path(source).is_dir()]):
-        raise InputError(f"{local[0]}: is a folder, which has no revision {revision!r}; leave out --revision")
     found = [fetch_document_side(source, revision=revision) for source in sources]
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".care-import-") as scratch:

@@ -287,6 +287,12 @@ def test_a_folder_has_no_revision(published: Path, tmp_path: Path) -> None:
     assert isinstance(done.exception, InputError) and "leave out --revision" in str(done.exception)
 
 
+def test_a_folder_is_not_loaded_by_a_revision(pair_folder: Path) -> None:
+    for source in (pair_folder, "built-in"):
+        with pytest.raises(InputError, match="leave out --revision"):
+            CareModel.load(source, revision="v1")
+
+
 def test_a_stage_that_was_not_evaluated_is_shown(pair_folder: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(pair_folder, tmp_path / "pair")
     card = json.loads((folder / "care.json").read_text(encoding="utf-8"))
