@@ -28,7 +28,8 @@ async def openai_embeddings(pairs: Pairs, request: OpenAIRequest) -> dict[str, A
             param="dimensions",
         )
     vectors = await pair.encode(texts, request.input_type)
-    tokens = sum(await pair.count_tokens(texts, request.input_type))
+    counts = await pair.count_tokens(texts, request.input_type)
+    tokens = sum(counts)
     if request.encoding_format == "base64":
         rows = [base64.b64encode(row).decode() for row in np.ascontiguousarray(vectors, dtype="<f4")]
     else:
@@ -38,6 +39,7 @@ async def openai_embeddings(pairs: Pairs, request: OpenAIRequest) -> dict[str, A
         "data": [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)],
         "model": request.model,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        "truncated": pair.cut_texts(counts, request.input_type),
     }
 
 
@@ -55,8 +57,11 @@ async def tei_embed(pairs: Pairs, request: EmbedRequest) -> list[list[float]]:
     texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
     pair, side = pairs.default, request.prompt_name or "query"
     vectors = await pair.encode(texts, side)
-    if not request.truncate:
-        _refuse_long(await pair.count_tokens(texts, side), pair.max_tokens(side))
+    counts = await pair.count_tokens(texts, side)
+    if request.truncate:
+        pair.cut_texts(counts, side)
+    else:
+        _refuse_long(counts, pair.max_tokens(side))
     rows: list[list[float]] = vectors.tolist()
     return rows
 

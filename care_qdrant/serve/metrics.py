@@ -28,6 +28,12 @@ class Metrics:
         )
         self.refusals = Counter("care_refusals", "Requests that were refused, by reason.", ["code"], registry=registry)
         self.texts = Counter("care_texts", "Texts that were encoded.", ["model", "side"], registry=registry)
+        self.cut_texts = Counter(
+            "care_cut_texts",
+            "Texts that /v1/embeddings and /embed cut at the encoder's token limit.",
+            ["model", "side"],
+            registry=registry,
+        )
         self.batch = Histogram(
             "care_batch_texts", "Texts of one run of an encoder.", ["side"], buckets=_TEXTS, registry=registry
         )

@@ -26,7 +26,7 @@ class ServedPair:
     def __init__(self, model: CareModel, *, documents: bool, limits: Limits, metrics: Metrics) -> None:
         """Load the query encoder; the document encoder waits for `DocumentSide.load`."""
         self.model, self.name, self.fingerprint, self.dim = model, model.name, model.fingerprint, model.dim
-        self._limits = limits
+        self._limits, self._cut_texts = limits, metrics.cut_texts
         capacity = limits.waiting_texts
         self.query = QuerySide(self.name, model.query_encoder, capacity=capacity, metrics=metrics)
         self.document = (
@@ -56,6 +56,13 @@ class ServedPair:
     def max_tokens(self, side: Side) -> int:
         """Return the longest text that a side reads in tokens; it cuts what is longer."""
         return (self.model.query_encoder if side == "query" else self.model.document_tokenizer).max_tokens
+
+    def cut_texts(self, token_counts: Sequence[int], side: Side) -> list[int]:
+        """Return and count the places of the texts that a side cuts, by their uncut lengths."""
+        most = self.max_tokens(side)
+        places = [place for place, count in enumerate(token_counts) if count > most]
+        self._cut_texts.labels(self.name, side).inc(len(places))
+        return places
 
     def require_documents(self) -> DocumentSide:
         """Return the document side, or refuse where the service has none."""

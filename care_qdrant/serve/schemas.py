@@ -88,6 +88,9 @@ class OpenAIAnswer(BaseModel):
     data: list[OpenAIEmbedding]
     model: str
     usage: OpenAIUsage
+    truncated: list[int] = Field(
+        default=[], description="Not OpenAI's: indexes of the texts that were cut at the encoder's token limit."
+    )
 
 
 class OpenAIModel(BaseModel):

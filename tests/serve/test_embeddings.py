@@ -81,3 +81,13 @@ async def test_tei_refuses_what_would_be_cut_unless_told_to(make_service, connec
     assert (refused.status_code, refused.json()["code"]) == (413, "too_many_tokens")
     assert (await http.post("/embed", json=long | {"truncate": True})).status_code == 200
     assert (await http.post("/embed", json={"inputs": "短", "normalize": False})).status_code == 400
+
+
+async def test_a_cut_text_is_named_and_counted(make_service, connect) -> None:
+    http = connect(make_service())
+    body = {"model": "pair", "input": ["短", "长" * 80, "短"]}  # the encoder reads 64 tokens
+    assert (await http.post("/v1/embeddings", json=body)).json()["truncated"] == [1]
+    assert (await http.post("/v1/embeddings", json=body | {"input": "短"})).json()["truncated"] == []
+    await http.post("/embed", json={"inputs": "长" * 80, "truncate": True})
+    counters = (await http.get("/metrics")).text
+    assert 'care_cut_texts_total{model="pair",side="query"} 2.0' in counters
