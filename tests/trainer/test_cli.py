@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 import pytest
 from care_trainer.cli import care_train
-from care_trainer.config import Data
+from care_trainer.config import Data, Run, Stage, find_config, load_run, stage_name
 from care_trainer.config.presets import PRESETS
 from care_trainer.data.mining import MiningRule, mine_pairs
 from care_trainer.data.read import iter_pairs
@@ -96,6 +96,27 @@ def test_a_leak_of_the_evaluation_set_is_refused(tmp_path: Path) -> None:
         _invoke("data", "check", str(tmp_path / "run.toml"))
     write_jsonl(tmp_path / "data/pairs.jsonl", [{"query": "另一个问题", "positive": "另一个回答"}])
     assert "no leak" in _invoke("data", "check", str(tmp_path / "run.toml"))
+
+
+def test_a_run_says_that_its_scores_are_leaked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tiny_run(tmp_path, stage("supervised", max_steps=1))
+    with caplog.at_level("WARNING", logger="care_trainer"):
+        _invoke("run", str(tmp_path / "run.toml"), "--stage", "supervised")
+    assert any("96 training texts are in the evaluation set" in message for message in caplog.messages)
+
+
+def test_a_written_configuration_has_what_was_set(tmp_path: Path) -> None:
+    given = ("--set", "stage.joint.learning_rate=5e-5", "--set", "seed=7", "--set", 'query.prompt="问："')
+    _invoke("init", "tiny", "--output", str(tmp_path / "my.toml"), *given)
+    written = load_run(tmp_path / "my.toml")
+    assert written == load_run(find_config("tiny"), given[1::2])
+    assert (written.seed, written.query.prompt, find_stage(written, "joint").learning_rate) == (7, "问：", 5e-5)
+    kept = find_config("tiny").read_text(encoding="utf-8").count("#")
+    assert (tmp_path / "my.toml").read_text(encoding="utf-8").count("#") >= kept, "the comments stay"
+
+
+def find_stage(run: Run, name: str) -> Stage:
+    return next(found for found in run.stage if stage_name(found) == name)
 
 
 def test_self_pairs_are_every_text_once(tmp_path: Path) -> None:

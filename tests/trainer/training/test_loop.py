@@ -3,6 +3,7 @@ import resource
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,11 +14,12 @@ from care_trainer.losses.embedding import EmbeddingLoss
 from care_trainer.losses.objectives import InfoNce
 from care_trainer.models import towers
 from care_trainer.training import loop
+from care_trainer.training.callbacks import OwnGradients
 from care_trainer.training.loop import Interrupted, Job, fit, last_checkpoint
 from datasets import Dataset
 from transformers import set_seed
 
-from care_qdrant.errors import TrainingError
+from care_qdrant.errors import InputError, TrainingError
 from tests.trainer.tiny_run import pairs
 
 ROWS = Dataset.from_dict({key: [row[key] for row in pairs()] for key in ("query", "positive")})
@@ -71,6 +73,26 @@ def test_killed_and_resumed_is_uninterrupted_to_the_last_bit(
     assert all(torch.equal(resumed[name], value) for name, value in expected.items())
     steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert steps == [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_resume_keeps_the_rows_of_a_step(query_folder: Path, tmp_path: Path) -> None:
+    """With ``batch_size``, which is of one process, other processes would make the whole batch another one."""
+    with pytest.raises(_Killed):
+        _train(query_folder, tmp_path, kill_at=3)
+    assert json.loads((tmp_path / "batch.json").read_text()) == {"rows": 8, "processes": 1}
+    (tmp_path / "batch.json").write_text(json.dumps({"rows": 16, "processes": 2}))
+    with pytest.raises(InputError, match="16 rows a step on 2 processes; 1 would make it 8"):
+        _train(query_folder, tmp_path, resume=True)
+
+
+def test_the_loss_s_own_gradients_are_clipped() -> None:
+    model = torch.nn.Linear(2, 2)
+    loss = torch.nn.ModuleDict({"model": model, "decoder": torch.nn.Linear(2, 2)})
+    for parameter in loss.parameters():
+        parameter.grad = torch.full_like(parameter, 100.0)
+    OwnGradients(loss, model).on_pre_optimizer_step(SimpleNamespace(max_grad_norm=1.0), None, None)  # type: ignore[arg-type]
+    assert torch.nn.utils.get_total_norm([own.grad for own in loss["decoder"].parameters()]) == pytest.approx(1.0)  # type: ignore[misc]
+    assert model.weight.grad is not None and model.weight.grad.max() == 100.0, "those of the model are clipped already"
 
 
 def test_training_moved_the_model_and_the_temperature(

@@ -63,6 +63,7 @@ def init(config: str, output: Path | None, processes: int, tflops: float, overri
       care-train init tiny --output my.toml
     """
     from care_trainer.config import find_config, load_run
+    from care_trainer.config.load import overridden_text
 
     path = find_config(config)
     with needs_extra("train", "training"):
@@ -72,11 +73,10 @@ def init(config: str, output: Path | None, processes: int, tflops: float, overri
     if output is not None:
         if output.exists():
             raise InputError(f"{output}: exists; give another file")
-        given = [f"#   --set {override}" for override in overrides]
         head = "\n".join(
-            ["# Expected cost when this file was written:", *(f"#   {line}" for line in cost.splitlines()), *given]
+            ["# Expected cost when this file was written:", *(f"#   {line}" for line in cost.splitlines())]
         )
-        output.write_text(f"{head}\n\n{path.read_text(encoding='utf-8')}", encoding="utf-8")
+        output.write_text(f"{head}\n\n{overridden_text(path, overrides)}", encoding="utf-8")
 
 
 @click.command()

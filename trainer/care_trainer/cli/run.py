@@ -66,6 +66,7 @@ def run(
     if preset is not None:
         loaded = apply_preset(loaded, preset)
     with needs_extra("train", "training"):
+        from care_trainer.data.report import leaks
         from care_trainer.distributed import processes
         from care_trainer.export.checkpoint import export
         from care_trainer.export.curves import draw_curves
@@ -75,6 +76,14 @@ def run(
     if push is not None:
         require_token()  # not after a night of training
     quiet()
+    if loaded.evaluation is not None and processes().is_main_process and (found := leaks(loaded)):
+        logging.getLogger("care_trainer").warning(
+            "%d training texts are in the evaluation set, as %r: its scores will be too good; leave them out, or see all "
+            "of them: care-train data check %s",
+            len(found),
+            found[0],
+            config,
+        )
     deadline = None if minutes is None else started + 60 * minutes
     with progress_bars(processes().is_main_process) as report:
         run_stages(loaded, only=stage, resume=resume, report=report, deadline=deadline)

@@ -52,31 +52,39 @@ def static_table(model: SentenceTransformer) -> Tensor:
     return static_module(model).embedding.weight.detach()
 
 
-class Parts:
-    """Which tokens make up a token: itself and, for a longer piece, its characters."""
+class Parts(nn.Module):
+    """Which tokens make up a token: itself and, for a longer piece, its characters; on the device of its loss."""
+
+    counts: Tensor
+    starts: Tensor
+    flat: Tensor
 
     def __init__(self, tokenizer: Tokenizer, compose: bool) -> None:
+        super().__init__()
         vocabulary = tokenizer.get_vocab()
         rows = [[number] for number in range(tokenizer.get_vocab_size())]
         for token, number in vocabulary.items():
             plain = token.removeprefix("##")
             if compose and len(plain) > 1 and not token.startswith("["):
                 rows[number] += [vocabulary[mark] for mark in plain if mark in vocabulary]
-        self.counts = torch.tensor([len(row) for row in rows])
-        self.starts = self.counts.cumsum(0) - self.counts
-        self.flat = torch.tensor([part for row in rows for part in row])
+        counts = torch.tensor([len(row) for row in rows])
+        self.register_buffer("counts", counts, persistent=False)
+        self.register_buffer("starts", counts.cumsum(0) - counts, persistent=False)
+        self.register_buffer("flat", torch.tensor([part for row in rows for part in row]), persistent=False)
 
     def expand(self, ids: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the parts of all tokens of a flat column, and the new offsets of its texts."""
         counts = self.counts[ids]
         ends = counts.cumsum(0)
-        within = torch.arange(int(ends[-1]) if len(ends) else 0) - (ends - counts).repeat_interleave(counts)
+        begins = (ends - counts).repeat_interleave(counts)
+        within = torch.arange(begins.shape[0], device=ids.device) - begins
         before = torch.cat([ends.new_zeros(1), ends])
         return self.flat[self.starts[ids].repeat_interleave(counts) + within], before[offsets]
 
     def fold(self, table: Tensor) -> Tensor:
         """Return the table (tokens, dim) whose rows are the sums of their parts: it needs no parts any more."""
-        ids, offsets = self.expand(torch.arange(len(table)), torch.arange(len(table)))
+        tokens = torch.arange(len(table), device=table.device)
+        ids, offsets = self.to(table.device).expand(tokens, tokens)
         return nn.functional.embedding_bag(ids, table, offsets, mode="sum")
 
 

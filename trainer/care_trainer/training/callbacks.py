@@ -43,8 +43,8 @@ class Watch(TrainerCallback):
         return control
 
 
-class AverageOwnGradients(TrainerCallback):
-    """Keeps the loss's own parameters (τ, RetroMAE's decoder) equal on all processes."""
+class OwnGradients(TrainerCallback):
+    """Treats the loss's own parameters (τ, RetroMAE's decoder), of which the trainer knows nothing, as the model's."""
 
     def __init__(self, loss: nn.Module, model: nn.Module) -> None:
         of_model = {id(parameter) for parameter in model.parameters()}
@@ -55,8 +55,10 @@ class AverageOwnGradients(TrainerCallback):
         share_parameters(self.own)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Average their gradients; those of the model are averaged already."""
+        """Average and clip their gradients, by a norm of their own; those of the model are so already."""
         average_gradients(self.own)
+        if args.max_grad_norm > 0:
+            nn.utils.clip_grad_norm_(self.own, args.max_grad_norm)
 
 
 class Weights(Protocol):

@@ -5,6 +5,7 @@ started from. So it is small with adapters, it loads without rebuilding the mode
 not load at all), and the loss's own parameters (τ, RetroMAE's decoder) survive a resume.
 """
 
+import json
 import logging
 import resource
 import shutil
@@ -30,19 +31,20 @@ from torch import Tensor, nn
 from transformers import PrinterCallback, ProgressCallback, set_seed
 from transformers.integrations.integration_utils import TensorBoardCallback
 
-from care_qdrant.errors import TrainingError
+from care_qdrant.errors import InputError, TrainingError
 from care_trainer.config import Stage
 from care_trainer.data.collators import PairCollator
 from care_trainer.data.sampling import EpochSampler, Sources
 from care_trainer.disk import writing
 from care_trainer.distributed import processes
-from care_trainer.training.callbacks import COMPLETE_FILE, AverageOwnGradients, KeepBest, Metrics, Watch
+from care_trainer.training.callbacks import COMPLETE_FILE, KeepBest, Metrics, OwnGradients, Watch
 
 logger = logging.getLogger(__name__)
 
 TRAINABLE_FILE = "trainable.safetensors"
 METRICS_FILE = "metrics.jsonl"
 BAD_BATCH_FILE = "bad-batch.pt"
+BATCH_FILE = "batch.json"
 LOGGED_FRACTION = 0.002
 """Fraction of a stage's steps between two lines of metrics.jsonl, so that every stage has a curve of 500 points."""
 
@@ -104,7 +106,7 @@ def fit(model: SentenceTransformer, loss: nn.Module, rows: Dataset, job: Job) ->
         callbacks=[
             Metrics(job.folder / METRICS_FILE),
             Watch(job.checkpoint_minutes, job.deadline),
-            AverageOwnGradients(loss, model),
+            OwnGradients(loss, model),
             *_event_files(job),
         ],
     )
@@ -115,6 +117,7 @@ def fit(model: SentenceTransformer, loss: nn.Module, rows: Dataset, job: Job) ->
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
     checkpoint = last_checkpoint(job.folder) if job.resume else None
+    _keep_batch_size(job, resumed=checkpoint is not None)
     with writing(lambda: _unwritten(job.folder)), _matmul_precision("high" if job.tf32 else "highest"):
         output = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     is_over = best is not None and best.conclude()
@@ -124,6 +127,24 @@ def fit(model: SentenceTransformer, loss: nn.Module, rows: Dataset, job: Job) ->
             "go on with --resume"
         )
     return {"steps": float(trainer.state.global_step)} | {key: float(value) for key, value in output.metrics.items()}
+
+
+def _keep_batch_size(job: Job, *, resumed: bool) -> None:
+    """Refuse to go on with batches of another size, as another number of processes would make them."""
+    count = processes().num_processes
+    rows = job.stage.rows_of_process(count) * count * job.stage.accumulate
+    file = job.folder / BATCH_FILE
+    if resumed and file.is_file():
+        before = json.loads(file.read_text(encoding="utf-8"))
+        if before["rows"] != rows:
+            raise InputError(
+                f"{job.folder}: was trained with {before['rows']} rows a step on {before['processes']} processes; "
+                f"{count} would make it {rows}. Resume with {before['processes']}, or begin again with "
+                "global_batch_size in place of batch_size"
+            )
+    processes().wait_for_everyone()
+    if processes().is_main_process:
+        file.write_text(json.dumps({"rows": rows, "processes": count}) + "\n", encoding="utf-8")
 
 
 @contextmanager
