@@ -78,8 +78,8 @@ def run(
     quiet()
     if loaded.evaluation is not None and processes().is_main_process and (found := leaks(loaded)):
         logging.getLogger("care_trainer").warning(
-            "%d training texts are in the evaluation set, as %r: its scores will be too good; leave them out, or see all "
-            "of them: care-train data check %s",
+            "%d training texts are in the evaluation set, as %r: its scores will be too good; leave them out "
+            "(all of them: care-train data check %s)",
             len(found),
             found[0],
             config,
