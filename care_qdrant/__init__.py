@@ -12,7 +12,7 @@ from care_qdrant.version import __version__
 
 if TYPE_CHECKING:
     from care_qdrant.corpus.files import Corpus
-    from care_qdrant.corpus.rows import Fields, Reject, Row
+    from care_qdrant.corpus.rows import Fields, Reject
     from care_qdrant.encoders import Encoder, TokenCounter
     from care_qdrant.encoders.architecture import native_folder
     from care_qdrant.encoders.batching import token_batches
@@ -84,7 +84,7 @@ _NAMES = {
     "model.folder": ("verify_checkpoint", "write_checkpoint"),
     "model.hub": ("BUILT_IN", "fetch_document_side", "find_folder"),
     "corpus.files": ("Corpus",),
-    "corpus.rows": ("Fields", "Reject", "Row"),
+    "corpus.rows": ("Fields", "Reject"),
     "encoders": ("Encoder", "TokenCounter"),
     "encoders.batching": ("token_batches",),
     "encoders.microbatch": ("MicroBatcher",),
@@ -190,7 +190,6 @@ __all__ = [
     "Rejected",
     "Retriever",
     "RetryPolicy",
-    "Row",
     "SchemaMismatch",
     "ServerTooOld",
     "SparseContract",

@@ -12,6 +12,12 @@ import numpy.typing as npt
 Vectors = npt.NDArray[np.float32]
 """Shape (n, dim), rows of unit length."""
 
+CARE_KEY = "_care"
+"""Payload key of our own bookkeeping."""
+LLAMA_INDEX_KEYS = ("_node_content", "_node_type", "doc_id", "document_id", "ref_doc_id")
+RESERVED_KEYS = frozenset({CARE_KEY, "text", "title", *LLAMA_INDEX_KEYS})
+"""Payload keys that a user's metadata may not use."""
+
 _POINT_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "https://arxiv.org/abs/2604.10937#document")
 
 
@@ -25,6 +31,8 @@ class Document:
     title: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """JSON values; they become top-level, filterable payload keys."""
+    line: int = field(default=0, compare=False)
+    """Line of the file it was read from, or row of a Parquet file, counted from 1; 0 for one that was not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +45,8 @@ class Chunk:
     """Position in the document, from 0."""
     total: int = 1
     """Number of chunks of the document."""
+    tokens: int = field(default=0, compare=False)
+    """Tokens that the document encoder reads; 0 where they were not counted."""
 
     @property
     def point_id(self) -> str:

@@ -23,7 +23,6 @@ from care_benchmarks.places import Places
 from care_benchmarks.rows import read_jsonl, read_tsv
 from care_qdrant.corpus.files import Corpus
 from care_qdrant.corpus.rows import Fields, Reject
-from care_qdrant.corpus.rows import Row as DocumentRow
 from care_qdrant.errors import InputError
 from care_qdrant.types import Document
 
@@ -91,15 +90,14 @@ def find_tasks(directory: Path) -> TaskDirectory:
 
 def read_corpus(path: Path) -> Iterator[Document]:
     """Yield the documents in order."""
-    for row in _unique_rows(path, Places()):
-        yield row.document
+    yield from _unique_rows(path, Places())
 
 
 def read_questions(files: RetrievalFiles) -> tuple[dict[str, str], Qrels]:
     """Read queries and judgements, and check all three files against each other."""
     documents, lines = Places(), Places()
     deque(_unique_rows(files.corpus, documents), maxlen=0)
-    queries = {row.document.id: row.document.text for row in _unique_rows(files.queries, lines)}
+    queries = {row.id: row.text for row in _unique_rows(files.queries, lines)}
     qrels = _read_qrels(files, queries, documents)
     if files.qrels.suffix == ".tsv":
         queries = {identity: query for identity, query in queries.items() if identity in qrels}
@@ -165,7 +163,7 @@ def _existing(folder: Path, name: str) -> Path | None:
     return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
 
 
-def _unique_rows(path: Path, lines: Places) -> Iterator[DocumentRow]:
+def _unique_rows(path: Path, lines: Places) -> Iterator[Document]:
     """Read a corpus or queries, which have the same shape, and store the line of each id in ``lines``."""
     first = next(read_jsonl(path), None)
     fields = Fields(id="_id") if first and "_id" in first.fields else Fields()
@@ -173,7 +171,7 @@ def _unique_rows(path: Path, lines: Places) -> Iterator[DocumentRow]:
         for row in rows:
             if isinstance(row, Reject):
                 raise InputError(f"{path}:{row.line}: {row.reason}")
-            identity = row.document.id
+            identity = row.id
             if not lines.add(identity, row.line):
                 raise InputError(f"{path}:{row.line}: id {identity!r} was already used in line {lines[identity]}")
             yield row

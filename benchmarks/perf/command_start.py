@@ -13,10 +13,11 @@ from pathlib import Path
 import click
 
 from care_qdrant.corpus.files import Corpus
-from care_qdrant.corpus.rows import Fields, Row
+from care_qdrant.corpus.rows import Fields
 from care_qdrant.index.ingest import ingest
 from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.connection import open_client
+from care_qdrant.types import Document
 
 from .measured import output_option, plain, save_measured, shown
 
@@ -59,7 +60,7 @@ def main(corpus: Path, model: str, rounds: int, output: Path) -> None:
     """
     with tempfile.TemporaryDirectory() as folder:
         with open_client(path=Path(folder)) as client, Corpus(corpus, Fields()) as rows:
-            documents = (row.document for row in rows if isinstance(row, Row))
+            documents = (row for row in rows if isinstance(row, Document))
             ingest(islice(documents, DOCUMENTS), CareModel.load(model), client, "docs")
         search = ["search", QUERY, "--path", folder, "--model", model, "--json"]
         starts = [shown(_measure(arguments, rounds)) for arguments in (["--help"], search)]

@@ -14,11 +14,11 @@ import click
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.corpus.files import Corpus
-from care_qdrant.corpus.rows import Fields, Row
+from care_qdrant.corpus.rows import Fields
 from care_qdrant.index.ingest import ingest
 from care_qdrant.index.settings import IngestSettings
 from care_qdrant.qdrant.connection import open_client
-from care_qdrant.types import point_id
+from care_qdrant.types import Document, point_id
 from tests.reliability.ready_model import ReadyModel, write_corpus
 
 from .measured import output_option, plain, save_measured, scratch_option, shown
@@ -108,8 +108,8 @@ def _upload(client: QdrantClient, name: str, corpus: Path, dim: int) -> None:
 def _points(corpus: Path, dim: int) -> Iterator[models.PointStruct]:
     rows = ReadyModel(dim).document_encoder.vectors
     with Corpus(corpus, Fields()) as file:
-        for number, row in enumerate(row for row in file if isinstance(row, Row)):
-            document = row.document
+        for number, row in enumerate(row for row in file if isinstance(row, Document)):
+            document = row
             yield models.PointStruct(
                 id=point_id(document.id),
                 vector={"v": rows[number % len(rows)].tolist()},

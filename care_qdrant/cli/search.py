@@ -162,7 +162,7 @@ def _require_known_keys(collection: "Collection", conditions: "models.Filter") -
     from qdrant_client import models
 
     from care_qdrant.errors import InputError
-    from care_qdrant.qdrant.payload import RESERVED_KEYS
+    from care_qdrant.types import RESERVED_KEYS
 
     for condition in [*(conditions.must or []), *(conditions.must_not or [])]:
         if not isinstance(condition, models.FieldCondition):

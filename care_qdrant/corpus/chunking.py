@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-from care_qdrant.corpus.rows import Reject, Row
+from care_qdrant.corpus.rows import Reject
 from care_qdrant.encoders import TokenCounter
-from care_qdrant.types import Chunk, embedded_text
+from care_qdrant.types import Chunk, Document, embedded_text
 
 Overflow = Literal["split", "truncate", "reject"]
 """What becomes of a document that is longer than the encoder reads."""
@@ -19,13 +19,6 @@ _SENTENCE_END = re.compile(r"(?:[。！？；!?;…]|\.(?=\s|$))+[”’」』�
 _CLAUSE_END = re.compile(r"[，、,：:）)\s]")
 
 
-class Sized(NamedTuple):
-    """A chunk and what it costs to encode."""
-
-    chunk: Chunk
-    tokens: int
-
-
 class Span(NamedTuple):
     """A part of a text, as in ``text[start:end]``."""
 
@@ -33,33 +26,34 @@ class Span(NamedTuple):
     end: int
 
 
-def cut_rows(rows: Sequence[Row], counter: TokenCounter, overflow: Overflow) -> Iterator[list[Sized] | Reject]:
+def cut_documents(
+    documents: Sequence[Document], counter: TokenCounter, overflow: Overflow
+) -> Iterator[list[Chunk] | Reject]:
     """Return the chunks of each document, in order; or why it cannot be cut or encoded."""
     nothing = counter.count_tokens([""])[0]
-    lengths = counter.count_tokens([embedded_text(row.document.title, row.document.text) for row in rows])
-    for row, tokens in zip(rows, lengths, strict=True):
+    lengths = counter.count_tokens([embedded_text(document.title, document.text) for document in documents])
+    for document, tokens in zip(documents, lengths, strict=True):
         if tokens <= nothing:
-            yield Reject(row.line, "document has no token that the encoder reads", row.document.id)
+            yield Reject(document.line, "document has no token that the encoder reads", document.id)
         elif tokens <= counter.max_tokens or overflow == "truncate":
-            yield [Sized(Chunk(row.document, row.document.text), min(tokens, counter.max_tokens))]
+            yield [Chunk(document, document.text, tokens=min(tokens, counter.max_tokens))]
         elif overflow == "reject":
             reason = f"document has {tokens} tokens; the encoder reads {counter.max_tokens}"
-            yield Reject(row.line, reason, row.document.id)
+            yield Reject(document.line, reason, document.id)
         else:
-            yield _cut(row, counter)
+            yield _cut(document, counter)
 
 
-def _cut(row: Row, counter: TokenCounter) -> list[Sized] | Reject:
-    document = row.document
+def _cut(document: Document, counter: TokenCounter) -> list[Chunk] | Reject:
     frame = counter.count_tokens([document.title])[0]
     if frame > counter.max_tokens // 2:
         reason = f"title leaves no room for the text: {frame} of the encoder's {counter.max_tokens} tokens"
-        return Reject(row.line, reason, document.id)
+        return Reject(document.line, reason, document.id)
     spans = split(document.text, document.title, counter)
     texts = [document.text[span.start : span.end] for span in spans]
     lengths = counter.count_tokens([embedded_text(document.title, text) for text in texts])
     return [
-        Sized(Chunk(document, text, number, len(spans)), min(tokens, counter.max_tokens))
+        Chunk(document, text, number, len(spans), min(tokens, counter.max_tokens))
         for number, (text, tokens) in enumerate(zip(texts, lengths, strict=True))
     ]
 

@@ -25,9 +25,10 @@ from care_qdrant.corpus.formats import (
     read_text,
     tell_format,
 )
-from care_qdrant.corpus.rows import Fields, Reject, Row
+from care_qdrant.corpus.rows import Fields, Reject
 from care_qdrant.corpus.streams import HEAD_BYTES, STDIN, UTF_8, decompressed, guess_encoding, open_binary, recoded
 from care_qdrant.errors import InputError, needs_extra
+from care_qdrant.types import Document
 
 CorpusPath = str | Path | Sequence[str | Path]
 COMPRESSIONS = (".gz", ".zst")
@@ -91,7 +92,7 @@ class Corpus:
             self._stack.pop_all()
         self._stack.close()
 
-    def __iter__(self) -> Iterator[Row | Reject]:
+    def __iter__(self) -> Iterator[Document | Reject]:
         """Return the rows in order."""
         for file, size in zip(self.files, self._sizes, strict=True):
             line = 0
@@ -107,7 +108,7 @@ class Corpus:
             self._file = None
             self._done += size or 0
 
-    def _rows(self, file: CorpusFile) -> Iterator[Row | Reject]:
+    def _rows(self, file: CorpusFile) -> Iterator[Document | Reject]:
         self._file = open_binary(file.path, self._stack)
         content = decompressed(self._file, file.path, self._stack)
         head = content.peek(HEAD_BYTES)
@@ -201,7 +202,7 @@ def _is_known(file: CorpusFile) -> bool:
     return file.plain_name.endswith(_KNOWN) and not is_hidden and ".rejects" not in file.name
 
 
-def _read(form: Format, content: io.BufferedReader, file: CorpusFile, fields: Fields) -> Iterator[Row | Reject]:
+def _read(form: Format, content: io.BufferedReader, file: CorpusFile, fields: Fields) -> Iterator[Document | Reject]:
     if form == "JSON array":
         return read_array(content, fields)
     if form == "CSV":

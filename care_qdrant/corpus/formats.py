@@ -9,9 +9,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 from typing import Any, Literal
 
-from care_qdrant.corpus.rows import HASH_ID, JSON, Fields, Reject, Row, parse_json, parse_line, parse_values
+from care_qdrant.corpus.rows import HASH_ID, JSON, Fields, Reject, parse_json, parse_line, parse_values
 from care_qdrant.corpus.streams import as_text
 from care_qdrant.errors import InputError
+from care_qdrant.types import Document
 
 Format = Literal["JSON lines", "JSON array", "CSV", "Parquet", "Arrow", "text"]
 
@@ -44,7 +45,7 @@ def tell_format(name: str, head: bytes, fields: Fields) -> Format:
     return "JSON lines"
 
 
-def read_lines(file: io.BufferedReader, fields: Fields) -> Iterator[Row | Reject]:
+def read_lines(file: io.BufferedReader, fields: Fields) -> Iterator[Document | Reject]:
     """Return the rows of JSON lines; blank lines are skipped."""
     for number, raw in numbered_lines(file):
         if isinstance(raw, Reject):
@@ -68,7 +69,7 @@ def numbered_lines(file: io.BufferedReader) -> Iterator[tuple[int, bytes | Rejec
             yield number, raw
 
 
-def read_array(file: io.BufferedReader, fields: Fields) -> Iterator[Row | Reject]:
+def read_array(file: io.BufferedReader, fields: Fields) -> Iterator[Document | Reject]:
     """Return the elements of one JSON array; their numbers count from 1."""
     number = 0
     with as_text(file) as stream:
@@ -97,7 +98,7 @@ def _next_element(buffer: str, stream: io.TextIOWrapper) -> tuple[Any, str]:
             buffer += more
 
 
-def read_table(file: io.BufferedReader, name: str, fields: Fields) -> Iterator[Row | Reject]:
+def read_table(file: io.BufferedReader, name: str, fields: Fields) -> Iterator[Document | Reject]:
     """Return the rows of comma, tab or semicolon separated values with a header; empty cells are left out."""
     delimiter, _ = _header(file.peek(), name, fields)
     csv.field_size_limit(MAX_LINE_BYTES)
@@ -135,7 +136,7 @@ def describe_table(head: bytes, name: str, fields: Fields) -> str:
     return f"table, {names[delimiter]} separated, columns {', '.join(columns)}"
 
 
-def read_columns(file: io.BufferedReader, form: Format, name: str, fields: Fields) -> Iterator[Row | Reject]:
+def read_columns(file: io.BufferedReader, form: Format, name: str, fields: Fields) -> Iterator[Document | Reject]:
     """Return the rows of a Parquet or Arrow file."""
     import pyarrow.ipc  # type: ignore[import-untyped]
     import pyarrow.parquet  # type: ignore[import-untyped]
@@ -158,7 +159,7 @@ def read_columns(file: io.BufferedReader, form: Format, name: str, fields: Field
             yield parse_values(present, number, fields)
 
 
-def read_text(file: io.BufferedReader, name: str, fields: Fields) -> Iterator[Row | Reject]:
+def read_text(file: io.BufferedReader, name: str, fields: Fields) -> Iterator[Document | Reject]:
     """Return a whole text file as one row, whose id is its name; a first heading of Markdown is its title."""
     raw = file.read(MAX_LINE_BYTES + 1)
     if len(raw) > MAX_LINE_BYTES:

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from care_qdrant.qdrant.payload import RESERVED_KEYS
-from care_qdrant.types import Document, embedded_text
+from care_qdrant.types import RESERVED_KEYS, Document, embedded_text
 
 HASH_ID = ":hash"
 """As the name of the id field: the id is a hash of title and text."""
@@ -25,15 +24,6 @@ class Fields:
     text: str = "text"
     title: str = "title"
     metadata: str = "metadata"
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A good row."""
-
-    line: int
-    """Line of the file, counted from 1; for Parquet the row."""
-    document: Document
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +57,7 @@ JSON = json.JSONDecoder(object_pairs_hook=_read_object)
 """Reads an object with a repeated key as `RepeatedKey`, at any depth."""
 
 
-def parse_line(raw: bytes, line: int, fields: Fields) -> Row | Reject:
+def parse_line(raw: bytes, line: int, fields: Fields) -> Document | Reject:
     """Read one line of JSON."""
     try:
         values = JSON.decode(raw.decode("utf-8"))
@@ -80,7 +70,7 @@ def parse_line(raw: bytes, line: int, fields: Fields) -> Row | Reject:
     return parse_json(values, line, fields)
 
 
-def parse_json(values: Any, line: int, fields: Fields) -> Row | Reject:
+def parse_json(values: Any, line: int, fields: Fields) -> Document | Reject:
     """Read one row that `JSON` decoded."""
     if isinstance(values, RepeatedKey):
         return Reject(line, f"has the key {values.key!r} twice")
@@ -89,7 +79,7 @@ def parse_json(values: Any, line: int, fields: Fields) -> Row | Reject:
     return parse_values(values, line, fields)
 
 
-def parse_values(values: Mapping[str, Any], line: int, fields: Fields) -> Row | Reject:
+def parse_values(values: Mapping[str, Any], line: int, fields: Fields) -> Document | Reject:
     """Read one row that is decoded already. Fields that have no role join the metadata."""
     if fields.id == HASH_ID:
         if problem := _field_problem({**values, HASH_ID: HASH_ID}, fields, values):
@@ -110,8 +100,9 @@ def parse_values(values: Mapping[str, Any], line: int, fields: Fields) -> Row | 
         text=values[fields.text],
         title=values.get(fields.title) or "",
         metadata={**extra, **(values.get(fields.metadata) or {})},
+        line=line,
     )
-    return check_document(document, line)
+    return check_document(document)
 
 
 def hash_id(title: str, text: str) -> str:
@@ -119,7 +110,7 @@ def hash_id(title: str, text: str) -> str:
     return hashlib.sha256(embedded_text(title, text).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-def check_document(document: Document, line: int) -> Row | Reject:
+def check_document(document: Document) -> Document | Reject:
     """Let a document pass, or say what Qdrant, a tokenizer or a payload could not hold of it."""
     problem = (
         _text_problem("id", document.id)
@@ -130,7 +121,7 @@ def check_document(document: Document, line: int) -> Row | Reject:
     reserved = sorted(RESERVED_KEYS & document.metadata.keys())
     if not problem and reserved:
         problem = f"metadata uses the reserved key {reserved[0]!r}; rename it"
-    return Reject(line, problem, document.id) if problem else Row(line, document)
+    return Reject(document.line, problem, document.id) if problem else document
 
 
 def _field_problem(values: Mapping[str, Any], fields: Fields, shown: Mapping[str, Any]) -> str:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from tokenizers import Encoding, Tokenizer
 
+from care_qdrant.encoders import TokenCounter
+
 
 class TokenizerFile:
     """The ``tokenizer.json`` of a saved model: cuts and counts like the encoder that it belongs to."""
@@ -19,6 +21,12 @@ class TokenizerFile:
         """Return the uncut length of each text in tokens, special tokens and prompt included."""
         texts = [self._prompt + text for text in texts]
         return [len(self._tokenizer.encode(text, add_special_tokens=self._special_tokens).ids) for text in texts]
+
+
+def reads_nothing(texts: Sequence[str], counter: TokenCounter) -> list[bool]:
+    """Return for each text whether an encoder reads nothing in it, as in one of zero-width characters alone."""
+    nothing, *lengths = counter.count_tokens(["", *texts])
+    return [length <= nothing for length in lengths]
 
 
 def uncut_length(encoding: Encoding, special_tokens: int) -> int:

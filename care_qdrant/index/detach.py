@@ -9,11 +9,11 @@ from care_qdrant.index.points import is_foreign_key, stored_hash
 from care_qdrant.index.preflight import NAMED_VECTORS_SINCE
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.connection import tune_embedded
-from care_qdrant.qdrant.payload import CARE_KEY
 from care_qdrant.qdrant.quantization import rescoring_removal
 from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.qdrant.schema import CollectionSchema
 from care_qdrant.qdrant.version_record import VersionRecord, version_record
+from care_qdrant.types import CARE_KEY
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ def estimate(
         tally.encoded += len(plan.encode)
         tally.updated += len(plan.update)
         tally.deleted += len(plan.surplus)
-        tokens += sum(task.tokens for task in plan.encode)
+        tokens += sum(task.chunk.tokens for task in plan.encode)
         size += sum(_payload_bytes(task) for task in (*plan.encode, *plan.update))
         sample += plan.encode[: SAMPLE_CHUNKS - len(sample)]
     size += tally.encoded * vectors.dense.dim * BYTES_PER_NUMBER
@@ -67,4 +67,4 @@ def _seconds_per_token(sample: list[Task], vectors: PointVectors, encoder: Encod
     encoder.encode(texts[:1])
     start = time.perf_counter()
     check_vectors(encoder.encode(texts), sample, vectors.dense.dim)
-    return (time.perf_counter() - start) / sum(task.tokens for task in sample)
+    return (time.perf_counter() - start) / sum(task.chunk.tokens for task in sample)

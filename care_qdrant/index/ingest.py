@@ -17,8 +17,7 @@ from qdrant_client import QdrantClient
 
 from care_qdrant.corpus.files import CorpusPath
 from care_qdrant.corpus.rejects import RejectsFile
-from care_qdrant.corpus.rows import Reject, Row
-from care_qdrant.corpus.seen import Seen
+from care_qdrant.corpus.rows import Reject
 from care_qdrant.encoders.batching import token_batches
 from care_qdrant.errors import CareError, InputError, QdrantError
 from care_qdrant.index.ahead import read_ahead
@@ -27,6 +26,7 @@ from care_qdrant.index.guard import RunGuard
 from care_qdrant.index.plan import Plan, Task, check_vectors, has_other_writers
 from care_qdrant.index.reading import Reader
 from care_qdrant.index.report import Estimate, IngestReport, Progress, Stopwatch, Tally
+from care_qdrant.index.seen import Seen
 from care_qdrant.index.settings import DocumentModel, IngestSettings
 from care_qdrant.index.source import Reading, Source, open_source, require_document, sparse_contract
 from care_qdrant.index.sync import delete_missing, delete_surplus_chunks
@@ -99,7 +99,7 @@ def ingest(
     target = target.sibling(target.aliases().get(collection, collection))
     shard = (settings.shard.number, settings.shard.of)
     with open_source(corpus, reading or Reading(), shard, dry_run=settings.dry_run) as source, Seen() as seen:
-        rows: Iterator[Row | Reject] = islice(source.rows, settings.limit)
+        rows: Iterator[Document | Reject] = islice(source.rows, settings.limit)
         vectors = join_collection(target, vector_name or model.name, model.contract(), sparse=settings.sparse)
         is_new = vectors is None
         if vectors is None:
@@ -216,7 +216,7 @@ class _Run:
         self.tally.documents += plan.documents
         self.tally.unchanged += plan.unchanged
         self.tally.planned += plan.unchanged + len(plan.encode) + len(plan.update)
-        self.tally.planned_tokens += sum(task.tokens for task in plan.encode)
+        self.tally.planned_tokens += sum(task.chunk.tokens for task in plan.encode)
         self.tally.other_points += len(plan.others)
         if self.settings.replace_others and self.settings.dry_run:
             self.tally.deleted += len(plan.others)
@@ -265,7 +265,7 @@ class _Run:
 
     def _encode(self, plan: Plan, sender: Sender, limits: Limits) -> None:
         encoder = self.model.document_encoder
-        for batch in token_batches([task.tokens for task in plan.encode], self.settings.batch_tokens):
+        for batch in token_batches([task.chunk.tokens for task in plan.encode], self.settings.batch_tokens):
             tasks = [plan.encode[index] for index in batch]
             with self.watch.running():
                 vectors = encoder.encode([task.chunk.embedded_text for task in tasks])
@@ -273,7 +273,7 @@ class _Run:
             sender.submit(partial(self._requests, tasks, vectors, limits))
             self.tally.encoded += len(tasks)
             self.tally.inserted += sum(task.stored is None for task in tasks)
-            self.tally.tokens += sum(task.tokens for task in tasks)
+            self.tally.tokens += sum(task.chunk.tokens for task in tasks)
             self._show(plan)
 
     def _requests(self, tasks: Sequence[Task], vectors: Vectors | None, limits: Limits) -> Iterator[Write]:

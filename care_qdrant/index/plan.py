@@ -6,14 +6,13 @@ from typing import Any
 
 from qdrant_client import models
 
-from care_qdrant.corpus.chunking import Sized
 from care_qdrant.encoders import bm25
 from care_qdrant.encoders.usable import require_usable
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.contracts import SparseContract
 from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME, PointVectors
-from care_qdrant.qdrant.payload import CARE_KEY, chunk_payload, content_hash, payload_hash
-from care_qdrant.types import Chunk, Vectors, point_id
+from care_qdrant.qdrant.payload import chunk_payload, content_hash, payload_hash
+from care_qdrant.types import CARE_KEY, Chunk, Vectors, point_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,6 @@ class Task:
     """A chunk that has to be written."""
 
     chunk: Chunk
-    tokens: int
     stored: Stored | None
     """None for a point that is not there yet."""
     hashes: dict[str, str]
@@ -83,7 +81,7 @@ class Plan:
 
 
 def make_plan(
-    collection: Collection, vectors: PointVectors, documents: Sequence[Sequence[Sized]], *, is_new: bool
+    collection: Collection, vectors: PointVectors, documents: Sequence[Sequence[Chunk]], *, is_new: bool
 ) -> Plan:
     """Compare the chunks of a window with what is stored.
 
@@ -94,15 +92,15 @@ def make_plan(
         is_new: The collection is new or does not exist, so nothing needs to be asked.
     """
     plan = Plan(documents=len(documents))
-    ids = [sized.chunk.point_id for chunks in documents for sized in chunks]
+    ids = [chunk.point_id for chunks in documents for chunk in chunks]
     stored = {} if is_new else read_stored(collection, ids)
     for chunks in documents:
         longest = 0
-        for sized in chunks:
-            task = Task(sized.chunk, sized.tokens, stored.get(sized.chunk.point_id), _hashes(sized.chunk, vectors))
+        for chunk in chunks:
+            task = Task(chunk, stored.get(chunk.point_id), _hashes(chunk, vectors))
             longest = max(longest, task.stored.chunks if task.stored else 0)
             _sort_in(plan, task, vectors)
-        document_id = chunks[0].chunk.document.id
+        document_id = chunks[0].document.id
         plan.surplus += [point_id(document_id, number) for number in range(len(chunks), longest)]
     return plan
 

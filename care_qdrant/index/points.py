@@ -10,9 +10,9 @@ from care_qdrant.encoders import TokenCounter
 from care_qdrant.errors import InputError, Rejected
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.layout import NODE_TEXTS, Layout, guess_layout, lookup
-from care_qdrant.qdrant.payload import CARE_KEY, content_hash, node_embedded_texts
+from care_qdrant.qdrant.payload import content_hash, node_embedded_texts
 from care_qdrant.qdrant.sender import hash_removal
-from care_qdrant.types import embedded_text
+from care_qdrant.types import CARE_KEY, embedded_text
 
 WINDOW_POINTS = 4_096
 """Number of points to encode that are sorted by length together."""

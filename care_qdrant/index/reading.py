@@ -4,15 +4,16 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from care_qdrant.corpus.chunking import Overflow, Sized, cut_rows
-from care_qdrant.corpus.rows import Reject, Row
-from care_qdrant.corpus.seen import Seen
+from care_qdrant.corpus.chunking import Overflow, cut_documents
+from care_qdrant.corpus.rows import Reject
 from care_qdrant.encoders import TokenCounter
 from care_qdrant.errors import InputError
 from care_qdrant.index.plan import Plan, make_plan, points_of_other_writers
 from care_qdrant.index.report import Tally
+from care_qdrant.index.seen import Seen
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import PointVectors
+from care_qdrant.types import Chunk, Document
 
 WINDOW_DOCUMENTS = 4_096
 """Enough for batches of equal lengths to be full; padding is then about 1 %."""
@@ -59,33 +60,33 @@ class Reader:
     tally: Tally
     on_reject: Callable[[Reject], None]
 
-    def plans(self, rows: Iterable[Row | Reject], share_read: Callable[[], float | None]) -> Iterator[Plan]:
+    def plans(self, rows: Iterable[Document | Reject], share_read: Callable[[], float | None]) -> Iterator[Plan]:
         """Return the work of one window after the other."""
         for window in self._windows(rows):
             plan = make_plan(self.collection, self.vectors, self._cut(window), is_new=self.is_new)
             if self.has_others:
-                plan.others = points_of_other_writers(self.collection, [row.document.id for row in window])
+                plan.others = points_of_other_writers(self.collection, [row.id for row in window])
             plan.share_read = share_read()
             yield plan
 
-    def _windows(self, rows: Iterable[Row | Reject]) -> Iterator[list[Row]]:
-        window: list[Row] = []
+    def _windows(self, rows: Iterable[Document | Reject]) -> Iterator[list[Document]]:
+        window: list[Document] = []
         characters = 0
         for row in filter(None, map(self._accept, rows)):
             window.append(row)
-            characters += len(row.document.text)
+            characters += len(row.text)
             if len(window) == WINDOW_DOCUMENTS or characters > WINDOW_CHARACTERS:
                 yield window
                 window, characters = [], 0
         if window:
             yield window
 
-    def _accept(self, row: Row | Reject) -> Row | None:
+    def _accept(self, row: Document | Reject) -> Document | None:
         """Let a row of this shard pass, once."""
         if isinstance(row, Reject):
             self._reject(row)
             return None
-        document = row.document
+        document = row
         if not self.shard.has(document.id):
             return None
         verdict = self.seen.add(document)
@@ -94,14 +95,14 @@ class Reader:
         self.tally.duplicates += verdict == "same"
         return row if verdict == "new" else None
 
-    def _cut(self, window: Sequence[Row]) -> list[list[Sized]]:
-        documents: list[list[Sized]] = []
-        for chunks in cut_rows(window, self.counter(), self.overflow):
+    def _cut(self, window: Sequence[Document]) -> list[list[Chunk]]:
+        documents: list[list[Chunk]] = []
+        for chunks in cut_documents(window, self.counter(), self.overflow):
             if isinstance(chunks, Reject):
                 self._reject(chunks)
             else:
                 documents.append(chunks)
-        self.seen.set_chunks({chunks[0].chunk.document.id: len(chunks) for chunks in documents})
+        self.seen.set_chunks({chunks[0].document.id: len(chunks) for chunks in documents})
         return documents
 
     def _reject(self, reject: Reject) -> None:

@@ -4,14 +4,14 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import TypeGuard
 
 from care_qdrant.corpus.files import Corpus, CorpusPath
 from care_qdrant.corpus.rejects import RejectsFile, rejects_path
-from care_qdrant.corpus.rows import Fields, Reject, Row, check_document
+from care_qdrant.corpus.rows import Fields, Reject, check_document
 from care_qdrant.corpus.streams import UTF_8
 from care_qdrant.encoders import bm25
 from care_qdrant.errors import InputError
@@ -29,7 +29,7 @@ FIRST_ROWS = 100
 class Source:
     """Rows to read, wherever they come from."""
 
-    rows: Iterator[Row | Reject]
+    rows: Iterator[Document | Reject]
     share_read: Callable[[], float | None] = lambda: None
     rejects: RejectsFile | None = None
 
@@ -58,7 +58,7 @@ def open_source(
     """
     if not _is_path(corpus):
         documents: Iterable[Document] = corpus  # type: ignore[assignment]  # no path
-        yield Source(check_document(document, number) for number, document in enumerate(documents, 1))
+        yield Source(check_document(replace(document, line=number)) for number, document in enumerate(documents, 1))
         return
     path = None if dry_run and reading.rejects is None else reading.rejects or rejects_path(corpus, shard)
     with (
@@ -78,7 +78,7 @@ def _is_path(corpus: CorpusPath | Iterable[Document]) -> TypeGuard[CorpusPath]:
     return isinstance(corpus, str | Path)
 
 
-def _readable(rows: Iterator[Row | Reject]) -> Iterator[Row | Reject]:
+def _readable(rows: Iterator[Document | Reject]) -> Iterator[Document | Reject]:
     """Return the rows of a file after a look at the first ones: that they are rows, and that their fields are known.
 
     Raises:
@@ -96,28 +96,28 @@ def _readable(rows: Iterator[Row | Reject]) -> Iterator[Row | Reject]:
     return chain(first, rows)
 
 
-def require_document(rows: Iterator[Row | Reject], collection: str) -> Iterator[Row | Reject]:
+def require_document(rows: Iterator[Document | Reject], collection: str) -> Iterator[Document | Reject]:
     """Return the rows again after making sure that there is a document to make a collection of.
 
     Raises:
         InputError: There is none.
     """
-    first: list[Row | Reject] = []
+    first: list[Document | Reject] = []
     for row in rows:
         first.append(row)
-        if isinstance(row, Row):
+        if isinstance(row, Document):
             return chain(first, rows)
     raise InputError(f"no document is in the corpus, so collection {collection!r} was not made")
 
 
-def sparse_contract(rows: Iterator[Row | Reject]) -> tuple[SparseContract, Iterator[Row | Reject]]:
+def sparse_contract(rows: Iterator[Document | Reject]) -> tuple[SparseContract, Iterator[Document | Reject]]:
     """Return the BM25 constants, the mean length taken from the first documents, and the rows again."""
-    first: list[Row | Reject] = []
+    first: list[Document | Reject] = []
     texts: list[str] = []
     for row in rows:
         first.append(row)
-        if isinstance(row, Row):
-            texts.append(embedded_text(row.document.title, row.document.text))
+        if isinstance(row, Document):
+            texts.append(embedded_text(row.title, row.text))
         if len(texts) == WINDOW_DOCUMENTS:
             break
     contract = SparseContract(bm25.ANALYSER, bm25.DEFAULT_K1, bm25.DEFAULT_B, bm25.average_length(texts))

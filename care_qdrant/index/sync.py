@@ -6,11 +6,10 @@ only if it carries our payload, its id is the one that this payload gives, and t
 
 from collections.abc import Callable, Iterator
 
-from care_qdrant.corpus.seen import Seen
 from care_qdrant.errors import InputError
+from care_qdrant.index.seen import Seen
 from care_qdrant.qdrant.collection import Collection, PointId
-from care_qdrant.qdrant.payload import CARE_KEY
-from care_qdrant.types import point_id
+from care_qdrant.types import CARE_KEY, point_id
 
 
 def delete_missing(

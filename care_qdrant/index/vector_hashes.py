@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from qdrant_client import models
 
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.payload import CARE_KEY
+from care_qdrant.types import CARE_KEY
 
 
 def remove_orphaned_hashes(collection: Collection, vector_name: str) -> int:

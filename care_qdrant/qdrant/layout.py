@@ -22,7 +22,7 @@ from itertools import chain
 from typing import Any, Literal, get_args
 
 from care_qdrant.errors import InputError
-from care_qdrant.qdrant.payload import CARE_KEY, LLAMA_INDEX_KEYS, RESERVED_KEYS
+from care_qdrant.types import CARE_KEY, LLAMA_INDEX_KEYS, RESERVED_KEYS
 
 Payload = Mapping[str, Any]
 Tool = Literal["care", "llama-index", "langchain", "haystack", "plain"]

@@ -14,12 +14,7 @@ from collections.abc import Callable, Mapping
 from json.encoder import c_make_encoder, encode_basestring  # type: ignore[attr-defined]  # missing in typeshed
 from typing import Any
 
-from care_qdrant.types import Chunk, Hit, embedded_text
-
-CARE_KEY = "_care"
-LLAMA_INDEX_KEYS = ("_node_content", "_node_type", "doc_id", "document_id", "ref_doc_id")
-RESERVED_KEYS = frozenset({CARE_KEY, "text", "title", *LLAMA_INDEX_KEYS})
-"""Keys that a user's metadata may not use."""
+from care_qdrant.types import CARE_KEY, RESERVED_KEYS, Chunk, Hit, embedded_text
 
 
 def _json_encoder(encoder: json.JSONEncoder) -> Callable[[Any], str]:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from qdrant_client import models
 
-from care_qdrant.qdrant.payload import CARE_KEY
+from care_qdrant.types import CARE_KEY
 
 ROUNDING = 1e-6
 """Relative to the largest number of a vector: what normalising twice in float32 may change."""

@@ -12,8 +12,8 @@ from qdrant_client import models
 from care_qdrant.errors import QdrantError, Rejected
 from care_qdrant.qdrant.bulk import with_lists
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.payload import CARE_KEY
 from care_qdrant.qdrant.retry import RequestTooLarge
+from care_qdrant.types import CARE_KEY
 
 MAX_BYTES = 5_000_000
 """Estimated size of one request. Servers refuse 32 MB, and a smaller request is repeated sooner."""

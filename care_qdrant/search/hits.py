@@ -7,8 +7,8 @@ from qdrant_client import models
 
 from care_qdrant.errors import InputError
 from care_qdrant.qdrant.layout import guess_layout
-from care_qdrant.qdrant.payload import CARE_KEY, hit_from_payload
-from care_qdrant.types import Hit
+from care_qdrant.qdrant.payload import hit_from_payload
+from care_qdrant.types import CARE_KEY, Hit
 
 
 def read_hit(point: models.ScoredPoint, text_field: str | None = None) -> Hit:

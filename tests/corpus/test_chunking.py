@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from care_qdrant.corpus.chunking import Sized, cut_rows, sentence_spans, split
-from care_qdrant.corpus.rows import Reject, Row
+from care_qdrant.corpus.chunking import cut_documents, sentence_spans, split
+from care_qdrant.corpus.rows import Reject
 from care_qdrant.encoders.tokens import TokenizerFile
-from care_qdrant.types import Document, embedded_text
+from care_qdrant.types import Chunk, Document, embedded_text
 from tests.tiny import HashEncoder, medical_texts
 
 COUNTER = HashEncoder(max_tokens=24)  # a character is a token, and two special ones
@@ -16,8 +16,8 @@ TEXTS = st.text(alphabet="糖尿病。！？；.!?\n \t，,ab”)", min_size=1, 
 
 def chunks_of(
     text: str, title: str = "", overflow: str = "split", counter: HashEncoder = COUNTER
-) -> list[Sized] | Reject:
-    [result] = cut_rows([Row(1, Document("1", text, title))], counter, overflow)  # type: ignore[arg-type]
+) -> list[Chunk] | Reject:
+    [result] = cut_documents([Document("1", text, title, line=1)], counter, overflow)  # type: ignore[arg-type]
     return result
 
 
@@ -58,18 +58,18 @@ def test_chunks_overlap_by_whole_sentences() -> None:
     chunks = chunks_of(text, counter=counter)
     assert isinstance(chunks, list)
     for before, after in pairwise(chunks):
-        assert before.chunk.text.endswith(after.chunk.text[:8])
-        assert after.chunk.text.startswith("这是第")
+        assert before.text.endswith(after.text[:8])
+        assert after.text.startswith("这是第")
 
 
 def test_a_short_document_is_one_chunk_as_it_is() -> None:
     [sized] = chunks_of(" 短文。\n")  # type: ignore[misc]
-    assert (sized.chunk.text, sized.chunk.total, sized.tokens) == (" 短文。\n", 1, 5)
+    assert (sized.text, sized.total, sized.tokens) == (" 短文。\n", 1, 5)
 
 
 def test_truncate_keeps_one_chunk_with_the_whole_text() -> None:
     [sized] = chunks_of("长" * 100, overflow="truncate")  # type: ignore[misc]
-    assert (sized.chunk.text, sized.tokens) == ("长" * 100, 24)
+    assert (sized.text, sized.tokens) == ("长" * 100, 24)
 
 
 def test_reject_says_how_long_it_is() -> None:
@@ -86,15 +86,15 @@ def test_a_text_without_any_end_is_cut_anyway() -> None:
     chunks = chunks_of("长" * 100)
     assert isinstance(chunks, list)
     assert all(sized.tokens <= 24 for sized in chunks)
-    assert [sized.chunk.number for sized in chunks] == list(range(len(chunks)))
-    assert {sized.chunk.total for sized in chunks} == {len(chunks)}
+    assert [sized.number for sized in chunks] == list(range(len(chunks)))
+    assert {sized.total for sized in chunks} == {len(chunks)}
 
 
 @pytest.mark.parametrize("text", ["字。" + " " * 300, " " * 300 + "字。", "字。" + " " * 300 + "词。" * 20])
 def test_white_space_never_is_a_chunk(text: str) -> None:
     chunks = chunks_of(text)
     assert isinstance(chunks, list)
-    assert all(sized.chunk.text.strip() for sized in chunks)
+    assert all(sized.text.strip() for sized in chunks)
 
 
 def test_a_real_tokenizer_counts_like_the_document_encoder(pair_folder) -> None:  # type: ignore[no-untyped-def]

@@ -15,19 +15,20 @@ from hypothesis import strategies as st
 from care_qdrant.corpus.files import Corpus, corpus_name
 from care_qdrant.corpus.formats import MAX_LINE_BYTES, numbered_lines
 from care_qdrant.corpus.rejects import RejectsFile, rejects_path
-from care_qdrant.corpus.rows import Fields, Reject, Row
+from care_qdrant.corpus.rows import Fields, Reject
 from care_qdrant.errors import InputError, MissingExtra
+from care_qdrant.types import Document
 
 LINES = b'{"id": "1", "text": "\xe4\xb8\x80"}\n{"id": "2", "text": "two"}\n'
 
 
-def read(path: Path) -> list[Row | Reject]:
+def read(path: Path) -> list[Document | Reject]:
     with Corpus(path) as rows:
         return list(rows)
 
 
-def ids(rows: list[Row | Reject]) -> list[str]:
-    return [row.document.id for row in rows if isinstance(row, Row)]
+def ids(rows: list[Document | Reject]) -> list[str]:
+    return [row.id for row in rows if isinstance(row, Document)]
 
 
 def test_plain_gzip_and_zstandard_read_the_same(tmp_path: Path) -> None:
@@ -61,7 +62,7 @@ def test_a_line_of_more_than_5_mb_is_skipped_and_the_next_one_read(tmp_path: Pat
     rows = read(tmp_path / "long.jsonl")
     assert rows[2] == Reject(3, "is longer than 5,000,000 bytes")
     assert [row.line for row in rows] == [1, 2, 3, 4, 5]
-    assert isinstance(rows[3], Row)
+    assert isinstance(rows[3], Document)
 
 
 def test_parquet(tmp_path: Path) -> None:
@@ -76,10 +77,10 @@ def test_parquet(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     with Corpus(tmp_path / "a.parquet", Fields(id="doc")) as corpus:
         first, second, third = corpus
-    assert isinstance(first, Row)
-    assert first.document.metadata == {"day": "2020-01-02", "tags": ["a"]}
-    assert isinstance(second, Row)
-    assert second.document.metadata == {}
+    assert isinstance(first, Document)
+    assert first.metadata == {"day": "2020-01-02", "tags": ["a"]}
+    assert isinstance(second, Document)
+    assert second.metadata == {}
     assert third == Reject(3, "document has no 'text' (keys: doc)", "3")
 
 

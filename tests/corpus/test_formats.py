@@ -16,8 +16,9 @@ import zstandard
 
 from care_qdrant.corpus.files import Corpus, corpus_name
 from care_qdrant.corpus.formats import tell_format
-from care_qdrant.corpus.rows import HASH_ID, Fields, Reject, Row, hash_id
+from care_qdrant.corpus.rows import HASH_ID, Fields, Reject, hash_id
 from care_qdrant.errors import InputError
+from care_qdrant.types import Document
 
 ROWS = [
     {"id": "1", "text": "二甲双胍, 500 mg", "dept": "内科"},
@@ -27,13 +28,15 @@ ROWS = [
 LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)
 
 
-def read(path: Path | str | list[Path], fields: Fields | None = None, encoding: str = "utf-8") -> list[Row | Reject]:
+def read(
+    path: Path | str | list[Path], fields: Fields | None = None, encoding: str = "utf-8"
+) -> list[Document | Reject]:
     with Corpus(path, fields or Fields(), encoding) as corpus:
         return list(corpus)
 
 
-def texts(rows: list[Row | Reject]) -> dict[str, str]:
-    return {row.document.id: row.document.text for row in rows if isinstance(row, Row)}
+def texts(rows: list[Document | Reject]) -> dict[str, str]:
+    return {row.id: row.text for row in rows if isinstance(row, Document)}
 
 
 def table(delimiter: str = ",") -> str:
@@ -138,7 +141,7 @@ def test_a_folder_holds_documents_and_corpora(tmp_path: Path) -> None:
     (folder / "picture.png").write_bytes(b"\x89PNG")
     rows = read(folder)
     assert texts(rows) == {"note.txt": "随访一次。", "sub/guide.md": "少盐。\n", **EXPECTED}
-    [guide] = [row.document for row in rows if isinstance(row, Row) and row.document.id == "sub/guide.md"]
+    [guide] = [row for row in rows if isinstance(row, Document) and row.id == "sub/guide.md"]
     assert guide.title == "高血压指南"
     [reject] = [row for row in rows if isinstance(row, Reject)]
     assert (reject.file, reject.line) == ("rows.jsonl", 4)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from care_qdrant.corpus.rows import MAX_DEPTH, Fields, Reject, Row, check_document, parse_line
+from care_qdrant.corpus.rows import MAX_DEPTH, Fields, Reject, check_document, parse_line
 from care_qdrant.types import Document
 
 FIELDS = Fields()
@@ -63,42 +63,42 @@ def test_bad_rows_say_what_is_wrong(raw: bytes, reason: str) -> None:
 def test_a_good_row_keeps_everything() -> None:
     raw = '{"id": 12, "title": "糖尿病", "text": "正文", "year": 2020, "metadata": {"dept": "内科"}}\r\n'.encode()
     row = parse_line(raw, 1, FIELDS)
-    assert isinstance(row, Row)
-    assert row.document == Document("12", "正文", "糖尿病", {"year": 2020, "dept": "内科"})
+    assert isinstance(row, Document)
+    assert row == Document("12", "正文", "糖尿病", {"year": 2020, "dept": "内科"})
 
 
 def test_null_title_and_metadata_are_absent() -> None:
     row = parse_line(b'{"id": "1", "text": "a", "title": null, "metadata": null}', 1, FIELDS)
-    assert isinstance(row, Row)
-    assert row.document == Document("1", "a")
+    assert isinstance(row, Document)
+    assert row == Document("1", "a")
 
 
 def test_fields_can_have_other_names() -> None:
     row = parse_line(b'{"_id": "1", "body": "a", "text": "b"}', 1, Fields(id="_id", text="body"))
     assert isinstance(row, Reject)  # its own 'text' would hide the document's
     row = parse_line(b'{"_id": "1", "body": "a", "head": "b"}', 1, Fields("_id", "body", "head"))
-    assert isinstance(row, Row)
-    assert row.document == Document("1", "a", "b")
+    assert isinstance(row, Document)
+    assert row == Document("1", "a", "b")
 
 
 def test_documents_from_python_are_checked_too() -> None:
-    assert isinstance(check_document(Document("1", "a", metadata={"x": object()}), 1), Reject)
-    assert isinstance(check_document(Document("1", ""), 1), Reject)
-    assert isinstance(check_document(Document("1", "a", metadata={"x": [1, None, True]}), 1), Row)
+    assert isinstance(check_document(Document("1", "a", metadata={"x": object()})), Reject)
+    assert isinstance(check_document(Document("1", "")), Reject)
+    assert isinstance(check_document(Document("1", "a", metadata={"x": [1, None, True]})), Document)
 
 
 @given(st.binary(max_size=200) | JSON_VALUES.map(lambda value: json.dumps(value).encode()))
 def test_no_line_raises(raw: bytes) -> None:
     row = parse_line(raw, 1, FIELDS)
     assert row.line == 1
-    assert isinstance(row, Row) or row.reason
+    assert isinstance(row, Document) or row.reason
 
 
 @given(JSON_VALUES, st.text(), st.text(min_size=1))
 def test_what_passes_survives_json_and_utf8(value: object, text: str, key: str) -> None:
     row = parse_line(json.dumps({"id": "1", "text": text, "metadata": {key: value}}).encode(), 1, FIELDS)
-    if isinstance(row, Row):
-        document = row.document
+    if isinstance(row, Document):
+        document = row
         assert json.loads(json.dumps(dict(document.metadata), allow_nan=False)) == {key: value}
         assert document.text.encode().decode() == text
         assert text.strip()

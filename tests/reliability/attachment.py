@@ -15,7 +15,7 @@ from care_qdrant.index.attach import AttachReport, AttachSettings, attach_vector
 from care_qdrant.index.by_copy import attach_by_copy
 from care_qdrant.index.detach import detach_vector
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.payload import CARE_KEY
+from care_qdrant.types import CARE_KEY
 from tests.reliability.ingestion import Target
 from tests.reliability.ready_model import ReadyModel
 from tests.reliability.sample_collection import DIM, Contents, distance, make_collection, read_contents

@@ -17,15 +17,14 @@ from typing import Any
 import numpy as np
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.corpus.chunking import cut_rows
+from care_qdrant.corpus.chunking import cut_documents
 from care_qdrant.corpus.files import Corpus
-from care_qdrant.corpus.rows import Row
 from care_qdrant.index.ingest import ingest
 from care_qdrant.index.report import Progress
 from care_qdrant.index.settings import IngestSettings
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
-from care_qdrant.types import Chunk, Vectors
+from care_qdrant.types import Chunk, Document, Vectors
 from tests.reliability.processes import QdrantServer
 from tests.reliability.ready_model import ReadyModel
 from tests.reliability.trials import CLIENT_KILLED, Attempt, Counts, Fault, Trial, kill_trials
@@ -67,8 +66,8 @@ def make_source(corpus: Path, dim: int) -> Source:
     encoder = ReadyModel(dim).document_encoder
     chunks: list[Chunk] = []
     with Corpus(corpus) as rows:
-        for cut in cut_rows([row for row in rows if isinstance(row, Row)], encoder, "split"):
-            chunks += [sized.chunk for sized in cut] if isinstance(cut, list) else []
+        for cut in cut_documents([row for row in rows if isinstance(row, Document)], encoder, "split"):
+            chunks += cut if isinstance(cut, list) else []
     vectors = encoder.encode([chunk.embedded_text for chunk in chunks])
     return Source(corpus, dim, {c.point_id: (c.text, vector) for c, vector in zip(chunks, vectors, strict=True)})
 

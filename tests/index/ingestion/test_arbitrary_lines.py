@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from qdrant_client import QdrantClient
 
 from care_qdrant.corpus.files import Corpus
-from care_qdrant.corpus.rows import Row
 from care_qdrant.index.ingest import ingest
+from care_qdrant.types import Document
 from tests.databases import REAL, open_database
 from tests.tiny import HashModel
 
@@ -49,7 +49,7 @@ def test_every_line_is_accounted_for(client: QdrantClient, lines: list[bytes]) -
         path.write_bytes(b"\n".join([b'{"id": "0", "text": "\\u54ee\\u5598"}', *lines]))
         with Corpus(path) as corpus:
             rows = list(corpus)
-        first = {row.document.id: row.document for row in reversed(rows) if isinstance(row, Row)}
+        first = {row.id: row for row in reversed(rows) if isinstance(row, Document)}
         collection = f"c{next(NUMBERS)}"
         report = ingest(path, HashModel(max_tokens=1_000), client, collection)
         assert report.documents + report.duplicates + report.rejected == len(rows)

@@ -6,10 +6,10 @@ from contextlib import closing
 import pytest
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.corpus.seen import Seen
 from care_qdrant.errors import CareError
 from care_qdrant.index.ahead import read_ahead
 from care_qdrant.index.report import Stopwatch
+from care_qdrant.index.seen import Seen
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.retry import Outage, RetryPolicy
 from care_qdrant.qdrant.sender import MAX_BYTES, QUEUE, Insert, Sender, in_requests

@@ -18,10 +18,9 @@ from care_qdrant.model.gate import TOP, binary_ndcg
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.embedded_sparse import tune_sparse_search
 from care_qdrant.qdrant.layout import CARE_LAYOUT, Layout, Payload
-from care_qdrant.qdrant.payload import CARE_KEY
 from care_qdrant.search.plan import QueryPlan, dense_search, sparse_search
 from care_qdrant.search.resolve import StoreConfig, resolve_vectors
-from care_qdrant.types import Vectors
+from care_qdrant.types import CARE_KEY, Vectors
 from care_trainer.learn.queries import Labelled
 
 Unit = Literal["points", "documents"]

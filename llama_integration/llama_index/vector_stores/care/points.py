@@ -12,8 +12,9 @@ from qdrant_client import models
 
 from care_qdrant.errors import InputError
 from care_qdrant.qdrant.layout import Layout
-from care_qdrant.qdrant.payload import CARE_KEY, content_hash
+from care_qdrant.qdrant.payload import content_hash
 from care_qdrant.qdrant.sender import hash_removal
+from care_qdrant.types import CARE_KEY
 
 Point = models.ScoredPoint | models.Record | models.PointStruct
 
