@@ -2,6 +2,7 @@
 
 import glob
 import io
+import logging
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,8 @@ from care_qdrant.corpus.rows import Fields, Reject
 from care_qdrant.corpus.streams import HEAD_BYTES, STDIN, UTF_8, decompressed, guess_encoding, open_binary, recoded
 from care_qdrant.errors import InputError, needs_extra
 from care_qdrant.types import Document
+
+logger = logging.getLogger(__name__)
 
 CorpusPath = str | Path | Sequence[str | Path]
 COMPRESSIONS = (".gz", ".zst")
@@ -75,6 +78,7 @@ class Corpus:
             MissingExtra: The form of a file needs a package that is not installed.
         """
         self.files = check_corpus(path)
+        self._paths = [path] if isinstance(path, str | Path) else list(path)
         self.fields, self.encoding = fields, encoding
         self.found: list[str] = []
         """What each file was read as, for people; grows while the corpus is read."""
@@ -94,6 +98,8 @@ class Corpus:
 
     def __iter__(self) -> Iterator[Document | Reject]:
         """Return the rows in order."""
+        for path in self._paths:
+            _tell_unread(Path(path))
         for file, size in zip(self.files, self._sizes, strict=True):
             line = 0
             try:
@@ -101,8 +107,12 @@ class Corpus:
                     line = row.line
                     yield replace(row, file=file.name) if isinstance(row, Reject) and len(self.files) > 1 else row
             except _damage() as error:
+                guess = guess_encoding(error.object) if isinstance(error, UnicodeDecodeError) else None
+                hint = (
+                    "" if guess is None else f". The part that was not read reads as {guess}: give --encoding {guess}"
+                )
                 raise InputError(
-                    f"{file.path}: is damaged after row {line:,} ({error}); rows before it were read"
+                    f"{file.path}: is damaged after row {line:,} ({error}); rows before it were read{hint}"
                 ) from error
             self._stack.close()
             self._file = None
@@ -133,9 +143,12 @@ class Corpus:
         if self.encoding.lower() not in (UTF_8, "utf8"):
             return
         guess = guess_encoding(head)
-        wrong = [guess_encoding(line) is not None for line in head.splitlines() if line.strip()]
+        lines = [line for line in head.splitlines() if line.strip()]
+        # The header of a table may be plain English.
+        has_header = len(lines) > 1 and lines[0].isascii() and not lines[0].lstrip().startswith((b"{", b"["))
+        wrong = [guess_encoding(line) is not None for line in lines[has_header:]]
         # A file in which some lines are damaged is read, without those.
-        if guess == "utf-16" or (guess is not None and wrong[0] and sum(wrong) * 2 > len(wrong)):
+        if guess == "utf-16" or (guess is not None and (has_header or wrong[0]) and sum(wrong) * 2 > len(wrong)):
             name = f"{guess} (GBK)" if guess == "gb18030" else guess
             raise InputError(f"{path}: is not UTF-8; it reads as {name}: give --encoding {guess}")
 
@@ -190,6 +203,22 @@ def _files_of(path: str, *, is_alone: bool) -> list[CorpusFile]:
     return found
 
 
+def _tell_unread(folder: Path) -> None:
+    """Log which files of a folder are of no kind that is read, and what reads them."""
+    if not folder.is_dir() or is_arrow_folder({entry.name for entry in folder.iterdir()}):
+        return
+    names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
+    files = [file for file in (CorpusFile(name, name) for name in names) if not _is_known(file) and not _is_own(file)]
+    if files:
+        logger.warning(
+            "%s: %d files are not read, as %s: %s. LlamaIndex's SimpleDirectoryReader makes text of PDF and Word files",
+            folder,
+            len(files),
+            ", ".join(file.name for file in files[:3]),
+            _EXPECTED,
+        )
+
+
 def _matches(pattern: str) -> list[str]:
     if not glob.has_magic(pattern):
         return []
@@ -198,8 +227,12 @@ def _matches(pattern: str) -> list[str]:
 
 
 def _is_known(file: CorpusFile) -> bool:
-    is_hidden = any(part.startswith(".") for part in Path(file.name).parts)
-    return file.plain_name.endswith(_KNOWN) and not is_hidden and ".rejects" not in file.name
+    return file.plain_name.endswith(_KNOWN) and not _is_own(file)
+
+
+def _is_own(file: CorpusFile) -> bool:
+    """Return whether a file is hidden, or one into which an ingestion has written rejected rows."""
+    return any(part.startswith(".") for part in Path(file.name).parts) or ".rejects" in file.name
 
 
 def _read(form: Format, content: io.BufferedReader, file: CorpusFile, fields: Fields) -> Iterator[Document | Reject]:

@@ -170,6 +170,29 @@ def test_a_folder_that_datasets_saved(tmp_path: Path) -> None:
     assert texts(read(tmp_path / "a.arrow")) == {"1": "一"}
 
 
+def test_a_table_with_an_english_header_names_its_encoding(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes("id,text\n1,头痛三天\n2,咳嗽\n".encode("gbk"))
+    with pytest.raises(InputError, match="--encoding gb18030"):
+        read(tmp_path / "a.csv")
+    assert set(texts(read(tmp_path / "a.csv", encoding="gb18030")).values()) == {"头痛三天", "咳嗽"}
+
+
+def test_another_encoding_behind_a_long_english_part_is_named(tmp_path: Path) -> None:
+    rows = "".join(f"{number},no headache\n" for number in range(9000))
+    (tmp_path / "a.csv").write_bytes(f"id,text\n{rows}x,头痛三天\n".encode("gbk"))
+    with pytest.raises(InputError, match=r"damaged after row .*--encoding gb18030"):
+        read(tmp_path / "a.csv")
+
+
+def test_files_of_a_folder_that_are_not_read_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "note.txt").write_text("随访一次。", encoding="utf-8")
+    for name in ("guide.pdf", "report.docx", ".hidden.pdf", "corpus.rejects.jsonl"):
+        (tmp_path / name).write_bytes(b"%PDF")
+    read(tmp_path)
+    [message] = caplog.messages
+    assert "2 files are not read, as guide.pdf, report.docx" in message and "SimpleDirectoryReader" in message
+
+
 @pytest.mark.parametrize(("encoding", "named"), [("gbk", "gb18030 (GBK)"), ("big5", "big5"), ("utf-16", "utf-16")])
 def test_another_encoding_is_named_and_read_when_it_is_given(tmp_path: Path, encoding: str, named: str) -> None:
     text = "".join(json.dumps({"id": str(n), "text": "頭痛三天"}, ensure_ascii=False) + "\n" for n in range(20))
