@@ -1,9 +1,8 @@
 """``care attach``: add a model's vector beside those that a collection has."""
 
-import json
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -11,6 +10,7 @@ import click
 
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
 from care_qdrant.console.options import Target, model_options, patience_option, sparse_option, target_options
+from care_qdrant.console.reports import show_report
 
 if TYPE_CHECKING:
     from care_qdrant.index.attach import AttachReport, AttachSettings
@@ -197,7 +197,7 @@ def _attach_by_copy(
             on_preflight=_tell,
             on_progress=show,
         )
-    click.echo(json.dumps(asdict(report), ensure_ascii=False))
+    show_report(report)
     _warn(report.attached)
 
 
@@ -218,7 +218,7 @@ def _watch(target: Target, attach: "Attach", retries: "RetryPolicy", seconds: fl
 
 
 def _print_report(report: "AttachReport") -> None:
-    click.echo(json.dumps(asdict(report), ensure_ascii=False))
+    show_report(report)
     _warn(report)
 
 

@@ -1,11 +1,9 @@
 """``care detach``: remove what ``care attach`` added."""
 
-import json
-from dataclasses import asdict
-
 import click
 
 from care_qdrant.console.options import Target, target_options
+from care_qdrant.console.reports import show_report
 
 
 @click.command(name="detach")
@@ -32,4 +30,4 @@ def command(collection: str, vector_name: str | None, is_all: bool, target: Targ
         attached = Collection(client, collection).resolve().schema.attached if is_all else ()
         for name in tuple(attached) or (vector_name,):
             report = detach_vector(client, collection, name)
-            click.echo(json.dumps(asdict(report), ensure_ascii=False))
+            show_report(report)

@@ -1,8 +1,6 @@
 """``care verify``: check that the vectors of a collection are what its contract says."""
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -10,6 +8,7 @@ import click
 
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
 from care_qdrant.console.options import Target, model_options, sparse_option, target_options
+from care_qdrant.console.reports import show_report
 
 if TYPE_CHECKING:
     from care_qdrant.model.pair import CareModel
@@ -54,7 +53,7 @@ def command(
     """Check the vectors that the model made in COLLECTION, and write nothing.
 
     It counts the points that have the vector, compares the hash of each text, encodes a sample again, and searches
-    for each sampled document by its own opening. The report is JSON on stdout; anything wrong gives exit code 5, and so
+    for each sampled document by its own opening. The report is JSON in a pipe; anything wrong gives exit code 5, and so
     does a collection without points, of which nothing can be checked.
 
     \b
@@ -69,6 +68,6 @@ def command(
     verify = verify_bm25 if sparse is not None else partial(verify_collection, model=load_model())
     with target.open() as client:
         report = verify(client, collection, vector_name=vector_name, text_field=text_field, settings=settings)
-    click.echo(json.dumps(asdict(report), ensure_ascii=False, indent=2))
+    show_report(report)
     if report.problems:
         raise NotVerified(f"collection {report.collection!r}: " + "; ".join(report.problems))

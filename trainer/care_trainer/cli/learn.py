@@ -1,10 +1,9 @@
 """``care learn``: a query encoder learned from the vectors that a collection holds."""
 
-import json
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ import click
 
 from care_qdrant.console.groups import GroupedCommand
 from care_qdrant.console.options import Target, add_options, target_options
+from care_qdrant.console.reports import show_report
 
 if TYPE_CHECKING:
     from care_trainer.learn.learn import LearnReport, Progress
@@ -233,7 +233,7 @@ def _learn(
         click.echo(f"no plot: {missing}", err=True)
     for paragraph in paragraphs(report):
         click.echo(paragraph, err=True)
-    click.echo(json.dumps(asdict(report), ensure_ascii=False))
+    show_report(report)
     if not report.registered:
         raise InputError(
             f"{folder}: was written but not registered: {report.refused}. Register it nevertheless with: --force"

@@ -1,0 +1,39 @@
+"""The report of a command: for people on a terminal, as JSON in a pipe."""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+def show_report(report: "DataclassInstance") -> None:
+    """Print what a command did: a line for each field that says something, or one line of JSON in a pipe."""
+    values = asdict(report)
+    lines = _lines(values) if sys.stdout.isatty() else [json.dumps(values, ensure_ascii=False)]
+    click.echo("\n".join(lines))
+
+
+def _lines(values: Mapping[str, Any], indent: str = "") -> Iterator[str]:
+    for key, value in values.items():
+        name = f"{indent}{key.replace('_', ' ')}"
+        if isinstance(value, Mapping) and value:
+            yield name
+            yield from _lines(value, indent + "  ")
+        elif isinstance(value, list | tuple) and value:
+            yield f"{name:<28} {'; '.join(map(_shown, value))}"
+        elif value not in (None, "", [], (), {}):
+            yield f"{name:<28} {_shown(value)}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
