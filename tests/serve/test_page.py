@@ -1,5 +1,6 @@
 """The search page: served with a policy that keeps it to itself, and read in a browser where one is installed."""
 
+import html
 import re
 import shutil
 import subprocess
@@ -74,13 +75,13 @@ def address(make_service, listen, client: QdrantClient) -> str:
     return address
 
 
-def shown(page: str, profile: Path) -> str:
+def shown(page: str, profile: Path, expected: str = '<section class="column"') -> str:
     """Return the document of a page after its scripts have run."""
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
     wait = ["--virtual-time-budget=8000", "--timeout=20000", f"--user-data-dir={profile}", "--disable-sync"]
     assert CHROMIUM is not None
     done = subprocess.run([CHROMIUM, *flags, *wait, "--dump-dom", page], capture_output=True, text=True, timeout=90)
-    assert '<section class="column"' in done.stdout, done.stderr
+    assert expected in done.stdout, done.stderr
     return done.stdout
 
 
@@ -128,3 +129,10 @@ def test_two_pairs_stand_side_by_side_with_what_moved(address: str, tmp_path: Pa
         expected.append("same rank" if not moved else f"up {moved}" if moved > 0 else f"down {-moved}")
     assert any(move.startswith("up") for move in expected)
     assert re.findall(r"(same rank|(?:up|down) \d+)<", second) == expected
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+def test_a_reason_that_all_columns_share_is_said_once(address: str, tmp_path: Path) -> None:
+    reason = httpx.post(f"{address}/search", json={"query": "西瓜", "conditions": ["nonsense"]}).json()["error"]
+    page = shown(f"{address}/?q=西瓜&collection=corpus&lang=en&where=nonsense", tmp_path, 'class="bad"')
+    assert html.unescape(page).count(reason) == 1

@@ -148,6 +148,11 @@ async function search() {
 
 function render() {
   if (!state.last.length) return;
+  const [{ error }] = state.last;
+  if (error && state.last.every((result) => result.error === error)) {
+    $("results").replaceChildren();
+    return say(error, true);
+  }
   const ranks = state.last.map(({ answer }) => new Map((answer?.hits ?? []).map((hit, index) => [hit.document_id, index])));
   $("results").replaceChildren(...state.last.map((result, number) => renderColumn(result, number, ranks)));
   const hits = state.last.reduce((sum, { answer }) => sum + (answer?.hits.length ?? 0), 0);
