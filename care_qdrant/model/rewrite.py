@@ -23,9 +23,16 @@ from care_qdrant.errors import ModelError
 if TYPE_CHECKING:
     import torch
 
-_PLAIN = {"use_dora": False, "fan_in_fan_out": False, "bias": "none"}
-"""Settings of peft that a sum of products honours; any other value is refused."""
-_EMPTY = ("rank_pattern", "alpha_pattern", "modules_to_save", "layer_replication", "trainable_token_indices")
+_HONOURED = frozenset(
+    "auto_mapping base_model_name_or_path corda_config eva_config exclude_modules inference_mode "
+    "init_lora_weights layers_pattern layers_to_transform loftq_config lora_alpha lora_dropout lora_ga_config "
+    "megatron_core peft_type peft_version qalora_group_size r revision runtime_config target_modules task_type "
+    "use_rslora".split()
+)
+"""Settings of peft that a sum of products honours, or that say how the training began (`check_adapter` judges that).
+
+Any other one that is set is refused: versions of peft to come add settings that change what an adapter computes.
+"""
 
 
 def merge_adapter(base: Path, adapter: Path, folder: Path, dtype: "torch.dtype | None" = None) -> None:
@@ -144,8 +151,7 @@ def rewrite(
 
 def _scale(adapter: Path) -> float:
     config: dict[str, Any] = _read(adapter / ADAPTER_CONFIG)
-    unknown = [key for key, plain in _PLAIN.items() if config.get(key, plain) != plain]
-    unknown += [key for key in _EMPTY if config.get(key)]
+    unknown = sorted(key for key, value in config.items() if value and value != "none" and key not in _HONOURED)
     if config.get("peft_type", "LORA") != "LORA" or unknown:
         raise ModelError(f"{adapter}: is no plain LoRA adapter ({', '.join(unknown)} set); merge it with peft first")
     rank: float = config["r"]

@@ -220,6 +220,30 @@ def test_adapters_that_would_be_wrong_are_refused(published: Path, damage: str, 
         written_vectors(source, "doc_encoder", tmp_path / "written")
 
 
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("use_dora", True),
+        ("bias", "all"),
+        ("rank_pattern", {"q_proj": 8}),
+        ("use_qalora", True),
+        ("lora_bias", True),
+        ("alora_invocation_tokens", [1, 2]),
+        ("kasa_config", {"beta": 1e-4}),
+        ("target_parameters", ["mlp.experts.down_proj"]),
+        ("a_setting_to_come", 1),
+    ],
+)
+def test_settings_that_a_sum_does_not_honour_are_refused(
+    published: Path, setting: str, value: object, tmp_path: Path
+) -> None:
+    source = adapter(published, tmp_path / "source")
+    config = source / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {setting: value}))
+    with pytest.raises(ModelError, match=f"no plain LoRA adapter .*{setting}"):
+        written_vectors(source, "doc_encoder", tmp_path / "written")
+
+
 @pytest.mark.parametrize("side", ["query", "document"])
 def test_a_pair_is_not_joined_of_a_side_with_a_hole(pair_folder: Path, side: str, tmp_path: Path) -> None:
     sides = {name: shutil.copytree(pair_folder / name, tmp_path / name) for name in ("query", "document")}
