@@ -4,16 +4,13 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
-
-def show_report(report: "DataclassInstance") -> None:
-    """Print what a command did: a line for each field that says something, or one line of JSON in a pipe."""
+def show_report(report: Any) -> None:
+    """Print what a command did, a dataclass: a line for each field that says something, or one line of JSON in a pipe."""
     values = asdict(report)
     lines = _lines(values) if sys.stdout.isatty() else [json.dumps(values, ensure_ascii=False)]
     click.echo("\n".join(lines))
