@@ -10,7 +10,7 @@ import click
 
 
 def show_report(report: Any) -> None:
-    """Print what a command did, a dataclass: a line for each field that says something, or one line of JSON in a pipe."""
+    """Print a dataclass that says what a command did: a line for each field with a value; in a pipe one of JSON."""
     values = asdict(report)
     lines = _lines(values) if sys.stdout.isatty() else [json.dumps(values, ensure_ascii=False)]
     click.echo("\n".join(lines))

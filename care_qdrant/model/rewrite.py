@@ -24,10 +24,31 @@ if TYPE_CHECKING:
     import torch
 
 _HONOURED = frozenset(
-    "auto_mapping base_model_name_or_path corda_config eva_config exclude_modules inference_mode "
-    "init_lora_weights layers_pattern layers_to_transform loftq_config lora_alpha lora_dropout lora_ga_config "
-    "megatron_core peft_type peft_version qalora_group_size r revision runtime_config target_modules task_type "
-    "use_rslora".split()
+    [
+        "auto_mapping",
+        "base_model_name_or_path",
+        "corda_config",
+        "eva_config",
+        "exclude_modules",
+        "inference_mode",
+        "init_lora_weights",
+        "layers_pattern",
+        "layers_to_transform",
+        "loftq_config",
+        "lora_alpha",
+        "lora_dropout",
+        "lora_ga_config",
+        "megatron_core",
+        "peft_type",
+        "peft_version",
+        "qalora_group_size",
+        "r",
+        "revision",
+        "runtime_config",
+        "target_modules",
+        "task_type",
+        "use_rslora",
+    ]
 )
 """Settings of peft that a sum of products honours, or that say how the training began (`check_adapter` judges that).
 
