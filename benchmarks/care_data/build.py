@@ -1,0 +1,161 @@
+"""Step 4: labels to a task directory that `care-bench run`, BEIR's loader and mteb's read, with a data card.
+
+``corpus.jsonl``, ``queries.jsonl`` and ``qrels/test.tsv`` are BEIR's; the card's header makes data set configurations
+of JSON Lines, which is what mteb loads. ``disputed.jsonl`` holds what is neither.
+"""
+
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from care_data.config import Plan
+from care_data.files import Rows, file_digest, read_json, read_rows, write_json, write_rows, write_text
+from care_data.near import NearTexts
+from care_data.pool import CORPUS, POOL, QUERIES, collection_changes
+from care_data.source import shown
+from care_data.vote import LABELS
+from care_qdrant import InputError
+
+BENCHMARK = "benchmark"
+_SHOWN = 5
+"""Leaks that an error names."""
+
+
+def run_build(plan: Plan) -> dict[str, Any]:
+    """Write the benchmark, and return what its card says."""
+    settings, folder = plan.settings.build, plan.folder
+    target = folder / BENCHMARK
+    labels = list(read_rows(folder / LABELS, "care-data vote"))
+    _refuse_same_judges(plan)
+    qrels = _qrels(labels, folder)
+    questions = {row["id"]: row for row in read_rows(folder / QUERIES) if row["id"] in qrels}
+    repeated = _repeated(plan, questions)
+    if repeated and not settings.drop:
+        some = "\n  ".join(f"{one}: {why}" for one, why in list(repeated.items())[:_SHOWN])
+        raise InputError(
+            f"{len(repeated)} questions repeat another one or a training set:\n  {some}\n"
+            "take them out of the questions, or set build.drop = true"
+        )
+    answered = {query: grades for query, grades in qrels.items() if query not in repeated and any(grades.values())}
+    if not answered:
+        raise InputError("no question has a relevant document; there is nothing to score")
+    documents = {row["id"]: row for row in _documents(plan, answered)}
+    write_rows(target / "corpus.jsonl", ({"_id": name, **_texts(row)} for name, row in documents.items()))
+    write_rows(target / "queries.jsonl", ({"_id": name, "text": questions[name]["text"]} for name in answered))
+    judged = [(query, document, grade) for query, row in answered.items() for document, grade in row.items()]
+    lines = ["query-id\tcorpus-id\tscore", *("\t".join(map(str, each)) for each in judged)]
+    write_text(target / "qrels" / "test.tsv", "\n".join(lines) + "\n")
+    # One data set has one format: what mteb loads cannot be JSON Lines and a table at once.
+    keys = ("query-id", "corpus-id", "score")
+    write_rows(target / "qrels" / "test.jsonl", (dict(zip(keys, each, strict=True)) for each in judged))
+    reranked = write_rows(target / "rerank.jsonl", _rerank(plan, questions, answered, documents))
+    if settings.sts is not None:
+        write_rows(target / "sts.jsonl", read_rows(plan.at(settings.sts), "care-data sts"))
+    disputed = [row for row in labels if row["label"] in ("disputed", "missing") and row["query_id"] in answered]
+    write_rows(target / "disputed.jsonl", disputed)
+    card = {
+        "name": plan.settings.name,
+        "questions": len(answered),
+        "without_a_positive": len(qrels) - len(repeated.keys() & qrels.keys()) - len(answered),
+        "repeated": len(repeated),
+        "documents": len(documents),
+        "relevant": sum(grade for _, _, grade in judged),
+        "irrelevant": sum(not grade for _, _, grade in judged),
+        "disputed": len(disputed),
+        "rerank_questions": reranked,
+        "collection_changed": collection_changes(plan),
+        "origin": plan.settings.source.origin,
+        "license": plan.settings.source.license,
+        "pool": read_json(folder / "pool.json"),
+        "vote": read_json(folder / "vote.json"),
+        "judging": read_json(folder / "judge.json") if plan.settings.judge else {"judges": [], "cost": 0.0},
+    }
+    write_json(target / "card.json", card)
+    template = jinja2.Environment(
+        loader=jinja2.PackageLoader("care_data"), undefined=jinja2.StrictUndefined, trim_blocks=True
+    )
+    write_text(target / "README.md", template.get_template("card.md.j2").render(card=card) + "\n")
+    return {key: value for key, value in card.items() if key not in ("pool", "vote", "judging")} | {
+        "folder": str(target)
+    }
+
+
+def _texts(row: Mapping[str, Any]) -> dict[str, str]:
+    return {"title": str(row.get("title") or ""), "text": str(row["text"])}
+
+
+def _qrels(labels: Iterable[Mapping[str, Any]], folder: Path) -> dict[str, dict[str, int]]:
+    """Return the grades of each question; near-duplicates have the label of the one that was judged."""
+    copies = {(row["query_id"], row["document_id"]): row["duplicates"] for row in read_rows(folder / POOL)}
+    qrels: dict[str, dict[str, int]] = {}
+    for row in labels:
+        if row["label"] in ("relevant", "irrelevant"):
+            for document in (row["document_id"], *copies[row["query_id"], row["document_id"]]):
+                qrels.setdefault(row["query_id"], {})[document] = int(row["label"] == "relevant")
+    return qrels
+
+
+def _documents(plan: Plan, qrels: Mapping[str, Mapping[str, int]]) -> Iterator[dict[str, Any]]:
+    pooled = {row["document_id"] for row in read_rows(plan.folder / POOL)} | {
+        document for grades in qrels.values() for document in grades
+    }
+    for row in read_rows(plan.folder / CORPUS):
+        if plan.settings.build.corpus == "whole" or row["id"] in pooled:
+            yield row
+
+
+def _rerank(
+    plan: Plan,
+    questions: Mapping[str, Mapping[str, Any]],
+    qrels: Mapping[str, Mapping[str, int]],
+    documents: Mapping[str, Mapping[str, Any]],
+) -> Iterator[dict[str, Any]]:
+    """Yield questions that have both, with a sample of their judged negatives [3.1]."""
+    for query, grades in qrels.items():
+        positive = list(dict.fromkeys(shown(dict(documents[name])) for name, grade in grades.items() if grade))
+        others = dict.fromkeys(shown(dict(documents[name])) for name, grade in grades.items() if not grade)
+        negative = [text for text in others if text not in set(positive)]
+        draw = random.Random(f"rerank {query}")
+        sample = draw.sample(negative, min(len(negative), plan.settings.build.rerank_negatives))
+        if positive and sample:
+            yield {"query": questions[query]["text"], "positive": positive, "negative": sample}
+
+
+def _repeated(plan: Plan, questions: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Return the questions that nearly equal an earlier one, or a text of a training set, with the reason."""
+    near = NearTexts(plan.settings.build.near_duplicate)
+    found: dict[str, str] = {}
+    for name, row in questions.items():
+        if (other := near.find(row["text"])) is not None:
+            found[name] = f"nearly equals question {other}"
+        else:
+            near.add(name, row["text"])
+    for file in plan.settings.build.train:
+        for number, row in enumerate(read_rows(plan.at(file)), start=1):
+            for key in ("query", "text", "sentence1", "sentence2"):
+                if isinstance(row.get(key), str) and (known := near.find(row[key])) is not None:
+                    found.setdefault(known, f"is in {file}:{number}")
+    return found
+
+
+def _refuse_same_judges(plan: Plan) -> None:
+    """A model trained on a judge's taste wins on a benchmark of that taste."""
+    own = {judge.family for judge in plan.settings.judge} | {each.family for each in plan.settings.vote.imported}
+    families: set[str] = set()
+    for file in plan.settings.build.train:
+        for row in read_rows(plan.at(file)):
+            families.update(row.get("judge_families") or ())
+    if (both := own & families) and not plan.settings.build.allow_same_judges:
+        raise InputError(
+            f"judges of the family {', '.join(sorted(both))} labelled a training set, too: a model trained on it is "
+            "favoured; take other judges, or set build.allow_same_judges = true and say so"
+        )
+
+
+def build_inputs(plan: Plan) -> Rows:
+    """Return the digests of the files that decide the benchmark besides the earlier steps."""
+    files = [*plan.settings.build.train, *([plan.settings.build.sts] if plan.settings.build.sts else [])]
+    return [{"file": file, "digest": file_digest(plan.at(file))} for file in files]

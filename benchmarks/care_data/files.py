@@ -1,0 +1,76 @@
+"""JSON Lines in and out. Files are replaced whole, so that a killed step leaves the old one or none."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from care_benchmarks.rows import read_jsonl
+
+from care_qdrant import InputError, redact
+
+Rows = list[dict[str, Any]]
+
+
+def read_rows(path: Path, made_by: str = "") -> Iterator[dict[str, Any]]:
+    """Yield the objects of a JSON Lines file, plain or gzip.
+
+    Args:
+        path: The file.
+        made_by: Command that writes it, for the error message.
+    """
+    if not path.is_file():
+        raise InputError(f"{path}: is not there{f'; run {made_by} first' if made_by else ''}")
+    for row in read_jsonl(path):
+        yield dict(row.fields)
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
+    """Write JSON Lines, and return their number."""
+    count = 0
+    with _replaced(path).open("w", encoding="utf-8") as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            count += 1
+    _replaced(path).replace(path)
+    return count
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file without secrets."""
+    _replaced(path).write_text(redact(text), encoding="utf-8")
+    _replaced(path).replace(path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write one JSON value, indented."""
+    write_text(path, json.dumps(value, ensure_ascii=False, indent=2, default=float) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read one JSON value."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read as JSON ({error})") from error
+
+
+def digest(*parts: object) -> str:
+    """Return the SHA-256 of values as JSON."""
+    content = json.dumps(parts, ensure_ascii=False, sort_keys=True, default=str)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file; empty where there is none."""
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _replaced(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.with_name(f".{path.name}.{os.getpid()}")

@@ -1,0 +1,81 @@
+"""The documents of a live collection, and the questions."""
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from care_benchmarks.rows import read_jsonl
+from qdrant_client import QdrantClient
+
+from care_data.config import Plan
+from care_data.files import Rows, digest
+from care_qdrant import Collection, Document, Hit, InputError, embedded_text, open_client, read_hit
+
+
+@contextmanager
+def open_source(plan: Plan) -> Iterator[QdrantClient]:
+    """Open the database of a configuration; an embedded one must be there."""
+    source = plan.settings.source
+    path = plan.at(source.path) if source.path else None
+    if path is not None and not path.is_dir():
+        raise InputError(f"{path}: there is no such folder, so no embedded database (source.path)")
+    with open_client(path=path, url=source.url, api_key=os.environ.get("QDRANT_API_KEY")) as client:
+        yield client
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """The documents of a collection: each point is one, since a point is what a search returns."""
+
+    documents: dict[str, Document]
+    """By id: that of the document where one point holds it whole, else that of the point."""
+    names: dict[str, str]
+    """Document id by point id."""
+    skipped: int
+    """Points without a text."""
+
+    @property
+    def digest(self) -> str:
+        """Return the SHA-256 over all ids and texts."""
+        return digest(sorted((each.id, each.title, each.text) for each in self.documents.values()))
+
+    def of(self, hit: Hit) -> str | None:
+        """Return the document id of a hit, or None where the point was not there when the texts were read."""
+        return self.names.get(hit.point_id)
+
+
+def read_texts(client: QdrantClient, collection: str) -> Texts:
+    """Read the texts of all points, whichever tool wrote them."""
+    hits = [read_hit(point) for page in Collection(client, collection).scroll("reading the texts") for point in page]
+    filled = [hit for hit in hits if hit.text.strip()]
+    if not filled:
+        raise InputError(f"collection {collection!r}: none of its {len(hits):,} points has a text to judge")
+    points = Counter(hit.document_id for hit in filled)
+    names = {hit.point_id: hit.document_id if points[hit.document_id] == 1 else hit.point_id for hit in filled}
+    documents = {
+        names[hit.point_id]: Document(names[hit.point_id], hit.text, hit.title, dict(hit.metadata)) for hit in filled
+    }
+    return Texts(documents, names, len(hits) - len(filled))
+
+
+def read_questions(path: Path) -> Rows:
+    """Read questions: ``id``, ``text``, and what else their rows say."""
+    rows: Rows = []
+    seen: dict[str, str] = {}
+    for row in read_jsonl(path):
+        identity = row.identity("id", "_id")
+        if identity in seen:
+            raise InputError(f"{row.where}: id {identity!r} was already used in {seen[identity]}")
+        seen[identity] = row.where
+        rows.append({**row.fields, "id": identity, "text": row.text("text")})
+    if not rows:
+        raise InputError(f"{path}: is empty; expected one question per line")
+    return rows
+
+
+def shown(row: dict[str, object]) -> str:
+    """Return what a judge reads of a corpus row: title and text, as the encoders see them."""
+    return embedded_text(str(row.get("title") or ""), str(row["text"]))

@@ -1,0 +1,85 @@
+"""Against statsmodels and krippendorff, on random tables with missing votes."""
+
+import krippendorff
+import numpy as np
+import pytest
+from care_data.agreement import cohen_kappa, fleiss_kappa, krippendorff_alpha, raw_agreement
+from statsmodels.stats.inter_rater import aggregate_raters
+from statsmodels.stats.inter_rater import cohens_kappa as reference_cohen
+from statsmodels.stats.inter_rater import fleiss_kappa as reference_fleiss
+
+
+def random_votes(seed: int, raters: int, categories: int, missing: float) -> np.ndarray:
+    draw = np.random.default_rng(seed)
+    truth = draw.integers(0, categories, size=(200, 1))
+    votes = np.where(draw.random((200, raters)) < 0.6, truth, draw.integers(0, categories, size=(200, raters)))
+    return np.where(draw.random(votes.shape) < missing, -1, votes).astype(np.int64)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("level", ["nominal", "ordinal", "interval"])
+def test_alpha_equals_krippendorff(seed: int, level: str) -> None:
+    votes = random_votes(seed, raters=2 + seed % 4, categories=2 + seed % 4, missing=0.4)
+    data = np.where(votes < 0, np.nan, votes).T
+    domain = list(range(2 + seed % 4))
+    expected = krippendorff.alpha(data, value_domain=domain, level_of_measurement=level)
+    assert krippendorff_alpha(votes, 2 + seed % 4, level).value == pytest.approx(expected, abs=1e-12)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_fleiss_equals_statsmodels(seed: int) -> None:
+    votes = random_votes(seed, raters=3, categories=4, missing=0.0)
+    table, _ = aggregate_raters(votes, n_cat=4)
+    assert fleiss_kappa(votes, 4).value == pytest.approx(reference_fleiss(table), abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_fleiss_takes_missing_votes_as_its_formula_says(seed: int) -> None:
+    votes = random_votes(seed, raters=5, categories=3, missing=0.4)
+    rated = [row[row >= 0] for row in votes if (row >= 0).sum() > 1]
+    # Without missing votes of its own: the agreement of an item is over its pairs of votes.
+    pairs = [np.mean([one == two for i, one in enumerate(row) for two in row[i + 1 :]]) for row in rated]
+    shares = np.bincount(np.concatenate(rated), minlength=3) / sum(map(len, rated))
+    expected = (np.mean(pairs) - (shares**2).sum()) / (1 - (shares**2).sum())
+    assert fleiss_kappa(votes, 3).value == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_cohen_equals_statsmodels(seed: int) -> None:
+    votes = random_votes(seed, raters=2, categories=3, missing=0.3)
+    whole = votes[(votes >= 0).all(axis=1)]
+    table = np.zeros((3, 3))
+    np.add.at(table, (whole[:, 0], whole[:, 1]), 1)
+    expected = reference_cohen(table, return_results=False)
+    found = cohen_kappa(votes, 3)
+    assert found.value == pytest.approx(expected, abs=1e-12)
+    assert found.items == len(whole)
+    assert raw_agreement(votes, 3).value == pytest.approx((whole[:, 0] == whole[:, 1]).mean(), abs=1e-12)
+
+
+def test_an_interval_holds_the_truth_about_as_often_as_it_says() -> None:
+    held = 0
+    for seed in range(100):
+        draw = np.random.default_rng(seed)
+        truth = draw.integers(0, 2, size=(300, 1))
+        votes = np.where(draw.random((300, 2)) < 0.2, 1 - truth, truth).astype(np.int64)
+        found = raw_agreement(votes, 2).interval
+        held += found.low <= 0.8**2 + 0.2**2 <= found.high
+    assert 88 <= held <= 100
+
+
+def test_questions_are_resampled_whole() -> None:
+    one = random_votes(0, raters=2, categories=2, missing=0.0)
+    copies = np.repeat(one, 5, axis=0)
+    by_question = raw_agreement(copies, 2, [row // 5 for row in range(len(copies))])
+    single = raw_agreement(one, 2)
+    assert by_question.interval.high - by_question.interval.low == pytest.approx(
+        single.interval.high - single.interval.low, rel=0.15
+    )
+    by_pair = raw_agreement(copies, 2)
+    assert by_pair.interval.high - by_pair.interval.low < 0.6 * (single.interval.high - single.interval.low)
+
+
+def test_no_two_votes_give_no_number() -> None:
+    votes = np.array([[0, -1], [-1, 1]])
+    assert all(np.isnan(measure(votes, 2).value) for measure in (fleiss_kappa, krippendorff_alpha, cohen_kappa))

@@ -1,0 +1,273 @@
+"""From a collection that LlamaIndex wrote to a benchmark that care-bench scores, with judges over a real socket."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from care_benchmarks.cli import care_bench
+from care_benchmarks.tasks import directory_tasks, load_task
+from care_data.chain import run_chain, run_step
+from care_data.config import load_plan
+from care_data.ledger import BudgetReached
+from care_data.pairs import write_pairs
+from care_data.sheets import Task, read_opinions, sample_tasks, write_sheet
+from care_data.wire import JudgeUnreachable, NotStored
+from care_trainer.config import Data
+from care_trainer.data.read import iter_pairs
+from click.testing import CliRunner
+from openpyxl import load_workbook
+
+from care_qdrant import InputError, open_client
+from tests.care_data.clinic import config, rater, rows, truth
+from tests.care_data.endpoint import Endpoint, Faults
+from tests.care_data.kills import run_killed
+
+THREE = {"ann": 1, "bob": 1, "cleo": 1}
+
+
+def perfect() -> Any:
+    return rater({})
+
+
+@pytest.mark.timeout(600)
+def test_it_goes_from_a_collection_to_a_scored_benchmark(clinic: Path) -> None:
+    with Endpoint(perfect()) as endpoint:
+        reports = run_chain(load_plan(config(clinic, endpoint.url, THREE)))
+    assert reports["pool"]["documents"] == 339
+    assert {each["retriever"] for each in reports["pool"]["contributions"]} == {"bm25", "pair"}
+    target = clinic / "clinic" / "benchmark"
+    retrieval, rerank = (load_task(task) for task in directory_tasks(target))
+    known = {(query, text) for (query, text), grade in truth().items() if grade > 0}
+    found = {
+        (retrieval.queries[query], retrieval.documents[document])
+        for query, grades in retrieval.qrels.items()
+        for document, grade in grades.items()
+        if grade
+    }
+    assert found <= known and len(found) > 0.8 * len(known)
+    assert len(rerank.qrels) > 50
+    arguments = ["run", str(target), "--output", str(clinic / "result"), "--no-speed", "--through", "core"]
+    done = CliRunner().invoke(care_bench, arguments)
+    assert done.exit_code == 0, done.output
+    card = (target / "README.md").read_text(encoding="utf-8")
+    assert "apache-2.0" in card and "| ann | ann | 1 |" in card
+
+
+def test_mteb_loads_what_was_built(clinic: Path) -> None:
+    from datasets import load_dataset
+
+    with Endpoint(perfect()) as endpoint:
+        run_chain(load_plan(config(clinic, endpoint.url, THREE, questions=8)))
+    folder = str(clinic / "clinic" / "benchmark")
+    corpus = load_dataset(folder, "corpus", split="corpus", cache_dir=str(clinic / "cache"))
+    qrels = load_dataset(folder, "default", split="test", cache_dir=str(clinic / "cache"))
+    assert len(corpus) == 339 and {"_id", "title", "text"} <= set(corpus.column_names)
+    assert set(qrels.column_names) == {"query-id", "corpus-id", "score"} and set(qrels["score"]) == {0, 1}
+
+
+def test_faults_of_the_wire_change_nothing_but_missing_votes(clinic: Path) -> None:
+    faults = Faults(busy=0.2, broken=0.1, slow=0.05, wrong_json=0.1, partial=0.2, cut=0.2)
+    path = config(clinic, "", {}, questions=12)
+    with Endpoint(perfect()) as calm:
+        run_chain(load_plan(config(clinic, calm.url, THREE, questions=12)))
+        expected = rows(clinic / "clinic" / "labels.jsonl")
+    for file in (clinic / "clinic").glob("calls.sqlite*"):
+        file.unlink()
+    with Endpoint(perfect(), faults) as endpoint:
+        reports = run_chain(load_plan(config(clinic, endpoint.url, THREE, questions=12, judging="attempts = 5")))
+        assert max(endpoint.bill.billed.values()) == 1
+        assert sum(endpoint.bill.sent.values()) > len(endpoint.bill.billed)
+    assert rows(clinic / "clinic" / "labels.jsonl") == expected
+    assert reports["judge"]["at_risk"] > 0
+    assert path.is_file()
+
+
+def test_a_second_run_asks_nothing_and_a_replay_needs_no_network(clinic: Path) -> None:
+    with Endpoint(perfect()) as endpoint:
+        plan = load_plan(config(clinic, endpoint.url, THREE, questions=6))
+        first = run_chain(plan)
+        sent = endpoint.bill.sent.total()
+        assert run_chain(plan) == first
+        (clinic / "clinic" / "judgements.jsonl").unlink()
+        assert run_chain(plan)["judge"]["bills"] == first["judge"]["bills"]
+        assert endpoint.bill.sent.total() == sent
+    (clinic / "clinic" / "judgements.jsonl").unlink()
+    assert run_chain(plan, replay=True) == first
+    (clinic / "clinic" / "calls.sqlite").unlink()
+    (clinic / "clinic" / "judgements.jsonl").unlink()
+    with pytest.raises(NotStored, match="--replay"):
+        run_chain(plan, replay=True)
+
+
+@pytest.mark.timeout(600)
+def test_the_chain_is_killed_and_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
+    found = run_killed(tmp_path, 3, seed=1, questions=6)
+    assert found.kills == 3 and found.same_result and found.calls == found.billed
+    assert found.stored_and_sent_again == found.billed_twice == 0
+    assert found.cost == pytest.approx(found.cost_undisturbed)
+
+
+def test_a_cascade_asks_the_strong_judge_only_what_is_disputed(clinic: Path) -> None:
+    judges = {"ann": 1, "bob": 1, "strong": 2}
+    with Endpoint(rater({"ann": 0.1, "bob": 0.1})) as endpoint:
+        report = run_chain(load_plan(config(clinic, endpoint.url, judges, questions=20)))
+    votes = {each["judge"]: each["votes"] for each in report["judge"]["judges"]}
+    assert 0 < votes["strong"] < 0.4 * votes["ann"]
+    relevant = {pair for pair, grade in truth().items() if grade > 0}
+    corpus = {row["id"]: row["text"] for row in rows(clinic / "clinic" / "corpus.jsonl")}
+    queries = {row["id"]: row["text"] for row in rows(clinic / "questions.jsonl")}
+    for row in rows(clinic / "clinic" / "labels.jsonl"):
+        pair = queries[row["query_id"]], corpus[row["document_id"]]
+        if "strong" in row["votes"]:
+            assert row["label"] == ("relevant" if pair in relevant else "irrelevant")
+
+
+def test_it_stops_where_ranks_bring_nothing_more(clinic: Path) -> None:
+    with Endpoint(perfect()) as endpoint:
+        deep = config(clinic, endpoint.url, THREE, questions=10, pool="depth = 40")
+        run_step(load_plan(deep), "pool")
+        whole = run_step(load_plan(deep), "judge")
+        stopping = "batch = 5\nstop_after = 2"
+        report = run_step(
+            load_plan(config(clinic, endpoint.url, THREE, questions=10, pool="depth = 40", judging=stopping)), "judge"
+        )
+    assert report["judged"] < 0.6 * whole["judged"]
+    assert report["mean_depth"] < 0.6 * whole["mean_depth"]
+
+
+def test_labels_become_training_pairs_that_the_trainer_reads(clinic: Path) -> None:
+    with Endpoint(rater({"ann": 0.1})) as endpoint:
+        plan = load_plan(config(clinic, endpoint.url, THREE, questions=10))
+        run_chain(plan)
+    report = write_pairs(plan, clinic / "pairs.jsonl", negatives=3)
+    pairs = list(iter_pairs(Data(files=("pairs.jsonl",)), clinic))
+    known = {pair for pair, grade in truth().items() if grade > 0}
+    assert len(pairs) == report["pairs"] > 10 and report["left_out_documents"] > 0
+    for pair in pairs:
+        assert (pair.query, pair.positive) in known
+        assert not {(pair.query, negative) for negative in pair.negatives} & known
+        assert len(pair.negatives) == 3
+        assert pair.other == {"license": "apache-2.0", "judge_families": ["ann", "bob", "cleo"]}
+
+
+def test_experts_fill_in_sheets_that_are_compared_with_the_judges(clinic: Path) -> None:
+    with Endpoint(rater({"ann": 0.05, "bob": 0.3})) as endpoint:
+        run_chain(load_plan(config(clinic, endpoint.url, THREE, questions=10)))
+        tasks = sample_tasks(load_plan(clinic / "clinic.toml"), 30)
+        for expert, change in (("li", {}), ("wu", {0: "D"})):
+            write_sheet(clinic / f"{expert}.xlsx", tasks, expert)
+            book = load_workbook(clinic / f"{expert}.xlsx")
+            for number, task in enumerate(tasks):
+                right = "DCAS"[truth().get((task.question, task.document), -1) + 1]
+                book["review"].cell(row=number + 2, column=5).value = change.get(number, right)
+            book.save(clinic / f"{expert}.xlsx")
+        sheets = 'sheets = ["li.xlsx", "wu.xlsx"]\nrule = "weighted"'
+        report = run_chain(load_plan(config(clinic, endpoint.url, THREE, questions=10, vote=sheets)))["vote"]
+    experts = report["agreement"]["experts"]
+    assert experts["pairs"] == 30 and experts["experts"] == ["li", "wu"]
+    agreed = {(each["judge"], each["expert"]): each["agreement"]["value"] for each in experts["judges"]}
+    assert agreed["cleo", "li"] == 1.0 > agreed["bob", "li"]
+    assert report["weights"]["cleo"] > report["weights"]["bob"]
+
+
+def test_an_expert_who_contradicts_himself_in_two_sheets_is_asked(clinic: Path) -> None:
+    for name, grade in (("one", "S"), ("two", "D")):
+        write_sheet(clinic / f"{name}.xlsx", [Task("q1", "d1", "=1+1", "文本\x07")], "li")
+        book = load_workbook(clinic / f"{name}.xlsx")
+        assert book["review"]["C2"].value == "=1+1" and book["review"]["C2"].data_type == "s"
+        book["review"]["E2"].value = grade
+        book.save(clinic / f"{name}.xlsx")
+    with pytest.raises(InputError, match=r"two.xlsx:E2: expert 'li' rates .* D, and S in .*one.xlsx:E2; keep one"):
+        read_opinions([clinic / "one.xlsx", clinic / "two.xlsx"])
+
+
+class TestBadInput:
+    def test_no_judge_can_be_reached(self, clinic: Path) -> None:
+        path = config(clinic, "http://127.0.0.1:9/v1", THREE, questions=2, judge="retries = 1")
+        with pytest.raises(JudgeUnreachable, match=r"(?s)judge ann at .*cannot be reached.*judge cleo"):
+            run_chain(load_plan(path))
+
+    def test_one_judge_is_down_and_the_others_are_kept(self, clinic: Path) -> None:
+        with Endpoint(perfect()) as endpoint:
+            endpoint.down = {"bob"}
+            path = config(clinic, endpoint.url, THREE, questions=4, judge="retries = 1")
+            with pytest.raises(JudgeUnreachable, match=r"judge bob .*answered 503, 2 times"):
+                run_chain(load_plan(path))
+            paid = endpoint.bill.billed.total()
+            endpoint.down = set()
+            run_chain(load_plan(path))
+            assert max(endpoint.bill.billed.values()) == 1
+            assert endpoint.bill.billed.total() == pytest.approx(1.5 * paid, abs=1)
+
+    def test_the_budget_is_reached_before_it_is_passed(self, clinic: Path) -> None:
+        with Endpoint(perfect()) as endpoint:
+            path = config(clinic, endpoint.url, THREE, questions=10, judging="max_cost = 0.03")
+            with pytest.raises(BudgetReached, match=r"raise max_cost"):
+                run_chain(load_plan(path))
+            some = endpoint.bill.billed.total()
+            report = run_chain(load_plan(config(clinic, endpoint.url, THREE, questions=10)))
+            assert 0 < some < endpoint.bill.billed.total()
+            assert max(endpoint.bill.billed.values()) == 1
+        assert report["judge"]["cost"] > 0.01
+
+    def test_half_of_the_votes_are_missing(self, clinic: Path) -> None:
+        with Endpoint(perfect()) as endpoint:
+            endpoint.down = {"bob"}
+            two = {"ann": 1, "bob": 1}
+            path = config(clinic, endpoint.url, two, questions=4, judging="allow_missing = true", judge="retries = 0")
+            with pytest.raises(InputError, match=r"50 % of the votes are missing \(bob: (\d+) of \1\)"):
+                run_chain(load_plan(path))
+
+    def test_a_judge_that_always_says_yes_is_named(self, clinic: Path) -> None:
+        with Endpoint(rater({}, always={"bob": "S"})) as endpoint:
+            with pytest.raises(InputError, match=r"judge 'bob' rates (\d+) of \1 planted .*exclude = \[\"bob\"\]"):
+                run_chain(load_plan(config(clinic, endpoint.url, THREE, questions=6)))
+            with pytest.raises(InputError, match=r"judge 'bob' rates all of its"):
+                run_chain(load_plan(config(clinic, endpoint.url, THREE, questions=6, judging="anchors = 0")))
+            report = run_chain(load_plan(config(clinic, endpoint.url, THREE, questions=6, vote='exclude = ["bob"]')))
+        assert report["build"]["relevant"] > 0
+
+    def test_the_collection_changes_meanwhile(self, clinic: Path) -> None:
+        with Endpoint(perfect()) as endpoint:
+            plan = load_plan(config(clinic, endpoint.url, THREE, questions=4))
+            for step in ("pool", "judge", "vote"):
+                run_step(plan, step)
+            with open_client(path=clinic / "qdrant") as client:
+                [point], _ = client.scroll("clinic", limit=1)
+                client.delete("clinic", [point.id])
+            report = run_step(plan, "build")
+        assert report["collection_changed"] == (
+            "collection 'clinic' changed meanwhile: 0 documents added, 1 removed, 0 altered"
+        )
+        assert "changed meanwhile" in (clinic / "clinic/benchmark/README.md").read_text(encoding="utf-8")
+
+    def test_a_wrong_key_is_not_tried_again(self, clinic: Path) -> None:
+        with Endpoint(perfect()) as endpoint:
+            path = config(clinic, endpoint.url.replace("/v1", "/v2"), THREE, questions=2, judge='key_env = "NO_KEY"')
+            with pytest.raises(InputError, match="NO_KEY is not set"):
+                run_chain(load_plan(path))
+
+    def test_all_problems_of_a_configuration_are_named(self, clinic: Path) -> None:
+        path = config(clinic, "http://x", {"ann": 2})
+        path.write_text(path.read_text(encoding="utf-8").replace("depth = 12", "deep = 12"), encoding="utf-8")
+        with pytest.raises(InputError, match=r"(?s)pool.deep: unknown key \(known: depth, limit"):
+            load_plan(path)
+
+    def test_a_benchmark_shares_no_question_with_a_training_set(self, clinic: Path) -> None:
+        question = rows(Path("examples/sample/queries.jsonl"))[0]["text"]
+        row = {"query": question + "？", "positive": "x", "judge_families": ["cleo"]}
+        (clinic / "train.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+        with Endpoint(perfect()) as endpoint:
+            build = 'train = ["train.jsonl"]'
+            with pytest.raises(InputError, match=r"judges of the family cleo labelled a training set"):
+                run_chain(load_plan(config(clinic, endpoint.url, THREE, questions=4, build=build)))
+            build += "\nallow_same_judges = true"
+            with pytest.raises(InputError, match=r"q01: is in train.jsonl:1"):
+                run_chain(load_plan(config(clinic, endpoint.url, THREE, questions=4, build=build)))
+            build += "\ndrop = true"
+            report = run_chain(load_plan(config(clinic, endpoint.url, THREE, questions=4, build=build)))
+        assert report["build"]["repeated"] == 1
+        with (clinic / "clinic/benchmark/qrels/test.tsv").open(encoding="utf-8") as file:
+            assert "q01" not in {row["query-id"] for row in csv.DictReader(file, delimiter="\t")}
