@@ -1,0 +1,204 @@
+"""One unit: read its rows, cut them, encode, write one Parquet part, the rejected rows and the receipt.
+
+The bytes of a part follow from the unit, the model and the machine's arithmetic: two workers on one unit write the
+same. Nothing is shared between units, so any scheduler may run them in any order, twice, or on another machine.
+"""
+
+import hashlib
+import io
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+from care_qdrant.bulk.plan import unit_rows
+from care_qdrant.bulk.work import Manifest, Receipt, Unit, Work
+from care_qdrant.corpus.chunking import cut_documents
+from care_qdrant.corpus.rows import Reject
+from care_qdrant.encoders.ahead import calls_of, run_ahead
+from care_qdrant.encoders.batching import token_batches
+from care_qdrant.encoders.usable import require_usable
+from care_qdrant.errors import EncodingError, FingerprintMismatch, NotVerified
+from care_qdrant.index.settings import DocumentModel
+from care_qdrant.qdrant.payload import content_hash
+from care_qdrant.types import Chunk, Document, Vectors
+
+ROW_GROUP = 1_024
+"""Rows of a group of a part, which a loader holds at once."""
+CUT_DOCUMENTS = 512
+_MODEL_KEY = b"care_fingerprint"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Chunks of a part with their vectors."""
+
+    chunks: list[Chunk]
+    vectors: Vectors
+    """Shape (n, dim), float32, rows of unit length up to the precision of the stored type."""
+
+
+def encode_unit(work: Work, manifest: Manifest, unit: Unit, model: DocumentModel, batch_tokens: int) -> Receipt:
+    """Write the part of a unit, and then its receipt.
+
+    Raises:
+        FingerprintMismatch: The model is another one than the job's.
+        InputError: The rows are not the ones that were planned.
+        EncodingError: Not one text of the unit could be encoded.
+    """
+    if model.contract().fingerprint != manifest.fingerprint:
+        raise FingerprintMismatch(
+            f"{work.url}: is a job of model {manifest.model_name!r} ({manifest.fingerprint[:12]}), and this worker has "
+            f"{model.name!r} ({model.contract().fingerprint[:12]})"
+        )
+    start = time.perf_counter()
+    rejects: list[Reject] = []
+    chunks = list(_chunks(work, manifest, unit, model, rejects))
+    chunks, vectors = _encode(chunks, model, manifest.dim, batch_tokens, rejects)
+    content = _parquet(chunks, vectors, manifest)
+    if rejects:
+        lines = [{"file": unit.label, "line": each.line, "id": each.id, "reason": each.reason} for each in rejects]
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        work.write(f"rejects/{unit.name}.jsonl", text.encode())
+    work.write(f"parts/{unit.name}.parquet", content)
+    receipt = Receipt(
+        unit=unit.name,
+        sha256=hashlib.sha256(content).hexdigest(),
+        bytes=len(content),
+        documents=len({chunk.document.id for chunk in chunks}),
+        chunks=len(chunks),
+        tokens=sum(chunk.tokens for chunk in chunks),
+        rejected=len(rejects),
+        seconds=round(time.perf_counter() - start, 3),
+        fingerprint=manifest.fingerprint,
+    )
+    work.write_receipt(receipt)
+    return receipt
+
+
+def read_part(work: Work, manifest: Manifest, receipt: Receipt) -> Iterator[Part]:
+    """Return a part, some chunks at a time, after checking that it is the one of its receipt.
+
+    Raises:
+        NotVerified: It is missing, cut off, or another file.
+        FingerprintMismatch: Another model made it.
+    """
+    content = work.read(f"parts/{receipt.unit}.parquet")
+    if content is None or hashlib.sha256(content).hexdigest() != receipt.sha256:
+        found = "is missing" if content is None else "is not the file of its receipt"
+        raise NotVerified(
+            f"{work.url}/parts/{receipt.unit}.parquet: {found}; care bulk encode {work.url} makes it again once its "
+            f"receipt, receipts/{receipt.unit}.json, is removed"
+        )
+    file = pq.ParquetFile(io.BytesIO(content))
+    made_by = (file.schema_arrow.metadata or {}).get(_MODEL_KEY, b"").decode()
+    if made_by != manifest.fingerprint or receipt.fingerprint != manifest.fingerprint:
+        raise FingerprintMismatch(
+            f"{work.url}/parts/{receipt.unit}.parquet: was made by a model with fingerprint {made_by[:12]!r}; the job "
+            f"is one of {manifest.model_name!r} ({manifest.fingerprint[:12]})"
+        )
+    for number in range(file.num_row_groups):
+        table = file.read_row_group(number)
+        flat = table["vector"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+        vectors = np.ascontiguousarray(flat.reshape(len(table), manifest.dim), dtype=np.float32)
+        yield Part([_chunk(row) for row in table.drop_columns(["vector"]).to_pylist()], vectors)
+
+
+def _chunks(work: Work, manifest: Manifest, unit: Unit, model: DocumentModel, rejects: list[Reject]) -> Iterator[Chunk]:
+    window: list[Document] = []
+
+    def cut() -> Iterator[Chunk]:
+        for cut_document in cut_documents(window, model.document_tokenizer, manifest.overflow):
+            if isinstance(cut_document, Reject):
+                rejects.append(cut_document)
+            else:
+                yield from cut_document
+        window.clear()
+
+    for row in unit_rows(work, manifest, unit):
+        if isinstance(row, Reject):
+            rejects.append(row)
+        else:
+            window.append(row)
+        if len(window) == CUT_DOCUMENTS:
+            yield from cut()
+    yield from cut()
+
+
+def _encode(
+    chunks: Sequence[Chunk], model: DocumentModel, dim: int, batch_tokens: int, rejects: list[Reject]
+) -> tuple[list[Chunk], Vectors]:
+    """Return the chunks with their vectors, in order; a document with a text of no usable vector is rejected whole."""
+    vectors = np.zeros((len(chunks), dim), dtype=np.float32)
+    failed: dict[str, Reject] = {}
+
+    def run(batch: list[int]) -> Vectors | EncodingError:
+        texts = [chunks[index].embedded_text for index in batch]
+        try:
+            return _checked(model.document_encoder.encode(texts), len(batch), dim)
+        except EncodingError as error:
+            return error
+
+    batches = token_batches([chunk.tokens for chunk in chunks], batch_tokens)
+    for batch, rows in run_ahead(batches, run, lambda: calls_of(model.document_encoder)):
+        if not isinstance(rows, EncodingError):
+            vectors[batch] = rows
+            continue
+        for index in batch:
+            alone = run([index])
+            if isinstance(alone, EncodingError):
+                document = chunks[index].document
+                failed[document.id] = Reject(document.line, str(alone), document.id)
+            else:
+                vectors[index] = alone[0]
+    if failed and len(failed) == len({chunk.document.id for chunk in chunks}):
+        raise EncodingError(f"no document of the unit has a usable vector: {next(iter(failed.values())).reason}")
+    rejects += failed.values()
+    kept = [index for index, chunk in enumerate(chunks) if chunk.document.id not in failed]
+    return [chunks[index] for index in kept], vectors[kept]
+
+
+def _checked(vectors: Vectors, count: int, dim: int) -> Vectors:
+    require_usable(vectors, (count, dim), lambda row: f"text {row} of a batch of {count}")
+    return vectors
+
+
+def _parquet(chunks: Sequence[Chunk], vectors: Vectors, manifest: Manifest) -> bytes:
+    kind = pa.float16() if manifest.datatype == "float16" else pa.float32()
+    flat = pa.array(vectors.astype(manifest.datatype).reshape(-1), type=kind)
+    columns: dict[str, Any] = {
+        "point_id": [chunk.point_id for chunk in chunks],
+        "id": [chunk.document.id for chunk in chunks],
+        "title": [chunk.document.title for chunk in chunks],
+        "text": [chunk.text for chunk in chunks],
+        "metadata": [json.dumps(dict(chunk.document.metadata), ensure_ascii=False) for chunk in chunks],
+        "chunk": pa.array([chunk.number for chunk in chunks], type=pa.int32()),
+        "chunks": pa.array([chunk.total for chunk in chunks], type=pa.int32()),
+        "line": pa.array([chunk.document.line for chunk in chunks], type=pa.int64()),
+        "tokens": pa.array([chunk.tokens for chunk in chunks], type=pa.int32()),
+        "hash": [content_hash(manifest.fingerprint, chunk.document.title, chunk.text) for chunk in chunks],
+        "vector": pa.FixedSizeListArray.from_arrays(flat, manifest.dim),
+    }
+    strings = ("point_id", "id", "title", "text", "metadata", "hash")
+    arrays = {
+        name: pa.array(values, type=pa.string()) if name in strings else values for name, values in columns.items()
+    }
+    table = pa.table(arrays).replace_schema_metadata({_MODEL_KEY: manifest.fingerprint.encode()})
+    file = io.BytesIO()
+    # Vectors do not compress, and a dictionary of them would only cost time.
+    plain = [name for name in arrays if name != "vector"]
+    pq.write_table(
+        table, file, row_group_size=ROW_GROUP, compression=dict.fromkeys(plain, "zstd"), use_dictionary=False
+    )
+    return file.getvalue()
+
+
+def _chunk(row: dict[str, Any]) -> Chunk:
+    metadata = cast(dict[str, Any], json.loads(row["metadata"]))
+    document = Document(row["id"], row["text"], row["title"], metadata, row["line"])
+    return Chunk(document, row["text"], row["chunk"], row["chunks"], row["tokens"])

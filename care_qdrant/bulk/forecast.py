@@ -1,0 +1,221 @@
+"""What a job would take: tokens, hours, money, bytes, memory and nodes, from a sample and from measured constants.
+
+Each constant comes from a result file of this repository, and holds for what was measured there: up to a million
+points, on two shared cores. Beyond, it is extrapolated along a straight line, and the report says so.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from care_qdrant.bulk.work import Manifest
+from care_qdrant.corpus.chunking import cut_documents
+from care_qdrant.corpus.rows import Reject
+from care_qdrant.encoders import Encoder, TokenCounter
+from care_qdrant.errors import InputError
+from care_qdrant.qdrant.payload import chunk_payload
+from care_qdrant.types import Chunk, Document
+
+SAMPLE_DOCUMENTS = 1_024
+"""Drawn from all documents; their tokens, chunks and payloads stand for those of all."""
+TIMED_CHUNKS = 32
+"""Encoded on this machine, to measure its speed."""
+FILLED = 0.8
+"""Fraction of a node's memory that data may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A number that was measured in this repository."""
+
+    value: float
+    unit: str
+    measured: str
+    """Result file and what it covers."""
+
+
+_INDEX = "benchmarks/results/server-index-1000000.json: 1,000,000 points of 256 numbers, Qdrant 1.19"
+_KINDS = "benchmarks/results/server-index-100000.json: 100,000 points of 256 numbers, Qdrant 1.19"
+CONSTANTS = {
+    "disk_bytes_beside_vector": Constant(96.0, "bytes a point", _INDEX),
+    "memory_bytes_beside_vector": Constant(436.0, "bytes a point", f"{_INDEX}; the highest of three ways of storage"),
+    "index_core_seconds": Constant(0.00107, "core seconds a point", f"{_INDEX}; it grows with the vector's length"),
+    "int8": Constant(1.016, "bytes a number of the vector", _KINDS),
+    "turbo": Constant(0.533, "bytes a number of the vector", _KINDS),
+    "product": Constant(0.297, "bytes a number of the vector", _KINDS),
+    "binary": Constant(0.162, "bytes a number of the vector", _KINDS),
+    "load_points_per_second": Constant(
+        1_794.0,
+        "points a second of one loader",
+        "benchmarks/results/server-ingestion.json: 20,000 points of 768 numbers over gRPC, the slowest of five",
+    ),
+    "job_core_seconds": Constant(
+        0.000098,
+        "core seconds a document of plan, encode and load beside the encoder, more than direct ingestion",
+        "benchmarks/results/bulk-overhead.json: 10,000 documents of 1,024 numbers",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastSettings:
+    """What the job would run on."""
+
+    documents: int | None = None
+    """Extrapolate to so many documents like these; None takes those that are there."""
+    tokens_per_second: float | None = None
+    """Of one worker; None encodes a few chunks here."""
+    workers: int = 1
+    price_per_hour: float | None = None
+    """Of a worker, in any currency."""
+    node_gib: float = 64.0
+    """Memory of a node of the database, in GiB."""
+
+    def __post_init__(self) -> None:
+        if self.tokens_per_second is not None and self.tokens_per_second <= 0:
+            raise InputError(f"--tokens-per-second is {self.tokens_per_second}; expected a number above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a job would take; nothing was written."""
+
+    model: str
+    documents: int
+    sampled: int
+    points: int
+    tokens: int
+    """To encode, overlaps of chunks included."""
+    tokens_of_a_document: dict[str, float]
+    """Quantiles over the sample, and ``share up to N`` for powers of two."""
+    tokens_per_second: float
+    """Of one worker."""
+    workers: int
+    encode_hours: float
+    cost: float | None
+    part_bytes: int
+    """Of all Parquet parts, without their compression."""
+    payload_bytes: int
+    disk_bytes: dict[str, int]
+    """Of the database by way of storage, payloads and graph included; one copy."""
+    memory_bytes: dict[str, int]
+    """Of the database by way of storage, to answer from memory; one copy."""
+    nodes: dict[str, int]
+    """With the given memory; as many shards as nodes let each build its own part of the graph."""
+    load_hours: float
+    """Of one loader."""
+    index_core_hours: tuple[float, float]
+    """Least, and with cost in proportion to the vector's length."""
+    constants: dict[str, Constant]
+    extrapolated: bool
+    """Whether this is beyond the million points that the constants were measured with."""
+
+
+def forecast(
+    documents: int,
+    sample: Sequence[Document],
+    job: Manifest,
+    counter: TokenCounter,
+    encoder: Callable[[], Encoder],
+    settings: ForecastSettings,
+) -> Forecast:
+    """Say what a job would take.
+
+    Args:
+        documents: Number of those that are there.
+        sample: Some of them.
+        job: Its settings.
+        counter: Tokenizer of the documents.
+        encoder: Loads the document encoder; called only if its speed is not given.
+        settings: What the job would run on.
+
+    Raises:
+        InputError: There is no document that could be encoded.
+    """
+    cut = [each for each in cut_documents(sample, counter, job.overflow) if not isinstance(each, Reject)]
+    chunks = [chunk for each in cut for chunk in each]
+    if not chunks:
+        raise InputError("no document could be encoded, so nothing can be foretold")
+    documents = settings.documents or documents
+    scale = documents / len(sample)
+    lengths = np.array([sum(chunk.tokens for chunk in each) for each in cut])
+    points, tokens = round(scale * len(chunks)), round(scale * lengths.sum())
+    speed = settings.tokens_per_second or _speed(chunks, encoder())
+    hours = tokens / speed / settings.workers / 3_600
+    payload = round(points * float(np.mean([_payload_bytes(chunk, job) for chunk in chunks])))
+    width = 2 if job.datatype == "float16" else 4
+    beside = CONSTANTS["disk_bytes_beside_vector"].value * points
+    memory = {name: round(points * numbers) for name, numbers in _memory(job.dim).items()}
+    index = points * CONSTANTS["index_core_seconds"].value / 3_600
+    return Forecast(
+        model=job.model_name,
+        documents=documents,
+        sampled=len(sample),
+        points=points,
+        tokens=tokens,
+        tokens_of_a_document=_histogram(lengths),
+        tokens_per_second=_rounded(speed),
+        workers=settings.workers,
+        encode_hours=_rounded(hours),
+        cost=None if settings.price_per_hour is None else _rounded(hours * settings.workers * settings.price_per_hour),
+        part_bytes=round(points * job.dim * width + payload),
+        payload_bytes=payload,
+        disk_bytes={name: round(points * size + beside + payload) for name, size in _disk(job.dim).items()},
+        memory_bytes=memory,
+        nodes={name: math.ceil(size / (settings.node_gib * 2**30 * FILLED)) for name, size in memory.items()},
+        load_hours=_rounded(points / CONSTANTS["load_points_per_second"].value / 3_600),
+        index_core_hours=(_rounded(index), _rounded(index * max(1.0, job.dim / 256))),
+        constants=CONSTANTS,
+        extrapolated=points > 1_000_000,
+    )
+
+
+def _memory(dim: int) -> dict[str, float]:
+    """Return bytes of memory a point by way of storage."""
+    beside = CONSTANTS["memory_bytes_beside_vector"].value
+    plain = {"float32": 4.0 * dim, "float16": 2.0 * dim, "float32 on disk": 0.0}
+    kinds = {f"{kind}, originals on disk": CONSTANTS[kind].value * dim for kind in _COMPRESSED}
+    return {name: size + beside for name, size in (plain | kinds).items()}
+
+
+def _disk(dim: int) -> dict[str, float]:
+    """Return bytes of vectors on disk a point by way of storage."""
+    plain = {"float32": 4.0 * dim, "float16": 2.0 * dim, "float32 on disk": 4.0 * dim}
+    return plain | {f"{kind}, originals on disk": (4 + CONSTANTS[kind].value) * dim for kind in _COMPRESSED}
+
+
+_COMPRESSED = ("int8", "turbo", "product", "binary")
+
+
+def _histogram(lengths: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]") -> dict[str, float]:
+    quantiles = {"median": 0.5, "90 %": 0.9, "99 %": 0.99, "longest": 1.0}
+    found = {name: float(np.quantile(lengths, share)) for name, share in quantiles.items()}
+    top = math.ceil(math.log2(max(2, lengths.max())))
+    bounds = [2**power for power in range(max(0, top - 6), top + 1)]
+    shares = {f"share up to {bound}": round(float((lengths <= bound).mean()), 4) for bound in bounds}
+    return {"mean": round(float(lengths.mean()), 1)} | found | shares
+
+
+def _payload_bytes(chunk: Chunk, job: Manifest) -> int:
+    if job.collection is not None:  # the text is there already; its hash is new
+        return 64
+    return len(json.dumps(chunk_payload(chunk, {job.vector_name: "0" * 32}), ensure_ascii=False).encode())
+
+
+def _speed(chunks: Sequence[Chunk], encoder: Encoder) -> float:
+    """Return tokens a second of the encoder on this machine."""
+    timed = chunks[:TIMED_CHUNKS]
+    texts = [chunk.embedded_text for chunk in timed]
+    encoder.encode(texts[:1])
+    start = time.perf_counter()
+    encoder.encode(texts)
+    return sum(chunk.tokens for chunk in timed) / (time.perf_counter() - start)
+
+
+def _rounded(value: float) -> float:
+    """Round to three digits."""
+    return float(f"{value:.3g}")

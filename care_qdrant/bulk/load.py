@@ -1,0 +1,438 @@
+"""Parts into a collection, by ingestion itself: its documents come cut and its vectors come ready out of the parts.
+
+So both ways mix, loading twice writes once, and the collection is the one that direct ingestion writes. Several
+loaders share the parts; the index waits until all of them are through, whoever is the last.
+"""
+
+import hashlib
+import json
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+import numpy as np
+from qdrant_client import QdrantClient, models
+from typing_extensions import override
+
+from care_qdrant.bulk.encode import read_part
+from care_qdrant.bulk.work import Manifest, Receipt, Work
+from care_qdrant.corpus.rows import Reject
+from care_qdrant.encoders import Encoder, TokenCounter, bm25
+from care_qdrant.errors import InputError
+from care_qdrant.index.attach import AttachReport, AttachSettings, attach_vector
+from care_qdrant.index.ingest import ingest
+from care_qdrant.index.points import PointWindow, expected_hash, sort_points, stored_hash
+from care_qdrant.index.reading import Shard
+from care_qdrant.index.report import IngestReport
+from care_qdrant.index.settings import IngestSettings
+from care_qdrant.progress import Progress
+from care_qdrant.qdrant.collection import Collection, PointId
+from care_qdrant.qdrant.contracts import SparseContract, VectorContract
+from care_qdrant.qdrant.create import PointVectors, Storage, create_collection, finish_load, join_collection
+from care_qdrant.qdrant.layout import Layout, guess_layout
+from care_qdrant.qdrant.payload import content_hash
+from care_qdrant.qdrant.quantization import record_rescoring
+from care_qdrant.qdrant.retry import RetryPolicy
+from care_qdrant.qdrant.schema import IDENTITY_KEY
+from care_qdrant.types import Chunk, Document, Vectors
+
+WINDOWS = 8
+"""Windows of ingestion whose vectors are kept: more than it reads ahead."""
+SEARCHED = 256
+"""Points that `verify` searches for, to measure the search graph."""
+DRAWN_A_PART = 16
+"""Points of each part whose vectors `verify` compares."""
+
+
+def load(
+    work: Work,
+    client: QdrantClient,
+    collection: str,
+    *,
+    part: tuple[int, int] = (1, 1),
+    storage: Storage | None = None,
+    retries: RetryPolicy | None = None,
+    grpc: bool = True,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+) -> IngestReport:
+    """Load the parts of a job, or one loader's share of them.
+
+    Args:
+        work: The job.
+        client: An open Qdrant.
+        collection: Its name.
+        part: Number of this loader and count of all, from 1; the last one to finish builds the index.
+        storage: How a new collection holds its vectors.
+        retries: How patient to be with a server.
+        grpc: Write over gRPC where that port answers.
+        on_progress: Called after each batch.
+
+    Raises:
+        InputError: A unit has no part yet.
+        NotVerified: A part is not the one of its receipt.
+        ContractError: The collection belongs to another model.
+        QdrantError: Qdrant refused or could not be reached; loading again goes on from there.
+    """
+    manifest, receipts = _finished(work)
+    target = Collection(client, collection, retries)
+    target = target.sibling(target.aliases().get(collection, collection))
+    vectors = _vectors(manifest)
+    if join_collection(target, manifest.vector_name, vectors.dense, sparse=vectors.sparse is not None) is None:
+        create_collection(target, vectors, storage or Storage(), bulk_load=True)
+    number, of = part
+    source = _Parts(work, manifest, receipts[number - 1 :: of])
+    settings = IngestSettings(
+        overflow=manifest.overflow,
+        sparse=vectors.sparse is not None,
+        shard=_Loader(number, of),
+        finish=False,
+        grpc=grpc,
+    )
+    report = ingest(
+        source.documents(),
+        _Model(manifest.model_name, vectors.dense, source),
+        client,
+        target.name,
+        vector_name=manifest.vector_name,
+        settings=settings,
+        retries=retries,
+        on_progress=on_progress,
+        cut=source.cut,
+    )
+    _finish(work, target, vectors, part, receipts)
+    return report
+
+
+def load_points(
+    work: Work,
+    client: QdrantClient,
+    collection: str,
+    *,
+    part: tuple[int, int] = (1, 1),
+    settings: AttachSettings | None = None,
+    retries: RetryPolicy | None = None,
+    on_progress: Callable[[int, int], None] = lambda _done, _all: None,
+) -> AttachReport:
+    """Write the vectors of a job over a collection to its points, beside the vectors that they have.
+
+    A point whose text is not that of the part any more is left alone, as are points that were added since: the report
+    counts how many points have the vector.
+
+    Args:
+        work: The job.
+        client: An open Qdrant.
+        collection: Name or alias of the collection, or of a copy of it.
+        part: Number of this loader and count of all, from 1.
+        settings: How a new vector is stored.
+        retries: How patient to be with a server.
+        on_progress: Called after each window and each batch.
+
+    Raises:
+        InputError: A unit has no part yet, or an attach to the collection is refused.
+        NotVerified: A part is not the one of its receipt.
+        ContractError: Another model made the vectors of this name.
+        QdrantError: Qdrant refused or could not be reached; loading again goes on from there.
+    """
+    manifest, receipts = _finished(work)
+    vectors = _vectors(manifest)
+    source = _Parts(work, manifest, receipts[part[0] - 1 :: part[1]])
+    has_vector = vectors.vector_name in Collection(client, collection, retries).resolve().schema.dense
+    settings = replace(settings or AttachSettings(), text_field=None if has_vector else manifest.text_field)
+    model = _Model(manifest.model_name, vectors.dense, source)
+    return attach_vector(
+        client,
+        collection,
+        model,
+        vector_name=vectors.vector_name,
+        settings=settings,
+        retries=retries,
+        on_progress=on_progress,
+        read=source.windows,
+    )
+
+
+def _finish(
+    work: Work, target: Collection, vectors: PointVectors, part: tuple[int, int], receipts: Sequence[Receipt]
+) -> None:
+    """Note that a loader is through; build the index if all are, also those that died and were run again."""
+    number, of = part
+    identity = str(target.refresh().metadata.get(IDENTITY_KEY, target.name))
+    job = hashlib.sha256("".join(receipt.sha256 for receipt in receipts).encode()).hexdigest()
+    place = f"loads/{identity}"
+    work.write(f"{place}/{number}-of-{of}.json", json.dumps({"job": job}).encode())
+    notes = [work.read(f"{place}/{loader}-of-{of}.json") for loader in range(1, of + 1)]
+    if all(note is not None and json.loads(note)["job"] == job for note in notes):
+        finish_load(target)
+        record_rescoring(target, vectors.vector_name)
+
+
+class _Loader(Shard):
+    """A share of the parts: ingestion notes it as a shard, and every document that it gives belongs to it."""
+
+    @override
+    def has(self, document_id: str) -> bool:
+        return True
+
+
+def _point_id(manifest: Manifest, chunk: Chunk) -> PointId:
+    return chunk.point_id if manifest.collection is None else cast(PointId, json.loads(chunk.document.id))
+
+
+def _hash(manifest: Manifest, chunk: Chunk) -> str:
+    return content_hash(manifest.fingerprint, chunk.document.title, chunk.text)
+
+
+def _finished(work: Work) -> tuple[Manifest, list[Receipt]]:
+    manifest, receipts = work.manifest(), work.receipts()
+    missing = [unit.name for unit in manifest.units if unit.name not in receipts]
+    if missing:
+        raise InputError(
+            f"{work.url}: {len(missing):,} of {len(manifest.units):,} units have no part yet ({missing[0]}): run "
+            f"care bulk encode {work.url}"
+        )
+    return manifest, [receipts[unit.name] for unit in manifest.units]
+
+
+def _vectors(manifest: Manifest) -> PointVectors:
+    contract = VectorContract(manifest.fingerprint, manifest.model_name, manifest.dim, manifest.distance)
+    sparse = None
+    if manifest.average_length is not None:
+        sparse = SparseContract(bm25.ANALYSER, bm25.DEFAULT_K1, bm25.DEFAULT_B, manifest.average_length)
+    return PointVectors(manifest.vector_name, contract, sparse)
+
+
+class _Parts:
+    """Documents, their chunks and their vectors, out of parts; in the place of an encoder."""
+
+    prompt = ""
+
+    def __init__(self, work: Work, manifest: Manifest, receipts: Sequence[Receipt]) -> None:
+        self._work, self._manifest, self._receipts = work, manifest, receipts
+        self._chunks: dict[str, list[Chunk]] = {}
+        self._reading: dict[str, Vectors] = {}
+        self._windows: deque[dict[str, Vectors]] = deque(maxlen=WINDOWS)
+        self.dim, self.max_tokens = manifest.dim, 2**31
+
+    def documents(self) -> Iterator[Document]:
+        """Return the documents; used by the thread that reads ahead."""
+        for receipt in self._receipts:
+            document: Document | None = None
+            for part in read_part(self._work, self._manifest, receipt):
+                for chunk, vector in zip(part.chunks, part.vectors, strict=True):
+                    if document is not None and chunk.document.id != document.id:
+                        yield document
+                    if document is None or chunk.document.id != document.id:
+                        document = chunk.document
+                    self._chunks.setdefault(chunk.document.id, []).append(chunk)
+                    self._reading[chunk.embedded_text] = vector
+            if document is not None:
+                yield document
+
+    def windows(self, collection: Collection, layout: Layout) -> Iterator[PointWindow]:
+        """Return the points of a job over a collection whose text is still that of the part."""
+        manifest = self._manifest
+        for part in (part for receipt in self._receipts for part in read_part(self._work, manifest, receipt)):
+            self._windows.append(
+                {chunk.embedded_text: vector for chunk, vector in zip(part.chunks, part.vectors, strict=True)}
+            )
+            hashes = {_point_id(manifest, chunk): _hash(manifest, chunk) for chunk in part.chunks}
+            for key in {chunk.document.metadata.get("shard_key") for chunk in part.chunks}:  # one: a unit is of one
+                window = PointWindow(collection.of_shard(key))
+                records = list(window.place.retrieve(list(hashes)).values())
+                sort_points(window, records, layout, manifest.vector_name, manifest.fingerprint, self)
+                window.encode = [task for task in window.encode if hashes[task.id] == task.hash]
+                yield window
+
+    def cut(self, documents: Sequence[Document]) -> Iterator[list[Chunk] | Reject]:
+        """Return the chunks of a window as the part has them; its vectors stay until it is written."""
+        self._windows.append(self._reading)
+        self._reading = {}
+        return iter([self._chunks.pop(document.id) for document in documents])
+
+    def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:  # noqa: ARG002  # of the protocol
+        return np.stack([next(window[text] for window in reversed(self._windows) if text in window) for text in texts])
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        return [len(text) for text in texts]
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """What ingestion needs of a model, without one."""
+
+    name: str
+    _contract: VectorContract
+    document_encoder: Encoder
+
+    @property
+    def document_tokenizer(self) -> TokenCounter:
+        return self.document_encoder
+
+    def contract(self) -> VectorContract:
+        return self._contract
+
+    def require_documents(self) -> None:
+        """The parts have what it takes."""
+
+
+@dataclass(slots=True)
+class BulkVerification:
+    """What `verify` found."""
+
+    collection: str
+    vector_name: str
+    units: int
+    chunks: int
+    """Of all parts."""
+    points: int
+    """Of the collection with this vector; others may have written some of them."""
+    right: int = 0
+    missing: int = 0
+    outdated: int = 0
+    """Points whose hash is of another text or model than that of the part."""
+    changed: int = 0
+    """Points that others have edited or deleted since the plan, of a job over a collection."""
+    compared_vectors: int = 0
+    least_cosine: float | None = None
+    """Of the stored vectors to those of the parts, over all that were compared."""
+    recall: float | None = None
+    """Share of the 10 nearest points that the search graph finds, mean over sampled vectors; None without a graph."""
+    wrong_units: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def verify(
+    work: Work,
+    client: QdrantClient,
+    collection: str,
+    *,
+    threads: int = 4,
+    retries: RetryPolicy | None = None,
+    on_progress: Callable[[int, int], None] = lambda _done, _all: None,
+) -> BulkVerification:
+    """Compare each part with what the collection holds: every point and hash, a sample of vectors, the graph's recall.
+
+    Args:
+        work: The job.
+        client: An open Qdrant.
+        collection: Its name.
+        threads: Units that are compared at once.
+        retries: How patient to be with a server.
+        on_progress: Called with units done and all.
+    """
+    manifest, receipts = _finished(work)
+    target = Collection(client, collection, retries)
+    target = target.sibling(target.aliases().get(collection, collection))
+    report = BulkVerification(
+        collection=target.name,
+        vector_name=manifest.vector_name,
+        units=len(receipts),
+        chunks=sum(receipt.chunks for receipt in receipts),
+        points=target.count_with_vector(manifest.vector_name),
+    )
+    layout = None
+    if manifest.collection is not None:
+        payloads = [record.payload or {} for record in target.sample(SEARCHED)]
+        layout = guess_layout(payloads, text_field=manifest.text_field)
+    drawn: list[Vectors] = []
+    with ThreadPoolExecutor(threads) as pool:
+        for done, found in enumerate(
+            pool.map(lambda each: _compare(work, manifest, target, layout, each), receipts), 1
+        ):
+            report.right += found.right
+            report.missing += found.missing
+            report.outdated += found.outdated
+            report.changed += found.changed
+            report.compared_vectors += len(found.cosines)
+            report.least_cosine = min([*found.cosines, *filter(None, [report.least_cosine])], default=None)
+            report.wrong_units += [found.unit] if found.missing or found.outdated else []
+            drawn += found.drawn
+            on_progress(done, len(receipts))
+    report.recall = _recall(target, manifest.vector_name, random.Random(0).sample(drawn, min(SEARCHED, len(drawn))))
+    if report.missing or report.outdated:
+        report.problems.append(
+            f"{report.missing:,} points are missing and {report.outdated:,} are of another text, in "
+            f"{len(report.wrong_units):,} units; care bulk load {work.url} writes them"
+        )
+    if report.least_cosine is not None and report.least_cosine < 0.99:
+        report.problems.append(f"a stored vector has cosine {report.least_cosine:.3f} to that of its part")
+    return report
+
+
+@dataclass(slots=True)
+class _Comparison:
+    unit: str
+    right: int = 0
+    missing: int = 0
+    outdated: int = 0
+    changed: int = 0
+    cosines: list[float] = field(default_factory=list)
+    drawn: list[Vectors] = field(default_factory=list)
+
+
+def _was_changed(manifest: Manifest, layout: Layout, record: models.Record, expected: str) -> bool:
+    """Return whether the text of a point is another one than that of the part, or is gone."""
+    return expected_hash(layout, record.payload or {}, manifest.vector_name, manifest.fingerprint) != expected
+
+
+def _compare(
+    work: Work, manifest: Manifest, target: Collection, layout: Layout | None, receipt: Receipt
+) -> _Comparison:
+    found = _Comparison(receipt.unit)
+    name = manifest.vector_name
+    rows = random.Random(receipt.unit).sample(range(receipt.chunks), min(DRAWN_A_PART, receipt.chunks))
+    first = 0
+    for part in read_part(work, manifest, receipt):
+        ids = [_point_id(manifest, chunk) for chunk in part.chunks]
+        stored = target.retrieve(ids, "comparing", payload=["_care"] if layout is None else True)
+        for id_, chunk in zip(ids, part.chunks, strict=True):
+            record, expected = stored.get(id_), _hash(manifest, chunk)
+            if layout is not None and (record is None or _was_changed(manifest, layout, record, expected)):
+                found.changed += 1
+                stored.pop(id_, None)
+            elif record is None:
+                found.missing += 1
+            elif stored_hash(record.payload or {}, name) != expected:
+                found.outdated += 1
+            else:
+                found.right += 1
+        sample = [row - first for row in rows if first <= row < first + len(ids) and ids[row - first] in stored]
+        with_vectors = target.retrieve([ids[row] for row in sample], "comparing", payload=False, vectors=[name])
+        vectors = {id_: _named(record, name) for id_, record in with_vectors.items()}
+        for row in sample:
+            if (vector := vectors.get(ids[row])) is None:
+                found.missing += layout is None  # of a point, its hash says that
+                continue
+            found.cosines.append(_cosine(np.asarray(vector, dtype=np.float32), part.vectors[row]))
+            found.drawn.append(part.vectors[row])
+        first += len(ids)
+    return found
+
+
+def _named(record: models.Record, name: str) -> list[float] | None:
+    vectors = record.vector
+    return cast(list[float] | None, vectors.get(name)) if isinstance(vectors, dict) else None
+
+
+def _cosine(one: Vectors, other: Vectors) -> float:
+    return float(one @ other / (np.linalg.norm(one) * np.linalg.norm(other)))
+
+
+def _recall(target: Collection, name: str, vectors: Sequence[Vectors]) -> float | None:
+    """Compare the search graph with an exact search; None where there is nothing to search with, or no graph."""
+    if not vectors or target.is_embedded:
+        return None
+    shares = []
+    for vector in vectors:
+        requests = [
+            models.QueryRequest(
+                query=vector.tolist(), using=name, limit=10, params=models.SearchParams(exact=exact), with_payload=False
+            )
+            for exact in (True, False)
+        ]
+        exact, graph = ({hit.id for hit in hits} for hits in target.search("measuring the search graph", requests))
+        shares.append(len(exact & graph) / len(exact))
+    return round(float(np.mean(shares)), 4)

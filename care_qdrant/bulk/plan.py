@@ -1,0 +1,379 @@
+"""Lists a corpus into units: reads every row once, and writes nothing but the manifest."""
+
+import hashlib
+import io
+import json
+import re
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
+from tempfile import TemporaryDirectory
+from typing import cast
+
+import fsspec  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+from care_qdrant.bulk.work import MANIFEST, Manifest, Unit, Work
+from care_qdrant.corpus.files import Corpus, CorpusFile, check_corpus
+from care_qdrant.corpus.formats import read_lines, tell_format
+from care_qdrant.corpus.rows import Reject
+from care_qdrant.corpus.streams import HEAD_BYTES, UTF_8
+from care_qdrant.encoders import TokenCounter, bm25
+from care_qdrant.errors import FingerprintMismatch, InputError
+from care_qdrant.index.seen import Seen
+from care_qdrant.qdrant.payload import payload_hash
+from care_qdrant.types import Chunk, Document, embedded_text
+
+SAMPLE = 32
+"""Each so-many-th document is tokenised, for the estimates."""
+AVERAGED = 4_096
+"""Documents of which the mean length of BM25 is taken, as in direct ingestion."""
+
+Row = Document | Reject
+
+
+def plan(
+    corpus: Sequence[str],
+    work: Work,
+    draft: Manifest,
+    counter: TokenCounter,
+    *,
+    sparse: bool,
+    on_progress: Callable[[int], None] = lambda _: None,
+) -> Manifest:
+    """Cut a corpus into units and write the manifest; a corpus that has grown gets more units, and keeps those it had.
+
+    Args:
+        corpus: Files, folders, or URLs that fsspec opens.
+        work: Where the job is, or will be.
+        draft: The settings of the job, without units.
+        counter: Tokenizer of the documents.
+        sparse: Whether the collection gets BM25 vectors, too.
+        on_progress: Called with the number of rows that were read.
+
+    Raises:
+        InputError: There is no document; the job has other settings; rows that it has planned were changed.
+        FingerprintMismatch: The job is one of another model.
+    """
+    former = work.manifest() if work.read(MANIFEST) is not None else None
+    if former is not None:
+        require_same(former, draft, work.url, sparse=sparse)
+    planner = _Planner(draft, counter, former, on_progress)
+    with planner.seen:
+        # Known files first: what a new one repeats of them is left out of the new one.
+        files = sorted(corpus_files(corpus), key=lambda file: file.name not in planner.former)
+        units = [unit for file in files for unit in planner.units(file)]
+    if not units:
+        raise InputError(f"{', '.join(corpus)}: no document is in the corpus, so no job was made")
+    average = None
+    if sparse:
+        average = former.average_length if former is not None else bm25.average_length(planner.texts)
+    # Units of files that this corpus does not name stay: the job is of both.
+    known = {unit.name for unit in units}
+    others = [] if former is None else [unit for unit in former.units if unit.name not in known]
+    manifest = replace(draft, units=(*others, *units), average_length=average, rejected=planner.rejected)
+    work.write_manifest(manifest)
+    return manifest
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReport:
+    """What a job is, for people."""
+
+    work: str
+    units: int
+    documents: int
+    tokens: int
+    """Estimated from each 32nd document."""
+    rejected: int
+    vector_bytes: int
+    """Of the parts, for as many chunks as there are documents."""
+    model: str
+    fingerprint: str
+
+    @classmethod
+    def of(cls, manifest: Manifest, work: Work) -> "PlanReport":
+        """Describe a job."""
+        documents = sum(unit.documents for unit in manifest.units)
+        width = 2 if manifest.datatype == "float16" else 4
+        return cls(
+            work=work.url,
+            units=len(manifest.units),
+            documents=documents,
+            tokens=manifest.tokens,
+            rejected=manifest.rejected,
+            vector_bytes=documents * manifest.dim * width,
+            model=manifest.model_name,
+            fingerprint=manifest.fingerprint,
+        )
+
+
+def corpus_files(corpus: Sequence[str]) -> list[CorpusFile]:
+    """Return the files of a corpus; those of a URL are the ones that fsspec lists under it."""
+    local = [path for path in corpus if "://" not in path]
+    files = check_corpus(local) if local else []
+    for url in corpus:
+        if "://" in url:
+            system, root = fsspec.core.url_to_fs(url)
+            paths = system.glob(root) if "*" in root else system.find(root)
+            if not paths:
+                raise InputError(f"{url}: does not exist")
+            files += [CorpusFile(system.unstrip_protocol(path), PurePath(path).name) for path in sorted(paths)]
+    return files
+
+
+def corpus_documents(corpus: Sequence[str], job: Manifest) -> Iterator[Document]:
+    """Return the documents of a corpus, without a look at what repeats what.
+
+    Raises:
+        InputError: A file is not there or cannot be read.
+    """
+    for file in corpus_files(corpus):
+        yield from (row for row in rows_of(file, job) if isinstance(row, Document))
+
+
+def unit_rows(work: Work, manifest: Manifest, unit: Unit) -> Iterator[Row]:
+    """Return the rows of a unit, without those that earlier rows repeat.
+
+    Raises:
+        InputError: They are not the ones that were planned.
+    """
+    digest = hashlib.sha256()
+    repeated = frozenset(unit.repeated)
+    with ExitStack() as stack:
+        rows = _read(unit, manifest, stack) if manifest.collection is None else unit_documents(work, unit)
+        for row in rows:
+            digest.update(row_hash(row))
+            if row.line not in repeated:
+                yield row
+    if digest.hexdigest() != unit.hash:
+        raise InputError(
+            f"{unit.label}: rows {unit.first:,} to {unit.last:,} are not the ones that were planned: the file was "
+            "changed. Plan what it is now into a new folder; its parts of equal rows can be copied there"
+        )
+
+
+def unit_documents(work: Work, unit: Unit) -> Iterator[Document]:
+    """Return the texts of a unit of points; the id of each is that of its point, as JSON.
+
+    Raises:
+        InputError: Its file is gone.
+    """
+    content = work.read(unit.file)
+    if content is None:
+        raise InputError(f"{work.url}/{unit.file}: is not there any more; plan the collection into a new folder")
+    for number, row in enumerate(pq.read_table(io.BytesIO(content)).to_pylist(), 1):
+        metadata = {} if row["shard_key"] is None else {"shard_key": json.loads(row["shard_key"])}
+        yield Document(row["id"], row["text"], metadata=metadata, line=number)
+
+
+def require_same(former: Manifest, draft: Manifest, url: str, *, sparse: bool) -> None:
+    """Refuse to plan into the job of another model, or with other settings."""
+    if former.fingerprint != draft.fingerprint:
+        raise FingerprintMismatch(
+            f"{url}: is a job of model {former.model_name!r} ({former.fingerprint[:12]}), and this is "
+            f"{draft.model_name!r} ({draft.fingerprint[:12]}): plan into another folder"
+        )
+    settled = ("collection", "text_field", "vector_name", "fields", "encoding", "overflow", "datatype")
+    wrong = [name for name in settled if getattr(former, name) != getattr(draft, name)]
+    wrong += ["sparse"] if sparse != (former.average_length is not None) else []
+    if wrong:
+        raise InputError(
+            f"{url}: is a job with another {' and '.join(wrong)}: give the same again, or plan into another folder"
+        )
+
+
+class _Planner:
+    """Reads one file after the other."""
+
+    def __init__(
+        self, manifest: Manifest, counter: TokenCounter, former: Manifest | None, on_progress: Callable[[int], None]
+    ) -> None:
+        self.seen = Seen()
+        self.texts: list[str] = []
+        self.rejected = self._rows = self._characters = self._tokens = 0
+        self._manifest, self._counter, self._on_progress = manifest, counter, on_progress
+        self.former: dict[str, list[Unit]] = {}
+        for unit in former.units if former is not None else ():
+            self.former.setdefault(unit.label, []).append(unit)
+
+    def units(self, file: CorpusFile) -> Iterator[Unit]:
+        """Return the units of a file: those that were planned before, with the rows that they had, then new ones."""
+        rows = self._rows_of(file)
+        first = 1
+        for was in self.former.get(file.name, []):
+            unit = self._unit(file, was.first, list(_until(rows, was.last)), was.last)
+            if unit is None or unit.hash != was.hash:
+                raise InputError(
+                    f"{file.path}: rows {was.first:,} to {was.last:,} were changed since they were planned: plan into "
+                    "another folder"
+                )
+            yield replace(was, file=unit.file, bytes=unit.bytes)
+            first = was.last + 1
+        while (unit := self._next(file, first, rows)) is not None:
+            yield unit
+            first = unit.last + 1
+
+    def _next(self, file: CorpusFile, first: int, rows: "_Peekable") -> Unit | None:
+        taken: list[Row] = []
+        for row in rows:
+            taken.append(row)
+            if len(taken) == self._manifest.unit_rows:
+                break
+        return self._unit(file, first, taken, taken[-1].line) if taken else None
+
+    def _unit(self, file: CorpusFile, first: int, rows: Sequence[Row], last: int) -> Unit | None:
+        if not rows:
+            return None
+        digest = hashlib.sha256()
+        repeated: list[int] = []
+        documents = characters = 0
+        for number, row in enumerate(rows):
+            digest.update(row_hash(row))
+            if isinstance(row, Reject):
+                self.rejected += 1
+                continue
+            text = embedded_text(row.title, row.text)
+            if len(self.texts) < AVERAGED:
+                self.texts.append(text)
+            verdict = self.seen.add(row)
+            if verdict != "new":
+                self.rejected += verdict == "other"
+                repeated.append(row.line)
+                continue
+            documents += 1
+            characters += len(text)
+            if number % SAMPLE == 0:
+                self._tokens += self._counter.count_tokens([text])[0]
+                self._characters += len(text)
+        self._rows += len(rows)
+        self._on_progress(self._rows)
+        tokens = round(characters * self._tokens / self._characters) if self._characters else 0
+        content = digest.hexdigest()
+        stem = re.sub(r"[^A-Za-z0-9._-]+", "-", PurePath(file.name).name)[:40]
+        name = f"{stem}-{first:010d}-{content[:12]}"
+        unit = Unit(name, file.path, file.name, first, last, documents, tokens, content, repeated=tuple(repeated))
+        return replace(unit, bytes=self._offsets.range(first, last)) if self._offsets is not None else unit
+
+    def _rows_of(self, file: CorpusFile) -> "_Peekable":
+        self._offsets = _Offsets(file.path) if self._is_plain(file) else None
+        return _Peekable(rows_of(file, self._manifest))
+
+    def _is_plain(self, file: CorpusFile) -> bool:
+        """Return whether rows can be read from the middle of a file: JSON lines that are not compressed."""
+        if self._manifest.encoding.lower() not in (UTF_8, "utf8") or file.name.lower() != file.plain_name:
+            return False
+        with fsspec.open(file.path, "rb") as raw:
+            head = raw.read(HEAD_BYTES)
+        compressed = head.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd"))
+        return not compressed and tell_format(file.plain_name, head, self._manifest.fields) == "JSON lines"
+
+
+class _Peekable(Iterator[Row]):
+    """Rows, of which the next one can be looked at."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self._rows = iter(rows)
+        self._next: Row | None = None
+
+    def __next__(self) -> Row:
+        row = self.peek()
+        if row is None:
+            raise StopIteration
+        self._next = None
+        return row
+
+    def peek(self) -> Row | None:
+        """Return the row that comes next, None at the end."""
+        if self._next is None:
+            self._next = next(self._rows, None)
+        return self._next
+
+
+def _until(rows: _Peekable, last: int) -> Iterator[Row]:
+    while (row := rows.peek()) is not None and row.line <= last:
+        yield next(rows)
+
+
+class _Offsets:
+    """Where lines begin, found by counting line ends ahead of the rows that are read."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._line, self._offset = 1, 0
+
+    def range(self, first: int, last: int) -> tuple[int, int]:
+        """Return the first byte of a line and the byte after another; asked for in ascending order."""
+        return self._start(first), self._start(last + 1)
+
+    def _start(self, line: int) -> int:
+        with fsspec.open(self._path, "rb") as file:
+            file.seek(self._offset)
+            while self._line < line and (block := file.read(1 << 20)):
+                at = -1
+                while self._line < line and (found := block.find(b"\n", at + 1)) >= 0:
+                    at, self._line = found, self._line + 1
+                if self._line < line:
+                    self._offset += len(block)
+                else:
+                    self._offset += at + 1
+        return self._offset
+
+
+class _Range(io.RawIOBase):
+    """Some bytes of a file, as a file."""
+
+    def __init__(self, file: io.BufferedIOBase, start: int, end: int) -> None:
+        file.seek(start)
+        self._file, self._left = file, end - start
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: bytearray) -> int:  # type: ignore[override]
+        block = self._file.read(min(len(target), self._left))
+        target[: len(block)] = block
+        self._left -= len(block)
+        return len(block)
+
+
+def _read(unit: Unit, manifest: Manifest, stack: ExitStack) -> Iterator[Row]:
+    file = CorpusFile(unit.file, unit.label)
+    if unit.bytes is None:
+        with closing(rows_of(file, manifest)) as rows:
+            for row in rows:
+                if row.line > unit.last:
+                    return
+                if row.line >= unit.first:
+                    yield row
+        return
+    try:
+        raw = stack.enter_context(fsspec.open(unit.file, "rb"))
+    except FileNotFoundError as error:
+        raise InputError(
+            f"{unit.file}: is not there any more; plan where the corpus is now into the same folder"
+        ) from error
+    lines = cast(io.BufferedReader, io.BufferedReader(_Range(raw, *unit.bytes), HEAD_BYTES))
+    for row in read_lines(lines, manifest.fields):
+        yield replace(row, line=row.line + unit.first - 1)
+
+
+def rows_of(file: CorpusFile, manifest: Manifest) -> Generator[Row, None, None]:
+    """Return all rows of a file; one in object storage is copied first."""
+    with TemporaryDirectory(prefix="care-bulk-") as folder:
+        path = file.path
+        if "://" in path:
+            path = str(Path(folder) / PurePath(path).name)
+            system, remote = fsspec.core.url_to_fs(file.path)
+            system.get_file(remote, path)
+        with Corpus(path, manifest.fields, manifest.encoding) as rows:
+            rows.files = [CorpusFile(path, file.name)]
+            yield from rows
+
+
+def row_hash(row: Row) -> bytes:
+    """Return what the hash of a unit is made of."""
+    if isinstance(row, Reject):
+        return f"rejected {row.line} {row.reason}\n".encode()
+    return f"{row.line} {payload_hash(Chunk(row, row.text))}\n".encode()

@@ -1,0 +1,159 @@
+"""A live collection as the source of a job: its texts without a right vector become units, and parts become vectors.
+
+The planner alone reads the collection, and writes the texts of each unit into the job: workers need no database, and
+what others write meanwhile changes no unit. A loader writes the vector of a point only where its text is still that of
+the part, so a job of any age does no harm; what was added or edited since is left to `care attach` or to another plan.
+"""
+
+import hashlib
+import io
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+from care_qdrant.bulk.plan import SAMPLE, require_same, row_hash, unit_documents
+from care_qdrant.bulk.work import MANIFEST, POINTS, Manifest, Unit, Work
+from care_qdrant.encoders import TokenCounter
+from care_qdrant.errors import InputError
+from care_qdrant.index.points import PointTask, PointWindow, read_windows, stored_text
+from care_qdrant.index.preflight import examine
+from care_qdrant.index.seen import Seen
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.contracts import VectorContract
+from care_qdrant.types import Document
+
+SAMPLED = 1_024
+"""Points whose texts stand for those of all, in a forecast."""
+
+
+def plan_points(
+    target: Collection,
+    work: Work,
+    draft: Manifest,
+    counter: TokenCounter,
+    *,
+    text_field: str | None = None,
+    on_progress: Callable[[int], None] = lambda _: None,
+) -> Manifest:
+    """Write the texts of the points that lack the model's vector into a job; planning again adds what is new.
+
+    Args:
+        target: The collection; nothing is written to it.
+        work: Where the job is, or will be.
+        draft: The settings of the job, without units.
+        counter: Tokenizer of the documents.
+        text_field: Payload field with the text; None takes what attach would take.
+        on_progress: Called with the number of points that were read.
+
+    Raises:
+        InputError: There is no text, no point lacks the vector, or the job has other settings.
+        ContractError: Another model made the vectors of this name.
+    """
+    former = work.manifest() if work.read(MANIFEST) is not None else None
+    contract = VectorContract(draft.fingerprint, draft.model_name, draft.dim, draft.distance)
+    field = text_field or (former.text_field if former is not None else None)
+    preflight = examine(target, draft.vector_name, contract, field)
+    layout = preflight.require_layout()
+    draft = replace(draft, collection=target.name, text_field=layout.text_field, overflow="truncate")
+    if former is not None:
+        require_same(former, draft, work.url, sparse=False)
+    units = list(former.units) if former is not None else []
+    with Seen() as planned:
+        for unit in units:
+            for document in unit_documents(work, unit):
+                planned.add(_planned(document.id, document.text))
+        new: list[Unit] = []
+        windows = read_windows(target, layout, draft.vector_name, draft.fingerprint, _Characters())
+        for key, tasks in _batches(windows, planned, draft.unit_rows, on_progress):
+            new.append(_write(work, target.name, tasks, key, counter))
+    if not units and not new:
+        raise InputError(
+            f"collection {target.name!r}: every point with a text has vector {draft.vector_name!r} of it, so there is "
+            "nothing to do"
+        )
+    manifest = replace(draft, units=(*units, *new))
+    work.write_manifest(manifest)
+    return manifest
+
+
+def sampled_texts(target: Collection, draft: Manifest, text_field: str | None) -> tuple[int, list[Document]]:
+    """Return about how many points lack the model's vector, and the texts of some points.
+
+    Raises:
+        InputError: There is no text.
+        ContractError: Another model made the vectors of this name.
+    """
+    contract = VectorContract(draft.fingerprint, draft.model_name, draft.dim, draft.distance)
+    layout = examine(target, draft.vector_name, contract, text_field).require_layout()
+    payloads = [record.payload or {} for record in target.sample(SAMPLED)]
+    texts = [stored_text(layout, payload) for payload in payloads if layout.of_point(payload).find_text(payload)]
+    has_vector = draft.vector_name in target.schema.dense
+    lacking = target.count() - (target.count_with_vector(draft.vector_name) if has_vector else 0)
+    return lacking * len(texts) // len(payloads), [Document(str(n), text, line=n) for n, text in enumerate(texts, 1)]
+
+
+class _Characters:
+    """Counts characters: the planner tokenises a sample alone."""
+
+    max_tokens = 2**31
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        return [len(text) for text in texts]
+
+
+def _planned(point: str, text: str) -> Document:
+    return Document(f"{point} {hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()}", "")
+
+
+def _batches(
+    windows: Iterator[PointWindow], planned: Seen, size: int, on_progress: Callable[[int], None]
+) -> Iterator[tuple[object, list[PointTask]]]:
+    """Return the texts that no earlier unit has, in lists of one shard key each."""
+    read = 0
+    for key, group in groupby(windows, key=lambda window: window.place.shard_key):
+        waiting: list[PointTask] = []
+        for window in group:
+            read += window.read
+            on_progress(read)
+            waiting += [t for t in window.encode if planned.add(_planned(json.dumps(t.id), t.text)) == "new"]
+            while len(waiting) >= size:
+                yield key, waiting[:size]
+                waiting = waiting[size:]
+        if waiting:
+            yield key, waiting
+
+
+def _write(work: Work, collection: str, tasks: Sequence[PointTask], key: object, counter: TokenCounter) -> Unit:
+    shard_key = None if key is None else json.dumps(key)
+    metadata = {} if key is None else {"shard_key": key}
+    documents = [Document(json.dumps(t.id), t.text, metadata=metadata, line=n) for n, t in enumerate(tasks, 1)]
+    digest = hashlib.sha256()
+    for document in documents:
+        digest.update(row_hash(document))
+    sample = [task.text for task in tasks[::SAMPLE]]
+    share = sum(counter.count_tokens(sample)) / max(1, sum(map(len, sample)))
+    name = f"points-{tasks[0].id}-{digest.hexdigest()[:12]}"
+    table = pa.table(
+        {
+            "id": pa.array([document.id for document in documents], type=pa.string()),
+            "text": pa.array([document.text for document in documents], type=pa.string()),
+            "shard_key": pa.array([shard_key] * len(documents), type=pa.string()),
+        }
+    )
+    file = io.BytesIO()
+    pq.write_table(table, file, compression="zstd")
+    work.write(f"{POINTS}/{name}.parquet", file.getvalue())
+    return Unit(
+        name=name,
+        file=f"{POINTS}/{name}.parquet",
+        label=collection,
+        first=1,
+        last=len(tasks),
+        documents=len(tasks),
+        tokens=round(share * sum(len(task.text) for task in tasks)),
+        hash=digest.hexdigest(),
+    )

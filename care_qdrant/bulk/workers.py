@@ -1,0 +1,288 @@
+"""Hands units to workers and takes receipts back: processes of this machine, or actors of a Ray cluster.
+
+A worker holds one encoder and runs one unit at a time. A unit whose worker died, or that failed for a passing reason,
+is given to another worker, three times at most; then it is reported. Vectors never come here: a worker writes its part.
+"""
+
+import logging
+import multiprocessing
+import os
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from care_qdrant.bulk.work import Manifest, Receipt, Unit, Work
+from care_qdrant.encoders.engine import LOCAL, Engine
+from care_qdrant.encoders.onnx import usable_cores
+from care_qdrant.errors import CareError, needs_extra
+
+logger = logging.getLogger(__name__)
+
+ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """What every worker is told."""
+
+    work: str
+    model: str
+    device: str | None = None
+    batch_tokens: int = 16_384
+    engine: Engine = LOCAL
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of the units."""
+
+    receipts: list[Receipt] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    """Why a unit has no part, by its name."""
+    retries: int = 0
+
+
+class Slot(Protocol):
+    """One worker, wherever it runs."""
+
+    def submit(self, unit: Unit) -> "Future[Receipt]":
+        """Let it encode a unit."""
+
+    def restart(self) -> None:
+        """Put a new worker in the place of one that died."""
+
+
+def run_units(units: Sequence[Unit], slots: Sequence[Slot], on_receipt: Callable[[Receipt], None]) -> Outcome:
+    """Run all units; a failing one holds up no other."""
+    outcome, attempts = Outcome(), Counter[str]()
+    waiting, free = deque(units), deque(slots)
+    running: dict[Future[Receipt], tuple[Unit, Slot]] = {}
+    while waiting or running:
+        while waiting and free:
+            unit, slot = waiting.popleft(), free.popleft()
+            running[_submit(unit, slot)] = unit, slot
+        for future in wait(running, return_when=FIRST_COMPLETED).done:
+            unit, slot = running.pop(future)
+            try:
+                receipt = future.result()
+            except Exception as error:
+                _note_failure(error, unit, slot, waiting, attempts, outcome)
+            else:
+                outcome.receipts.append(receipt)
+                on_receipt(receipt)
+            free.append(slot)
+    return outcome
+
+
+def _submit(unit: Unit, slot: Slot) -> "Future[Receipt]":
+    try:
+        return slot.submit(unit)
+    except BrokenExecutor:  # the worker died after its last unit
+        slot.restart()
+        return slot.submit(unit)
+
+
+def _note_failure(
+    error: Exception, unit: Unit, slot: Slot, waiting: deque[Unit], attempts: Counter[str], outcome: Outcome
+) -> None:
+    if not isinstance(error, CareError | OSError):  # a full disk or a storage that refuses has killed no worker
+        slot.restart()
+    attempts[unit.name] += 1
+    # A file that was changed, or texts without vectors, are the same at the next attempt.
+    reason = str(error) if isinstance(error, CareError) else f"{type(error).__name__}: {error}".strip(": ")
+    if isinstance(error, CareError) or attempts[unit.name] == ATTEMPTS:
+        logger.error("unit %s failed: %s", unit.name, reason)
+        outcome.failed[unit.name] = reason
+    else:
+        logger.warning("unit %s is tried again, since its worker failed: %s", unit.name, reason)
+        outcome.retries += 1
+        waiting.append(unit)
+
+
+@contextmanager
+def local_slots(count: int, settings: WorkerSettings) -> Iterator[list[Slot]]:
+    """Open processes of this machine, each with an encoder of its own; of several GPUs each takes the next one."""
+    devices = (settings.device or "").split(",")
+    threads = max(1, usable_cores() // count)
+    with ExitStack() as stack:
+        slots: list[Slot] = []
+        for number in range(count):
+            device = devices[number % len(devices)] or None
+            slot = _Process(replace(settings, device=device), threads)
+            stack.callback(slot.close)
+            slots.append(slot)
+        yield slots
+
+
+class _Process:
+    """A pool of one process, so that the death of a worker is that of one unit."""
+
+    def __init__(self, settings: WorkerSettings, threads: int) -> None:
+        self._settings, self._threads = settings, threads
+        self._open()
+
+    def submit(self, unit: Unit) -> "Future[Receipt]":
+        return self._pool.submit(_run, unit)
+
+    def restart(self) -> None:
+        self.close()
+        self._open()
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _open(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(1, context, _start, (self._settings, self._threads))
+
+
+@contextmanager
+def ray_slots(count: int | None, settings: WorkerSettings, address: str | None) -> Iterator[list[Slot]]:
+    """Open a fixed number of actors on a Ray cluster: by default one a GPU, or one for each two cores."""
+    with needs_extra("ray", "--runner ray"):
+        import ray
+    mine = not ray.is_initialized()
+    if mine:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    try:
+        has: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        gpus = int(has.get("GPU", 0))
+        count = count or gpus or max(1, int(has.get("CPU", 1)) // 2)
+        needs = {"num_gpus": 1} if gpus >= count else {"num_cpus": max(1, int(has.get("CPU", 1)) // count)}
+        yield [_Actor(ray, settings, needs) for _ in range(count)]
+    finally:
+        if mine:
+            ray.shutdown()
+
+
+class _Actor:
+    """An actor of Ray; a dead one is replaced by a new one, which Ray puts where there is room."""
+
+    def __init__(self, ray: Any, settings: WorkerSettings, needs: Mapping[str, int]) -> None:
+        self._make = ray.remote(**needs, max_restarts=0, max_task_retries=0)(_Encoder)
+        self._settings = settings
+        self._actor = self._make.remote(settings)
+
+    def submit(self, unit: Unit) -> "Future[Receipt]":
+        future: Future[Receipt] = self._actor.run.remote(unit).future()
+        return future
+
+    def restart(self) -> None:
+        self._actor = self._make.remote(self._settings)
+
+
+class _Encoder:
+    """The state of a worker: the job and the model, opened once."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        from care_qdrant.model.pair import CareModel
+
+        self._settings, self._work = settings, Work(settings.work)
+        self._manifest: Manifest = self._work.manifest()
+        self._model = CareModel.load(settings.model, device=settings.device, engine=settings.engine)
+        self._model.require_documents()
+
+    def run(self, unit: Unit) -> Receipt:
+        """Encode a unit."""
+        from care_qdrant.bulk.encode import encode_unit
+
+        return encode_unit(self._work, self._manifest, unit, self._model, self._settings.batch_tokens)
+
+
+_encoder: _Encoder | None = None
+
+
+def _start(settings: WorkerSettings, threads: int) -> None:
+    global _encoder
+    # Before torch is imported: as many processes, each with a thread a core, would wait for each other.
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    _encoder = _Encoder(settings)
+
+
+def _run(unit: Unit) -> Receipt:
+    assert _encoder is not None
+    return _encoder.run(unit)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeReport:
+    """What a run of ``care bulk encode`` did."""
+
+    units: int
+    """Of this run's share of the job."""
+    encoded: int
+    """Units of which it wrote the part."""
+    skipped: int
+    """Units that had one."""
+    retries: int
+    documents: int
+    chunks: int
+    rejected: int
+    tokens: int
+    seconds: float
+    tokens_per_second: float
+    failed: dict[str, str]
+
+
+def encode_units(
+    work: Work,
+    manifest: Manifest,
+    settings: WorkerSettings,
+    *,
+    shard: tuple[int, int] = (1, 1),
+    runner: str = "local",
+    workers: int | None = None,
+    address: str | None = None,
+    on_progress: Callable[[int, int], None] = lambda _done, _all: None,
+) -> EncodeReport:
+    """Encode the units that have no part yet.
+
+    Args:
+        work: The job.
+        manifest: What it is.
+        settings: For each worker.
+        shard: Take each n-th unit, from the i-th, as ``(i, n)``.
+        runner: ``local`` or ``ray``.
+        workers: Encoders at once; None is one, or what a Ray cluster has room for.
+        address: Of the Ray cluster; None starts one on this machine.
+        on_progress: Called with tokens done and all of this share.
+    """
+    number, of = shard
+    work.remove_drafts()
+    share = manifest.units[number - 1 :: of]
+    done = work.receipts()
+    todo = [unit for unit in share if unit.name not in done]
+    tokens = sum(unit.tokens for unit in share)
+    start, finished = time.perf_counter(), tokens - sum(unit.tokens for unit in todo)
+    sizes = {unit.name: unit.tokens for unit in todo}
+    on_progress(finished, tokens)
+
+    def note(receipt: Receipt) -> None:
+        nonlocal finished
+        finished += sizes[receipt.unit]
+        on_progress(finished, tokens)
+
+    outcome = Outcome()
+    if todo:
+        opened = ray_slots(workers, settings, address) if runner == "ray" else local_slots(workers or 1, settings)
+        with opened as slots:
+            outcome = run_units(todo, slots, note)
+    seconds = time.perf_counter() - start
+    encoded = sum(receipt.tokens for receipt in outcome.receipts)
+    return EncodeReport(
+        units=len(share),
+        encoded=len(outcome.receipts),
+        skipped=len(share) - len(todo),
+        retries=outcome.retries,
+        documents=sum(receipt.documents for receipt in outcome.receipts),
+        chunks=sum(receipt.chunks for receipt in outcome.receipts),
+        rejected=sum(receipt.rejected for receipt in outcome.receipts),
+        tokens=encoded,
+        seconds=round(seconds, 3),
+        tokens_per_second=round(encoded / seconds, 1) if encoded else 0.0,
+        failed=outcome.failed,
+    )

@@ -1,0 +1,183 @@
+"""The unit of work of ingestion and attach: a window of texts, what they lack, its encoding, its writing.
+
+A source (`care_qdrant.index.reading` for a corpus, `care_qdrant.index.points` for a collection) compares content hashes
+with the stored ones and yields windows of tasks. A `Worker` encodes the tasks in batches of equal length and writes
+them. Three things run at once: the source some windows ahead, the encoder, and the sender threads behind it. The hashes
+in the stored payloads are the only checkpoint: a killed run is finished by running it again.
+"""
+
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, Generic, Protocol, TypeVar
+
+from qdrant_client import models
+
+from care_qdrant.encoders.ahead import Meter, run_ahead
+from care_qdrant.encoders.batching import token_batches
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.connection import tune_embedded
+from care_qdrant.qdrant.sender import Kind, Sender, Write, in_requests
+from care_qdrant.types import Vectors
+
+WINDOWS_AHEAD = 2
+LEAVE_SECONDS = 2.0
+"""Waited for the reader when its consumer stops. One that reads an idle pipe never ends, and is left behind."""
+
+
+class Task(Protocol):
+    """A text that a point needs a vector of."""
+
+    @property
+    def text(self) -> str:
+        """What the encoder reads."""
+
+    @property
+    def tokens(self) -> int:
+        """Its length, counted when it was read."""
+
+    @property
+    def kind(self) -> Kind:
+        """How its point is written."""
+
+
+I = TypeVar("I")  # noqa: E741  # an item
+T = TypeVar("T", bound=Task)
+Rows = Sequence[Any] | Vectors
+"""One vector for each task, as Qdrant takes it: a row of `Vectors`, or a sparse vector."""
+
+
+@dataclass(slots=True)
+class Window(Generic[T]):
+    """Some thousand texts that were compared with what is stored, before any encoding."""
+
+    place: Collection
+    """Where they are written: the collection, or its shards of one key."""
+    encode: list[T] = field(default_factory=list)
+    update: list[T] = field(default_factory=list)
+    """Tasks whose dense vector is right; payload or sparse vector are not."""
+    unchanged: int = 0
+    """Texts that are stored as they should be."""
+
+
+@dataclass(slots=True)
+class Worker(Generic[T]):
+    """Encodes and writes tasks."""
+
+    make: Callable[[Sequence[T]], Rows]
+    """Return the vectors of tasks, checked."""
+    point: Callable[[T, Any], models.PointStruct]
+    """Return what is written for a task, with its vector; with None where that is stored already."""
+    numbers: int
+    """Numbers of a vector, at least about: requests are cut by size."""
+    batch_tokens: int
+    """Padded tokens of one batch."""
+    calls: Callable[[], int] = lambda: 1
+    """Return how many batches `make` can use at a time; asked before the first one."""
+    meter: Meter = field(default_factory=Meter)
+    """Of `make`."""
+    stop: threading.Event = field(default_factory=threading.Event)
+    """When it is set, the run ends after the batch that is being encoded."""
+    sender: Sender | None = None
+
+    @property
+    def stored(self) -> int:
+        """Points that Qdrant has acknowledged in this run."""
+        return self.sender.stored if self.sender is not None else 0
+
+    def run(
+        self,
+        windows: Iterator[Window[T]],
+        collection: Collection,
+        begin: Callable[[Any], None],
+        on_batch: Callable[[Any, Sequence[T]], None],
+    ) -> None:
+        """Encode and write windows.
+
+        Args:
+            windows: Made in a thread of their own, some ahead.
+            collection: Where they are written.
+            begin: Called with each window before its first write.
+            on_batch: Called with the window and the tasks of each batch that was encoded.
+        """
+        tune_embedded(collection.client, collection.name)
+        with closing(read_ahead(windows, WINDOWS_AHEAD)) as ready, Sender(collection) as self.sender:
+            batches = self._batches(ready, begin)
+            with closing(run_ahead(batches, lambda batch: self._encode(batch[1]), self.calls)) as encoded:
+                for (window, tasks), rows in encoded:
+                    self.sender.submit(partial(self.requests, tasks, rows, window.place.limits.write), window.place)
+                    on_batch(window, tasks)
+                    if self.stop.is_set():
+                        break
+
+    def _batches(
+        self, windows: Iterator[Window[T]], begin: Callable[[Any], None]
+    ) -> Iterator[tuple[Window[T], list[T]]]:
+        """Return the batches of all windows; a window begins while the last batches of the one before it run."""
+        assert self.sender is not None
+        for window in windows:
+            begin(window)
+            if window.update:
+                self.sender.submit(partial(self.requests, window.update, None, window.place.limits.write), window.place)
+            for batch in token_batches([task.tokens for task in window.encode], self.batch_tokens):
+                yield window, [window.encode[index] for index in batch]
+            if self.stop.is_set():
+                return
+
+    def _encode(self, tasks: Sequence[T]) -> Rows:
+        with self.meter.running([task.tokens for task in tasks]):
+            return self.make(tasks)
+
+    def requests(self, tasks: Sequence[T], rows: Rows | None, size: int) -> Iterator[Write]:
+        """Build points, for a sender's thread, so that the encoder does not wait; ``rows`` None keeps the vectors."""
+        for start in range(0, len(tasks), size):
+            page = tasks[start : start + size]
+            found = [None] * len(page) if rows is None else rows[start : start + size]
+            points = [(task.kind, self.point(task, row)) for task, row in zip(page, found, strict=True)]
+            for kind in dict.fromkeys(kind for kind, _ in points):
+                write = Write([point for its, point in points if its == kind], kind)
+                yield from in_requests(write, self.numbers, size)
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    error: BaseException
+
+
+_END: Any = object()
+
+
+def read_ahead(items: Iterator[I], depth: int) -> Generator[I, None, None]:
+    """Return the items in order, while a thread makes up to ``depth`` more; what it raises is raised in its place."""
+    ready: SimpleQueue[Any] = SimpleQueue()
+    room = threading.Semaphore(depth)
+    stopped = threading.Event()
+
+    def produce() -> None:
+        try:
+            for item in items:
+                ready.put(item)
+                room.acquire()
+                if stopped.is_set():
+                    return
+        except BaseException as error:
+            ready.put(_Failure(error))
+        else:
+            ready.put(_END)
+
+    # A daemon, since it may wait for a pipe for ever, and an executor's threads are joined at exit, against Ctrl-C.
+    reader = threading.Thread(target=produce, name="reader", daemon=True)
+    reader.start()
+    try:
+        while (item := ready.get()) is not _END:
+            if isinstance(item, _Failure):
+                raise item.error
+            room.release()
+            yield item
+    finally:
+        stopped.set()
+        room.release()
+        reader.join(LEAVE_SECONDS)

@@ -1,0 +1,426 @@
+"""A corpus as units of work ends in the collection that direct ingestion writes, whatever happens on the way."""
+
+import csv
+import hashlib
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from qdrant_client import QdrantClient
+
+from care_qdrant.bulk.encode import encode_unit
+from care_qdrant.bulk.load import load, verify
+from care_qdrant.bulk.plan import plan
+from care_qdrant.bulk.work import Manifest, Work
+from care_qdrant.cli import care
+from care_qdrant.errors import FingerprintMismatch, InputError, NewerFormat, NotVerified
+from care_qdrant.index.ingest import ingest
+from care_qdrant.index.settings import IngestSettings
+from care_qdrant.qdrant.schema import LOAD_KEY
+from tests.standin import StandIn
+from tests.tiny import TEXTS, HashModel
+
+MODEL = HashModel(max_tokens=40)
+
+
+def rows(count: int, start: int = 0) -> list[dict[str, Any]]:
+    """Rows of which some are longer than the encoder reads."""
+    draw = random.Random(start)
+    return [
+        {"id": f"d{n}", "title": f"题{n % 5}", "text": "".join(draw.choices(TEXTS, k=draw.randint(1, 4))), "n": n}
+        for n in range(start, start + count)
+    ]
+
+
+def write_lines(path: Path, values: list[dict[str, Any]], *, mode: str = "w") -> Path:
+    with path.open(mode, encoding="utf-8") as file:
+        file.writelines(json.dumps(value, ensure_ascii=False) + "\n" for value in values)
+    return path
+
+
+def draft(model: HashModel = MODEL, **changes: Any) -> Manifest:
+    made = Manifest("hash", model.name, model.fingerprint, model.dim, "Cosine", model.name, unit_rows=10)
+    return replace(made, **changes)
+
+
+def make_plan(corpus: Path | list[Path], work: Path | str, *, sparse: bool = True, **changes: Any) -> Manifest:
+    paths = [str(path) for path in (corpus if isinstance(corpus, list) else [corpus])]
+    return plan(paths, Work(str(work)), draft(**changes), MODEL.document_tokenizer, sparse=sparse)
+
+
+def encode_all(work: Path | str, model: HashModel = MODEL) -> None:
+    opened = Work(str(work))
+    manifest = opened.manifest()
+    for unit in manifest.units:
+        encode_unit(opened, manifest, unit, model, 1_000)
+
+
+def parts(work: Path) -> dict[str, str]:
+    files = [file for file in sorted((work / "parts").iterdir()) if not file.name.startswith(".")]
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def points(client: QdrantClient, collection: str) -> dict[str, Any]:
+    records, _ = client.scroll(collection, limit=10_000, with_vectors=True)
+    return {str(record.id): (record.payload, record.vector) for record in records}
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """A folder with a file of each kind, a row that is no JSON, and rows that repeat earlier ones."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    lines = write_lines(folder / "a.jsonl", rows(35))
+    with lines.open("a", encoding="utf-8") as file:
+        file.write("{no json\n\n")
+    write_lines(lines, [rows(1)[0], {"id": "d3", "text": "与前面不同"}, *rows(5, 100)], mode="a")
+    with (folder / "b.csv").open("w", encoding="utf-8", newline="") as file:
+        table = csv.DictWriter(file, ["id", "title", "text", "n"])
+        table.writeheader()
+        table.writerows(rows(23, 200))
+    pq.write_table(pa.Table.from_pylist(rows(17, 300)), folder / "c.parquet")
+    (folder / "d.md").write_text("# 标题\n\n二甲双胍的用法。", encoding="utf-8")
+    return folder
+
+
+def test_parts_make_the_collection_that_ingestion_makes(client: QdrantClient, corpus: Path, tmp_path: Path) -> None:
+    ingest(str(corpus), MODEL, client, "direct", settings=IngestSettings(sparse=True))
+    make_plan(corpus, tmp_path / "job")
+    encode_all(tmp_path / "job")
+    report = load(Work(str(tmp_path / "job")), client, "bulk")
+    direct, bulk = points(client, "direct"), points(client, "bulk")
+    assert direct.keys() == bulk.keys()
+    assert report.points == len(direct) > 81
+    for point, (payload, vectors) in direct.items():
+        assert bulk[point][0] == payload
+        assert bulk[point][1][MODEL.name] == pytest.approx(vectors[MODEL.name], abs=1e-6)
+        assert bulk[point][1]["bm25"] == vectors["bm25"]
+    checked = verify(Work(str(tmp_path / "job")), client, "direct")
+    assert (checked.right, checked.missing, checked.outdated, checked.problems) == (len(direct), 0, 0, [])
+
+
+def test_both_ways_mix_and_loading_twice_writes_once(client: QdrantClient, corpus: Path, tmp_path: Path) -> None:
+    make_plan(corpus, tmp_path / "job")
+    encode_all(tmp_path / "job")
+    first = load(Work(str(tmp_path / "job")), client, "bulk")
+    again = load(Work(str(tmp_path / "job")), client, "bulk")
+    direct = ingest(str(corpus), MODEL, client, "bulk", settings=IngestSettings(sparse=True))
+    assert first.encoded == first.chunks
+    assert (again.encoded, again.updated, again.unchanged) == (0, 0, first.chunks)
+    assert (direct.encoded, direct.updated, direct.unchanged) == (0, 0, first.chunks)
+
+
+def test_verification_names_the_units_with_wrong_points(client: QdrantClient, corpus: Path, tmp_path: Path) -> None:
+    make_plan(corpus, tmp_path / "job")
+    encode_all(tmp_path / "job")
+    work = Work(str(tmp_path / "job"))
+    load(work, client, "bulk")
+    gone, other = sorted(points(client, "bulk"))[:2]
+    client.delete("bulk", [gone])
+    client.set_payload("bulk", {"vectors": {MODEL.name: "of another text"}}, [other], key="_care")
+    report = verify(work, client, "bulk")
+    assert (report.missing, report.outdated) == (1, 1)
+    assert 1 <= len(report.wrong_units) <= 2
+    assert "care bulk load" in report.problems[0]
+    load(work, client, "bulk")
+    assert verify(work, client, "bulk").problems == []
+
+
+def test_the_names_of_units_do_not_depend_on_the_folder(corpus: Path, tmp_path: Path) -> None:
+    shutil.copytree(corpus, tmp_path / "elsewhere")
+    one, other = make_plan(corpus, tmp_path / "one"), make_plan(tmp_path / "elsewhere", tmp_path / "other")
+    assert [unit.name for unit in one.units] == [unit.name for unit in other.units]
+
+
+def test_a_grown_corpus_adds_units_and_changes_none(corpus: Path, tmp_path: Path) -> None:
+    before = make_plan(corpus, tmp_path / "job").units
+    encode_all(tmp_path / "job")
+    bytes_before = parts(tmp_path / "job")
+    write_lines(corpus / "a.jsonl", rows(12, 500), mode="a")
+    write_lines(corpus / "0.jsonl", [*rows(1), *rows(3, 600)])
+    after = make_plan(corpus, tmp_path / "job").units
+    assert {unit.name for unit in before} < {unit.name for unit in after}
+    assert sum(unit.documents for unit in after) == sum(unit.documents for unit in before) + 15
+    encode_all(tmp_path / "job")
+    assert bytes_before.items() <= parts(tmp_path / "job").items()
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "b.csv"])
+def test_a_corpus_that_changed_after_planning_is_refused(corpus: Path, tmp_path: Path, name: str) -> None:
+    make_plan(corpus, tmp_path / "job")
+    text = (corpus / name).read_text(encoding="utf-8")
+    (corpus / name).write_text(text.replace("题1", "题9", 1), encoding="utf-8")
+    with pytest.raises(InputError, match=f"{name}: rows 1 to .* not the ones that were planned"):
+        encode_all(tmp_path / "job")
+    with pytest.raises(InputError, match="were changed since they were planned"):
+        make_plan(corpus, tmp_path / "job")
+
+
+def test_a_job_of_other_settings_or_another_model_is_refused(corpus: Path, tmp_path: Path) -> None:
+    make_plan(corpus, tmp_path / "job")
+    with pytest.raises(InputError, match="another overflow and sparse"):
+        make_plan(corpus, tmp_path / "job", overflow="truncate", sparse=False)
+    with pytest.raises(FingerprintMismatch, match="plan into another folder"):
+        make_plan(corpus, tmp_path / "job", fingerprint="f" * 64)
+    with pytest.raises(FingerprintMismatch, match="this worker has"):
+        encode_all(tmp_path / "job", HashModel(salt="other"))
+
+
+def test_a_manifest_of_a_newer_version_is_refused(corpus: Path, tmp_path: Path) -> None:
+    make_plan(corpus, tmp_path / "job")
+    manifest = tmp_path / "job" / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 2}))
+    with pytest.raises(NewerFormat, match="format 2"):
+        Work(str(tmp_path / "job")).manifest()
+
+
+def test_parts_that_are_not_those_of_their_receipts_are_refused(
+    client: QdrantClient, corpus: Path, tmp_path: Path
+) -> None:
+    make_plan(corpus, tmp_path / "job")
+    encode_all(tmp_path / "job")
+    work = Work(str(tmp_path / "job"))
+    part = sorted((tmp_path / "job" / "parts").iterdir())[1]
+    whole = part.read_bytes()
+    part.write_bytes(whole[:-100])  # a half upload: its unit is not done
+    with pytest.raises(InputError, match=r"1 of \d+ units have no part yet"):
+        load(work, client, "bulk")
+    part.write_bytes(whole[:-100] + bytes(100))
+    with pytest.raises(NotVerified, match="not the file of its receipt"):
+        load(work, client, "bulk")
+    part.unlink()
+    with pytest.raises(InputError, match=r"1 of \d+ units have no part yet"):
+        load(work, client, "bulk")
+
+
+def test_a_part_of_another_model_is_refused(client: QdrantClient, corpus: Path, tmp_path: Path) -> None:
+    make_plan(corpus, tmp_path / "job")
+    encode_all(tmp_path / "job")
+    manifest = tmp_path / "job" / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "fingerprint": "f" * 64}))
+    with pytest.raises(FingerprintMismatch, match="was made by a model with fingerprint"):
+        load(Work(str(tmp_path / "job")), client, "bulk")
+
+
+def test_a_text_without_a_vector_goes_to_the_rejects_of_its_unit(corpus: Path, tmp_path: Path) -> None:
+    class Model(HashModel):
+        """Gives one text no length."""
+
+        @property
+        def document_encoder(self) -> Any:
+            encoder = super().document_encoder
+            encode = encoder.encode
+            encoder.encode = lambda texts, **_: encode(texts) * [[0.0 if "EGFR" in text else 1.0] for text in texts]
+            return encoder
+
+    manifest = make_plan(corpus, tmp_path / "job")
+    work = Work(str(tmp_path / "job"))
+    receipts = [encode_unit(work, manifest, unit, Model(max_tokens=40), 1_000) for unit in manifest.units]
+    rejects = [
+        json.loads(line)
+        for file in (tmp_path / "job" / "rejects").iterdir()
+        for line in file.read_text(encoding="utf-8").splitlines()
+    ]
+    assert sum(receipt.rejected for receipt in receipts) == len(rejects) > 3
+    kept = [text for file in (tmp_path / "job" / "parts").iterdir() for text in pq.read_table(file)["text"].to_pylist()]
+    assert kept and not [text for text in kept if "EGFR" in text]
+
+
+def test_several_loaders_leave_the_index_to_the_last(server: StandIn, corpus: Path, tmp_path: Path) -> None:
+    make_plan(corpus, tmp_path / "job")
+    encode_all(tmp_path / "job")
+    work = Work(str(tmp_path / "job"))
+    client = QdrantClient(server.url)
+
+    def is_done() -> bool:
+        return bool((client.get_collection("bulk").config.metadata or {})[LOAD_KEY]["done"])
+
+    load(work, client, "bulk", part=(2, 3))
+    load(work, client, "bulk", part=(1, 3))
+    assert not is_done()
+    load(work, client, "bulk", part=(1, 3))  # one that died and was run again
+    assert not is_done()
+    load(work, client, "bulk", part=(3, 3))
+    assert is_done()
+    checked = verify(work, client, "bulk")
+    assert checked.problems == []
+    assert checked.recall is not None
+    assert checked.recall > 0.9
+
+
+def run_care(*arguments: str, **settings: Any) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", "from care_qdrant.cli import main; main()", "bulk", *arguments]
+    return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **settings)
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """A job of the built-in pair, and the parts that one process makes of it."""
+    folder = tmp_path_factory.mktemp("planned")
+    write_lines(folder / "corpus.jsonl", rows(120))
+    assert (
+        not CliRunner()
+        .invoke(care, ["bulk", "plan", f"{folder}/corpus.jsonl", f"{folder}/job", "--unit-rows", "10"])
+        .exit_code
+    )
+    shutil.copytree(folder / "job", folder / "whole")
+    assert not CliRunner().invoke(care, ["bulk", "encode", f"{folder}/whole"]).exit_code
+    return folder / "job", parts(folder / "whole")
+
+
+def test_workers_that_are_killed_leave_the_parts_of_one_process(
+    planned: tuple[Path, dict[str, str]], tmp_path: Path
+) -> None:
+    job, whole = planned
+    shutil.copytree(job, tmp_path / "job")
+    draw = random.Random(0)
+    for _ in range(4):
+        process = run_care("encode", f"{tmp_path}/job", "--workers", "2", start_new_session=True)
+        time.sleep(draw.uniform(1.0, 5.0))
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    output, _ = run_care("encode", f"{tmp_path}/job").communicate()
+    assert json.loads(output)["failed"] == {}
+    assert parts(tmp_path / "job") == whole
+
+
+def test_drafts_of_killed_workers_go_after_a_day(planned: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+    job, _ = planned
+    shutil.copytree(job, tmp_path / "job")
+    (tmp_path / "job" / "parts").mkdir()
+    old, new = (tmp_path / "job" / "parts" / f".unit.parquet.{name}" for name in ("old", "new"))
+    for draft in (old, new):
+        draft.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    assert CliRunner().invoke(care, ["bulk", "encode", f"{tmp_path}/job", "--shard", "12/12"]).exit_code == 0
+    assert (old.exists(), new.exists()) == (False, True)
+
+
+def test_two_jobs_of_an_array_share_the_units(planned: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+    job, whole = planned
+    shutil.copytree(job, tmp_path / "job")
+    both = [run_care("encode", f"{tmp_path}/job", "--shard", f"{number}/2") for number in (1, 2)]
+    reports = [json.loads(process.communicate()[0]) for process in both]
+    assert [report["encoded"] for report in reports] == [6, 6]
+    assert parts(tmp_path / "job") == whole
+
+
+def test_a_unit_whose_worker_dies_is_given_to_another(planned: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+    job, whole = planned
+    shutil.copytree(job, tmp_path / "job")
+    process = run_care("encode", f"{tmp_path}/job")
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "job").glob("parts/*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    worker = next(
+        pid for pid in children.read_text().split() if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()
+    )
+    os.kill(int(worker), signal.SIGKILL)
+    report = json.loads(process.communicate()[0])
+    assert (report["failed"], report["encoded"]) == ({}, len(whole))
+    assert report["retries"] <= 1  # none where it died between two units
+    assert parts(tmp_path / "job") == whole
+
+
+def test_a_unit_that_fails_holds_up_no_other_and_is_named(corpus: Path, tmp_path: Path) -> None:
+    assert not CliRunner().invoke(care, ["bulk", "plan", str(corpus), f"{tmp_path}/job", "--unit-rows", "10"]).exit_code
+    (corpus / "b.csv").unlink()
+    result = CliRunner().invoke(care, ["bulk", "encode", f"{tmp_path}/job"])
+    report = json.loads(result.stdout)
+    assert result.exit_code == 8
+    assert len(report["failed"]) == 3
+    assert all("b.csv" in name and "does not exist" in reason for name, reason in report["failed"].items())
+    assert report["encoded"] == report["units"] - 3
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    """A bucket of an S3 server on this machine, to which the environment points."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    settings = {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in settings.items():
+            patch.setenv(name, value)
+        import boto3
+
+        boto3.client("s3").create_bucket(Bucket="bulk")
+        yield "s3://bulk"
+    server.stop()
+
+
+def test_corpus_and_job_may_be_in_object_storage(
+    planned: tuple[Path, dict[str, str]], bucket: str, client: QdrantClient, tmp_path: Path
+) -> None:
+    import fsspec
+
+    job, whole = planned
+    files = fsspec.filesystem("s3")
+    files.put_file(str(job.parent / "corpus.jsonl"), f"{bucket}/texts/corpus.jsonl")
+    arguments = ["bulk", "plan", f"{bucket}/texts", f"{bucket}/job", "--unit-rows", "10"]
+    planning = CliRunner().invoke(care, arguments)
+    assert planning.exit_code == 0, planning.output
+    assert CliRunner().invoke(care, ["bulk", "encode", f"{bucket}/job"]).exit_code == 0
+    files.invalidate_cache()
+    files.get(f"{bucket}/job/parts", str(tmp_path / "copy" / "parts"), recursive=True)
+    assert parts(tmp_path / "copy") == whole
+    report = load(Work(f"{bucket}/job"), client, "bulk")
+    assert report.documents == 120
+    assert verify(Work(f"{bucket}/job"), client, "bulk").problems == []
+
+
+def test_a_full_disk_fails_the_units_and_leaves_no_half_part(
+    planned: tuple[Path, dict[str, str]], tmp_path: Path
+) -> None:
+    """A limit on the size of files stands for the disk: the system refuses the write in the middle likewise."""
+    job, whole = planned
+    shutil.copytree(job, tmp_path / "job")
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, 2_000))
+
+    process = run_care("encode", f"{tmp_path}/job", "--shard", "1/6", preexec_fn=limit)
+    output, _ = process.communicate()
+    report = json.loads(output)
+    assert (process.returncode, report["encoded"], len(report["failed"])) == (8, 0, 2)
+    assert all("File too large" in reason for reason in report["failed"].values())
+    assert list((tmp_path / "job").glob("[pr]*/*")) == list((tmp_path / "job").glob("[pr]*/.*")) == []
+    assert json.loads(run_care("encode", f"{tmp_path}/job").communicate()[0])["failed"] == {}
+    assert parts(tmp_path / "job") == whole
+
+
+def test_two_owners_at_once_write_what_one_writes(server: StandIn, corpus: Path, tmp_path: Path) -> None:
+    make_plan(corpus, tmp_path / "job")
+    encode_all(tmp_path / "job")
+    work = Work(str(tmp_path / "job"))
+    with ThreadPoolExecutor(2) as pool:
+        reports = list(pool.map(lambda _: load(work, QdrantClient(server.url), "bulk"), range(2)))
+    assert {report.points for report in reports} == {reports[0].points}
+    client = QdrantClient(server.url)
+    again = load(work, client, "bulk")
+    assert (again.encoded, again.updated, again.unchanged) == (0, 0, again.points)
+    assert verify(work, client, "bulk").problems == []
