@@ -22,3 +22,24 @@ def token_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[in
         batch.append(index)
     if batch:
         yield batch
+
+
+class Budget:
+    """Padded tokens of one forward pass: halved where memory runs out, then raised to the largest that fits."""
+
+    def __init__(self, tokens: int) -> None:
+        """Begin with the most that is wanted."""
+        self.tokens, self._most = tokens, tokens
+        self.exceeded = 0
+        """How often memory ran out."""
+
+    def halve(self, padded: int) -> None:
+        """Take half of a batch that did not fit."""
+        self._most = max(1, min(self._most, padded - 1))
+        self.tokens = max(1, padded // 2)
+        self.exceeded += 1
+
+    def fits(self, padded: int) -> None:
+        """Note a batch that fitted; one that filled the budget raises it half the way to what is known not to."""
+        if self.tokens < self._most and padded > 0.9 * self.tokens and self._most - padded > self._most // 8:
+            self.tokens = (padded + self._most + 1) // 2

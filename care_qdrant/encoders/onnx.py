@@ -17,10 +17,10 @@ from tokenizers import Encoding, Tokenizer
 
 from care_qdrant.encoders import MAX_CHARACTERS_PER_TOKEN
 from care_qdrant.encoders.saturation import int8_saturates
+from care_qdrant.encoders.side import Geometry, Side
 from care_qdrant.encoders.tokens import uncut_length
 from care_qdrant.encoders.usable import require_lengths
 from care_qdrant.errors import EncodingError, IncompleteModel, ModelError
-from care_qdrant.model.card import Geometry, Side
 from care_qdrant.types import Vectors
 
 BATCH_TOKENS = 288

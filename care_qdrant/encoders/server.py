@@ -3,8 +3,9 @@
 A server can be wrong without an error: another checkpoint, another pooling, a missing end marker. It therefore receives
 token ids of the pair's own tokenizer, and its vectors of a few known texts are compared with reference vectors that the
 pair itself made: all of them before the first document, then one in every request. So a server that is restarted with
-other weights is refused with the request that shows it, and none of its vectors leaves this module. A server without
-token ids (Ollama) receives the texts, cut to the pair's length; the reference vectors then also check its tokenizer.
+other weights is refused with the request that shows it: nothing of it was written since the last good check, its texts
+are sent to another server, and it is asked again later. A server without token ids (Ollama) receives the texts, cut to
+the pair's length; the reference vectors then also check its tokenizer.
 """
 
 import json
@@ -12,26 +13,25 @@ import logging
 import random
 import threading
 import time
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import httpx
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 from tokenizers import Encoding, Tokenizer
 
+from care_qdrant.encoders.ahead import Meter, run_ahead
 from care_qdrant.encoders.batching import token_batches
+from care_qdrant.encoders.engine import Sent
 from care_qdrant.errors import EncodingError, InputError, ModelError, Unreachable, redact, remember_secret
 from care_qdrant.types import Vectors
 
 logger = logging.getLogger(__name__)
-
-Sent = Literal["tokens", "text", "text-without-prompt"]
-"""Input format: token ids; prompt and text; or the text alone, for a server that adds its own prompt."""
 
 BATCH_TOKENS = 16_384
 REQUEST_TIMEOUT_SECONDS = 120.0
@@ -46,6 +46,7 @@ REFERENCE_TEXTS = (
     "糖化血红蛋白 HbA1c 6.5% 说明近两三个月的血糖偏高，需要复查并咨询内分泌科医生。",
     "EGFR",
 )
+_ADVICE = ". None of its vectors was written; start it with the model's own weights, and run the same command again"
 _PASSING_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _UNUSABLE_ANSWERS = 3
 """A batch whose answer was unusable that often fails."""
@@ -53,6 +54,8 @@ _SLOWER = 2.0
 """Where an answer takes so many times the shortest time per token, the endpoint gets fewer requests at a time."""
 FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 0.5, 20.0
 """Of an endpoint that failed, before it is asked again."""
+PROBATION_SECONDS = 60.0
+"""Of an endpoint that gave other vectors, before it is asked again; the others go on meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ def load_reference(path: Path) -> ReferenceVectors:
         return _REFERENCE.validate_json(path.read_bytes())
     except (OSError, ValidationError, json.JSONDecodeError) as error:
         raise InputError(
-            f"{path}: holds no reference vectors; make them with care-bench reference-vectors ({error})"
+            f"{path}: holds no reference vectors; make them with care model reference-vectors ({error})"
         ) from error
 
 
@@ -105,6 +108,7 @@ class ServerEncoder:
         dim: int,
         max_tokens: int,
         prompt: str = "",
+        special_tokens: bool = True,
         is_cut: bool = False,
         sent: Sent = "tokens",
         batch_tokens: int = BATCH_TOKENS,
@@ -121,6 +125,7 @@ class ServerEncoder:
             dim: Dimension of the pair; a server may return longer vectors (Matryoshka).
             max_tokens: Maximal input length, special tokens and prompt included; the rest is cut off.
             prompt: Prepended to each text.
+            special_tokens: Whether the encoder reads the markers that its tokenizer puts around a text.
             is_cut: Whether vectors are normalised at their full width, then cut; otherwise cut, then normalised.
             sent: Input format.
             batch_tokens: Tokens per request.
@@ -130,18 +135,21 @@ class ServerEncoder:
         remember_secret(api_key)
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self.dim, self.max_tokens, self.prompt = dim, max_tokens, prompt
+        self.calls, self.meter = MOST_REQUESTS * len(endpoints), Meter()
+        self._lowest_cosine = 1.0
         self._model, self._reference, self._is_cut = model, reference, is_cut
         self._sent, self._batch_tokens = sent, batch_tokens
-        self._endpoints = _Endpoints(
-            [httpx.Client(base_url=url, headers=headers, timeout=REQUEST_TIMEOUT_SECONDS) for url in endpoints],
-            patience_seconds,
-        )
+        clients = [httpx.Client(base_url=url, headers=headers, timeout=REQUEST_TIMEOUT_SECONDS) for url in endpoints]
+        self._endpoints = _Endpoints(clients, patience_seconds)
+        self.close = weakref.finalize(self, _close, clients)
+        """Closes the connections; called at the latest when the encoder is not used any more."""
         self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         # A tokenizer's truncation leaves room for the markers that it appends: a long text keeps its last one.
         self._cutter = Tokenizer.from_str(self._tokenizer.to_str())
         self._cutter.enable_truncation(max_tokens)
+        self._markers = special_tokens
 
     def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
         """Encode texts into unit vectors, in order: ``(len(texts), dim)`` float32. None is the model's own prompt.
@@ -152,26 +160,23 @@ class ServerEncoder:
             EncodingError: A server refused a request, or returned unusable vectors again and again.
         """
         prompt = self.prompt if prompt is None else prompt
-        encodings = self._cutter.encode_batch([prompt + text for text in texts])
+        encodings = [self._cut(prompt + text) for text in texts]
         vectors = np.empty((len(texts), self.dim), dtype=np.float32)
 
-        def run(batch: list[int]) -> None:
+        def run(batch: list[int]) -> Vectors:
             inputs = [self._input(prompt, texts[index], encodings[index]) for index in batch]
-            vectors[batch], _ = self._embed(inputs, sum(len(encodings[index].ids) for index in batch))
+            with self.meter.running([len(encodings[index].ids) for index in batch]):
+                return self._embed(inputs, sum(len(encodings[index].ids) for index in batch))[0]
 
         batches = list(token_batches([len(encoding.ids) for encoding in encodings], self._batch_tokens))
-        with ThreadPoolExecutor(max(1, min(len(batches), self._endpoints.most_requests)), "embeddings") as pool:
-            try:
-                for future in [pool.submit(run, batch) for batch in batches]:
-                    future.result()
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        for batch, rows in run_ahead(batches, run, lambda: min(len(batches), self.calls)):
+            vectors[batch] = rows
         return vectors
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Return the uncut length of each text in tokens, special tokens and prompt included."""
-        return [len(self._tokenizer.encode(self.prompt + text).ids) for text in texts]
+        encode = self._tokenizer.encode
+        return [len(encode(self.prompt + text, add_special_tokens=self._markers).ids) for text in texts]
 
     def check(self) -> float:
         """Compare a server with all reference vectors, and return the smallest cosine.
@@ -182,15 +187,23 @@ class ServerEncoder:
         """
         return self._embed([], 0, range(len(self._reference.texts) if self._reference else 0))[1]
 
-    @property
-    def usage(self) -> dict[str, dict[str, float]]:
-        """Requests, texts, tokens, failed attempts and seconds until the answer, by endpoint."""
-        return {endpoint.name: dict(endpoint.usage) for endpoint in self._endpoints.all}
+    def report(self) -> dict[str, Any]:
+        """Return what each endpoint did, and the lowest cosine of a vector that was used with its reference.
 
-    def close(self) -> None:
-        """Close the connections."""
-        for endpoint in self._endpoints.all:
-            endpoint.client.close()
+        ``refused_texts`` were in answers that a wrong reference vector refused; all of them were sent again.
+        """
+        endpoints = [
+            {
+                "url": one.name,
+                **{key: round(value, 3) for key, value in one.usage.items()},
+                "refused": one.refused or None,
+            }
+            for one in self._endpoints.all
+        ]
+        return {"engine": "server", "lowest_cosine": round(self._lowest_cosine, 5), "endpoints": endpoints}
+
+    def _cut(self, text: str) -> Encoding:
+        return self._cutter.encode(text, add_special_tokens=self._markers)
 
     def _input(self, prompt: str, text: str, encoding: Encoding) -> list[int] | str:
         """Return the input of one text in the format of the server."""
@@ -202,7 +215,7 @@ class ServerEncoder:
     def _reference_input(self, number: int) -> list[int] | str:
         assert self._reference is not None
         text = self._reference.texts[number]
-        return self._input(self.prompt, text, self._cutter.encode(self.prompt + text))
+        return self._input(self.prompt, text, self._cut(self.prompt + text))
 
     def _embed(
         self, inputs: list[list[int] | str], tokens: int, references: Sequence[int] | None = None
@@ -225,13 +238,17 @@ class ServerEncoder:
                 rows = self._vectors(answer, len(sent), endpoint.name)
             except EncodingError as error:
                 unusable += 1
+                endpoint.usage["unusable"] += 1
                 if unusable == _UNUSABLE_ANSWERS:
                     raise
                 logger.warning("%s; it is asked again", error)
                 continue
             known = list(zip(rows[len(inputs) :], references, strict=True))
-            if all(self._agrees(endpoint, row, number) for row, number in known):
-                return rows[: len(inputs)], min((self._cosine(row, number) for row, number in known), default=1.0)
+            if all(self._agrees(endpoint, row, number, len(inputs)) for row, number in known):
+                self._endpoints.trust(endpoint)
+                lowest = min((self._cosine(row, number) for row, number in known), default=1.0)
+                self._lowest_cosine = min(self._lowest_cosine, lowest)
+                return rows[: len(inputs)], lowest
         return np.empty((0, self.dim), dtype=np.float32), 1.0
 
     def _cosine(self, row: Vectors, number: int) -> float:
@@ -240,8 +257,8 @@ class ServerEncoder:
         expected = np.asarray(self._reference.vectors[number], dtype=np.float32)
         return float(row @ expected / (expected @ expected))
 
-    def _agrees(self, endpoint: "_Endpoint", row: Vectors, number: int) -> bool:
-        """Return whether a server gave a reference vector; one that did not is used no more."""
+    def _agrees(self, endpoint: "_Endpoint", row: Vectors, number: int, texts: int) -> bool:
+        """Return whether a server gave a reference vector; one that did not is left alone for a while."""
         cosine = self._cosine(row, number)
         if abs(1 - cosine) <= 1 - LEAST_COSINE:
             return True
@@ -251,6 +268,7 @@ class ServerEncoder:
             f"{endpoint.name}: the server's vector of {self._reference.texts[number]!r} has a cosine of {cosine:.4f} "
             f"to the reference, expected {LEAST_COSINE} or more: it serves other weights, pools otherwise, or changes "
             "the tokens",
+            texts,
         )
         return False
 
@@ -283,7 +301,7 @@ class _Endpoint:
     shortest: float = float("inf")
     """Seconds per token."""
     refused: str = ""
-    """Why it is used no more."""
+    """Why it is not used for a while."""
     usage: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     @property
@@ -296,7 +314,6 @@ class _Endpoints:
 
     def __init__(self, clients: Sequence[httpx.Client], patience_seconds: float) -> None:
         self.all = [_Endpoint(client) for client in clients]
-        self.most_requests = MOST_REQUESTS * len(clients)
         self._patience_seconds = patience_seconds
         self._condition = threading.Condition()
         self._failing_since: float | None = None
@@ -326,26 +343,35 @@ class _Endpoints:
                     return endpoint, answer
                 self._failed(endpoint, problem, start, least_delay)
 
-    def refuse(self, endpoint: _Endpoint, reason: str) -> None:
-        """Use a server no more.
+    def refuse(self, endpoint: _Endpoint, reason: str, texts: int) -> None:
+        """Ask a server no more until `PROBATION_SECONDS` are over, then once.
 
         Raises:
-            ModelError: It was the last one.
+            ModelError: No other server is left that gives the right vectors.
         """
         with self._condition:
-            endpoint.refused = reason
+            endpoint.refused, endpoint.limit = reason, 1.0
+            endpoint.resumes_at = time.monotonic() + PROBATION_SECONDS
+            endpoint.usage["refused_texts"] += texts
             self._condition.notify_all()
             if all(other.refused for other in self.all):
-                raise ModelError(reason)
-        logger.warning("%s; the other endpoints go on", reason)
+                raise ModelError(reason + _ADVICE)
+        logger.warning("%s; its %d texts are sent to another endpoint", reason, texts)
+
+    def trust(self, endpoint: _Endpoint) -> None:
+        """Note that a server gave the right vectors."""
+        if endpoint.refused:
+            with self._condition:
+                endpoint.refused = ""
+            logger.warning("%s: gives the model's vectors again", endpoint.name)
 
     def _acquire(self) -> _Endpoint:
         with self._condition:
             while True:
                 now = time.monotonic()
-                usable = [endpoint for endpoint in self.all if not endpoint.refused]
-                if not usable:
-                    raise ModelError(self.all[-1].refused)
+                if all(endpoint.refused for endpoint in self.all):
+                    raise ModelError(self.all[-1].refused + _ADVICE)
+                usable = [one for one in self.all if not one.refused or now >= one.resumes_at]
                 if self._failing_since is not None and now - self._failing_since >= self._patience_seconds:
                     names = ", ".join(endpoint.name for endpoint in usable)
                     raise Unreachable(f"{names}: no answer for {now - self._failing_since:.0f} s ({self._problem})")
@@ -374,6 +400,11 @@ class _Endpoints:
         delay = random.uniform(0, min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** min(endpoint.failures, 30)))
         endpoint.resumes_at = time.monotonic() + max(delay, least_delay)
         logger.warning("%s: attempt %d failed (%s)", endpoint.name, endpoint.failures, problem)
+
+
+def _close(clients: Sequence[httpx.Client]) -> None:
+    for client in clients:
+        client.close()
 
 
 def _seconds(value: str) -> float:

@@ -87,11 +87,11 @@ def document_terms(encoder: SparseQueryEncoder, texts: Sequence[str]) -> list[Sp
     """Return what is stored of documents, one of each, for the queries of an encoder to find.
 
     Args:
-        encoder: A model of FastEmbed, or one that takes both sides alike, such as `native_bm25`.
+        encoder: One with ``documents``, such as `FastEmbedSparse`, or one that takes both sides alike: `native_bm25`.
         texts: Of the documents.
     """
-    if isinstance(encoder, FastEmbedSparse):
-        rows = zip(*encoder.documents(texts), strict=True)
+    if (documents := getattr(encoder, "documents", None)) is not None:
+        rows = zip(*documents(list(texts)), strict=True)
         return [models.SparseVector(indices=indices, values=values) for indices, values in rows]
     return [encoder(text) for text in texts]
 

@@ -1,28 +1,43 @@
-"""An encoder on torch, through sentence-transformers: the document side, and any model without an ONNX file."""
+"""An encoder on torch: the document side, and any model without an ONNX file.
 
+The modules are those of sentence-transformers, and so are the vectors. What is ours is the way to them: each text is
+tokenised once, by a copy of the model's own tokenizer that needs no lock, while another thread keeps the device busy; a
+forward pass has a budget of padded tokens and texts of one length; memory that runs out halves the budget; and one
+vector a text comes back.
+"""
+
+import logging
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from care_qdrant.encoders.batching import token_batches
+from care_qdrant.encoders.ahead import Meter
+from care_qdrant.encoders.batching import Budget, token_batches
+from care_qdrant.encoders.engine import Dtype
+from care_qdrant.encoders.side import Geometry, static_limit
 from care_qdrant.encoders.tokens import uncut_length
 from care_qdrant.encoders.usable import require_lengths
 from care_qdrant.encoders.weights import readable_model
-from care_qdrant.errors import needs_extra
-from care_qdrant.model.card import Geometry, static_limit
+from care_qdrant.errors import EncodingError, needs_extra
 from care_qdrant.types import Vectors
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
+logger = logging.getLogger(__name__)
+
 BATCH_TOKENS = 16_384
-"""Padded tokens of one forward pass; bounds memory whatever the lengths are."""
+"""Padded tokens of one forward pass on a GPU; bounds memory whatever the lengths are."""
+CPU_BATCH_TOKENS = 2_048
+"""The same on a CPU, whose caches a larger pass leaves."""
 _TOLERANCE = 1e-2
 """Of a vector's length: bfloat16 has eight bits of precision."""
 
@@ -30,10 +45,12 @@ _TOLERANCE = 1e-2
 class TorchEncoder:
     """One side of a pair as a sentence-transformers model; bfloat16 on a GPU, float32 on a CPU.
 
-    The tokenizer of a static encoder, a table of token vectors, is one of ``tokenizers``, and cuts by itself.
-
-    Calls from several threads wait for each other: the device is one.
+    Calls from several threads take turns on the device, and tokenise meanwhile. A table of token vectors, and a model
+    whose input is not token ids alone, go through sentence-transformers' own ``encode``.
     """
+
+    calls = 2
+    """One on the device, one that is tokenised."""
 
     def __init__(
         self,
@@ -42,7 +59,7 @@ class TorchEncoder:
         *,
         prompt: str | None = None,
         max_tokens: int | None = None,
-        batch_tokens: int = BATCH_TOKENS,
+        batch_tokens: int | None = None,
     ) -> None:
         """Set up a loaded model for one role.
 
@@ -51,40 +68,71 @@ class TorchEncoder:
             side: Which of its two roles it plays here.
             prompt: Put before each text; None takes the model's own.
             max_tokens: Longest input; None takes the model's own limit.
-            batch_tokens: Padded tokens of one forward pass.
+            batch_tokens: Padded tokens of one forward pass; None takes what suits the device.
         """
         self._model = model
         self._encode = self._model.encode_query if side == "query" else self._model.encode_document
         self.max_tokens = self._limit(max_tokens)
         self.prompt = prompt if prompt is not None else (self._model.prompts.get(side) or "")
         self.dim = int(self._model.get_embedding_dimension() or 0)
-        self.batch_tokens = batch_tokens
+        self.budget = Budget(batch_tokens or (CPU_BATCH_TOKENS if self.device == "cpu" else BATCH_TOKENS))
+        self.meter = Meter()
         self._geometry: Geometry = "cut" if cuts_unit_vectors(model) else "unit"
         self._lock = threading.Lock()
+        self._cutter = self._own_tokenizer()
 
     @property
     def device(self) -> str:
         """Where the weights are, as torch names it."""
         return str(self._model.device)
 
+    def report(self) -> dict[str, Any]:
+        """Return the device, the kernels, and what the work was like."""
+        transformer = getattr(self._model[0], "model", None)
+        return {
+            "engine": "torch",
+            "device": self.device,
+            "dtype": str(self._model.dtype).removeprefix("torch."),
+            "attention": getattr(getattr(transformer, "config", None), "_attn_implementation", None),
+            "batch_tokens": self.budget.tokens,
+            "out_of_memory": self.budget.exceeded,
+            "padding": round(self.meter.padding, 4),
+        }
+
     def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
         """Encode texts into unit vectors, in order: ``(len(texts), dim)`` float32.
 
         Raises:
-            EncodingError: A text has no token that the model reads, or the model gave a vector of another length.
+            EncodingError: A text has no token that the model reads, or is too long for the memory, or the model gave a
+                vector of another length.
         """
         prompt = self.prompt if prompt is None else prompt
+        read = self._tokenise(texts, prompt)
+        lengths = [len(ids) for ids in read] if read is not None else self._cut_lengths(texts, prompt)
         vectors = np.empty((len(texts), self.dim), dtype=np.float32)
-        lengths = [min(length, self.max_tokens) for length in self._lengths(texts, prompt)]
-        with self._lock:
-            for batch in token_batches(lengths, self.batch_tokens):
-                vectors[batch] = self._encode(
-                    [texts[index] for index in batch],
-                    prompt=prompt,
-                    batch_size=len(batch),
-                    show_progress_bar=False,
-                    normalize_embeddings=self._geometry == "unit",
-                )
+        todo = deque(token_batches(lengths, self.budget.tokens))
+        while todo:
+            batch = todo.popleft()
+            padded = lengths[batch[0]] * len(batch)
+            try:
+                if read is None:
+                    vectors[batch] = self._stock(
+                        [texts[index] for index in batch], prompt, lengths=lengths, batch=batch
+                    )
+                else:
+                    vectors[batch] = self._forward([read[index] for index in batch])
+            except RuntimeError as error:
+                if not _is_out_of_memory(error):
+                    raise
+                if len(batch) == 1:
+                    raise EncodingError(f"a text of {padded} tokens does not fit into the memory ({error})") from error
+                self.budget.halve(padded)
+                logger.warning("%s: out of memory at %d padded tokens, going on", self.device, padded)
+                self._free()
+                parts = token_batches([lengths[index] for index in batch], self.budget.tokens)
+                todo.extendleft(reversed([[batch[index] for index in part] for part in parts]))
+            else:
+                self.budget.fits(padded)
         require_lengths(vectors, texts, self._geometry, tolerance=_TOLERANCE)
         return vectors
 
@@ -100,12 +148,85 @@ class TorchEncoder:
             self._model.max_seq_length = max_tokens
         return int(self._model.max_seq_length or tokenizer.model_max_length)
 
+    def _own_tokenizer(self) -> Tokenizer | None:
+        """Return a copy of the tokenizer that cuts as the model's does; None where token ids are not all it reads."""
+        backend = getattr(self._model.tokenizer, "backend_tokenizer", None)
+        names = [type(module).__name__ for module in self._model.children()]
+        pooling = next((module for module in self._model.children() if type(module).__name__ == "Pooling"), None)
+        if backend is None or names[:2] != ["Transformer", "Pooling"] or not getattr(pooling, "include_prompt", False):
+            return None
+        cutter = Tokenizer.from_str(backend.to_str())
+        cutter.no_padding()
+        cutter.enable_truncation(self.max_tokens, direction=self._model.tokenizer.truncation_side)
+        return cutter
+
+    def _tokenise(self, texts: Sequence[str], prompt: str) -> list[list[int]] | None:
+        if self._cutter is None:
+            return None
+        # One by one: `encode_batch` starts a thread for each core, and those are what a CPU encodes with.
+        return [self._cutter.encode(prompt + text).ids for text in texts]
+
+    def _forward(self, token_ids: Sequence[Sequence[int]]) -> Vectors:
+        """Return the vectors of one batch; the longest comes first."""
+        import torch
+
+        features = self._padded(token_ids)
+        on_gpu = self._model.device.type == "cuda"
+        with self._lock, torch.inference_mode(), self.meter.running([len(ids) for ids in token_ids]):
+            if on_gpu:
+                features = {
+                    name: array.pin_memory().to(self.device, non_blocking=True) for name, array in features.items()
+                }
+            rows = self._model(features)["sentence_embedding"].float()
+            if self._geometry == "unit":
+                rows = torch.nn.functional.normalize(rows, dim=1)
+            found: Vectors = rows.cpu().numpy()
+        return found
+
+    def _padded(self, token_ids: Sequence[Sequence[int]]) -> dict[str, Any]:
+        """Return (batch, length) tensors, padded on the tokenizer's own side."""
+        import torch
+
+        tokenizer, longest = self._model.tokenizer, len(token_ids[0])
+        ids = np.full((len(token_ids), longest), tokenizer.pad_token_id or 0, dtype=np.int64)
+        mask = np.zeros_like(ids)
+        for row, own in enumerate(token_ids):
+            place = slice(longest - len(own), None) if tokenizer.padding_side == "left" else slice(len(own))
+            ids[row, place], mask[row, place] = own, 1
+        features = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}
+        if "token_type_ids" in tokenizer.model_input_names:
+            features["token_type_ids"] = torch.zeros_like(features["input_ids"])
+        return features
+
+    def _stock(self, texts: list[str], prompt: str, *, lengths: Sequence[int], batch: Sequence[int]) -> Vectors:
+        with self._lock, self.meter.running([lengths[index] for index in batch]):
+            vectors: Vectors = self._encode(
+                texts,
+                prompt=prompt,
+                batch_size=len(texts),
+                show_progress_bar=False,
+                normalize_embeddings=self._geometry == "unit",
+            )
+        return vectors
+
+    def _free(self) -> None:
+        import torch
+
+        if self._model.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _cut_lengths(self, texts: Sequence[str], prompt: str) -> list[int]:
+        return [min(length, self.max_tokens) for length in self._lengths(texts, prompt)]
+
     def _lengths(self, texts: Sequence[str], prompt: str) -> list[int]:
         if not texts:
             return []
         if isinstance(self._model.tokenizer, Tokenizer):
             encode = partial(self._model.tokenizer.encode, add_special_tokens=False)
             return [uncut_length(encode(prompt + text), special_tokens=0) for text in texts]
+        if self._cutter is not None:
+            special = self._cutter.num_special_tokens_to_add(False)
+            return [uncut_length(self._cutter.encode(prompt + text), special) for text in texts]
         encoded = self._model.tokenizer(
             [prompt + text for text in texts],
             padding=False,
@@ -116,18 +237,27 @@ class TorchEncoder:
         return [len(ids) for ids in encoded["input_ids"]]
 
 
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    import torch
+
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
 def cuts_unit_vectors(model: "SentenceTransformer") -> bool:
     """Return whether a model has a linear layer after its normalisation: its vectors are to stay as they are."""
     kinds = [type(module).__name__ for module in model.children()]
     return "Normalize" in kinds and "Dense" in kinds[kinds.index("Normalize") :]
 
 
-def load_sentence_transformer(folder: Path, device: str | None = None) -> "SentenceTransformer":
+def load_sentence_transformer(folder: Path, device: str | None = None, dtype: Dtype = "auto") -> "SentenceTransformer":
     """Load a saved sentence-transformers model for inference.
+
+    Attention is flash-attention where that is installed and the model has it, else torch's own (SDPA).
 
     Args:
         folder: Where it is.
         device: As torch names it; None takes CUDA, then MPS, then the CPU.
+        dtype: Of the weights; ``auto`` is float32 on a CPU, else bfloat16.
 
     Raises:
         MissingExtra: Torch or sentence-transformers are not installed.
@@ -138,9 +268,19 @@ def load_sentence_transformer(folder: Path, device: str | None = None) -> "Sente
         from sentence_transformers.util import get_device_name
 
     device = device or get_device_name()
-    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    if dtype == "auto":
+        dtype = "float32" if device.startswith("cpu") else "bfloat16"
+    load = partial(SentenceTransformer, device=device, local_files_only=True)
+    kwargs = {"dtype": getattr(torch, dtype)}
     with no_progress_bars(), readable_model(folder) as native:
-        model = SentenceTransformer(str(native), device=device, local_files_only=True, model_kwargs={"dtype": dtype})
+        if device.startswith("cuda") and dtype == "bfloat16" and find_spec("flash_attn") is not None:
+            try:
+                model = load(str(native), model_kwargs={**kwargs, "attn_implementation": "flash_attention_2"})
+            except (ValueError, ImportError) as error:
+                logger.info("%s: without flash-attention (%s)", folder, error)
+                model = load(str(native), model_kwargs=kwargs)
+        else:
+            model = load(str(native), model_kwargs=kwargs)
     return model.eval()
 
 

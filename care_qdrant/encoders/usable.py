@@ -8,8 +8,8 @@ from importlib.util import find_spec
 
 import numpy as np
 
+from care_qdrant.encoders.side import Geometry
 from care_qdrant.errors import EncodingError, needs_extra
-from care_qdrant.model.card import Geometry
 from care_qdrant.types import Vectors
 
 

@@ -10,7 +10,7 @@ import math
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -151,7 +151,8 @@ def readable_model(folder: Path) -> Iterator[Path]:
             check_adapter(folder, _base_of(folder))
             yield native
         elif not (folder / "config.json").is_file():
-            yield native
+            with _readable_modules(folder) as readable:
+                yield readable
         elif wrapped := _check_transformer(native, folder):
             # Not by transformers' own renaming: it would write the wrapper's names again when the model is saved.
             logger.warning(
@@ -165,6 +166,28 @@ def readable_model(folder: Path) -> Iterator[Path]:
                 yield Path(copy)
         else:
             yield native
+
+
+@contextmanager
+def _readable_modules(folder: Path) -> Iterator[Path]:
+    """Yield a model whose transformers lie in folders of their own, as ``0_Transformer``, each one checked."""
+    with ExitStack() as stack:
+        checked = {
+            path.parent: stack.enter_context(readable_model(path.parent))
+            for path in sorted(folder.glob("*/config.json"))
+            if "model_type" in _read_json(path)
+        }
+        changed = {inner: readable for inner, readable in checked.items() if readable != inner}
+        if not changed:
+            yield folder
+            return
+        copy = Path(stack.enter_context(TemporaryDirectory(prefix="care-readable-")))
+        shutil.copytree(
+            folder, copy, ignore=lambda at, names: [n for n in names if Path(at, n) in changed], dirs_exist_ok=True
+        )
+        for inner, readable in changed.items():
+            shutil.copytree(readable, copy / inner.name)
+        yield copy
 
 
 def _check_files(folder: Path) -> None:
@@ -247,10 +270,21 @@ def _base_of(adapter: Path) -> Path:
 
 
 def _write_unwrapped(source: Path, folder: Path) -> None:
+    import torch
     from safetensors.torch import load_file, save_file
 
-    files = set(weight_files(source))
+    pickled = sorted(source.glob("pytorch_model*.bin"))
+    whole = list(source.glob("model*.safetensors*"))
+    if pickled and not whole:
+        saved: dict[str, torch.Tensor] = {}
+        for file in pickled:
+            saved |= torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        # Clones: safetensors refuses tensors that share memory, as tied ones do.
+        save_file({unwrapped(name): value.clone() for name, value in saved.items()}, folder / "model.safetensors")
+    files = set(weight_files(source)) if whole else set()
     for file in source.iterdir():
+        if file in pickled or file.name == "pytorch_model.bin.index.json":
+            continue
         if file in files:
             tensors = {unwrapped(name): tensor for name, tensor in load_file(file).items()}
             save_file(tensors, folder / file.name, metadata={"format": "pt"})
@@ -277,8 +311,6 @@ def _check_transformer(native: Path, folder: Path) -> str | None:
         logger.warning("%s: its weights are quantised, so their names could not be checked", folder)
         return None
     wrapped = next((name for name in tensors if unwrapped(name) != name), None)
-    if wrapped and files == pickled:
-        raise ModelError(f"{folder}: was saved inside a wrapper (as {wrapped!r} shows); save it as safetensors files")
     kinds = {"F64": torch.float64, "F16": torch.float16, "BF16": torch.bfloat16}
     stand_ins = {
         unwrapped(name): torch.empty(entry.shape, dtype=kinds.get(entry.dtype, torch.float32), device="meta")

@@ -5,13 +5,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from care_qdrant.errors import AlteredModel, IncompleteModel, InputError, ModelError, NewerFormat
+from care_qdrant.encoders.side import Geometry, Side
+from care_qdrant.errors import AlteredModel, IncompleteModel, ModelError, NewerFormat
 from care_qdrant.model.references import COSINE_MARGIN, Reference, references_digest
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    pass
 
 CARD_FILE = "care.json"
 FORMAT = 2
@@ -21,59 +22,13 @@ DOCUMENT_ONNX = "model.onnx"
 """Relative to ``document/``: onnxruntime reads external weights only below the folder of a graph, and this one takes
 its weights from ``document/model.safetensors``."""
 _FP32_MIN_COSINE = 0.9999
-UNLIMITED = 2**31 - 1
-"""Tokens."""
 STORED = "stored"
 """Pooling of a document side without weights: the documents are the vectors that a collection holds."""
-Geometry = Literal["unit", "cut"]
-"""``unit``: both sides give vectors of length 1, compared by cosine. ``cut``: document vectors are normalised at the
-full width of their encoder, then cut to the query dimension and not normalised again, so they are shorter than 1; the
-score is the dot product. Under a cosine they would be normalised, and rank otherwise."""
 
 
 def license_notice(license: str) -> str:
     """Return a license by its SPDX identifier, with the words that a non-commercial one needs."""
     return f"{license}: non-commercial use only" if "-nc" in license.lower() else license
-
-
-def static_limit(tokenizer: "Tokenizer") -> int:
-    """Return the longest input of a static encoder in tokens: what its tokenizer cuts at, for it has no other limit."""
-    return int(tokenizer.truncation["max_length"]) if tokenizer.truncation else UNLIMITED
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """What one encoder does with a text before and after its transformer."""
-
-    pooling: str
-    """``cls``, ``mean`` or ``lasttoken``; ``static`` for the plain mean of token vectors, without any layer;
-    ``stored`` for a document side without weights."""
-    max_tokens: int
-    """Longest input, special tokens and prompt included; `UNLIMITED` for a static encoder that reads all."""
-    prompt: str = ""
-    eos: str | None = None
-    """The marker that the tokenizer must append, for last-token pooling (paper, appendix G)."""
-    tasks: Mapping[str, str] = field(default_factory=dict)
-    """Prompts by the name of a task, which are used instead of ``prompt`` where one is asked for."""
-
-    @property
-    def special_tokens(self) -> bool:
-        """Whether the encoder reads the markers that its tokenizer puts around a text; a static one does not."""
-        return self.pooling != "static"
-
-    def task_prompt(self, task: str | None) -> str:
-        """Return the prompt of a task; None is the side's own prompt.
-
-        Raises:
-            InputError: The model has no prompt of that name.
-        """
-        if task is None:
-            return self.prompt
-        if task not in self.tasks:
-            raise InputError(
-                f"task {task!r} is unknown to this model; its tasks are: {', '.join(self.tasks) or 'none'}"
-            )
-        return self.tasks[task]
 
 
 @dataclass(frozen=True, slots=True)

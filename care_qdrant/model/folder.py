@@ -18,21 +18,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from care_qdrant.encoders.side import UNLIMITED, Geometry, Side, static_limit
 from care_qdrant.encoders.weights import check_model
 from care_qdrant.errors import AlteredModel, IncompleteModel, InputError, ModelError
 from care_qdrant.model.card import (
     CARD_FILE,
     STORED,
-    UNLIMITED,
     Card,
     FileEntry,
-    Geometry,
     OnnxFiles,
-    Side,
     bind_references,
     fingerprint,
     read_card,
-    static_limit,
 )
 from care_qdrant.model.integrity import list_files, refuse_unlisted, sha256, verify_files
 from care_qdrant.model.rewrite import unwrap

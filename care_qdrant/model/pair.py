@@ -8,13 +8,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from care_qdrant.encoders import Encoder, TokenCounter
+from care_qdrant.encoders.engine import LOCAL, Engine
+from care_qdrant.encoders.side import Geometry, Side
 from care_qdrant.encoders.usable import require_torch
-from care_qdrant.errors import AlteredModel, IncompleteModel, ModelError
-from care_qdrant.model.card import CARD_FILE, STORED, Card, Geometry, OnnxFiles, Side, is_onnx, read_card
+from care_qdrant.errors import AlteredModel, IncompleteModel, InputError, ModelError
+from care_qdrant.model.card import CARD_FILE, Card, read_card
+from care_qdrant.model.engines import (
+    DocumentSide,
+    devices_of,
+    first_device,
+    onnx_side,
+    process_side,
+    served_encoder,
+    tokenizer_of,
+    torch_files,
+    torch_side,
+)
 from care_qdrant.model.folder import describe_side, geometry_of
 from care_qdrant.model.hub import BUILT_IN, fetch_document_side, find_folder
-from care_qdrant.model.integrity import verified, verify_files
-from care_qdrant.model.references import check_references
+from care_qdrant.model.integrity import verified
 from care_qdrant.types import Vectors
 
 if TYPE_CHECKING:
@@ -46,12 +58,15 @@ class CareModel:
         require_documents: Callable[[], None] = lambda: None,
         geometry: Geometry = "unit",
         card: Card | None = None,
+        light_documents: bool = False,
     ) -> None:
         """Put a pair together; `CareModel.load` is the usual way."""
         self.name, self.dim, self.fingerprint, self.temperature = name, dim, fingerprint, temperature
         self.geometry: Geometry = geometry
         self.card = card
         """None for a plain sentence-transformers model that stands in as a symmetric pair."""
+        self.light_documents = light_documents
+        """Whether the document encoder needs neither torch nor much memory, as that of the built-in pair."""
         self._loaders = {"query": load_query_encoder, "document": load_document_encoder}
         self._require_documents = require_documents
         self._load_document_tokenizer = load_document_tokenizer or (lambda: self.document_encoder)
@@ -66,6 +81,7 @@ class CareModel:
         device: str | None = None,
         precision: Precision = "auto",
         revision: str | None = None,
+        engine: Engine = LOCAL,
     ) -> "CareModel":
         """Open a pair.
 
@@ -73,18 +89,22 @@ class CareModel:
             source: A CARE folder; a hub name; ``built-in``; or any sentence-transformers model, which then stands in
                 on both sides.
             device: Of the torch encoders; None takes CUDA, then MPS, then the CPU. With a device documents are encoded
-                by torch also where the folder has an ONNX document encoder.
+                by torch also where the folder has an ONNX document encoder. Several, as ``cuda:0,cuda:1`` or
+                ``cpu,cpu``, and ``all``, for all GPUs, encode documents by one process each.
             precision: Of the ONNX query encoder; ``auto`` takes int8 where its gate passed at export.
             revision: Branch, tag or commit on the hub.
+            engine: What encodes documents.
 
         Raises:
             ModelError: The folder is not there, incomplete, altered, or newer than this version.
         """
+        if device is not None and "," in device and engine.kind in ("onnx", "server"):
+            raise InputError(f"several devices ({device}) are for --engine torch, not {engine.kind}; leave one out")
         folder = find_folder(source, revision=revision)
         if (folder / CARD_FILE).is_file():
-            return _pair(source, folder, device, precision, revision)
+            return _pair(source, folder, device, precision, revision, engine)
         if (folder / "modules.json").is_file():
-            return _symmetric(fetch_document_side(source, revision=revision), str(source), device)
+            return _symmetric(fetch_document_side(source, revision=revision), str(source), device, engine)
         raise IncompleteModel(f"{folder}: holds neither {CARD_FILE} nor modules.json, so it is no model")
 
     @property
@@ -145,51 +165,21 @@ class CareModel:
 
 
 def _pair(
-    source: str | Path, folder: Path, device: str | None, precision: Precision, revision: str | None
+    source: str | Path, folder: Path, device: str | None, precision: Precision, revision: str | None, engine: Engine
 ) -> CareModel:
     card = read_card(folder)
     onnx_file = _onnx_file(card, precision, folder)
 
     def load_query_encoder() -> Encoder:
         if card.onnx is None or onnx_file is None:
-            with verified(folder, card, "query", _torch_files(card, "query")):
-                return _torch_side(folder / "query", "query", card, device)
+            with verified(folder, card, "query", torch_files(card, "query")):
+                return torch_side(folder / "query", "query", card.query, first_device(device))
         # Every graph of the folder may name the same external weights, so those are always checked.
         external = [path for path in card.files if path.startswith("query/onnx/") and not path.endswith(".onnx")]
         with verified(folder, card, "query", [f"query/{onnx_file}", "query/tokenizer.json", *external]):
-            return _onnx_side(folder / "query", onnx_file, card.query, card.onnx, card.dim)
+            return onnx_side(folder / "query", onnx_file, card.query, card.onnx, card.dim)
 
-    def require_documents() -> None:
-        _require_document_side(card)
-        if card.document_onnx is None or card.document_onnx.fp32 is None or device is not None:
-            require_torch()
-
-    def load_document_encoder() -> Encoder:
-        _require_document_side(card)
-        whole = fetch_document_side(source, revision=revision)
-        files = card.document_onnx
-        if files is None or files.fp32 is None or device is not None:
-            with verified(whole, card, "document", _torch_files(card, "document")):
-                return _torch_side(whole / "document", "document", card, device)
-        from care_qdrant.encoders.onnx import usable_cores
-
-        with verified(whole, card, "document", [f"document/{files.fp32}", *_torch_files(card, "document")]):
-            return _onnx_side(
-                whole / "document",
-                files.fp32,
-                card.document,
-                files,
-                card.dim,
-                workers=usable_cores(),
-                geometry=card.geometry,
-            )
-
-    def load_document_tokenizer() -> TokenCounter:
-        _require_document_side(card)
-        whole = fetch_document_side(source, revision=revision)
-        verify_files(whole, card, ["document/tokenizer.json"])
-        return _tokenizer(whole / "document", card.document)
-
+    documents = DocumentSide(source, revision, card, device, engine)
     return CareModel(
         name=card.name,
         dim=card.dim,
@@ -197,24 +187,15 @@ def _pair(
         temperature=card.temperature,
         geometry=card.geometry,
         load_query_encoder=load_query_encoder,
-        load_document_encoder=load_document_encoder,
-        load_document_tokenizer=load_document_tokenizer,
-        require_documents=require_documents,
+        load_document_encoder=documents.load,
+        load_document_tokenizer=documents.tokenizer,
+        require_documents=documents.require,
         card=card,
+        light_documents=source == BUILT_IN and documents.kind == "onnx",
     )
 
 
-def _require_document_side(card: Card) -> None:
-    if card.document.pooling == STORED:
-        origin = next((str(base.get("name")) for base in card.bases if base.get("side") == "document"), "a collection")
-        raise ModelError(
-            f"model {card.name!r} encodes queries only: it was learned from {origin}, whose documents another model "
-            "encodes. Write documents with the tool and the model that made those vectors, or learn again with "
-            "--document MODEL"
-        )
-
-
-def _symmetric(folder: Path, name: str, device: str | None) -> CareModel:
+def _symmetric(folder: Path, name: str, device: str | None, engine: Engine) -> CareModel:
     """Let one sentence-transformers model play both roles, its weights loaded once."""
     from care_qdrant.encoders.torch import TorchEncoder, load_sentence_transformer
 
@@ -222,7 +203,7 @@ def _symmetric(folder: Path, name: str, device: str | None) -> CareModel:
 
     @cache
     def load() -> "SentenceTransformer":
-        model = load_sentence_transformer(folder, device)
+        model = load_sentence_transformer(folder, first_device(device), engine.dtype)
         # After loading: a change before it and one during it are both found.
         if (found := _fingerprint_of_files(folder)) != fingerprint:
             raise AlteredModel(
@@ -232,16 +213,37 @@ def _symmetric(folder: Path, name: str, device: str | None) -> CareModel:
         return model
 
     side, dim = describe_side(folder, "document")
+    model_name, geometry = Path(name).resolve().name, geometry_of(folder)
+    if engine.kind == "onnx":
+        raise ModelError(f"{folder}: is a plain sentence-transformers model without an ONNX file; leave --engine out")
+
+    def load_document_encoder() -> Encoder:
+        if len(devices := devices_of(device)) > 1:
+            return process_side(folder, devices, side, dim, engine)
+        if engine.kind != "server":
+            return TorchEncoder(load(), "document")
+        return served_encoder(
+            engine,
+            name=model_name,
+            fingerprint=fingerprint,
+            dim=dim,
+            side=side,
+            geometry=geometry,
+            tokenizer_file=folder / "tokenizer.json",
+            references=(),
+            load_own=lambda: TorchEncoder(load(), "document"),
+        )
+
     return CareModel(
-        name=Path(name).resolve().name,
+        name=model_name,
         dim=dim,
         fingerprint=fingerprint,
         temperature=0.05,
-        geometry=geometry_of(folder),
+        geometry=geometry,
         load_query_encoder=lambda: TorchEncoder(load(), "query"),
-        load_document_encoder=lambda: TorchEncoder(load(), "document"),
-        load_document_tokenizer=(lambda: _tokenizer(folder, side)) if (folder / "tokenizer.json").is_file() else None,
-        require_documents=require_torch,
+        load_document_encoder=load_document_encoder,
+        load_document_tokenizer=(lambda: tokenizer_of(folder, side)) if (folder / "tokenizer.json").is_file() else None,
+        require_documents=(lambda: None) if engine.kind == "server" else require_torch,
     )
 
 
@@ -257,25 +259,6 @@ def _fingerprint_of_files(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _tokenizer(folder: Path, side: Side) -> TokenCounter:
-    from care_qdrant.encoders.tokens import TokenizerFile
-
-    return TokenizerFile(
-        folder / "tokenizer.json",
-        max_tokens=side.max_tokens,
-        prompt=side.prompt,
-        special_tokens=side.special_tokens,
-    )
-
-
-def _torch_side(folder: Path, side: Literal["query", "document"], card: Card, device: str | None) -> Encoder:
-    from care_qdrant.encoders.torch import TorchEncoder, load_sentence_transformer
-
-    settings = card.query if side == "query" else card.document
-    model = load_sentence_transformer(folder, device)
-    return TorchEncoder(model, side, prompt=settings.prompt, max_tokens=settings.max_tokens)
-
-
 def _onnx_file(card: Card, precision: Precision, folder: Path) -> str | None:
     """Choose the ONNX file of the query encoder; None where there is none."""
     if card.onnx is None:
@@ -287,17 +270,3 @@ def _onnx_file(card: Card, precision: Precision, folder: Path) -> str | None:
     if file is None:
         raise ModelError(f"{folder}: has no {wanted} ONNX query encoder")
     return file
-
-
-def _onnx_side(
-    folder: Path, file: str, side: Side, files: OnnxFiles, dim: int, workers: int = 1, geometry: Geometry = "unit"
-) -> Encoder:
-    from care_qdrant.encoders.onnx import OnnxEncoder
-
-    encoder = OnnxEncoder.of_side(folder, file, side, dim, workers=workers, geometry=geometry)
-    check_references(encoder.encode, files.references, folder / file, files.min_cosine(file))
-    return encoder
-
-
-def _torch_files(card: Card, side: str) -> list[str]:
-    return [path for path in card.files if path.startswith(f"{side}/") and not is_onnx(path)]

@@ -101,7 +101,7 @@ def write_weights(
     """Write the safetensors files of a model into another folder, with their index, each tensor changed on its way."""
     index = source / INDEX
     for file in weight_files(source):
-        rewrite(file, folder / file.name, change, dtype)
+        rewrite_weights(file, folder / file.name, change, dtype)
     if index.is_file():
         content = _read(index)
         content["weight_map"] = {unwrapped(name): file for name, file in content["weight_map"].items()}
@@ -121,7 +121,7 @@ def unwrap(folder: Path) -> None:
             file.replace(folder / file.name)
 
 
-def rewrite(
+def rewrite_weights(
     source: Path,
     target: Path,
     change: "Callable[[str, torch.Tensor], torch.Tensor] | None" = None,

@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 
 _MIN_SHARED = 1_024
 """Elements; smaller tensors stay in the graph."""
-_NUMPY_TYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
+_NUMPY_TYPES = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "I8": np.dtype(np.int8),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,7 @@ class _Stored:
 
 
 def share_weights(model: "ModelProto", folder: Path) -> None:
-    """Replace the float32 weights of a graph by references to equal tensors of the folder's safetensors files.
+    """Replace the float32 and int8 weights of a graph by references to equal tensors of the folder's safetensors files.
 
     Args:
         model: The graph, to be saved in ``folder``: onnxruntime opens no external file above it.
@@ -50,12 +55,11 @@ def share_weights(model: "ModelProto", folder: Path) -> None:
     from onnx import helper, numpy_helper
 
     stored = dict(_index(folder))
+    shared = {helper.np_dtype_to_tensor_dtype(np.dtype(kind)) for kind in (np.float32, np.int8)}
     tensors: list[TensorProto] = []
     nodes: list[NodeProto] = []
     for tensor in model.graph.initializer:
-        is_large = math.prod(tensor.dims) >= _MIN_SHARED and tensor.data_type == helper.np_dtype_to_tensor_dtype(
-            np.dtype(np.float32)
-        )
+        is_large = math.prod(tensor.dims) >= _MIN_SHARED and tensor.data_type in shared
         found = stored.get(_digest(numpy_helper.to_array(tensor))) if is_large else None
         if found is None:
             tensors.append(tensor)
@@ -69,7 +73,7 @@ def share_weights(model: "ModelProto", folder: Path) -> None:
 
 
 def _index(folder: Path) -> Iterator[tuple[str, _Stored]]:
-    """Return the large tensors of a folder as float32, and the transposes of matrices, by digest."""
+    """Return the large tensors of a folder, halves as float32, and the transposes of those matrices, by digest."""
     for path in sorted(folder.rglob("*.safetensors")):
         with path.open("rb") as stream:
             start = 8 + int.from_bytes(stream.read(8), "little")
@@ -81,16 +85,18 @@ def _index(folder: Path) -> Iterator[tuple[str, _Stored]]:
             if entry["dtype"] not in _NUMPY_TYPES or math.prod(shape) < _MIN_SHARED:
                 continue
             kind = _NUMPY_TYPES[entry["dtype"]]
-            array = np.memmap(path, kind, "r", start + begin, shape).astype(np.float32)
+            array: npt.NDArray[Any] = np.memmap(path, kind, "r", start + begin, shape)
+            if kind != np.int8:
+                array = array.astype(np.float32)
             location = (path.relative_to(folder).as_posix(), start + begin, end - begin, shape, entry["dtype"])
-            if array.ndim == 2:
+            if array.ndim == 2 and kind != np.int8:
                 yield _digest(array.T), _Stored(*location, is_transposed=True)
             yield _digest(array), _Stored(*location, is_transposed=False)
 
 
-def _digest(array: npt.NDArray[np.float32]) -> str:
+def _digest(array: npt.NDArray[Any]) -> str:
     content = np.ascontiguousarray(array)
-    return f"{array.shape} {hashlib.sha256(content.tobytes()).hexdigest()}"
+    return f"{array.dtype} {array.shape} {hashlib.sha256(content.tobytes()).hexdigest()}"
 
 
 def _external(name: str, stored: _Stored) -> "TensorProto":
@@ -112,7 +118,7 @@ def _restore(name: str, stored: _Stored) -> list["NodeProto"]:
     from onnx import TensorProto, helper
 
     steps: list[tuple[str, dict[str, Any]]] = []
-    if stored.kind != "F32":
+    if stored.kind not in ("F32", "I8"):
         steps.append(("Cast", {"to": TensorProto.FLOAT}))
     if stored.is_transposed:
         steps.append(("Transpose", {"perm": [1, 0]}))

@@ -14,17 +14,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from care_qdrant.encoders import server as server_module
-from care_qdrant.encoders.server import (
-    ReferenceVectors,
-    Sent,
-    ServerEncoder,
-    load_reference,
-    make_reference,
-)
+from care_qdrant.encoders.engine import Engine, Sent
+from care_qdrant.encoders.server import ReferenceVectors, ServerEncoder, load_reference, make_reference
 from care_qdrant.encoders.torch import load_sentence_transformer
 from care_qdrant.errors import EncodingError, InputError, ModelError, Unreachable
 from care_qdrant.model.pair import CareModel
-from care_qdrant.model.served import served_documents
 from tests.tiny import TEXTS, medical_texts
 
 pytestmark = pytest.mark.timeout(300)
@@ -114,8 +108,21 @@ def model(pair_folder: Path) -> CareModel:
 
 
 @pytest.fixture(scope="module")
-def reference(model: CareModel) -> ReferenceVectors:
-    return make_reference(model.fingerprint, model.encode_document)
+def reference(model: CareModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("reference") / "reference.json"
+    make_reference(model.fingerprint, model.encode_document).save(file)
+    return file
+
+
+@contextmanager
+def served_documents(folder: Path, endpoints: list[str], reference: Path | None, **options: Any) -> Iterator[CareModel]:
+    """Yield the pair with its documents encoded by servers that have passed the check."""
+    engine = Engine("server", endpoints=tuple(endpoints), served_model="tower", reference=reference, **options)
+    served = CareModel.load(folder, engine=engine)
+    encoder = served.document_encoder
+    assert isinstance(encoder, ServerEncoder)
+    yield served
+    encoder.close()
 
 
 @pytest.fixture(autouse=True)
@@ -130,12 +137,8 @@ def tokenizer(pair_folder: Path) -> Path:
 
 
 @pytest.fixture
-def served(
-    server: EmbeddingServer, model: CareModel, reference: ReferenceVectors, tokenizer: Path
-) -> Iterator[CareModel]:
-    with served_documents(
-        model, tokenizer, [server.url], "tower", reference, api_key="secret", patience_seconds=1.0
-    ) as served:
+def served(server: EmbeddingServer, reference: Path, pair_folder: Path) -> Iterator[CareModel]:
+    with served_documents(pair_folder, [server.url], reference, api_key="secret", patience_seconds=1.0) as served:
         server.requests.clear()
         yield served
 
@@ -233,12 +236,12 @@ def test_passing_faults_are_retried(served: CareModel, server: EmbeddingServer, 
 
 
 def test_a_server_that_gets_other_weights_in_the_middle_gives_no_vector(
-    server: EmbeddingServer, model: CareModel, reference: ReferenceVectors, tokenizer: Path
+    server: EmbeddingServer, model: CareModel, reference: Path, pair_folder: Path
 ) -> None:
     """Each request shows whose weights answered it: not one vector of the others comes back."""
     texts = medical_texts(40)
     expected = model.encode_document(texts)
-    with served_documents(model, tokenizer, [server.url], "tower", reference, batch_tokens=100) as served:
+    with served_documents(pair_folder, [server.url], reference, request_tokens=100) as served:
         right = served.encode_document(texts[:20])
         server.change = lambda vectors: np.roll(vectors, 1)
         with pytest.raises(ModelError, match="serves other weights"):
@@ -246,19 +249,19 @@ def test_a_server_that_gets_other_weights_in_the_middle_gives_no_vector(
     assert right == pytest.approx(expected[:20], abs=1e-5)
 
 
-def test_of_several_servers_one_may_go_and_another_change(
-    server: EmbeddingServer, model: CareModel, reference: ReferenceVectors, tokenizer: Path, pair_folder: Path
+def test_of_several_servers_one_may_go_and_another_change_and_come_back(
+    monkeypatch: pytest.MonkeyPatch, server: EmbeddingServer, model: CareModel, reference: Path, pair_folder: Path
 ) -> None:
-    texts = medical_texts(60)
+    texts, clock = medical_texts(60), time.monotonic
     expected = model.encode_document(texts)
     with (
         EmbeddingServer.serving(pair_folder / "document") as other,
         EmbeddingServer.serving(pair_folder / "document") as third,
     ):
         urls = [server.url, other.url, third.url]
-        with served_documents(model, tokenizer, urls, "tower", reference, batch_tokens=100) as served:
+        with served_documents(pair_folder, urls, reference, request_tokens=100) as served:
             assert served.encode_document(texts) == pytest.approx(expected, abs=1e-5)
-            other.change = lambda vectors: -vectors
+            other.change = lambda vectors: -vectors  # as a server that is restarted with other weights
             third.faults = [lambda _: (DROPPED, None)] * 5
             server.faults = [lambda _: (429, {})] * 3
             assert served.encode_document(texts) == pytest.approx(expected, abs=1e-5)
@@ -266,12 +269,19 @@ def test_of_several_servers_one_may_go_and_another_change(
             assert isinstance(encoder, ServerEncoder)
             before = len(other.requests)
             assert served.encode_document(texts) == pytest.approx(expected, abs=1e-5)
-            assert len(other.requests) == before, "a server of other weights is asked no more"
-            assert sum(each["texts"] for each in encoder.usage.values()) >= 180
+            assert len(other.requests) == before, "a server of other weights is left alone for a while"
+            wrong = encoder.report()["endpoints"][1]
+            assert wrong["refused_texts"] > 0
+            assert "serves other weights" in wrong["refused"]
+            other.change = lambda vectors: vectors
+            monkeypatch.setattr(server_module.time, "monotonic", lambda: clock() + 2 * server_module.PROBATION_SECONDS)
+            assert served.encode_document(texts) == pytest.approx(expected, abs=1e-5)
+            assert len(other.requests) > before
+            assert encoder.report()["endpoints"][1]["refused"] is None
 
 
 def test_a_slow_server_gets_fewer_requests_at_a_time(
-    server: EmbeddingServer, model: CareModel, reference: ReferenceVectors, tokenizer: Path
+    server: EmbeddingServer, model: CareModel, reference: Path, pair_folder: Path
 ) -> None:
     texts = medical_texts(80)
     running, most = 0, []
@@ -287,22 +297,35 @@ def test_a_slow_server_gets_fewer_requests_at_a_time(
             running -= 1
 
     server.faults = [slow] * 1_000  # type: ignore[list-item]  # returns nothing
-    with served_documents(model, tokenizer, [server.url], "tower", reference, batch_tokens=60) as served:
+    with served_documents(pair_folder, [server.url], reference, request_tokens=60) as served:
         assert served.encode_document(texts) == pytest.approx(model.encode_document(texts), abs=1e-5)
     assert 1 < max(most) <= 8
 
 
-def test_reference_vectors_of_another_pair_are_refused(
-    model: CareModel, reference: ReferenceVectors, tokenizer: Path, tmp_path: Path
-) -> None:
-    reference.save(tmp_path / "reference.json")
-    assert load_reference(tmp_path / "reference.json") == reference
-    other = ReferenceVectors("0" * 64, reference.texts, reference.vectors)
-    with pytest.raises(ModelError, match="make them again"), served_documents(model, tokenizer, ["x"], "tower", other):
+def test_reference_vectors_of_another_pair_are_refused(reference: Path, pair_folder: Path, tmp_path: Path) -> None:
+    mine = load_reference(reference)
+    ReferenceVectors("0" * 64, mine.texts, mine.vectors).save(tmp_path / "other.json")
+    with (
+        pytest.raises(ModelError, match="make them again"),
+        served_documents(pair_folder, ["x"], tmp_path / "other.json"),
+    ):
         pass
-    (tmp_path / "reference.json").write_text("{}")
+    (tmp_path / "other.json").write_text("{}")
     with pytest.raises(InputError, match="holds no reference vectors"):
-        load_reference(tmp_path / "reference.json")
+        load_reference(tmp_path / "other.json")
+
+
+def test_without_a_file_the_pair_makes_its_own_reference_vectors(server: EmbeddingServer, pair_folder: Path) -> None:
+    server.change = lambda vectors: np.roll(vectors, 1)
+    with pytest.raises(ModelError, match="serves other weights"), served_documents(pair_folder, [server.url], None):
+        pass
+
+
+def test_servers_and_their_urls_belong_together() -> None:
+    with pytest.raises(InputError, match="give the URL"):
+        Engine("server")
+    with pytest.raises(InputError, match="is for --engine server"):
+        Engine("torch", endpoints=("http://localhost:8000/v1",))
 
 
 def test_a_server_that_is_gone_is_said_to_be_gone(served: CareModel, server: EmbeddingServer) -> None:

@@ -288,6 +288,49 @@ def test_the_trainer_refuses_a_stage_with_a_hole(pair_folder: Path, side: str, t
         towers.load(folder)
 
 
+@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod."])
+def test_pickled_weights_are_read_right_with_and_without_a_wrapper(
+    published: Path, right: dict[str, np.ndarray], prefix: str, tmp_path: Path
+) -> None:
+    source = shutil.copytree(published / "query_encoder", tmp_path / "source")
+    file = first(source)
+    torch.save({prefix + name: value for name, value in load_file(file).items()}, source / "pytorch_model.bin")
+    file.unlink()
+    found = written_vectors(source, "query_encoder", tmp_path / "written")
+    np.testing.assert_allclose(found, right["query_encoder"], atol=1e-5)
+
+
+def old_layout(source: Path, folder: Path) -> Path:
+    """A saved encoder as sentence-transformers wrote it before: the transformer in a folder of its own."""
+    modules = json.loads((source / "modules.json").read_text())
+    inner = folder / "0_Transformer"
+    inner.mkdir(parents=True)
+    own = {entry["path"] for entry in modules if entry["path"]}
+    for path in source.iterdir():
+        if path.name in own:
+            shutil.copytree(path, folder / path.name)
+        elif path.is_file() and path.name not in ("modules.json", "config_sentence_transformers.json"):
+            shutil.copyfile(path, inner / path.name)
+    shutil.copyfile(source / "config_sentence_transformers.json", folder / "config_sentence_transformers.json")
+    modules[0]["path"] = inner.name
+    (folder / "modules.json").write_text(json.dumps(modules))
+    return folder
+
+
+@pytest.mark.parametrize("side", ["query", "document"])
+def test_the_old_layout_is_checked_and_read_without_a_wrapper(pair_folder: Path, side: str, tmp_path: Path) -> None:
+    expected = SentenceTransformer(str(pair_folder / side), device="cpu").encode(TEXTS)
+    for name, change in {"plain": prefixed(""), "wrapped": prefixed("module.")}.items():
+        folder = old_layout(pair_folder / side, tmp_path / name)
+        change(folder / "0_Transformer")
+        for load in (towers.load, load_sentence_transformer):
+            np.testing.assert_allclose(load(folder).cpu().encode(TEXTS), expected, atol=1e-5)
+    without("layer.0." if side == "query" else "layers.0.")(tmp_path / "plain/0_Transformer")
+    for load in (towers.load, load_sentence_transformer):
+        with pytest.raises(IncompleteModel, match="0_Transformer: lacks"):
+            load(tmp_path / "plain")
+
+
 def test_a_module_behind_the_transformer_that_is_cut_off_is_refused(published: Path, tmp_path: Path) -> None:
     written_vectors(published / "doc_encoder", "doc_encoder", tmp_path / "document")
     [dense] = (tmp_path / "document").glob("*_Dense/model.safetensors")

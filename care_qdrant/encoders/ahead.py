@@ -1,0 +1,133 @@
+"""Several calls of an encoder under way, and a meter of what they did.
+
+A device waits for nothing where the next batch is tokenised while it works on this one; a server answers many requests
+at a time. How many calls an encoder can use is its own business (`calls_of`); results always come back in order.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from care_qdrant.encoders import Encoder
+
+J = TypeVar("J")
+R = TypeVar("R")
+
+
+def calls_of(encoder: Encoder) -> int:
+    """Return how many calls of ``encode`` an encoder can use at a time."""
+    return int(getattr(encoder, "calls", 1))
+
+
+def meter_of(encoder: Encoder, otherwise: "Meter") -> "Meter":
+    """Return the meter that an encoder has of its device, or another one."""
+    meter: Meter = getattr(encoder, "meter", otherwise)
+    return meter
+
+
+def report_of(encoder: Encoder) -> dict[str, Any]:
+    """Return what an encoder says of itself and of its work; empty for one that says nothing."""
+    report: Callable[[], dict[str, Any]] = getattr(encoder, "report", dict)
+    return report()
+
+
+def run_ahead(jobs: Iterable[J], run: Callable[[J], R], calls: Callable[[], int]) -> Generator[tuple[J, R], None, None]:
+    """Yield each job with its result, in order, while later jobs run in threads.
+
+    Args:
+        jobs: Taken in the calling thread, no more of them ahead than twice the calls.
+        run: Called from several threads at a time, or from the calling thread where one call is enough.
+        calls: Number of calls at a time; asked for at the first job, since that may load an encoder.
+    """
+    jobs = iter(jobs)
+    first = next(jobs, None)
+    if first is None:
+        return
+    if (number := calls()) == 1:
+        yield first, run(first)
+        for job in jobs:
+            yield job, run(job)
+        return
+    pool = ThreadPoolExecutor(number, "encoder")
+    try:
+        running: deque[tuple[J, Future[R]]] = deque([(first, pool.submit(run, first))])
+        for job in jobs:
+            running.append((job, pool.submit(run, job)))
+            # One slow call must not let the others run out of work.
+            while len(running) >= 2 * number or (running and running[0][1].done()):
+                done, future = running.popleft()
+                yield done, future.result()
+        while running:
+            done, future = running.popleft()
+            yield done, future.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+class Meter:
+    """Counts tokens, padding, and the part of the time in which an encoder worked; for any number of threads."""
+
+    def __init__(self, capacity: int = 1) -> None:
+        """Start at zero.
+
+        Args:
+            capacity: Calls that can be worked on at a time: of several processes, each is idle on its own.
+        """
+        self._capacity, self._lock, self._active = capacity, threading.Lock(), 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Start again at zero."""
+        self._busy, self._changed, self._ended = 0.0, 0.0, 0.0
+        self._first: float | None = None
+        self.texts = self.tokens = self.padded_tokens = 0
+
+    @contextmanager
+    def running(self, lengths: Sequence[int] = ()) -> Iterator[None]:
+        """Count the block as work on one batch; ``lengths`` are the tokens of its texts."""
+        self._change(1)
+        try:
+            yield
+        finally:
+            self._change(-1)
+        self.count(len(lengths), sum(lengths), len(lengths) * max(lengths, default=0))
+
+    def count(self, texts: int, tokens: int, padded_tokens: int) -> None:
+        """Add what a batch had."""
+        with self._lock:
+            self.texts += texts
+            self.tokens += tokens
+            self.padded_tokens += padded_tokens
+
+    def _change(self, by: int) -> None:
+        with self._lock:
+            now = time.perf_counter()
+            self._first = now if self._first is None else self._first
+            self._busy += min(self._active, self._capacity) * (now - self._changed)
+            self._active, self._changed = self._active + by, now
+            self._ended = now
+
+    @property
+    def total_seconds(self) -> float:
+        """Seconds from the first start to the last change."""
+        return 0.0 if self._first is None else self._ended - self._first
+
+    @property
+    def idle_fraction(self) -> float:
+        """Fraction of the total in which there was no work, in [0, 1]."""
+        total = self.total_seconds * self._capacity
+        return max(0.0, 1 - self._busy / total) if total else 0.0
+
+    @property
+    def padding(self) -> float:
+        """Padded tokens for each token, 1 or more."""
+        return self.padded_tokens / self.tokens if self.tokens else 1.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens, without padding, for each second of the total."""
+        return self.tokens / self.total_seconds if self.total_seconds else 0.0

@@ -1,0 +1,47 @@
+"""How documents are encoded: the settings that every command which encodes documents shares."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from care_qdrant.errors import InputError
+
+Kind = Literal["torch", "onnx", "server"]
+Dtype = Literal["auto", "float32", "bfloat16"]
+"""Of torch weights; ``auto`` is float32 on a CPU, else bfloat16."""
+Sent = Literal["tokens", "text", "text-without-prompt"]
+"""What a server gets: token ids; prompt and text; or the text alone, where the server adds its own prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What encodes documents, and where."""
+
+    kind: Kind | None = None
+    """None takes ``onnx`` where the model has such a document encoder and no device is named, else ``torch``."""
+    dtype: Dtype = "auto"
+    endpoints: tuple[str, ...] = ()
+    """Base URLs of servers, as ``http://localhost:8000/v1``, which have the route ``embeddings``."""
+    served_model: str | None = None
+    """Name of the model on the servers; None takes the pair's name."""
+    sent: Sent = "tokens"
+    request_tokens: int = 16_384
+    """Most tokens of a request, which has two minutes: fewer for a server on a CPU."""
+    reference: Path | None = None
+    """File of vectors that servers have to reproduce; None takes those of the model's card, else makes them here."""
+    api_key: str | None = field(default=None, repr=False)
+    """Bearer token of the servers."""
+    patience_seconds: float = 600.0
+    """Longest time without an answer of any server."""
+
+    def __post_init__(self) -> None:
+        if (self.kind == "server") != bool(self.endpoints):
+            raise InputError(
+                "--engine server and --endpoint belong together: give the URL of an embeddings server, as "
+                "http://localhost:8000/v1"
+                if self.kind == "server"
+                else f"--endpoint {self.endpoints[0]} is for --engine server"
+            )
+
+
+LOCAL = Engine()

@@ -1,0 +1,101 @@
+"""The torch engine: sentence-transformers' vectors, in fewer padded tokens, and on through memory that runs out."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+
+from care_qdrant.encoders.batching import Budget
+from care_qdrant.encoders.torch import TorchEncoder, load_sentence_transformer
+from tests import tiny
+
+TEXTS = [*tiny.medical_texts(60), "".join(tiny.TEXTS) * 3, "短", "a"]
+"""Some are longer than the encoders read: the end marker of a cut text must stay."""
+KINDS = ("bert", "qwen3", "qwen3-right", "static")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("towers")
+    folders = {
+        "bert": tiny.query_tower(root / "bert", pooling="mean"),
+        "qwen3": tiny.document_tower(root / "qwen3"),
+        "static": tiny.static_tower(root / "static"),
+    }
+    right = SentenceTransformer(str(folders["qwen3"]), device="cpu")
+    right.tokenizer.padding_side = "right"
+    right.save_pretrained(str(root / "right"), create_model_card=False)
+    return {**folders, "qwen3-right": root / "right"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("batch_tokens", [40, 100_000])
+def test_vectors_are_those_of_sentence_transformers(folders: dict[str, Path], kind: str, batch_tokens: int) -> None:
+    stock = SentenceTransformer(str(folders[kind]), device="cpu")
+    encoder = TorchEncoder(load_sentence_transformer(folders[kind], "cpu"), "document", batch_tokens=batch_tokens)
+    for prompt in ("", "咳嗽："):
+        expected = stock.encode([prompt + text for text in TEXTS], batch_size=3, normalize_embeddings=True)
+        np.testing.assert_allclose(encoder.encode(TEXTS, prompt=prompt), expected, atol=1e-5, rtol=0)
+    assert encoder.encode([]).shape == (0, encoder.dim)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bfloat16_keeps_the_direction(folders: dict[str, Path], kind: str) -> None:
+    whole = TorchEncoder(load_sentence_transformer(folders[kind], "cpu"), "document").encode(TEXTS)
+    encoder = TorchEncoder(load_sentence_transformer(folders[kind], "cpu", "bfloat16"), "document")
+    half = encoder.encode(TEXTS)
+    cosine = (whole * half).sum(axis=1) / np.linalg.norm(half, axis=1)
+    assert encoder.report()["dtype"] == ("float32" if kind == "static" else "bfloat16"), "a table stays as it is"
+    assert cosine.min() >= 0.9999
+
+
+def test_the_report_names_device_kernels_and_padding(folders: dict[str, Path]) -> None:
+    encoder = TorchEncoder(load_sentence_transformer(folders["qwen3"], "cpu"), "document", batch_tokens=400)
+    encoder.encode(tiny.medical_texts(400))
+    report = encoder.report()
+    assert (report["device"], report["dtype"], report["attention"]) == ("cpu", "float32", "sdpa")
+    assert 1 <= report["padding"] <= 1.02
+
+
+def test_a_budget_is_halved_and_then_raised_to_the_largest_that_fits() -> None:
+    budget, room = Budget(16_000), 5_000
+    for _ in range(20):
+        if budget.tokens > room:
+            budget.halve(budget.tokens)
+        else:
+            budget.fits(budget.tokens)
+    assert 0.85 * room <= budget.tokens <= room
+    assert budget.exceeded <= 5
+
+
+_STARVED = """
+import json, resource, sys
+from pathlib import Path
+import numpy as np, torch
+torch.set_num_threads(1)
+from care_qdrant.encoders.torch import TorchEncoder, load_sentence_transformer
+from tests import tiny
+encoder = TorchEncoder(load_sentence_transformer(Path(sys.argv[1]), "cpu"), "document", batch_tokens=400_000)
+texts = tiny.medical_texts(4_000)
+expected = encoder.encode(texts[:40])
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 96 * 2**20,) * 2)
+found = encoder.encode(texts)
+print(json.dumps([float(np.abs(found[:40] - expected).max()), encoder.report()]))
+"""
+
+
+def test_memory_that_runs_out_makes_batches_smaller_and_no_vector_wrong(folders: dict[str, Path]) -> None:
+    """A real refusal of the allocator, in a process whose address space is limited."""
+    done = subprocess.run(
+        [sys.executable, "-c", _STARVED, str(folders["qwen3"])], capture_output=True, text=True, timeout=250
+    )
+    assert done.returncode == 0, done.stderr[-2_000:]
+    difference, report = json.loads(done.stdout)
+    assert difference < 1e-5
+    assert report["out_of_memory"] >= 1
+    assert report["batch_tokens"] < 400_000
