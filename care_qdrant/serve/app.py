@@ -2,28 +2,38 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Literal
 
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
+from care_qdrant.errors import needs_extra
 from care_qdrant.model.pair import CareModel
 from care_qdrant.serve import openapi, schemas
-from care_qdrant.serve.embeddings import openai_embeddings, openai_models, tei_embed
+from care_qdrant.serve.embeddings import openai_embeddings, openai_models, tei_embed, tei_info
 from care_qdrant.serve.endpoint import Get, Post, Reply
-from care_qdrant.serve.gateway import Exchange, Gateway, unknown_key
+from care_qdrant.serve.gateway import METRICS_PATH, Exchange, Gateway, unknown_key, unknown_path
 from care_qdrant.serve.inference import SIDES, infer
-from care_qdrant.serve.keys import Keys
+from care_qdrant.serve.keys import Keys, KeyScope
 from care_qdrant.serve.metrics import CONTENT_TYPE, Metrics
 from care_qdrant.serve.pages import PATHS, PageFile
 from care_qdrant.serve.pairs import Pairs, ServedPair
+from care_qdrant.serve.quotas import Quotas
 from care_qdrant.serve.refusal import Refusal
 from care_qdrant.serve.searching import Searching
+from care_qdrant.serve.selfcheck import check_answers
 from care_qdrant.serve.settings import ServeSettings
+from care_qdrant.serve.tracing import Tracing
 from care_qdrant.version import __version__
 
+if TYPE_CHECKING:
+    from care_qdrant.serve.mcp import McpPath
+
 logger = logging.getLogger(__name__)
+
+MCP_PATH = "/mcp"
 
 
 class Service:
@@ -31,9 +41,8 @@ class Service:
 
     def __init__(self, settings: ServeSettings, models: Sequence[CareModel]) -> None:
         """Load the query encoders; `load` makes the service ready."""
-        self._limits, self._page = settings.limits, settings.page
-        self._metrics = Metrics()
-        self._keys = Keys(settings.keys_file)
+        self._limits, self._metrics = settings.limits, Metrics()
+        self._keys, self._quotas, self._tracing = Keys(settings.keys_file), Quotas(), Tracing()
         self.pairs = Pairs(
             [
                 ServedPair(model, documents=settings.documents, limits=settings.limits, metrics=self._metrics)
@@ -41,34 +50,53 @@ class Service:
             ]
         )
         self._searching = Searching(settings, self.pairs)
-        self.app = Gateway(self._routes(), keys=self._keys, metrics=self._metrics, host=settings.host)
+        self.mcp = self._make_mcp() if settings.mcp else None
+        self.app = Gateway(
+            self._routes(),
+            keys=self._keys,
+            metrics=self._metrics,
+            tracing=self._tracing,
+            host=settings.host,
+            metrics_port=settings.metrics_port,
+        )
 
     async def load(self) -> None:
-        """Encode a query with each pair, then load the document encoders; queries are answered meanwhile."""
+        """Check the query encoders, then load and check the document encoders; queries are answered meanwhile."""
         for pair in self.pairs:
-            await pair.encode(["高血压"], "query")
+            await check_answers(pair, "query")
         for pair in self.pairs:
             if pair.document is not None:
                 await pair.document.load()
+                await check_answers(pair, "document")
+                pair.document.ready = True
                 logger.info("the document encoder of %s is loaded", pair.name)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Hold open what answers in the event loop of the requests, for as long as the block runs."""
+        async with nullcontext() if self.mcp is None else self.mcp.running():
+            yield
 
     def close(self) -> None:
         """Answer what was accepted, then let everything go."""
         self._searching.close()
+        self._quotas.close()
         for pair in self.pairs:
             pair.close()
+        self._tracing.close()
 
     def _routes(self) -> Router:
         endpoints = self._endpoints()
         description = openapi.describe(endpoints, keys_required=self._keys.required)
 
-        async def describe() -> dict[str, Any]:
+        async def describe(_: Exchange) -> dict[str, Any]:
             return description
 
         endpoints.append(Get(openapi.PATH, "This description.", None, describe))
         routes = [Route(endpoint.path, endpoint) for endpoint in endpoints]
-        if self._page:
-            routes += [Route(path, PageFile(path)) for path in PATHS]
+        routes += [Route(path, PageFile(path)) for path in PATHS]
+        if self.mcp is not None:
+            routes.append(Route(MCP_PATH, self.mcp))
         return Router(routes, redirect_slashes=False, default=_unknown_path)
 
     def _endpoints(self) -> list[Post[Any] | Get]:
@@ -101,19 +129,35 @@ class Service:
             ),
             Post(
                 "/search",
-                "Hits of a query in a configured collection.",
+                "Hits of a query in a served collection.",
                 schemas.SearchRequest,
                 schemas.SearchAnswer,
                 self._search,
                 limits,
-                errors=(400, 401, 404, 408, 409, 413, 415, 421, 429, 503),
+                errors=(400, 401, 403, 404, 408, 409, 413, 415, 421, 429, 503, 504),
+            ),
+            Post(
+                "/floor",
+                "The score below which a best hit is no good match.",
+                schemas.FloorRequest,
+                schemas.FloorAnswer,
+                self._floor,
+                limits,
+                errors=(400, 401, 403, 404, 408, 409, 413, 415, 421, 429, 503, 504),
             ),
             Get(
-                "/collections", "What each configured collection can be asked.", schemas.Collections, self._collections
+                "/collections",
+                "What each served collection holds and can be asked.",
+                schemas.Collections,
+                self._collections,
+                (401, 404, 421),
             ),
             Get("/health", "Whether the process answers, and what it serves.", schemas.State, self._health, ()),
             Get("/ready", "Whether every encoder is loaded.", schemas.State, self._ready, (503,)),
-            Get("/metrics", "Counters for Prometheus.", None, self._render_metrics, ()),
+            Get(
+                "/info", "The default pair in the shape of text-embeddings-inference.", schemas.TEIInfo, self._tei_info
+            ),
+            Get(METRICS_PATH, "Counters for Prometheus.", None, self._render_metrics, (401, 403)),
         ]
 
     async def _infer(self, request: schemas.InferenceRequest, exchange: Exchange) -> dict[str, Any]:
@@ -122,44 +166,71 @@ class Service:
             if exchange.key is None:
                 raise unknown_key(given=request.token is not None)
         models = sorted({item.model for item in request.inputs})
-        exchange.facts.update(texts=len(request.inputs), side=SIDES[request.inference], model=",".join(models)[:200])
+        side = SIDES[request.inference]
+        self._enter(exchange, "inference", len(request.inputs), side=side, model=",".join(models)[:200])
         return await infer(self.pairs, self._limits, request)
 
     async def _openai(self, request: schemas.OpenAIRequest, exchange: Exchange) -> dict[str, Any]:
-        exchange.facts.update(
-            texts=1 if isinstance(request.input, str) else len(request.input),
-            side=request.input_type,
-            model=request.model[:200],
-        )
+        texts = 1 if isinstance(request.input, str) else len(request.input)
+        self._enter(exchange, "inference", texts, side=request.input_type, model=request.model[:200])
         return await openai_embeddings(self.pairs, request)
 
     async def _embed(self, request: schemas.EmbedRequest, exchange: Exchange) -> list[list[float]]:
         texts = 1 if isinstance(request.inputs, str) else len(request.inputs)
-        exchange.facts.update(texts=texts, side=request.prompt_name or "query", model=self.pairs.default.name)
+        side = request.prompt_name or "query"
+        self._enter(exchange, "inference", texts, side=side, model=self.pairs.default.name)
         return await tei_embed(self.pairs, request)
 
     async def _search(self, request: schemas.SearchRequest, exchange: Exchange) -> schemas.SearchAnswer:
-        exchange.facts.update(texts=1, mode=request.mode, collection=request.collection, top_k=request.top_k)
+        collection = await self._searching.served(request.collection)
+        self._enter(exchange, "search", 1, collection, mode=request.mode, top_k=request.top_k)
         answer = await self._searching.search(request)
-        exchange.facts.update(collection=answer.collection, timing_ms=answer.timing_ms.model_dump())
+        exchange.facts.update(timing_ms=answer.timing_ms.model_dump())
         return answer
 
-    async def _collections(self) -> schemas.Collections:
-        return await self._searching.collections()
+    def _enter(
+        self, exchange: Exchange, scope: KeyScope, texts: int, collection: str | None = None, **facts: Any
+    ) -> None:
+        """Note what a request asks for; refuse it where its key is not for this, or has used up its quota."""
+        exchange.facts.update(texts=texts, collection=collection, **facts)
+        if exchange.key is not None:
+            exchange.key.require(scope, collection)
+            self._quotas.take(exchange.key, texts)
 
-    async def _models(self) -> dict[str, Any]:
+    async def _floor(self, request: schemas.FloorRequest, exchange: Exchange) -> schemas.FloorAnswer:
+        collection = await self._searching.served(request.collection)
+        self._enter(exchange, "search", 1, collection, mode=request.mode)
+        return schemas.FloorAnswer(floor=await self._searching.floor(request))
+
+    async def _collections(self, exchange: Exchange) -> schemas.Collections:
+        names = await self._searching.names()
+        return await self._searching.collections([name for name in names if _may_search(exchange, name)])
+
+    def _make_mcp(self) -> "McpPath":
+        with needs_extra("mcp", "care serve --mcp"):
+            from care_qdrant.serve.mcp import McpPath
+
+        def admit(exchange: Exchange, collection: str) -> None:
+            self._enter(exchange, "search", 1, collection)
+
+        return McpPath(self._searching, self._limits, admit, _may_search)
+
+    async def _tei_info(self, _: Exchange) -> dict[str, Any]:
+        return tei_info(self.pairs.default, self._limits)
+
+    async def _models(self, _: Exchange) -> dict[str, Any]:
         return openai_models(self.pairs)
 
-    async def _health(self) -> schemas.State:
-        return self._state()
+    async def _health(self, exchange: Exchange) -> schemas.State:
+        return self._state(exchange)
 
-    async def _ready(self) -> schemas.State:
-        state = self._state()
+    async def _ready(self, exchange: Exchange) -> schemas.State:
+        state = self._state(exchange)
         if state.status != "ok":
             raise Refusal(503, "not_ready", f"this worker is {state.status}; ask again later")
         return state
 
-    def _state(self) -> schemas.State:
+    def _state(self, exchange: Exchange) -> schemas.State:
         models = [
             schemas.PairState(
                 name=pair.name,
@@ -173,11 +244,18 @@ class Service:
         status: Literal["ok", "loading", "draining"] = "ok" if all(model.ready for model in models) else "loading"
         if self.app.draining:
             status = "draining"
-        return schemas.State(status=status, version=__version__, models=models)
+        known = exchange.key is not None or exchange.internal or not self._keys.required
+        return schemas.State(status=status, version=__version__, models=models if known else [])
 
-    async def _render_metrics(self) -> Reply:
+    async def _render_metrics(self, exchange: Exchange) -> Reply:
+        if exchange.key is not None:
+            exchange.key.require("metrics")
         return Reply(await asyncio.to_thread(self._metrics.render), CONTENT_TYPE)
 
 
+def _may_search(exchange: Exchange, collection: str) -> bool:
+    return exchange.key is None or exchange.key.may("search", collection)
+
+
 async def _unknown_path(_scope: Scope, _receive: Receive, _send: Send) -> None:
-    raise Refusal(404, "unknown_path", f"there is nothing at this path; {openapi.PATH} describes what there is")
+    raise unknown_path()

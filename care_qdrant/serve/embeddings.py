@@ -10,9 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from care_qdrant.serve.pairs import Pairs
+from care_qdrant.serve.lines import SLICE_TEXTS
+from care_qdrant.serve.pairs import Pairs, ServedPair
 from care_qdrant.serve.refusal import Refusal
 from care_qdrant.serve.schemas import EmbedRequest, OpenAIRequest
+from care_qdrant.serve.settings import Limits
+from care_qdrant.version import __version__
 
 
 async def openai_embeddings(pairs: Pairs, request: OpenAIRequest) -> dict[str, Any]:
@@ -64,6 +67,27 @@ async def tei_embed(pairs: Pairs, request: EmbedRequest) -> list[list[float]]:
         _refuse_long(counts, pair.max_tokens(side))
     rows: list[list[float]] = vectors.tolist()
     return rows
+
+
+def tei_info(pair: ServedPair, limits: Limits) -> dict[str, Any]:
+    """Return what clients of text-embeddings-inference ask a server about itself."""
+    pooling = pair.model.card.query.pooling if pair.model.card is not None else ""
+    return {
+        "model_id": pair.name,
+        "model_sha": pair.fingerprint,
+        "model_dtype": "float32",
+        "model_type": {"embedding": {"pooling": pooling}},
+        "max_concurrent_requests": limits.waiting_texts,
+        "max_input_length": pair.max_tokens("query"),
+        "max_batch_tokens": pair.max_tokens("query") * SLICE_TEXTS,
+        "max_batch_requests": SLICE_TEXTS,
+        "max_client_batch_size": limits.batch_texts,
+        "auto_truncate": False,
+        "tokenization_workers": 1,
+        "version": __version__,
+        "sha": None,
+        "docker_label": None,
+    }
 
 
 def _refuse_long(token_counts: Sequence[int], most: int) -> None:

@@ -1,6 +1,8 @@
 """One endpoint: reads a body of a declared shape within the limits, runs a handler, answers JSON."""
 
 import asyncio
+import json
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -38,18 +40,19 @@ class Post(Generic[Body]):
     """Type of the answer, for the OpenAPI description."""
     handle: Callable[[Body, Exchange], Awaitable[Any]]
     limits: Limits
-    errors: tuple[int, ...] = (400, 401, 404, 408, 413, 415, 421, 429, 503)
+    errors: tuple[int, ...] = (400, 401, 403, 404, 408, 413, 415, 421, 429, 503, 504)
     method: str = "post"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; a client that leaves cancels its work."""
         exchange = enter(self.path, scope, ("POST",))
-        body = await _read_body(Headers(scope=scope), receive, self.limits)
+        body = await read_body(Headers(scope=scope), receive, self.limits)
         try:
             request = self.request.model_validate_json(body)
         except ValidationError as error:
             raise invalid_body(error) from error
-        answer = await _while_connected(self.handle(request, exchange), receive)
+        json.loads(body, object_pairs_hook=_without_duplicates)
+        answer = await in_time(while_connected(self.handle(request, exchange), receive), exchange.deadline)
         await Response(to_json(answer), media_type="application/json")(scope, receive, send)
 
 
@@ -61,14 +64,13 @@ class Get:
     summary: str
     answer: Any
     """Type of the answer, for the OpenAPI description; None for one that is not JSON."""
-    handle: Callable[[], Awaitable[Any]]
+    handle: Callable[[Exchange], Awaitable[Any]]
     errors: tuple[int, ...] = (401, 421)
     method: str = "get"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        enter(self.path, scope, ("GET", "HEAD"))
-        answer = await self.handle()
+        answer = await self.handle(enter(self.path, scope, ("GET", "HEAD")))
         if isinstance(answer, Reply):
             response = Response(answer.body, answer.status, media_type=answer.media_type)
         else:
@@ -86,7 +88,8 @@ def enter(path: str, scope: Scope, methods: tuple[str, ...]) -> Exchange:
     return exchange
 
 
-async def _read_body(headers: Headers, receive: Receive, limits: Limits) -> bytes:
+async def read_body(headers: Headers, receive: Receive, limits: Limits) -> bytes:
+    """Return the body of a request, within the limits of size and time."""
     media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         # Also what keeps pages of other origins out: a browser sends this type only after asking.
@@ -116,7 +119,29 @@ async def _read_body(headers: Headers, receive: Receive, limits: Limits) -> byte
         ) from None
 
 
-async def _while_connected(work: Awaitable[Any], receive: Receive) -> Any:
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> None:
+    """Refuse an object that has a key twice: parsers differ in which value they take, and a proxy may be one."""
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise Refusal(
+            400, "invalid_request", f"the key {twice[:100]!r} is there twice; send it once", param=twice[:100]
+        )
+
+
+async def in_time(work: Awaitable[Any], deadline: float | None) -> Any:
+    """Return what the work gives; give it up at its deadline, so that it leaves every queue."""
+    left = None if deadline is None else deadline - time.monotonic()
+    try:
+        async with asyncio.timeout(left) as limit:
+            return await work
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise Refusal(504, "deadline_exceeded", "there was no answer within the time of X-Request-Timeout") from None
+
+
+async def while_connected(work: Awaitable[Any], receive: Receive) -> Any:
     """Return what the work gives, and cancel it when its client leaves."""
     working = asyncio.ensure_future(work)
     leaving: asyncio.Future[Message] = asyncio.ensure_future(receive())
@@ -127,4 +152,5 @@ async def _while_connected(work: Awaitable[Any], receive: Receive) -> Any:
         return working.result()
     finally:
         leaving.cancel()
-        working.cancel()
+        if working.cancel():
+            await asyncio.wait((working,))  # until it has left its queue

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import re
 import time
 import uuid
@@ -15,16 +16,19 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from care_qdrant.errors import CareError
-from care_qdrant.serve.keys import Keys, presented_key
+from care_qdrant.qdrant.calls import DEADLINE
+from care_qdrant.serve.keys import Key, Keys, presented_key
 from care_qdrant.serve.metrics import Metrics
 from care_qdrant.serve.refusal import Refusal, refusal_of
 from care_qdrant.serve.settings import LOOPBACK
+from care_qdrant.serve.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 access_log = logging.getLogger("care_qdrant.serve.access")
 
-OPEN_PATHS = ("/health", "/ready", "/metrics")
-"""Answered without a key: they say nothing about texts, keys or callers."""
+OPEN_PATHS = ("/health", "/ready")
+"""Answered without a key: they say then whether the process is well, and nothing else."""
+METRICS_PATH = "/metrics"
 KEY_IN_BODY = "/inference"
 """Qdrant sends the key of its configuration in the body; the endpoint checks it."""
 
@@ -50,12 +54,15 @@ class Exchange:
     method: str
     path: str
     request_id: str
-    key: str | None = None
-    """Public id of the API key."""
+    key: Key | None = None
+    internal: bool = False
+    """Whether it came to the port of the counters."""
     route: str = "unknown"
     status: int = 500
     code: str | None = None
     """Of the refusal."""
+    deadline: float | None = None
+    """`time.monotonic()` from which on the client does not wait any more."""
     facts: dict[str, Any] = field(default_factory=dict)
     """What the endpoint adds: number of texts, model, side."""
 
@@ -63,8 +70,11 @@ class Exchange:
 class Gateway:
     """The outermost layer of the service."""
 
-    def __init__(self, app: ASGIApp, *, keys: Keys, metrics: Metrics, host: str) -> None:
+    def __init__(
+        self, app: ASGIApp, *, keys: Keys, metrics: Metrics, tracing: Tracing, host: str, metrics_port: int | None
+    ) -> None:
         """Wrap the routes."""
+        self._metrics_port, self._tracing = metrics_port, tracing
         self._app, self._keys, self._metrics = app, keys, metrics
         self._only_loopback = host in LOOPBACK and not keys.required
         self.draining = False
@@ -86,15 +96,22 @@ class Gateway:
                 self._add_headers(MutableHeaders(scope=message), exchange)
             await send(message)
 
-        try:
-            self._admit(headers, exchange)
-            await self._app(scope, receive, send_with_headers)
-        except ClientGone:
-            exchange.status, exchange.code = 499, "client_gone"
-        except Exception as error:
-            await self._refuse(error, exchange, scope, receive, send_with_headers)
-        finally:
-            self._account(exchange, time.perf_counter() - started)
+        with self._tracing.request(exchange.method, headers, exchange.request_id) as span:
+            try:
+                exchange.internal = (scope.get("server") or ("", None))[1] == self._metrics_port is not None
+                self._admit(headers, exchange)
+                exchange.deadline = _deadline(headers)
+                DEADLINE.set(exchange.deadline)
+                await self._app(scope, receive, send_with_headers)
+            except ClientGone:
+                exchange.status, exchange.code = 499, "client_gone"
+            except Exception as error:
+                await self._refuse(error, exchange, scope, receive, send_with_headers)
+            finally:
+                self._account(exchange, time.perf_counter() - started)
+                if span is not None and span.is_recording():
+                    span.update_name(f"{exchange.method} {exchange.route}")
+                    span.set_attributes(_attributes(exchange))
 
     def _admit(self, headers: Headers, exchange: Exchange) -> None:
         if self._only_loopback and _host_name(headers.get("host", "")) not in LOOPBACK:
@@ -104,11 +121,16 @@ class Gateway:
                 "without API keys this service answers only requests that are addressed to localhost; "
                 "start it with --keys",
             )
-        if not self._keys.required or exchange.path in OPEN_PATHS:
+        if exchange.internal and exchange.path not in (METRICS_PATH, *OPEN_PATHS):
+            raise unknown_path()
+        if exchange.path == METRICS_PATH and not exchange.internal and self._metrics_port is not None:
+            raise unknown_path()
+        if not self._keys.required or exchange.internal:
             return
         key = presented_key(headers)
         exchange.key = self._keys.identify(key)
-        if exchange.key is None and (key is not None or exchange.path != KEY_IN_BODY):
+        may_come_later = key is None and exchange.path == KEY_IN_BODY
+        if exchange.key is None and not may_come_later and exchange.path not in OPEN_PATHS:
             raise unknown_key(given=key is not None)
 
     async def _refuse(self, error: Exception, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
@@ -136,6 +158,11 @@ class Gateway:
             access_log.info(json.dumps(_line(exchange, seconds), ensure_ascii=False))
 
 
+def unknown_path() -> Refusal:
+    """Return the refusal of a request for what is not there."""
+    return Refusal(404, "unknown_path", "there is nothing at this path; /openapi.json describes what there is")
+
+
 def unknown_key(*, given: bool) -> Refusal:
     """Return the refusal of a request that shows no accepted key."""
     found = "this API key is not accepted" if given else "this service needs an API key"
@@ -150,16 +177,42 @@ def _line(exchange: Exchange, seconds: float) -> Mapping[str, Any]:
         "route": exchange.route,
         "status": exchange.status,
         "ms": round(seconds * 1000, 3),
-        "key": exchange.key,
+        "key": None if exchange.key is None else exchange.key.id,
         "code": exchange.code,
         **exchange.facts,
     }
     return {name: value for name, value in line.items() if value is not None}
 
 
+def _attributes(exchange: Exchange) -> Mapping[str, Any]:
+    """Return what a span says of a request, in the words of OpenTelemetry where it has them: as the log, no text."""
+    values = {
+        "http.request.method": exchange.method,
+        "http.route": exchange.route,
+        "http.response.status_code": exchange.status,
+        "error.type": exchange.code,
+        "care.request_id": exchange.request_id,
+        **{f"care.{name}": value for name, value in exchange.facts.items() if not isinstance(value, dict)},
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def _request_id(headers: Headers) -> str:
     given = headers.get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _deadline(headers: Headers) -> float | None:
+    given = headers.get("x-request-timeout")
+    if given is None:
+        return None
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise Refusal(400, "invalid_request", f"X-Request-Timeout is {given[:100]!r}; expected seconds above 0, as 2.5")
+    return time.monotonic() + seconds
 
 
 def _host_name(host: str) -> str:

@@ -1,32 +1,63 @@
-"""The API keys of a service: read from a file, and read again when it changes."""
+"""The API keys of a service, what each may do and how much: read from a file, and read again when it changes."""
 
 import base64
 import binascii
 import hashlib
 import logging
+import re
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from care_qdrant.errors import InputError
+from care_qdrant.serve.refusal import Refusal
 
 logger = logging.getLogger(__name__)
 
+KeyScope = Literal["inference", "search", "metrics"]
+
 MIN_CHARACTERS = 16
 CHECK_SECONDS = 1.0
+_SECONDS = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400}
+_WORD = re.compile(rf"(inference|metrics|search(?::\S+)?)|([1-9]\d{{0,11}})/({'|'.join(_SECONDS)})")
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One API key, without the key."""
+
+    id: str
+    """Eight hexadecimal digits of its hash, as in the access log."""
+    scopes: frozenset[str] = frozenset()
+    """``inference``, ``search``, ``search:COLLECTION``, ``metrics``; empty for all."""
+    quota: tuple[int, int] | None = None
+    """So many texts in so many seconds; a search is one text."""
+
+    def may(self, scope: KeyScope, collection: str | None = None) -> bool:
+        """Return whether the key is for this; for a search, of this collection."""
+        return not self.scopes or scope in self.scopes or f"{scope}:{collection}" in self.scopes
+
+    def require(self, scope: KeyScope, collection: str | None = None) -> None:
+        """Refuse what the key is not for."""
+        if not self.may(scope, collection):
+            what = scope if collection is None else f"{scope}:{collection}"
+            raise Refusal(403, "forbidden", f"this API key is for {', '.join(sorted(self.scopes))}, not for {what}")
 
 
 class Keys:
-    """Accepts any key of a file, one a line; ``#`` starts a comment line.
+    """Accepts any key of a file, one a line, after which may stand what it is for and its quota.
 
-    A key is added or taken away by editing the file, which a running service reads again within a second. A file that
-    cannot be read, or holds no key, leaves the last keys in force: it never opens the service to everybody.
+    ``KEY search:articles 600/minute``; ``#`` starts a comment line. A running service reads the file again within a
+    second of a change. A file that cannot be read, or holds no key, leaves the last keys in force: it never opens the
+    service to everybody.
     """
 
     def __init__(self, file: Path | None) -> None:
         """Read the keys."""
         self._file = file
-        self._ids: Mapping[bytes, str] = {}
+        self._keys: Mapping[bytes, Key] = {}
         self._version: tuple[int, ...] = ()
         self._looked_at = 0.0
         if file is not None:
@@ -37,10 +68,10 @@ class Keys:
         """Whether a request needs a key."""
         return self._file is not None
 
-    def identify(self, presented: str | None) -> str | None:
-        """Return the short public id of a key, eight hexadecimal digits of its hash; None for an unknown one."""
+    def identify(self, presented: str | None) -> Key | None:
+        """Return what is known of a key; None for an unknown one."""
         self._refresh()
-        return self._ids.get(_digest(presented)) if presented else None
+        return self._keys.get(_digest(presented)) if presented else None
 
     def _refresh(self) -> None:
         if self._file is None or time.monotonic() - self._looked_at < CHECK_SECONDS:
@@ -48,23 +79,44 @@ class Keys:
         try:
             if _version_of(self._file) != self._version:
                 self._read(self._file)
-                logger.info("%s: read again, %d keys are accepted", self._file, len(self._ids))
+                logger.info("%s: read again, %d keys are accepted", self._file, len(self._keys))
         except (InputError, OSError) as error:
             logger.error("the last keys stay in force: %s", error)
         self._looked_at = time.monotonic()
 
     def _read(self, file: Path) -> None:
-        try:
-            version, text = _version_of(file), file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{file}: cannot be read as a file of API keys ({error})") from error
-        keys = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+        version, lines = _version_of_readable(file), read_lines(file, "API keys")
+        keys = dict(_parse(file, number, line) for number, line in lines)
         if not keys:
             raise InputError(f"{file}: holds no API key; write one a line")
-        if short := sum(len(key) < MIN_CHARACTERS for key in keys):
-            raise InputError(f"{file}: {short} keys have fewer than {MIN_CHARACTERS} characters; make longer ones")
-        self._version, self._looked_at = version, time.monotonic()
-        self._ids = {_digest(key): _digest(key).hex()[:8] for key in keys}
+        self._version, self._looked_at, self._keys = version, time.monotonic(), keys
+
+
+def read_lines(file: Path, what: str) -> list[tuple[int, str]]:
+    """Return the lines of a file with their numbers, without comments and blank ones."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{file}: cannot be read as a file of {what} ({error})") from error
+    lines = enumerate(map(str.strip, text.splitlines()), start=1)
+    return [(number, line) for number, line in lines if line and not line.startswith("#")]
+
+
+def _parse(file: Path, number: int, line: str) -> tuple[bytes, Key]:
+    """Read a line; no message shows a word of it, since each may be a key."""
+    key, *words = line.split()
+    if len(key) < MIN_CHARACTERS:
+        raise InputError(f"{file}:{number}: the key has fewer than {MIN_CHARACTERS} characters; make a longer one")
+    found = [_WORD.fullmatch(word) for word in words]
+    quotas = [(int(match[2]), _SECONDS[match[3]]) for match in found if match and match[2]]
+    if None in found or len(quotas) > 1:
+        raise InputError(
+            f"{file}:{number}: after the key come what it is for (inference, search, search:COLLECTION, metrics; "
+            "nothing for all) and at most one quota of texts, as 600/minute"
+        )
+    scopes = frozenset(match[1] for match in found if match and match[1])
+    digest = _digest(key)
+    return digest, Key(digest.hex()[:8], scopes, quotas[0] if quotas else None)
 
 
 def presented_key(headers: Mapping[str, str]) -> str | None:
@@ -85,6 +137,13 @@ def presented_key(headers: Mapping[str, str]) -> str | None:
 
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+def _version_of_readable(file: Path) -> tuple[int, ...]:
+    try:
+        return _version_of(file)
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read as a file of API keys ({error})") from error
 
 
 def _version_of(file: Path) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ import numpy as np
 from care_qdrant.encoders import Encoder
 from care_qdrant.encoders.microbatch import MicroBatcher
 from care_qdrant.errors import EncodingError
+from care_qdrant.serve import tracing
 from care_qdrant.serve.metrics import Metrics
 from care_qdrant.serve.refusal import Refusal
 from care_qdrant.types import Vectors
@@ -66,21 +67,25 @@ class QuerySide:
 
     def __init__(self, name: str, encoder: Encoder, *, capacity: int, metrics: Metrics) -> None:
         """Take a loaded encoder into service."""
-        self._batcher = MicroBatcher(_counted(encoder, "query", name, metrics), max_batch=SLICE_TEXTS)
+        self._run = _Run(encoder, "query", name, metrics)
+        self._batcher = MicroBatcher(self._run, max_batch=SLICE_TEXTS)
         self.line = Line("query", self._encode_slice, capacity=capacity, metrics=metrics)
 
-    def encode_now(self, texts: Sequence[str]) -> Vectors:
-        """Encode the query of a search in the calling thread, or in a batch with those that wait."""
-        return np.stack([self._batcher.encode(text) for text in texts])
-
     async def _encode_slice(self, texts: Sequence[str]) -> Vectors:
-        futures = [asyncio.wrap_future(self._batcher.submit(text)) for text in texts]
+        trace, moments, run = tracing.current(), tracing.Moments(), self._run
+        submitted = [self._batcher.submit(text) for text in texts]
+        if trace is not None:  # called in the thread of the encoder, before its next run
+            submitted[-1].add_done_callback(lambda _: moments.ran(run.began))
+        futures = [asyncio.wrap_future(future) for future in submitted]
         try:
-            return np.stack(await asyncio.gather(*futures))
+            rows = np.stack(await asyncio.gather(*futures))
         except BaseException:
             for future in futures:
                 future.cancel()
             raise
+        if trace is not None:
+            moments.record(trace, "query", len(texts))
+        return rows
 
     def close(self) -> None:
         """Answer what was accepted, then end the thread."""
@@ -93,53 +98,60 @@ class DocumentSide:
     def __init__(self, name: str, load: Callable[[], Encoder], *, capacity: int, metrics: Metrics) -> None:
         """Set up the side; `load` reads the weights."""
         self._name, self._load, self._metrics = name, load, metrics
-        self._encode: Callable[[list[str]], Vectors] | None = None
+        self._run: _Run | None = None
+        self.ready = False
+        """Whether the weights are loaded and were checked."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="care-documents", initializer=_give_way)
         self.line = Line("document", self._encode_slice, capacity=capacity, metrics=metrics)
 
-    @property
-    def ready(self) -> bool:
-        """Whether the weights are loaded."""
-        return self._encode is not None
-
     async def load(self) -> None:
-        """Read the weights and encode once; queries are served meanwhile."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._warm_up)
-
-    def _warm_up(self) -> None:
-        encode = _counted(self._load(), "document", self._name, self._metrics)
-        encode(["高血压"])
-        self._encode = encode
+        """Read the weights; queries are served meanwhile."""
+        encoder = await asyncio.get_running_loop().run_in_executor(self._thread, self._load)
+        self._run = _Run(encoder, "document", self._name, self._metrics)
 
     async def _encode_slice(self, texts: Sequence[str]) -> Vectors:
-        if self._encode is None:
+        if self._run is None:
             raise Refusal(503, "not_ready", f"the document encoder of {self._name} is still loading; ask again later")
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._encode, list(texts))
+        run, moments = self._run, tracing.Moments()
+
+        def encode() -> Vectors:
+            vectors = run(list(texts))
+            moments.ran(run.began)
+            return vectors
+
+        vectors = await asyncio.get_running_loop().run_in_executor(self._thread, encode)
+        if (trace := tracing.current()) is not None:
+            moments.record(trace, "document", len(texts))
+        return vectors
 
     def close(self) -> None:
         """Finish the running batch, then end the thread."""
         self._thread.shutdown(cancel_futures=True)
 
 
-def _counted(encoder: Encoder, side: Side, name: str, metrics: Metrics) -> Callable[[list[str]], Vectors]:
-    texts_total, batch = metrics.texts.labels(name, side), metrics.batch.labels(side)
-    seconds = metrics.encode_seconds.labels(side)
+class _Run:
+    """Runs an encoder, checks what it gives, and counts."""
 
-    def encode(texts: list[str]) -> Vectors:
-        started = time.perf_counter()
-        vectors = encoder.encode(texts)
-        if vectors.shape != (len(texts), encoder.dim) or not np.isfinite(vectors).all():
+    def __init__(self, encoder: Encoder, side: Side, name: str, metrics: Metrics) -> None:
+        self._encoder, self._what = encoder, f"the {side} encoder of {name}"
+        self._texts, self._batch = metrics.texts.labels(name, side), metrics.batch.labels(side)
+        self._seconds = metrics.encode_seconds.labels(side)
+        self.began = 0
+        """`time.time_ns()` at which the last run began."""
+
+    def __call__(self, texts: list[str]) -> Vectors:
+        self.began, started = time.time_ns(), time.perf_counter()
+        vectors = self._encoder.encode(texts)
+        if vectors.shape != (len(texts), self._encoder.dim) or not np.isfinite(vectors).all():
             raise EncodingError(
-                f"the {side} encoder of {name} gave vectors of shape {vectors.shape}, "
-                f"{np.isfinite(vectors).all(axis=-1).sum()} of them finite; expected {(len(texts), encoder.dim)}, "
-                "all finite. Check the model with: care model verify"
+                f"{self._what} gave vectors of shape {vectors.shape}, {np.isfinite(vectors).all(axis=-1).sum()} of "
+                f"them finite; expected {(len(texts), self._encoder.dim)}, all finite. Check the model with: care "
+                "model verify"
             )
-        seconds.observe(time.perf_counter() - started)
-        batch.observe(len(texts))
-        texts_total.inc(len(texts))
+        self._seconds.observe(time.perf_counter() - started)
+        self._batch.observe(len(texts))
+        self._texts.inc(len(texts))
         return vectors
-
-    return encode
 
 
 def _give_way() -> None:

@@ -6,6 +6,7 @@ refused by a service whose pair of that name has another fingerprint, instead of
 
 import asyncio
 import re
+import unicodedata
 from collections.abc import Iterator, Sequence
 
 from care_qdrant.errors import InputError
@@ -17,6 +18,8 @@ from care_qdrant.serve.settings import Limits
 from care_qdrant.types import Vectors
 
 BM25_SUFFIX = "/bm25"
+_INVISIBLE = ("Cc", "Cf", "Zl", "Zp", "Zs")
+"""Categories of Unicode: control characters, zero-width and other format characters, separators."""
 _FINGERPRINT = re.compile(r"[0-9a-f]{4,64}")
 
 
@@ -31,7 +34,7 @@ class ServedPair:
         self.query = QuerySide(self.name, model.query_encoder, capacity=capacity, metrics=metrics)
         self.document = (
             DocumentSide(self.name, lambda: model.document_encoder, capacity=capacity, metrics=metrics)
-            if documents
+            if documents or model.light_documents
             else None
         )
 
@@ -131,12 +134,17 @@ def check_texts(texts: Sequence[str], side: Side, limits: Limits) -> None:
         )
     most = limits.query_characters if side == "query" else limits.document_characters
     for index, text in enumerate(texts):
-        if not text.strip():
+        if not _has_content(text):
             raise Refusal(400, "blank_text", f"text {index} is blank: it has no meaning to encode; leave it out")
         if len(text) > most:
             raise Refusal(
                 400, "text_too_long", f"text {index} has {len(text)} characters; a {side} may have {most}: cut it"
             )
+
+
+def _has_content(text: str) -> bool:
+    """Return whether a text has a character that can be seen; ingestion rejects rows without a token, too."""
+    return any(unicodedata.category(character) not in _INVISIBLE for character in text)
 
 
 def _listed(pairs: Sequence[ServedPair]) -> str:

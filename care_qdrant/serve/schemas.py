@@ -120,8 +120,29 @@ class EmbedRequest(_Foreign):
     )
 
 
+class TEIInfo(BaseModel):
+    """What text-embeddings-inference says about itself, for the default pair."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    model_id: str
+    model_sha: str | None = Field(description="The fingerprint of the pair.")
+    model_dtype: str
+    model_type: dict[Literal["embedding"], dict[Literal["pooling"], str]]
+    max_concurrent_requests: int
+    max_input_length: int = Field(description="Tokens of a query that are read.")
+    max_batch_tokens: int
+    max_batch_requests: int | None
+    max_client_batch_size: int
+    auto_truncate: bool
+    tokenization_workers: int
+    version: str
+    sha: str | None
+    docker_label: str | None
+
+
 class SearchRequest(_Request):
-    """One search in a configured collection."""
+    """One search in a served collection."""
 
     query: StrictStr
     collection: StrictStr | None = Field(default=None, description="Where not given, the first that is configured.")
@@ -158,6 +179,33 @@ class SearchHit(BaseModel):
     title_marks: list[tuple[int, int]] = Field(description="The same in the title.")
 
 
+class FloorRequest(_Request):
+    """A way to search, whose scores are to be judged."""
+
+    collection: StrictStr | None = None
+    model: StrictStr | None = None
+    mode: Literal["auto", "dense", "hybrid"] = "auto"
+
+
+class FloorAnswer(BaseModel):
+    """What a score means."""
+
+    floor: float | None = Field(
+        description="Four in five questions of the collection's own find another document with at least this score; a "
+        "best hit below it is no good match. Null where the collection is too small to tell."
+    )
+
+
+class WholeDocument(BaseModel):
+    """A document as it is stored."""
+
+    collection: str
+    document_id: str
+    title: str
+    chunks: list[str] = Field(description="Its texts in order; neighbours may overlap by a sentence.")
+    metadata: dict[str, Any]
+
+
 class Timing(BaseModel):
     """Where the time went, in milliseconds."""
 
@@ -179,16 +227,21 @@ class SearchAnswer(BaseModel):
 
 
 class CollectionState(BaseModel):
-    """A configured collection, and what it can be asked."""
+    """A served collection, and what it can be asked."""
 
     name: str
     models: list[str] = Field(description="Pairs that are served and made a vector of it.")
     sparse: bool = Field(description="Whether it has BM25 vectors that this version reads.")
     problem: str | None = Field(default=None, description="Why it cannot be searched.")
+    points: int = Field(default=0, description="Points that it has.")
+    questions: list[str] = Field(default=[], description="Questions of its own, from a sample of its points.")
+    keys: dict[str, list[str | int | float | bool]] = Field(
+        default={}, description="Metadata keys with the values in that sample; none for a key with too many."
+    )
 
 
 class Collections(BaseModel):
-    """All configured collections."""
+    """All served collections."""
 
     collections: list[CollectionState]
 
@@ -208,7 +261,7 @@ class State(BaseModel):
 
     status: Literal["ok", "loading", "draining"]
     version: str
-    models: list[PairState]
+    models: list[PairState] = Field(description="Empty for a client without a key where the service has keys.")
 
 
 class ErrorAnswer(BaseModel):

@@ -1,35 +1,52 @@
-"""``POST /search`` and ``GET /collections``: the configured collections, behind the checks of `Retriever`."""
+"""``POST /search``, ``POST /floor``, ``GET /collections``: the served collections, behind the checks of `Retriever`."""
 
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, nullcontext
+from contextvars import copy_context
 from functools import lru_cache, partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.encoders import bm25
 from care_qdrant.errors import CareError, InputError, Rejected
-from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.collection import Collection, only_collection
 from care_qdrant.qdrant.contracts import SparseContract
+from care_qdrant.qdrant.layout import guess_layout, read_hit
 from care_qdrant.search.conditions import parse_filter
 from care_qdrant.search.fusion import Fusion
+from care_qdrant.search.overview import FLOOR_QUESTIONS, floor, overview
 from care_qdrant.search.retriever import Mode, Retriever
+from care_qdrant.serve import tracing
 from care_qdrant.serve.marks import mark
 from care_qdrant.serve.pairs import Pairs, ServedPair, check_texts
 from care_qdrant.serve.refusal import Refusal, invalid_body
-from care_qdrant.serve.schemas import Collections, CollectionState, SearchAnswer, SearchHit, SearchRequest, Timing
+from care_qdrant.serve.schemas import (
+    Collections,
+    CollectionState,
+    FloorRequest,
+    SearchAnswer,
+    SearchHit,
+    SearchRequest,
+    Timing,
+    WholeDocument,
+)
 from care_qdrant.serve.settings import ServeSettings
 from care_qdrant.types import Hit, Vectors
 
 T = TypeVar("T")
 _RETRIEVERS = 64
 """Kept with their checked contracts; one for each collection, pair and way to search."""
+_FLOOR_SECONDS = 600
+"""How long the score of a good match holds: collections change slowly, and it costs some thirty searches."""
+_EXAMPLES = 3
+_LAYOUT_POINTS = 32
+"""Points that show where a collection keeps the ids of its documents."""
 
 
 class Searching:
@@ -45,21 +62,75 @@ class Searching:
         self._opening = threading.Lock()
         self._client: QdrantClient | None = None
         self._retriever = lru_cache(_RETRIEVERS)(self._make_retriever)
+        self._only: str | None = None
+        self._floors: dict[tuple[str, str, Mode], tuple[float, asyncio.Task[float | None]]] = {}
 
     async def search(self, request: SearchRequest) -> SearchAnswer:
         """Answer one search."""
-        collection = self._configured(request.collection)
+        collection = await self.served(request.collection)
         check_texts([request.query], "query", self._limits)
         if request.top_k > self._limits.top_k:
             raise Refusal(400, "invalid_request", f"top_k is {request.top_k}; at most {self._limits.top_k}")
         pair = None if request.mode == "sparse" else self._pair(request.model)
-        run = partial(self._search, request, collection, pair, _filter(request), time.perf_counter())
-        return await self._in_thread(run)
+        filter_, accepted = _filter(request), time.perf_counter()
+        with self._place():
+            # Here, and not in a thread of the search: a request that is given up leaves the queue of the encoder.
+            vectors = None if pair is None else await pair.encode([request.query], "query")
+            encoded = time.perf_counter()
+            run = partial(self._search, request, collection, pair, vectors, filter_)
+            started, (mode, hits), ended = await self._in_thread(run)
+        seconds = {"wait": started - encoded, "encode": encoded - accepted, "search": ended - started}
+        return SearchAnswer(
+            collection=collection,
+            model=None if pair is None else pair.name,
+            fingerprint=None if pair is None else pair.fingerprint,
+            mode=mode,
+            hits=hits,
+            timing_ms=Timing(
+                **{name: round(value * 1000, 3) for name, value in seconds.items()},
+                total=round((ended - accepted) * 1000, 3),
+            ),
+        )
 
-    async def collections(self) -> Collections:
-        """Return what each configured collection can be asked."""
-        states = [self._in_thread(partial(self._state, name)) for name in self._settings.collections]
-        return Collections(collections=await asyncio.gather(*states))
+    async def floor(self, request: FloorRequest) -> float | None:
+        """Return the score from which on a best hit is a good match, by the collection's own questions."""
+        collection, pair = await self.served(request.collection), self._pair(request.model)
+        key = (collection, pair.fingerprint, request.mode)
+        made, task = self._floors.get(key, (0.0, None))
+        failed = task is not None and task.done() and (task.cancelled() or task.exception() is not None)
+        if task is None or failed or time.monotonic() - made > _FLOOR_SECONDS:
+            task = asyncio.create_task(self._make_floor(collection, pair, request.mode))
+            self._floors[key] = (time.monotonic(), task)
+        return await asyncio.shield(task)
+
+    async def document(self, document_id: str, wanted: str | None) -> WholeDocument:
+        """Return all chunks of a document."""
+        collection = await self.served(wanted)
+        with self._place():
+            _, found, _ = await self._in_thread(partial(self._document, collection, document_id))
+        return found
+
+    async def names(self) -> Sequence[str]:
+        """Return the collections that are served: those that were configured, or the only one that is there.
+
+        Raises:
+            Refusal: None was configured, and there is none, or several.
+        """
+        if self._settings.collections or self._settings.open_qdrant is None:
+            return self._settings.collections
+        if self._only is None:
+            try:
+                found = await self._in_thread(lambda: only_collection(self._qdrant(), "this service"))
+            except InputError as error:
+                raise Refusal(404, "unknown_collection", str(error)) from error
+            self._only = found[1]
+        return (self._only,)
+
+    async def collections(self, names: Sequence[str]) -> Collections:
+        """Return what each of these collections can be asked."""
+        with self._place():
+            states = [self._in_thread(partial(self._state, name)) for name in names]
+            return Collections(collections=[state for _, state, _ in await asyncio.gather(*states)])
 
     def close(self) -> None:
         """Finish what runs, then let go of Qdrant."""
@@ -71,47 +142,61 @@ class Searching:
         request: SearchRequest,
         collection: str,
         pair: ServedPair | None,
+        vectors: Vectors | None,
         filter_: models.Filter | None,
-        accepted: float,
-    ) -> SearchAnswer:
-        started = time.perf_counter()
-        encoding = 0.0
-
-        def encode(texts: Sequence[str]) -> Vectors:
-            """Encode in a batch with other requests, and note the time."""
-            nonlocal encoding
-            assert pair is not None, "a search by words encodes nothing"
-            began = time.perf_counter()
-            try:
-                return pair.query.encode_now(texts)
-            finally:
-                encoding += time.perf_counter() - began
-
+    ) -> tuple[Mode, list[SearchHit]]:
         retriever = self._retriever(collection, pair, request.mode, request.fusion, request.alpha)
-        [hits] = retriever.search([request.query], request.top_k, filter_, encode=encode)
-        ended = time.perf_counter()
-        seconds = {"wait": started - accepted, "encode": encoding, "search": ended - started - encoding}
-        return SearchAnswer(
-            collection=collection,
-            model=None if pair is None else pair.name,
-            fingerprint=None if pair is None else pair.fingerprint,
-            mode=retriever.mode,
-            hits=_marked(request.query, hits, request.marks),
-            timing_ms=Timing(
-                **{name: round(value * 1000, 3) for name, value in seconds.items()},
-                total=round((ended - accepted) * 1000, 3),
-            ),
-        )
+        encode = None if vectors is None else lambda _: vectors
+        trace = tracing.current()
+        with trace.part("search", **{"db.collection.name": collection}) if trace is not None else nullcontext():
+            [hits] = retriever.search([request.query], request.top_k, filter_, encode=encode)
+        return retriever.mode, _marked(request.query, hits, request.marks)
 
     def _state(self, name: str) -> CollectionState:
         try:
-            contracts = Collection(self._qdrant(), name).resolve().schema.contracts.values()
+            collection = Collection(self._qdrant(), name).resolve()
+            contracts, holds = collection.schema.contracts.values(), overview(collection)
         except CareError as error:
             return CollectionState(name=name, models=[], sparse=False, problem=str(error))
         made_by = {contract.fingerprint for contract in contracts}
         pairs = [f"{pair.name}@{pair.fingerprint[:12]}" for pair in self._pairs if pair.fingerprint in made_by]
         sparse = any(isinstance(each, SparseContract) and each.fingerprint == bm25.ANALYSER for each in contracts)
-        return CollectionState(name=name, models=pairs, sparse=sparse)
+        return CollectionState(
+            name=name,
+            models=pairs,
+            sparse=sparse,
+            points=holds.points,
+            questions=[question.text for question in holds.questions[:_EXAMPLES]],
+            keys={key: list(values) for key, values in holds.keys.items()},
+        )
+
+    async def _make_floor(self, name: str, pair: ServedPair, mode: Mode) -> float | None:
+        _, holds, _ = await self._in_thread(lambda: overview(Collection(self._qdrant(), name).resolve()))
+        questions = holds.questions[:FLOOR_QUESTIONS]
+        if not questions:
+            return None
+        vectors = await pair.encode([question.text for question in questions], "query")
+        retriever = self._retriever(name, pair, mode, "linear", None)
+        _, score, _ = await self._in_thread(lambda: floor(retriever, questions, lambda _: vectors))
+        return score
+
+    def _document(self, name: str, document_id: str) -> WholeDocument:
+        collection = Collection(self._qdrant(), name).resolve()
+        paths = {path for record in collection.sample(_LAYOUT_POINTS) for path in _document_paths(record.payload or {})}
+        match = models.MatchValue(value=document_id)
+        where = models.Filter(should=[models.FieldCondition(key=path, match=match) for path in sorted(paths)])
+        records = [record for page in collection.scroll("reading a document", where=where) for record in page]
+        hits = [read_hit(one) for one in records]
+        chunks = sorted((hit for hit in hits if hit.document_id == document_id), key=lambda hit: hit.chunk)
+        if not chunks:
+            raise Refusal(404, "unknown_document", f"collection {name!r} has no document {document_id!r}")
+        return WholeDocument(
+            collection=name,
+            document_id=document_id,
+            title=chunks[0].title,
+            chunks=[hit.text for hit in chunks],
+            metadata=dict(chunks[0].metadata),
+        )
 
     def _make_retriever(
         self, collection: str, pair: ServedPair | None, mode: Mode, fusion: Fusion, alpha: float | None
@@ -130,24 +215,44 @@ class Searching:
                     raise Refusal(503, "qdrant_failed", str(error)) from error
             return self._client
 
-    def _configured(self, wanted: str | None) -> str:
-        names = self._settings.collections
-        if wanted is None and names:
-            return names[0]
-        if wanted in names:
-            return wanted
+    async def served(self, wanted: str | None) -> str:
+        """Return the name of the collection that a request means."""
+        names = await self.names()
+        if names and wanted in (None, *names):
+            return wanted or names[0]
         there = ", ".join(names) or "none; start the service with --collection"
-        raise Refusal(404, "unknown_collection", f"collection {wanted!r} is not configured here (there: {there})")
+        raise Refusal(404, "unknown_collection", f"collection {wanted!r} is not served here (there: {there})")
 
     def _pair(self, wanted: str | None) -> ServedPair:
         return self._pairs.default if wanted is None else self._pairs.find(wanted)
 
-    async def _in_thread(self, run: Callable[[], T]) -> T:
+    @contextmanager
+    def _place(self) -> Iterator[None]:
+        """Count one more search, or refuse it."""
         if not self._room.acquire(blocking=False):
             raise Refusal(429, "queue_full", f"{self._limits.searches} searches are under way already; ask again later")
-        future: Future[T] = self._threads.submit(run)
-        future.add_done_callback(lambda _: self._room.release())
-        return await asyncio.wrap_future(future)
+        try:
+            yield
+        finally:
+            self._room.release()
+
+    async def _in_thread(self, run: Callable[[], T]) -> tuple[float, T, float]:
+        """Return when a thread began, what it returned, and when it ended; it keeps the deadline of the request."""
+        context = copy_context()
+
+        def timed() -> tuple[float, T, float]:
+            started = time.perf_counter()
+            return started, context.run(run), time.perf_counter()
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, timed)
+
+
+def _document_paths(payload: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return where a point may name its document."""
+    try:
+        return guess_layout([payload]).document_paths
+    except InputError:
+        return ()
 
 
 def _filter(request: SearchRequest) -> models.Filter | None:
@@ -166,6 +271,6 @@ def _marked(query: str, hits: Sequence[Hit], marks: bool) -> list[SearchHit]:
     texts = [part for hit in hits for part in (hit.text, hit.title)]
     spans = mark(query, texts) if marks else [[] for _ in texts]
     return [
-        SearchHit(**asdict(hit) | {"metadata": dict(hit.metadata)}, marks=in_text, title_marks=in_title)
+        SearchHit(**hit.as_dict(), marks=in_text, title_marks=in_title)
         for hit, in_text, in_title in zip(hits, spans[::2], spans[1::2], strict=True)
     ]

@@ -57,16 +57,20 @@ class ServeSettings:
     open_qdrant: "Callable[[], AbstractContextManager[QdrantClient]] | None" = None
     """Opens the Qdrant that holds the collections; None for a service that only encodes."""
     collections: tuple[str, ...] = ()
-    """Names or aliases that may be searched."""
+    """Names or aliases that may be searched; empty for the only one that is there."""
+    mcp: bool = False
+    """Whether assistants are answered at /mcp."""
     documents: bool = False
     """Whether the document encoders are loaded, too."""
     keys_file: Path | None = None
-    """API keys, one a line; None serves everybody who can connect."""
+    """API keys (`care_qdrant.serve.keys`); None serves everybody who can connect."""
+    fingerprints_file: Path | None = None
+    """Fingerprints of pairs that may be served, one a line; None allows all. Read again at every reload."""
     host: str = "127.0.0.1"
     port: int = 8080
     workers: int = 1
     drain_seconds: float = 3.0
     """How long a worker that ends waits for its clients to move their connections."""
-    page: bool = True
-    """Whether the search page is served."""
+    metrics_port: int | None = None
+    """Port of the counters, where no key is asked for; None has them at /metrics of the service."""
     limits: Limits = field(default_factory=Limits)

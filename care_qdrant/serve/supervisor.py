@@ -16,7 +16,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
@@ -38,13 +38,13 @@ _PAUSE_SECONDS = 1.0
 
 def serve(settings: ServeSettings, announce: Callable[[str], None]) -> None:
     """Run a service until it is told to end."""
-    with tempfile.TemporaryDirectory(prefix="care-serve-") as folder, _bind(settings) as port, _signals() as inbox:
+    with tempfile.TemporaryDirectory(prefix="care-serve-") as folder, _ports(settings) as ports, _signals() as inbox:
         os.environ[DIRECTORY_VARIABLE] = folder
         try:
             # Not before: prometheus-client chooses at its import how it counts. Once here, and not in every worker.
             with needs_extra("serve", "care serve"):
                 import care_qdrant.serve.worker  # noqa: F401
-            _Supervisor(settings, port, inbox).run(announce)
+            _Supervisor(settings, ports, inbox).run(announce)
         finally:
             del os.environ[DIRECTORY_VARIABLE]
 
@@ -62,8 +62,8 @@ class _Told(Exception):
 
 
 class _Supervisor:
-    def __init__(self, settings: ServeSettings, port: socket.socket, inbox: int) -> None:
-        self._settings, self._port, self._inbox = settings, port, inbox
+    def __init__(self, settings: ServeSettings, ports: Sequence[socket.socket], inbox: int) -> None:
+        self._settings, self._ports, self._inbox = settings, ports, inbox
         self._models: Sequence[CareModel] = ()
         self._workers: dict[int, _Worker] = {}
         """The generation that serves now."""
@@ -76,9 +76,10 @@ class _Supervisor:
     def run(self, announce: Callable[[str], None]) -> None:
         try:
             models = self._load()
-            self._port.listen(BACKLOG)
+            for port in self._ports:
+                port.listen(BACKLOG)
             self._replace_generation(models)
-            announce(_address(self._port))
+            announce(_address(self._ports[0]))
             while not set(received := self._receive()) & set(_ENDING):
                 self._reap()
                 if signal.SIGHUP in received:
@@ -86,11 +87,15 @@ class _Supervisor:
         except _Told:
             pass
         finally:
-            self._port.close()
+            for port in self._ports:
+                port.close()
             self._end(self._running)
 
     def _load(self) -> "Sequence[CareModel]":
+        from care_qdrant.serve.selfcheck import check_allowed
+
         models = self._settings.load_models()
+        check_allowed(models, self._settings.fingerprints_file)
         for model in models:
             # A torch encoder starts threads, which a fork would lose: each worker loads its own.
             if model.card is not None and model.card.onnx is not None:
@@ -131,7 +136,7 @@ class _Supervisor:
             pid = os.fork()
             if pid == 0:
                 os.close(self._life[1])
-                _become_worker(self._settings, models, self._port, self._life[0], report)
+                _become_worker(self._settings, models, self._ports, self._life[0], report)
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         os.close(report)
@@ -190,7 +195,7 @@ class _Supervisor:
 
 
 def _become_worker(
-    settings: ServeSettings, models: "Sequence[CareModel]", port: socket.socket, parent: int, report: int
+    settings: ServeSettings, models: "Sequence[CareModel]", ports: Sequence[socket.socket], parent: int, report: int
 ) -> NoReturn:
     """Be a worker in a process that was just forked, and never come back."""
     code = 1
@@ -202,7 +207,7 @@ def _become_worker(
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         from care_qdrant.serve.worker import work
 
-        code = work(settings, models, port, parent=parent, report=report)
+        code = work(settings, models, ports, parent=parent, report=report)
     except BaseException:
         logger.exception("a worker failed")
     finally:
@@ -226,19 +231,25 @@ def _send(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def _bind(settings: ServeSettings) -> socket.socket:
-    """Reserve the address; nobody can connect before the pairs are loaded."""
+@contextmanager
+def _ports(settings: ServeSettings) -> Iterator[list[socket.socket]]:
+    """Reserve the addresses of the service and of its counters; nobody can connect before the pairs are loaded."""
+    with ExitStack() as stack:
+        numbers = [(settings.port, "--port"), (settings.metrics_port, "--metrics-port")]
+        yield [stack.enter_context(_bind(settings.host, at, option)) for at, option in numbers if at is not None]
+
+
+def _bind(host: str, number: int, option: str) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
-            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host, number, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         port = socket.socket(family, kind, protocol)
         port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         port.bind(address)
     except OSError as error:
         raise InputError(
-            f"{settings.host}:{settings.port}: cannot listen there ({error.strerror or error}); "
-            "give another --host or --port"
+            f"{host}:{number}: cannot listen there ({error.strerror or error}); give another --host or {option}"
         ) from error
     return port
 

@@ -50,7 +50,7 @@ class _Server(uvicorn.Server):
 def work(
     settings: ServeSettings,
     models: "Sequence[CareModel]",
-    port: socket.socket,
+    ports: Sequence[socket.socket],
     *,
     parent: int,
     report: int,
@@ -77,27 +77,28 @@ def work(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: setattr(server, "should_exit", True))
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        failed = runner.run(_serve(server, service, port, parent, report))
+        failed = runner.run(_serve(server, service, ports, parent, report))
     service.close()
     return int(failed)
 
 
-async def _serve(server: _Server, service: Service, port: socket.socket, parent: int, report: int) -> bool:
+async def _serve(server: _Server, service: Service, ports: Sequence[socket.socket], parent: int, report: int) -> bool:
     def end() -> None:
         server.should_exit = True
 
     asyncio.get_running_loop().add_reader(parent, end)
-    serving = asyncio.create_task(server.serve([port]))
     failed = False
-    try:
-        await service.load()
-        _say(report, READY)
-    except Exception as error:
-        logger.error("a worker cannot start: %s", error, exc_info=None if isinstance(error, CareError) else error)
-        _say(report, str(error))
-        failed = True
-        end()
-    await serving
+    async with service.running():
+        serving = asyncio.create_task(server.serve(list(ports)))
+        try:
+            await service.load()
+            _say(report, READY)
+        except Exception as error:
+            logger.error("a worker cannot start: %s", error, exc_info=None if isinstance(error, CareError) else error)
+            _say(report, str(error))
+            failed = True
+            end()
+        await serving
     return failed
 
 

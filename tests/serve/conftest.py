@@ -1,5 +1,6 @@
 """A service in this process, over encoders that need no model, and requests to it."""
 
+import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -10,12 +11,16 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from qdrant_client import QdrantClient
 
 from care_qdrant.encoders import Encoder
+from care_qdrant.index.ingest import ingest
+from care_qdrant.index.settings import IngestSettings
 from care_qdrant.model.pair import CareModel
 from care_qdrant.serve.app import Service
 from care_qdrant.serve.settings import Limits, ServeSettings
-from tests.tiny import HashEncoder
+from care_qdrant.types import Document
+from tests.tiny import TEXTS, HashEncoder
 
 MakeService = Callable[..., Service]
 Ask = Callable[..., Any]
@@ -79,7 +84,12 @@ def listen() -> Iterator[Callable[[Service], str]]:
 def _listening(service: Service) -> Iterator[str]:
     config = uvicorn.Config(service.app, port=0, lifespan="off", log_config=None, access_log=False)
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
+
+    async def run() -> None:
+        async with service.running():
+            await server.serve()
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),))
     thread.start()
     while not server.started:
         time.sleep(0.01)
@@ -92,3 +102,20 @@ def asked(*texts: str, model: str = "pair", side: str = "search", **fields: Any)
     """Return the body that a Qdrant server posts for texts."""
     inputs = [{"data": text, "data_type": "text", "model": model, "options": None} | fields for text in texts]
     return {"inputs": inputs, "inference": side, "token": None}
+
+
+def aligned(name: str = "pair"):  # type: ignore[no-untyped-def]
+    """Return a pair whose query vector of a text is its document vector."""
+    return pair(name, query=HashEncoder(salt=name), document=HashEncoder(salt=name))
+
+
+@pytest.fixture
+def filled(client: QdrantClient) -> Iterator[QdrantClient]:
+    documents = [
+        Document(
+            f"d{number}", text, title=f"第{number}篇", metadata={"n": number, "dept": "内科" if number % 2 else "外科"}
+        )
+        for number, text in enumerate(TEXTS)
+    ]
+    ingest(documents, aligned(), client, "corpus", settings=IngestSettings(sparse=True))
+    yield client

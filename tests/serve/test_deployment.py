@@ -14,6 +14,8 @@ import yaml
 
 from care_qdrant.cli.serve import command
 from care_qdrant.serve.gateway import OPEN_PATHS
+from care_qdrant.serve.lines import SLICE_TEXTS
+from care_qdrant.serve.metrics import Metrics
 from care_qdrant.serve.worker import GRACE_SECONDS
 
 FOLDER = Path(__file__).parents[2] / "examples" / "deploy"
@@ -95,3 +97,24 @@ def test_every_platform_waits_for_what_was_accepted() -> None:
     assert int(unit()["Service"]["TimeoutStopSec"]) > GRACE_SECONDS
     assert int(compose()["care"]["stop_grace_period"].removesuffix("s")) > GRACE_SECONDS
     assert unit()["Service"]["ExecReload"].endswith("-HUP $MAINPID")
+
+
+def test_pods_are_scaled_by_a_counter_that_there_is() -> None:
+    scaled = yaml.safe_load((FOLDER / "autoscaling.yaml").read_text(encoding="utf-8"))["spec"]
+    deployment = kubernetes()[0]
+    assert scaled["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    assert scaled["minReplicaCount"] == deployment["spec"]["replicas"] < scaled["maxReplicaCount"]
+    [trigger] = scaled["triggers"]
+    metrics = Metrics()
+    metrics.waiting.labels("query").set(3)
+    [selector] = re.findall(r"care_\w+\{[^}]*\}", trigger["metadata"]["query"])
+    assert f"{selector} 3.0" in metrics.render().decode()
+    assert int(trigger["metadata"]["threshold"]) > SLICE_TEXTS, "one full batch is no load"
+
+
+def test_prometheus_is_sent_to_the_port_that_asks_for_no_key() -> None:
+    [container] = pod()["containers"]
+    port = started(json.loads(ENTRYPOINT) + container["args"])["metrics_port"]
+    annotations = kubernetes()[0]["spec"]["template"]["metadata"]["annotations"]
+    assert annotations["prometheus.io/port"] == str(port)
+    assert {"name": "metrics", "containerPort": port} in container["ports"]

@@ -4,13 +4,17 @@ import asyncio
 import base64
 import json
 import logging
+import time
+from contextlib import nullcontext
 from pathlib import Path
 
+import httpx
 import pytest
+from qdrant_client import QdrantClient
 
 from care_qdrant.console.logs import set_up_logs
 from care_qdrant.errors import InputError
-from care_qdrant.serve import keys
+from care_qdrant.serve import keys, schemas
 from care_qdrant.serve.keys import Keys
 from tests.serve.conftest import asked, pair
 from tests.tiny import HashEncoder
@@ -53,10 +57,105 @@ async def test_qdrant_may_send_its_key_in_the_body(make_service, connect, keys_f
     assert (await http.post("/embed", json={"inputs": "发烧", "token": KEY})).status_code == 401
 
 
-async def test_health_readiness_and_counters_need_no_key(make_service, connect, keys_file: Path) -> None:
+async def test_without_a_key_health_says_whether_it_is_well_and_nothing_else(
+    make_service, connect, keys_file: Path
+) -> None:
     http = connect(make_service(keys_file=keys_file))
-    assert [(await http.get(path)).status_code for path in ("/health", "/ready", "/metrics")] == [200, 200, 200]
-    assert (await http.get("/")).status_code == 401
+    for path in ("/health", "/ready"):
+        answer = await http.get(path)
+        assert (answer.status_code, answer.json()["status"], answer.json()["models"]) == (200, "ok", [])
+        [model] = (await http.get(path, headers={"x-api-key": KEY})).json()["models"]
+        assert len(model["fingerprint"]) == 64
+    assert [(await http.get(path)).status_code for path in ("/", "/metrics", "/info")] == [401, 401, 401]
+    assert (await connect(make_service()).get("/health")).json()["models"], "a service without keys hides nothing"
+
+
+@pytest.fixture
+def http_of(make_service, connect, tmp_path: Path):
+    """Open a client whose key stands in a line of the file of keys."""
+
+    def open_client(line: str, **settings: object):
+        (tmp_path / "scoped").write_text(f"{line}\n{OTHER}\n")
+        http = connect(make_service(keys_file=tmp_path / "scoped", **settings))
+        http.headers["authorization"] = f"Bearer {line.split()[0]}"
+        return http
+
+    return open_client
+
+
+@pytest.mark.parametrize(
+    ("words", "allowed"),
+    [
+        ("", {"/inference", "/embed", "/v1/embeddings", "/search", "/metrics"}),
+        ("inference", {"/inference", "/embed", "/v1/embeddings"}),
+        ("metrics", {"/metrics"}),
+        ("search", {"/search"}),
+        ("search:corpus", {"/search"}),
+        ("search:other inference", {"/inference", "/embed", "/v1/embeddings"}),
+    ],
+)
+async def test_a_key_may_do_what_its_line_says(http_of, client: QdrantClient, words: str, allowed: set[str]) -> None:
+    service = {"collections": ("corpus", "other"), "open_qdrant": lambda: nullcontext(client)}
+    http = http_of(f"{KEY} {words}", **service)
+    bodies = {
+        "/inference": asked("发烧"),
+        "/embed": {"inputs": "发烧"},
+        "/v1/embeddings": {"model": "pair", "input": "发烧"},
+        "/search": {"query": "发烧", "collection": "corpus"},
+    }
+    answers = {path: await http.post(path, json=body) for path, body in bodies.items()}
+    answers["/metrics"] = await http.get("/metrics")
+    assert {path for path, answer in answers.items() if answer.status_code != 403} == allowed
+    refused = [answer.text for answer in answers.values() if answer.status_code == 403]
+    assert all('"forbidden"' in text and "this API key is for" in text for text in refused)
+    named = (await http.get("/collections")).json()["collections"]
+    assert [each["name"] for each in named] == (
+        ["corpus", "other"] if words in ("", "search") else [w.partition(":")[2] for w in words.split() if ":" in w]
+    )
+
+
+async def test_a_key_in_the_body_has_its_scopes_and_its_quota_too(http_of) -> None:
+    http = http_of(f"{KEY} inference 2/hour")
+    del http.headers["authorization"]
+    body = asked("发烧") | {"token": KEY}
+    assert [(await http.post("/inference", json=body)).status_code for _ in range(3)] == [200, 200, 429]
+
+
+async def test_a_quota_is_counted_in_texts_refilled_evenly_and_of_one_key(
+    http_of, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = 1000.0
+    monkeypatch.setattr(time, "clock_gettime", lambda _: seconds)
+    http = http_of(f"{KEY} 6/minute")
+    assert (await http.post("/embed", json={"inputs": ["一"] * 4})).status_code == 200
+    refused = await http.post("/embed", json={"inputs": ["一"] * 3})
+    assert (refused.status_code, refused.json()["code"], refused.headers["retry-after"]) == (
+        429,
+        "quota_exceeded",
+        "10",
+    )
+    assert (await http.post("/embed", json={"inputs": ["一"] * 2})).status_code == 200, "what is refused costs nothing"
+    assert (await http.post("/embed", json={"inputs": "一"})).status_code == 429
+    assert (await http.post("/embed", json={"inputs": "一"}, headers={"authorization": f"Bearer {OTHER}"})).is_success
+    seconds += 10
+    assert (await http.post("/embed", json={"inputs": "一"})).status_code == 200
+    assert (await http.post("/embed", json={"inputs": "一"})).status_code == 429
+    seconds += 1e6
+    assert (await http.post("/embed", json={"inputs": ["一"] * 6})).status_code == 200, (
+        "no more than the quota is saved"
+    )
+    assert (await http.post("/embed", json={"inputs": "一"})).status_code == 429
+    assert (await http.post("/embed", json={"inputs": ["一"] * 7})).status_code == 413, "never to be had"
+    assert (await http.get("/v1/models")).status_code == 200
+
+
+async def test_info_is_what_clients_of_text_embeddings_inference_read(make_service, listen) -> None:
+    model = pair()
+    answer = httpx.get(f"{listen(make_service(model))}/info").json()
+    assert (answer["model_id"], answer["model_sha"]) == (model.name, model.fingerprint)
+    assert (answer["max_input_length"], answer["max_client_batch_size"]) == (64, 1024)
+    assert set(answer["model_type"]) == {"embedding"}
+    schemas.TEIInfo.model_validate(answer, extra="forbid")
 
 
 def test_keys_are_rotated_by_editing_the_file(keys_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,11 +174,14 @@ def test_keys_are_rotated_by_editing_the_file(keys_file: Path, monkeypatch: pyte
     assert accepted.identify("a-third-key-of-length-3")
 
 
-@pytest.mark.parametrize("content", ["", "# nothing\n", "short\n"])
+@pytest.mark.parametrize(
+    "content", ["", "# nothing\n", "short\n", f"{KEY} everything\n", f"{KEY} 1/minute 2/day\n", f"{KEY} 0/minute\n"]
+)
 def test_a_file_without_usable_keys_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "keys").write_text(content)
-    with pytest.raises(InputError, match="keys"):
+    with pytest.raises(InputError, match="keys") as refused:
         Keys(tmp_path / "keys")
+    assert KEY not in str(refused.value)
 
 
 async def test_every_refusal_has_one_shape(make_service, connect) -> None:
@@ -160,7 +262,7 @@ async def test_the_log_holds_neither_texts_nor_keys(
     assert [line["status"] for line in lines] == [200, 200, 401]
     assert lines[0]["texts"] == 1
     assert len(lines[0]["key"]) == 8
-    said = caplog.text + (await http.get("/metrics")).text
+    said = caplog.text + (await http.get("/metrics", headers={"x-api-key": KEY})).text
     assert not any(secret in said for secret in ("秘密", KEY, "a-wrong-key", "%E7%A7%98"))
 
 

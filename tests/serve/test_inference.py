@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from care_qdrant.encoders import bm25
+from care_qdrant.model.pair import CareModel
 from tests.serve.conftest import asked, pair
 from tests.tiny import TEXTS
 
@@ -25,6 +26,16 @@ async def test_a_service_without_documents_refuses_them(make_service, connect) -
     assert answer.status_code == 400
     assert answer.json()["code"] == "no_document_encoder"
     assert "care ingest" in answer.json()["error"]
+
+
+async def test_the_built_in_pair_answers_documents_without_being_told(make_service, connect) -> None:
+    model = CareModel.load()
+    service = make_service(model)
+    await service.load()
+    http = connect(service)
+    answer = await http.post("/inference", json=asked(*TEXTS, model=model.name, side="update"))
+    assert np.allclose(answer.json()["embeddings"], model.encode_document(TEXTS), atol=1e-6)
+    assert (await http.get("/health")).json()["models"][0]["documents"] is True
 
 
 async def test_documents_that_are_still_loading_are_refused_and_queries_are_not(make_service, connect) -> None:
@@ -96,6 +107,37 @@ async def test_what_cannot_be_encoded_is_refused_with_the_reason(make_service, c
     answer = await connect(service).post("/inference", json=body)
     assert (answer.status_code // 100, answer.json()["code"]) == (4, code)
     assert isinstance(answer.json()["error"], str), "Qdrant passes a string on"
+
+
+ZERO_WIDTH = "\u200b\u200d\ufeff"
+
+
+@pytest.mark.parametrize("side", ["search", "update"])
+async def test_a_text_of_zero_width_characters_alone_is_blank(make_service, connect, side: str) -> None:
+    model = CareModel.load()
+    service = make_service(model)
+    await service.load()
+    http = connect(service)
+    for text, status in ((ZERO_WIDTH, 400), ("。", 200), (f"{ZERO_WIDTH}痛", 200)):
+        answer = await http.post("/inference", json=asked("发烧", text, model=model.name, side=side))
+        assert answer.status_code == status, answer.text
+    refused = await http.post("/embed", json={"inputs": ["发烧", ZERO_WIDTH]})
+    assert (refused.json()["code"], refused.json()["error"].split(":")[0]) == ("blank_text", "text 1 is blank")
+    assert (await http.post("/v1/embeddings", json={"model": model.name, "input": ZERO_WIDTH})).status_code == 400
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"inputs": "a", "inputs": "b"}',
+        b'{"inputs": "a", "x": {"y": 1, "\\u0079": 2}}',
+        b'{"inputs": "a", "truncate": true, "truncate": true}',
+    ],
+)
+async def test_a_key_that_is_there_twice_is_refused(make_service, connect, body: bytes) -> None:
+    answer = await connect(make_service()).post("/embed", content=body, headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
+    assert "is there twice" in answer.json()["error"]
 
 
 async def test_an_empty_request_has_an_empty_answer(make_service, connect) -> None:

@@ -2,10 +2,13 @@
 
 import asyncio
 import threading
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from qdrant_client import QdrantClient
 
+from care_qdrant.serve.app import Service
 from care_qdrant.serve.refusal import Refusal
 from tests.serve.conftest import asked, pair
 from tests.tiny import HashEncoder, medical_texts
@@ -150,24 +153,67 @@ async def test_the_same_pair_twice_is_refused(make_service) -> None:
         make_service(pair(), pair())
 
 
-async def test_a_client_that_leaves_cancels_its_work(make_service) -> None:
-    gated = GatedEncoder()
-    service = make_service(pair(query=gated))
-    body = b'{"inputs": ["\xe5\x8f\x91\xe7\x83\xa7"]}'
+async def leave(service: Service, path: str, body: bytes) -> None:
+    """Ask, and close the connection before the answer is there."""
     messages = [{"type": "http.request", "body": body, "more_body": False}, {"type": "http.disconnect"}]
     headers = [(b"content-type", b"application/json"), (b"host", b"localhost")]
     sent: list[object] = []
 
     async def receive():
+        await asyncio.sleep(0.05 if len(messages) == 1 else 0)
         return messages.pop(0)
 
     async def send(message):
         sent.append(message)
 
-    scope = {"type": "http", "method": "POST", "path": "/embed", "headers": headers, "query_string": b""}
+    scope = {"type": "http", "method": "POST", "path": path, "headers": headers, "query_string": b""}
     await service.app(scope, receive, send)
     assert not sent
+
+
+async def test_a_client_that_leaves_cancels_its_work(make_service) -> None:
+    gated = GatedEncoder()
+    service = make_service(pair(query=gated))
+    await leave(service, "/embed", b'{"inputs": ["\xe5\x8f\x91\xe7\x83\xa7"]}')
     gated.gate.set()
+
+
+@pytest.mark.parametrize("path", ["/inference", "/embed", "/search"])
+async def test_a_deadline_is_answered_in_time_and_its_text_is_never_encoded(
+    make_service, connect, client: QdrantClient, path: str
+) -> None:
+    gated = GatedEncoder()
+    service = make_service(pair(query=gated), collections=("corpus",), open_qdrant=lambda: nullcontext(client))
+    http = connect(service)
+    running = asyncio.create_task(http.post("/embed", json={"inputs": "一"}))
+    await entered(gated)
+    bodies = {"/inference": asked("二"), "/embed": {"inputs": "二"}, "/search": {"query": "二"}}
+    late = await http.post(path, json=bodies[path], headers={"x-request-timeout": "0.05"})
+    assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
+    assert 'care_waiting_texts{side="query"} 1.0' in (await http.get("/metrics")).text
+    gated.gate.set()
+    assert (await running).status_code == 200
+    assert (await http.post("/embed", json={"inputs": "三"}, headers={"x-request-timeout": "20"})).status_code == 200
+    assert gated.runs == [["一"], ["三"]]
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "nan", "inf", "soon", ""])
+async def test_a_deadline_that_is_none_is_refused(make_service, connect, given: str) -> None:
+    answer = await connect(make_service()).post("/embed", json={"inputs": "一"}, headers={"x-request-timeout": given})
+    assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
+
+
+async def test_a_search_whose_client_leaves_leaves_the_queue(make_service, client: QdrantClient) -> None:
+    gated = GatedEncoder()
+    service = make_service(pair(query=gated), collections=("corpus",), open_qdrant=lambda: nullcontext(client))
+    [served] = service.pairs
+    running = asyncio.create_task(served.encode(["一"], "query"))
+    await entered(gated)
+    await leave(service, "/search", b'{"query": "\xe4\xba\x8c"}')
+    gated.gate.set()
+    await running
+    await served.encode(["三"], "query")
+    assert gated.runs == [["一"], ["三"]]
 
 
 def test_a_refusal_of_each_status_names_what_to_do() -> None:

@@ -34,7 +34,7 @@ async def test_keys_are_described_where_they_are_needed(make_service, connect, t
     http = connect(make_service(keys_file=tmp_path / "keys"))
     paths = (await http.get("/openapi.json", headers={"x-api-key": KEY})).json()["paths"]
     needing = {path for path, methods in paths.items() for operation in methods.values() if "security" in operation}
-    assert set(paths) - needing == {"/health", "/ready", "/metrics"}
+    assert set(paths) - needing == {"/health", "/ready"}
 
 
 async def test_answers_have_the_described_shape(make_service, connect, client: QdrantClient) -> None:

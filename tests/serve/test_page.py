@@ -16,9 +16,11 @@ import care_qdrant.serve
 from care_qdrant.index.attach import attach_vector
 from care_qdrant.index.ingest import ingest
 from care_qdrant.index.settings import IngestSettings
+from care_qdrant.model.pair import CareModel
 from care_qdrant.types import Document
-from tests.serve.test_searching import aligned
+from tests.serve.conftest import aligned
 
+SAMPLE = Path(__file__).parents[2] / "examples" / "sample" / "corpus.jsonl"
 FOLDER = Path(care_qdrant.serve.__file__).parent / "page"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 HOSTILE = "<img src=x onerror=document.title=1>"
@@ -52,10 +54,6 @@ def test_both_languages_say_everything() -> None:
         re.findall(r'data-text="(\w+)"', (FOLDER / "index.html").read_text(encoding="utf-8"))
     )
     assert used <= names[0]
-
-
-async def test_the_page_can_be_left_out(make_service, connect) -> None:
-    assert (await connect(make_service(page=False)).get("/")).status_code == 404
 
 
 @pytest.fixture
@@ -136,3 +134,33 @@ def test_a_reason_that_all_columns_share_is_said_once(address: str, tmp_path: Pa
     reason = httpx.post(f"{address}/search", json={"query": "西瓜", "conditions": ["nonsense"]}).json()["error"]
     page = shown(f"{address}/?q=西瓜&collection=corpus&lang=en&where=nonsense", tmp_path, 'class="bad"')
     assert html.unescape(page).count(reason) == 1
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+def test_the_page_opens_on_the_only_collection_and_shows_what_to_ask(
+    make_service, listen, client: QdrantClient, tmp_path: Path
+) -> None:
+    """It says what it searches, offers questions and the values of filters, and says where nothing matches well."""
+    model = CareModel.load()
+    ingest(SAMPLE, model, client, "sample", settings=IngestSettings(sparse=True))
+    address = listen(make_service(model, open_qdrant=lambda: nullcontext(client)))
+    page = shown(f"{address}/?lang=zh", tmp_path, "试试")
+    assert "在“sample”的 369 段文本中搜索" in page
+    examples = re.search(r'<p id="examples">(.*?)</p>', page, re.DOTALL)
+    assert examples is not None
+    assert len(re.findall("<button", examples[1])) == 3
+    assert '<option value="professional">' in page
+    hybrid = f"{address}/?lang=zh&column=hybrid:{model.name}@{model.fingerprint[:12]}"
+    asked = shown(f"{hybrid}&q=what+is+a+mortgage", tmp_path)
+    assert asked.count("没有好的匹配") == 1
+    good = shown(f"{hybrid}&q=高血压病人能吃咸菜吗", tmp_path)
+    assert "没有好的匹配" not in good
+    assert "一般能达到" in good
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+def test_a_service_without_a_collection_says_so_in_the_language_of_the_page(
+    make_service, listen, tmp_path: Path
+) -> None:
+    page = shown(f"{listen(make_service())}/?lang=zh", tmp_path, "本服务没有可搜索的集合")
+    assert page.count("本服务没有可搜索的集合") == 1

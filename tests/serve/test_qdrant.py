@@ -1,23 +1,31 @@
 """A real Qdrant server that asks care serve: texts instead of vectors, over HTTP and gRPC."""
 
 import os
+import signal
 import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
+from grpc import RpcError
 from qdrant_client import QdrantClient, models
+from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
+from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
 from care_qdrant.index.ingest import ingest
 from care_qdrant.index.settings import IngestSettings
 from care_qdrant.model.pair import CareModel
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Document
+from tests.serve.conftest import pair
+from tests.serve.test_lines import GatedEncoder
 from tests.serve.test_workers import WAIT_SECONDS, Running
 from tests.tiny import TEXTS
 
@@ -155,3 +163,96 @@ def test_a_qdrant_that_goes_and_comes_back_is_searched_again(pair_folder: Path, 
         again = stack.enter_context(start_server(tmp_path, http, grpc, {}))
         stack.callback(again.kill)
         assert client.post("/search", json=ask).json()["hits"] == before
+
+
+def test_a_client_of_qdrant_that_is_late_leaves_the_queue(make_service, listen, tmp_path: Path) -> None:
+    gated = GatedEncoder()
+    service = make_service(pair(query=gated))
+    address = listen(service)
+    http, grpc = free_port(), free_port()
+    with ExitStack() as stack:
+        server = start_server(tmp_path, http, grpc, {"QDRANT__INFERENCE__ADDRESS": f"{address}/inference"})
+        stack.callback(server.wait)
+        stack.callback(server.terminate)
+        for prefer_grpc in (False, True):
+            qdrant = QdrantClient(
+                url=f"http://127.0.0.1:{http}",
+                grpc_port=grpc,
+                prefer_grpc=prefer_grpc,
+                cloud_inference=True,
+                timeout=30,
+            )
+            stack.callback(qdrant.close)
+            if not prefer_grpc:
+                qdrant.create_collection("c", {"v": models.VectorParams(size=32, distance=models.Distance.COSINE)})
+            ask = partial(qdrant.query_points, "c", using="v", timeout=1)
+            gated.gate.clear()
+            gated.entered.clear()
+            with ThreadPoolExecutor(1) as pool:
+                held = pool.submit(httpx.post, f"{address}/embed", json={"inputs": "一"}, timeout=60)
+                assert gated.entered.wait(20)
+                with pytest.raises((UnexpectedResponse, ResponseHandlingException, RpcError)):
+                    ask(models.Document(text=f"late {prefer_grpc}", model="pair"))
+                until = time.monotonic() + 20
+                while 'care_waiting_texts{side="query"} 1.0' not in httpx.get(f"{address}/metrics").text:
+                    assert time.monotonic() < until, "the text of a client that is gone is still in the queue"
+                    time.sleep(0.05)
+                gated.gate.set()
+                assert held.result().status_code == 200
+    assert gated.runs == [["一"], ["一"]]
+
+
+def test_scopes_quotas_deadlines_and_request_ids_against_a_real_server(pair_folder: Path, tmp_path: Path) -> None:
+    http, grpc = free_port(), free_port()
+    url = f"http://127.0.0.1:{http}"
+    (tmp_path / "keys").write_text(f"{KEY} inference 3/hour\n{KEY[::-1]} search:corpus\n")
+    with ExitStack() as stack:
+        options = (
+            "--model",
+            str(pair_folder),
+            "--keys",
+            str(tmp_path / "keys"),
+            "--url",
+            url,
+            "--collection",
+            "corpus",
+        )
+        service = Running(
+            "--drain-seconds", "0.2", "--workers", "2", "--collection", "other", *options, log=tmp_path / "serve.log"
+        )
+        stack.callback(service.stop)
+        settings = {
+            "QDRANT__INFERENCE__ADDRESS": f"{service.url}/inference",
+            "QDRANT__INFERENCE__TOKEN": KEY,
+            "QDRANT__AUDIT__ENABLED": "true",
+            "QDRANT__AUDIT__DIR": str(tmp_path / "audit"),
+        }
+        server = start_server(tmp_path, http, grpc, settings)
+        stack.callback(server.wait)
+        stack.callback(server.terminate)
+        qdrant = QdrantClient(url=url, grpc_port=grpc, cloud_inference=True, check_compatibility=False)
+        stack.callback(qdrant.close)
+        model = CareModel.load(pair_folder)
+        ingest([Document(f"d{number}", text) for number, text in enumerate(TEXTS)], model, qdrant, "corpus")
+        query = models.Document(text=TEXTS[2], model=model.name)
+        for _ in range(3):
+            assert qdrant.query_points("corpus", query, using=model.name).points
+        with pytest.raises(ResourceExhaustedResponse, match="quota of this API key"):
+            qdrant.query_points("corpus", query, using=model.name)
+        client = stack.enter_context(httpx.Client(base_url=service.url, headers={"x-api-key": KEY[::-1]}, timeout=60))
+        ask = {"query": TEXTS[2], "collection": "corpus"}
+        headers = {"x-request-id": "the-id-of-this-search", "x-request-timeout": "20"}
+        assert client.post("/search", json=ask, headers=headers).json()["hits"]
+        assert client.post("/search", json=ask | {"collection": "other"}).json()["code"] == "forbidden"
+        assert client.post("/embed", json={"inputs": "发烧"}).json()["code"] == "forbidden"
+        assert client.post("/search", json=ask, headers={"x-request-timeout": "0.00001"}).status_code == 504
+        server.send_signal(signal.SIGSTOP)
+        started = time.monotonic()
+        late = client.post("/search", json=ask, headers={"x-request-timeout": "0.5"})
+        assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
+        assert time.monotonic() - started < 5
+        server.send_signal(signal.SIGCONT)
+        until = time.monotonic() + 30
+        while "the-id-of-this-search" not in "".join(f.read_text() for f in (tmp_path / "audit").glob("*")):
+            assert time.monotonic() < until, "the audit log of the server does not have the id"
+            time.sleep(0.2)

@@ -1,6 +1,5 @@
 """POST /search and GET /collections: the same hits as `Retriever`, with its checks."""
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 
 import pytest
@@ -8,30 +7,12 @@ from qdrant_client import QdrantClient
 
 from care_qdrant.errors import Unreachable
 from care_qdrant.index.ingest import ingest
-from care_qdrant.index.settings import IngestSettings
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.serve.marks import mark
 from care_qdrant.serve.searching import Searching
 from care_qdrant.types import Document
-from tests.serve.conftest import pair
-from tests.tiny import TEXTS, HashEncoder
-
-
-def aligned(name: str = "pair"):  # type: ignore[no-untyped-def]
-    """Return a pair whose query vector of a text is its document vector."""
-    return pair(name, query=HashEncoder(salt=name), document=HashEncoder(salt=name))
-
-
-@pytest.fixture
-def filled(client: QdrantClient) -> Iterator[QdrantClient]:
-    documents = [
-        Document(
-            f"d{number}", text, title=f"第{number}篇", metadata={"n": number, "dept": "内科" if number % 2 else "外科"}
-        )
-        for number, text in enumerate(TEXTS)
-    ]
-    ingest(documents, aligned(), client, "corpus", settings=IngestSettings(sparse=True))
-    yield client
+from tests.serve.conftest import aligned, pair
+from tests.tiny import TEXTS
 
 
 @pytest.mark.parametrize("mode", ["auto", "dense", "sparse", "hybrid"])
@@ -152,3 +133,21 @@ async def test_searches_beyond_the_limit_are_refused(make_service, connect, fill
 def test_terms_are_found_in_the_spelling_of_the_text(query: str, text: str, marked: list[str]) -> None:
     [spans] = mark(query, [text])
     assert [text[start:end] for start, end in spans] == marked
+
+
+async def test_the_only_collection_is_served_and_says_what_it_holds(make_service, connect, filled) -> None:
+    http = connect(make_service(aligned(), open_qdrant=lambda: nullcontext(filled)))
+    [state] = (await http.get("/collections")).json()["collections"]
+    assert (state["name"], state["points"]) == ("corpus", len(TEXTS))
+    assert state["keys"] == {"dept": ["内科", "外科"], "n": list(range(len(TEXTS)))}
+    assert len(state["questions"]) == 3
+    assert (await http.post("/search", json={"query": TEXTS[0]})).json()["collection"] == "corpus"
+    assert (await http.post("/floor", json={})).json() == {"floor": None}, "too few questions to tell"
+
+
+async def test_of_several_collections_none_is_served_unasked(make_service, connect, filled) -> None:
+    ingest([Document("e1", "发烧")], aligned(), filled, "second")
+    http = connect(make_service(aligned(), open_qdrant=lambda: nullcontext(filled)))
+    for answer in (await http.get("/collections"), await http.post("/search", json={"query": "发烧"})):
+        assert (answer.status_code, answer.json()["code"]) == (404, "unknown_collection")
+        assert "corpus, second" in answer.json()["error"]

@@ -132,6 +132,25 @@ def test_workers_share_memory_and_counters_and_one_that_dies_is_replaced(start, 
     assert service.stop() == 0
 
 
+def test_a_quota_holds_over_all_workers_and_the_counters_have_a_port(start, pair_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("a-key-of-some-length-1 inference 20/day\n")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    options = ("--workers", "2", "--keys", str(tmp_path / "keys"), "--metrics-port", str(port))
+    service = start("--model", str(pair_folder), *options)
+    status = []
+    for _ in range(30):  # each on a connection of its own, so that both workers are asked
+        headers = {"x-api-key": "a-key-of-some-length-1"}
+        status.append(httpx.post(f"{service.url}/embed", json={"inputs": "发烧"}, headers=headers).status_code)
+    assert status == [200] * 20 + [429] * 10
+    counters = f"http://127.0.0.1:{port}"
+    assert 'care_refusals_total{code="quota_exceeded"} 10.0' in httpx.get(f"{counters}/metrics").text
+    assert httpx.get(f"{counters}/ready").json()["models"]
+    assert httpx.post(f"{counters}/embed", json={"inputs": "发烧"}).status_code == 404
+    assert httpx.get(f"{service.url}/metrics", headers=headers).status_code == 404
+
+
 def test_a_reload_serves_the_new_pair_and_loses_nothing(start, pair_folder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "pair"
     shutil.copytree(pair_folder, folder)

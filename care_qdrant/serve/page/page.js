@@ -14,6 +14,13 @@ const TEXTS = {
     shared: (common) => `${common} in common with the first column`, first: "the other columns are compared with this one",
     encode: "encode", qdrant: "Qdrant", wait: "wait", milliseconds: "ms",
     up: (n) => `up ${n}`, down: (n) => `down ${n}`, same: "same rank", fresh: "not in the first column", unreachable: "The service does not answer.",
+    more: "Conditions and ways to search", tryOne: "Try:", any: "any", moreKeys: (keys) => `Also: ${keys}`, refused: "The request was refused", busy: "The service is busy; try again in a moment",
+    about: (points, name, pair) => `Searches ${points.toLocaleString("en")} texts of “${name}”${pair ? ` with the pair ${pair}` : ""}.`,
+    meansDense: "Score: cosine of the query and the text, from −1 to 1.",
+    meansSparse: "Score: BM25, a sum over shared terms; it compares texts of one query only.",
+    meansHybrid: "Score: weighted sum of cosine and scaled BM25; it may pass 1.",
+    meansFloor: (score) => ` Most questions of this collection reach ${score}.`,
+    poor: (score) => `No good match: the best score is below ${score}, which most questions of this collection reach. The collection may have no answer.`,
   },
   zh: {
     skip: "跳到结果", copyLink: "复制链接", copyCurl: "复制为 curl", keys: "快捷键", query: "问题",
@@ -28,11 +35,19 @@ const TEXTS = {
     shared: (common) => `与第一列有 ${common} 条相同`, first: "其他列都与这一列比较",
     encode: "编码", qdrant: "Qdrant", wait: "等待", milliseconds: "毫秒",
     up: (n) => `上升 ${n}`, down: (n) => `下降 ${n}`, same: "名次相同", fresh: "第一列中没有", unreachable: "服务没有回应。",
+    more: "条件与搜索方式", tryOne: "试试：", any: "不限", moreKeys: (keys) => `还可用：${keys}`, refused: "请求被拒绝", busy: "服务繁忙，请稍后再试",
+    about: (points, name, pair) => `在“${name}”的 ${points.toLocaleString("zh")} 段文本中搜索${pair ? `，使用模型 ${pair}` : ""}。`,
+    meansDense: "得分：问题与文本的余弦相似度，从 −1 到 1。",
+    meansSparse: "得分：BM25，即共有词的权重之和；只能在同一个问题内比较。",
+    meansHybrid: "得分：余弦与缩放后的 BM25 的加权和，可以超过 1。",
+    meansFloor: (score) => `这个集合里的问题一般能达到 ${score}。`,
+    poor: (score) => `没有好的匹配：最高得分低于 ${score}，而这个集合里的问题一般都能达到。集合里可能没有答案。`,
   },
 };
 const MAX_COLUMNS_BY_DEFAULT = 3;
 const $ = (id) => document.getElementById(id);
-const state = { language: "en", collections: [], round: 0, last: [] };
+const LEAD = 40; // characters shown before the first marked term of a long text
+const state = { language: "en", collections: [], round: 0, last: [], open: null, floors: new Map() };
 const t = (name, ...values) => {
   const text = TEXTS[state.language][name];
   return typeof text === "function" ? text(...values) : text;
@@ -54,8 +69,61 @@ async function ask(path, body) {
     throw new Error(t("unreachable"));
   }
   const answer = await response.json();
-  if (!response.ok) throw new Error(answer.error);
+  if (!response.ok) throw new Error(reasonOf(answer));
   return answer;
+}
+
+// The kind of a refusal in the language of the page, then the reason as the service gives it.
+function reasonOf({ error, code }) {
+  if (code === "unknown_collection" && !state.collections.length && !/several/.test(error)) return t("none");
+  return `${t(code === "queue_full" || code === "quota_exceeded" || code === "not_ready" ? "busy" : "refused")}: ${error}`;
+}
+
+// Asked once for each way to search, beside the searches: it costs some thirty of them.
+function fetchFloors() {
+  for (const column of chosen()) {
+    const [mode, pair] = split(column);
+    const key = `${$("collection").value} ${column}`;
+    if (!pair || state.floors.has(key)) continue;
+    state.floors.set(key, null);
+    ask("floor", { collection: $("collection").value, model: pair, mode }).then(
+      ({ floor }) => { state.floors.set(key, floor); if (floor !== null) render(); },
+      () => state.floors.delete(key),
+    );
+  }
+}
+
+const floorOf = (column) => state.floors.get(`${$("collection").value} ${column}`) ?? null;
+
+function showCollection() {
+  const here = current();
+  const pairs = (here?.models ?? []).map((pair) => pair.slice(0, pair.lastIndexOf("@"))).join(", ");
+  $("about").textContent = here && !here.problem ? t("about", here.points, here.name, pairs) : "";
+  const questions = here?.questions ?? [];
+  $("examples").hidden = !questions.length;
+  $("examples").replaceChildren($("examples").firstElementChild, ...questions.map((text) => {
+    const button = element("button", { type: "button" }, text);
+    button.addEventListener("click", () => { $("query").value = text; search(); });
+    return button;
+  }));
+  const keys = Object.entries(here?.keys ?? {});
+  const few = keys.filter(([, values]) => values.length > 1);
+  const rest = keys.filter(([key]) => !few.some(([name]) => name === key)).map(([key]) => key);
+  $("conditions").title = rest.length ? t("moreKeys", rest.join(", ")) : "";
+  const [sample] = keys;
+  $("conditions").placeholder = sample ? `${sample[0]}=${sample[1][0] ?? "…"}${rest.length ? `; ${rest[0]}=…` : ""}` : "key=value";
+  $("facets").replaceChildren(...few.map(([key, values]) => {
+    const choice = element("select", {}, element("option", { value: "" }, t("any")), ...values.map((value) => element("option", { value: String(value) }, String(value))));
+    const set = conditions().find((part) => part.startsWith(`${key}=`));
+    choice.value = set ? set.slice(key.length + 1) : "";
+    choice.addEventListener("change", () => {
+      const others = conditions().filter((part) => !part.startsWith(`${key}=`));
+      $("conditions").value = [...others, ...(choice.value ? [`${key}=${choice.value}`] : [])].join("; ");
+      search();
+    });
+    return element("label", {}, element("span", {}, key), " ", choice);
+  }));
+  $("collection").parentElement.hidden = state.collections.length < 2;
 }
 
 // A column is "dense:pair", "hybrid:pair" or "sparse:".
@@ -106,6 +174,7 @@ function applyLanguage(language) {
   const other = language === "zh" ? "en" : "zh";
   $("language").textContent = other === "zh" ? "中文" : "English";
   $("language").lang = other;
+  showCollection();
   showColumns(chosen());
   render();
 }
@@ -144,6 +213,20 @@ async function search() {
   state.last = answers;
   $("results").removeAttribute("aria-busy");
   render();
+  fetchFloors();
+}
+
+// On a narrow screen one column is open at a time; on a wide one the tabs are not shown.
+function showTabs() {
+  const hybrid = state.last.findIndex(({ column }) => column.startsWith("hybrid:"));
+  state.open = Math.min(state.open ?? Math.max(hybrid, 0), state.last.length - 1);
+  const columns = [...$("results").querySelectorAll(".column")];
+  columns.forEach((column, number) => column.toggleAttribute("data-open", number === state.open));
+  $("tabs").replaceChildren(...(columns.length < 2 ? [] : state.last.map(({ column }, number) => {
+    const tab = element("button", { type: "button", "aria-pressed": String(number === state.open) }, columnName(column));
+    tab.addEventListener("click", () => { state.open = number; showTabs(); });
+    return tab;
+  })));
 }
 
 function render() {
@@ -151,11 +234,13 @@ function render() {
   const [{ error }] = state.last;
   if (error && state.last.every((result) => result.error === error)) {
     $("results").replaceChildren();
+    $("tabs").replaceChildren();
     return say(error, true);
   }
   const ranks = state.last.map(({ answer }) => new Map((answer?.hits ?? []).map((hit, index) => [hit.document_id, index])));
   $("results").replaceChildren(...state.last.map((result, number) => renderColumn(result, number, ranks)));
   const hits = state.last.reduce((sum, { answer }) => sum + (answer?.hits.length ?? 0), 0);
+  showTabs();
   say(t("summary", hits, state.last.length));
 }
 
@@ -167,13 +252,18 @@ function renderColumn({ column, answer, error }, number, ranks) {
     return section;
   }
   section.append(...renderTime(answer.timing_ms));
+  const floor = floorOf(column);
+  const means = { dense: "meansDense", sparse: "meansSparse", hybrid: "meansHybrid" }[answer.mode];
+  section.append(element("p", { class: "meaning" }, t(means) + (floor === null ? "" : t("meansFloor", floor.toFixed(2)))));
+  if (floor !== null && answer.hits.length && answer.hits[0].score < floor)
+    section.append(element("p", { class: "poor" }, t("poor", floor.toFixed(2))));
   if (state.last.length > 1) {
     const common = answer.hits.filter((hit) => ranks[0].has(hit.document_id)).length;
     section.append(element("p", { class: "facts" }, number ? t("shared", common) : t("first")));
   }
   if (!answer.hits.length) section.append(element("p", {}, t("nothing")));
   const list = element("ol");
-  answer.hits.forEach((hit, rank) => list.append(renderHit(hit, rank, number ? ranks[0] : null)));
+  answer.hits.forEach((hit, rank) => list.append(renderHit(hit, rank, number ? ranks[0] : null, floor)));
   section.append(list);
   return section;
 }
@@ -191,18 +281,21 @@ function renderTime(time) {
   return [facts, bar];
 }
 
-function renderHit(hit, rank, first) {
+function renderHit(hit, rank, first, floor) {
   const top = element("div", { class: "top" }, element("span", { class: "rank" }, `${rank + 1}`));
   if (first) top.append(movement(rank, first.get(hit.document_id)));
   top.append(element("span", { class: "score" }, `${t("score")} ${hit.score.toFixed(4)}`));
-  const item = element("li", { class: "hit", tabindex: "-1" }, top);
+  const item = element("li", { class: floor !== null && hit.score < floor ? "hit below" : "hit", tabindex: "-1" }, top);
   if (hit.title) item.append(element("h3", {}, ...marked(hit.title, hit.title_marks)));
-  const text = element("p", { class: "short" }, ...marked(hit.text, hit.marks));
+  const text = element("p", { class: "short" }, ...marked(...excerpt(hit)));
   const rows = [["document", hit.document_id], ["chunk", hit.chunk], ["point", hit.point_id], ...Object.entries(hit.metadata)];
   const table = element("table", {}, element("tbody", {}, ...rows.map(([key, value]) =>
     element("tr", {}, element("th", { scope: "row" }, key), element("td", {}, typeof value === "string" ? value : JSON.stringify(value))))));
   const details = element("details", {}, element("summary", {}, `${t("details")}: ${hit.document_id}`), table);
-  details.addEventListener("toggle", () => text.classList.toggle("short", !details.open));
+  details.addEventListener("toggle", () => {
+    text.classList.toggle("short", !details.open);
+    text.replaceChildren(...(details.open ? marked(hit.text, hit.marks) : marked(...excerpt(hit))));
+  });
   item.append(text, details);
   return item;
 }
@@ -224,6 +317,13 @@ function marked(text, places) {
     at = end;
   }
   return [...parts, characters.slice(at).join("")];
+}
+
+// A long text begins shortly before its first marked term, so that the term is seen.
+function excerpt({ text, marks }) {
+  const from = marks.length ? marks[0][0] - LEAD : 0;
+  if (from < 2 * LEAD) return [text, marks];
+  return [`…${Array.from(text).slice(from).join("")}`, marks.map(([start, end]) => [start - from + 1, end - from + 1])];
 }
 
 async function copy(text) {
@@ -276,7 +376,8 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault();
 });
 $("form").addEventListener("submit", (event) => { event.preventDefault(); search(); });
-$("collection").addEventListener("change", () => showColumns());
+$("collection").addEventListener("change", () => { showCollection(); showColumns(); });
+$("conditions").addEventListener("change", showCollection);
 $("columns").addEventListener("change", search);
 $("copy-link").addEventListener("click", () => { remember(); copy(location.href); });
 $("copy-curl").addEventListener("click", curl);
@@ -286,6 +387,7 @@ $("language").addEventListener("click", () => { applyLanguage(state.language ===
 async function start() {
   const address = new URLSearchParams(location.search);
   const asked = address.get("lang") ?? navigator.language;
+  state.language = asked.startsWith("zh") ? "zh" : "en";
   $("query").value = address.get("q") ?? "";
   $("top-k").value = address.get("k") ?? "10";
   $("conditions").value = address.get("where") ?? "";
@@ -297,10 +399,11 @@ async function start() {
   $("collection").replaceChildren(...state.collections.map(({ name }) => element("option", { value: name }, name)));
   if (state.collections.some(({ name }) => name === address.get("collection"))) $("collection").value = address.get("collection");
   showColumns(address.getAll("column"));
-  applyLanguage(asked.startsWith("zh") ? "zh" : "en");
+  applyLanguage(state.language);
   const problem = current()?.problem;
   if (problem) say(problem, true);
   else if (!state.collections.length && !$("status").textContent) say(t("none"));
+  if (matchMedia("(max-width: 44rem)").matches) $("more").open = false;
   if ($("query").value) await search();
 }
 

@@ -1,0 +1,140 @@
+"""CPU that traces and quotas add to a search of `care serve`, against a real Qdrant server, in turns.
+
+    QDRANT_BINARY=qdrant python -m benchmarks.perf.serve_cost --output benchmarks/results/serve-cost.json
+
+Each query is asked of every variant, one after the other in random order. A turn is the mean of its queries, and the
+cost the median over the turns of the difference to the plain service in the same turn, with a 95 % bootstrap interval.
+Only this process is counted: the application without its HTTP server, so that the shares are larger than those of a
+whole service. The collector is a process of its own.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+import httpx
+from qdrant_client import QdrantClient
+
+from care_qdrant import CareModel
+from care_qdrant.index.ingest import ingest
+from care_qdrant.serve.app import Service
+from care_qdrant.serve.settings import ServeSettings
+from care_qdrant.serve.tracing import ENDPOINTS
+from care_qdrant.types import Document
+from tests.reliability.processes import BINARY, QdrantServer
+
+KEY = "a-key-for-this-measurement"
+COLLECTOR = """
+from http.server import *
+class H(BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.rfile.read(int(self.headers["content-length"])); self.send_response(200); self.end_headers()
+    def log_message(self, *_): pass
+server = HTTPServer(("127.0.0.1", 0), H); print(server.server_port, flush=True); server.serve_forever()
+"""
+
+
+def main() -> None:
+    """Run and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=30)
+    parser.add_argument("--queries", type=int, default=60, help="of each variant in a turn")
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    assert BINARY, "QDRANT_BINARY names no server program"
+    with tempfile.TemporaryDirectory() as folder, QdrantServer(BINARY, Path(folder)) as server:
+        collector = subprocess.Popen([sys.executable, "-c", COLLECTOR], stdout=subprocess.PIPE, text=True)
+        assert collector.stdout is not None
+        try:
+            port = collector.stdout.readline().strip()
+            turns = asyncio.run(_measure(server.url, port, Path(folder), options.turns, options.queries))
+        finally:
+            collector.terminate()
+            collector.wait()
+    plain = statistics.median(turn["plain"] for turn in turns)
+    result = {
+        "turns": options.turns,
+        "queries": options.queries,
+        "cpu_ms_plain": round(plain, 4),
+        "cost_percent": {
+            name: _median_and_interval([100 * (turn[name] / turn["plain"] - 1) for turn in turns])
+            for name in turns[0]
+            if name != "plain"
+        },
+        "turns_cpu_ms": [{name: round(value, 4) for name, value in turn.items()} for turn in turns],
+        "load": os.getloadavg(),
+        "machine": platform.platform(),
+        "python": platform.python_version(),
+    }
+    text = json.dumps(result, indent=1)
+    print(text)
+    if options.output:
+        options.output.write_text(text + "\n", encoding="utf-8")
+
+
+def _median_and_interval(values: list[float]) -> list[float]:
+    chance = random.Random(0)
+    medians = sorted(statistics.median(chance.choices(values, k=len(values))) for _ in range(2_000))
+    return [round(value, 2) for value in (statistics.median(values), medians[50], medians[1949])]
+
+
+async def _measure(url: str, collector: str, folder: Path, turns: int, queries: int) -> list[dict[str, float]]:
+    model, qdrant = CareModel.load(), QdrantClient(url=url, check_compatibility=False, cloud_inference=True)
+    texts = [f"高血压患者{number}饮食上要注意什么" for number in range(500)]
+    ingest([Document(str(number), text) for number, text in enumerate(texts)], model, qdrant, "corpus")
+    variants = {}
+    for name, line, share in (
+        ("plain", KEY, None),
+        ("quotas", f"{KEY} search:corpus 1000000000/day", None),
+        ("traces", KEY, "0.02"),
+        ("traces and quotas", f"{KEY} search:corpus 1000000000/day", "0.02"),
+        ("every request traced", KEY, "1.0"),
+    ):
+        keys = folder / f"keys-{len(variants)}"
+        keys.write_text(line)
+        os.environ.pop(ENDPOINTS[0], None)
+        if share is not None:
+            os.environ |= {ENDPOINTS[0]: f"http://127.0.0.1:{collector}", "OTEL_TRACES_SAMPLER_ARG": share}
+            os.environ["OTEL_TRACES_SAMPLER"] = "parentbased_traceidratio"
+        settings = ServeSettings(
+            load_models=lambda: [model],
+            open_qdrant=lambda: nullcontext(qdrant),
+            collections=("corpus",),
+            keys_file=keys,
+        )
+        variants[name] = Service(settings, [model])
+        await variants[name].load()
+    chance, measured, http = random.Random(0), [], {}
+    for name, service in variants.items():
+        http[name] = httpx.AsyncClient(transport=httpx.ASGITransport(app=service.app), base_url="http://localhost")
+        http[name].headers["authorization"] = f"Bearer {KEY}"
+    order = list(variants)
+    for turn in range(-2, turns):
+        cpu = dict.fromkeys(variants, 0.0)
+        for text in chance.sample(texts, queries):
+            chance.shuffle(order)
+            for name in order:
+                started = time.process_time()
+                (await http[name].post("/search", json={"query": text})).raise_for_status()
+                cpu[name] += (time.process_time() - started) * 1e3 / queries
+        if turn >= 0:  # the first two open connections
+            measured.append(cpu)
+    for client in http.values():
+        await client.aclose()
+    for service in variants.values():
+        service.close()
+    return measured
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""The collections for assistants: a server of the Model Context Protocol, over HTTP at ``/mcp`` or over stdio.
+
+An assistant that embeds its queries by itself takes another model than the one that made the vectors. Here it sends a
+text, and the pair of the collection answers, behind the same checks, keys and quotas as ``POST /search``.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from typing import Annotated, Literal, TypeVar
+
+from mcp.server import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.transport_security import TransportSecuritySettings
+from mcp.types import ToolAnnotations
+from pydantic import BaseModel, Field
+from starlette.datastructures import Headers
+from starlette.types import Message, Receive, Scope, Send
+
+from care_qdrant.errors import CareError
+from care_qdrant.serve.endpoint import enter, in_time, read_body, while_connected
+from care_qdrant.serve.gateway import Exchange
+from care_qdrant.serve.refusal import refusal_of
+from care_qdrant.serve.schemas import Collections, FloorRequest, SearchRequest, WholeDocument
+from care_qdrant.serve.searching import Searching
+from care_qdrant.serve.settings import Limits
+from care_qdrant.version import __version__
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+MAX_HITS = 50
+_READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
+_INSTRUCTIONS = (
+    "Searches document collections. Ask in the language of the documents, in whole questions or key words. "
+    "Where good_match is false, say that the collection seems to have no answer."
+)
+_EXCHANGE: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
+"""The HTTP request that a tool is called by; None over stdio."""
+
+Collection = Annotated[str | None, Field(description="Name, as list_collections says; null is the first one.")]
+
+
+class Found(BaseModel):
+    """One document that was found, by its best part."""
+
+    document_id: str
+    score: float
+    title: str
+    text: str
+    metadata: dict[str, object]
+
+
+class SearchResult(BaseModel):
+    """The documents that were found, best first."""
+
+    collection: str
+    mode: str
+    good_match: bool | None = Field(
+        description="Whether the best score is one that the collection's own questions reach; null where unknown."
+    )
+    hits: list[Found]
+
+
+class McpPath:
+    """The endpoint, and the server behind it."""
+
+    def __init__(
+        self,
+        searching: Searching,
+        limits: Limits,
+        admit: Callable[[Exchange, str], None],
+        may: Callable[[Exchange, str], bool],
+    ) -> None:
+        """Set up the tools; `admit` refuses a search that a key is not for, `may` says whether it is."""
+        self._searching, self._limits, self._admit, self._may = searching, limits, admit, may
+        logging.getLogger().addHandler(logging.NullHandler())  # else the SDK sends all logs to a handler of its own
+        self.server = server = MCPServer("care", version=__version__, instructions=_INSTRUCTIONS, log_level="WARNING")
+        for tool in (self.search, self.list_collections, self.fetch_document):
+            server.add_tool(tool, annotations=_READS)
+        # Hosts, keys and sizes are checked before a request arrives here.
+        trusted = TransportSecuritySettings(enable_dns_rebinding_protection=False)
+        server.streamable_http_app(stateless_http=True, json_response=True, transport_security=trusted)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Answer at the path while the block runs; once, in the event loop of the requests."""
+        async with self.server.session_manager.run():
+            yield
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        exchange = enter(scope["path"], scope, ("POST",))
+        body = [await read_body(Headers(scope=scope), receive, self._limits)]
+
+        async def replay() -> Message:
+            if body:
+                return {"type": "http.request", "body": body.pop(), "more_body": False}
+            await asyncio.Event().wait()  # `while_connected` looks for the end of the connection
+            raise AssertionError
+
+        token = _EXCHANGE.set(exchange)
+        try:
+            handled = self.server.session_manager.handle_request(scope, replay, send)
+            await in_time(while_connected(handled, receive), exchange.deadline)
+        finally:
+            _EXCHANGE.reset(token)
+
+    async def search(
+        self,
+        query: Annotated[str, Field(description="A question or key words, in the language of the documents.")],
+        collection: Collection = None,
+        top_k: Annotated[int, Field(ge=1, le=MAX_HITS, description="Most documents to return.")] = 5,
+        mode: Annotated[
+            Literal["auto", "dense", "sparse", "hybrid"],
+            Field(description="auto is hybrid where the collection has BM25, else by vectors alone."),
+        ] = "auto",
+        conditions: Annotated[
+            list[str] | None,
+            Field(description="On metadata, all must hold: key=value, key!=value, key>=number."),
+        ] = None,
+    ) -> SearchResult:
+        """Find the documents that answer a question, best first."""
+        request = SearchRequest(query=query, collection=collection, top_k=top_k, mode=mode, conditions=conditions or [])
+        return await self._told(self._search(request))
+
+    async def list_collections(self) -> Collections:
+        """List the collections with their size, example questions, and the keys and values for conditions."""
+        return await self._told(self._list())
+
+    async def fetch_document(
+        self,
+        document_id: Annotated[str, Field(description="As in the hits of search.")],
+        collection: Collection = None,
+    ) -> WholeDocument:
+        """Return the whole text of a document, in the chunks that it is stored in."""
+        return await self._told(self._fetch(document_id, collection))
+
+    async def _search(self, request: SearchRequest) -> SearchResult:
+        await self._enter(request.collection)
+        answer = await self._searching.search(request)
+        floor = None
+        if request.mode != "sparse":
+            floor = await self._searching.floor(FloorRequest(collection=answer.collection, mode=request.mode))
+        good = None if answer.hits else False
+        if answer.hits and floor is not None:
+            good = answer.hits[0].score >= floor
+        return SearchResult(
+            collection=answer.collection,
+            mode=answer.mode,
+            good_match=good,
+            hits=[Found(**hit.model_dump(include=set(Found.model_fields))) for hit in answer.hits],
+        )
+
+    async def _list(self) -> Collections:
+        exchange = _EXCHANGE.get()
+        names = await self._searching.names()
+        return await self._searching.collections(
+            [name for name in names if exchange is None or self._may(exchange, name)]
+        )
+
+    async def _fetch(self, document_id: str, collection: str | None) -> WholeDocument:
+        await self._enter(collection)
+        return await self._searching.document(document_id, collection)
+
+    async def _enter(self, collection: str | None) -> None:
+        exchange = _EXCHANGE.get()
+        if exchange is not None:
+            self._admit(exchange, await self._searching.served(collection))
+
+    async def _told(self, work: Awaitable[T]) -> T:
+        """Return what the work gives; a refusal becomes a text that the assistant reads."""
+        try:
+            return await work
+        except CareError as error:
+            refusal = refusal_of(error)
+            if refusal is None:
+                logger.exception("a tool failed")
+                raise
+            exchange = _EXCHANGE.get()
+            if exchange is not None:
+                exchange.code = refusal.code
+            raise ToolError(refusal.reason) from error
+        except Exception:  # the assistant reads that the tool failed, and nothing else
+            logger.exception("a tool failed")
+            raise

@@ -1,0 +1,22 @@
+"""The collections for one assistant that starts this process and talks to it over stdin and stdout."""
+
+import asyncio
+from contextlib import closing
+
+from care_qdrant.serve.app import Service
+from care_qdrant.serve.selfcheck import check_allowed
+from care_qdrant.serve.settings import ServeSettings
+
+
+def serve_stdio(settings: ServeSettings) -> None:
+    """Answer the assistant until it closes stdin. Logs go to stderr; stdout belongs to the protocol."""
+    models = settings.load_models()
+    check_allowed(models, settings.fingerprints_file)
+    with closing(Service(settings, models)) as service:
+        asyncio.run(_serve(service))
+
+
+async def _serve(service: Service) -> None:
+    await service.load()
+    assert service.mcp is not None  # set by `ServeSettings.mcp`
+    await service.mcp.server.run_stdio_async()

@@ -1,0 +1,126 @@
+"""The Model Context Protocol, asked by the client of its own SDK: over HTTP behind the keys, and over stdio."""
+
+import json
+import os
+import sys
+from contextlib import AsyncExitStack, nullcontext
+from pathlib import Path
+
+import httpx2
+from mcp import ClientSession, StdioServerParameters
+from mcp.client.stdio import stdio_client
+from mcp.client.streamable_http import streamable_http_client
+from qdrant_client import QdrantClient
+
+from care_qdrant.index.ingest import ingest
+from care_qdrant.index.settings import IngestSettings
+from care_qdrant.model.pair import CareModel
+from tests.serve.conftest import aligned
+from tests.tiny import TEXTS
+
+SAMPLE = Path(__file__).parents[2] / "examples" / "sample" / "corpus.jsonl"
+KEY, OTHER_KEY = "a-key-for-the-corpus", "a-key-for-another-one"
+
+
+async def session(stack: AsyncExitStack, address: str, key: str = "") -> ClientSession:
+    """Return a session with the server, as an assistant opens it."""
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=30))
+    streams = await stack.enter_async_context(streamable_http_client(f"{address}/mcp", http_client=http))
+    opened = await stack.enter_async_context(ClientSession(streams[0], streams[1]))
+    await opened.initialize()
+    return opened
+
+
+async def test_an_assistant_finds_lists_and_fetches(make_service, listen, filled: QdrantClient) -> None:
+    service = make_service(aligned(), mcp=True, open_qdrant=lambda: nullcontext(filled))
+    async with AsyncExitStack() as stack:
+        asked = await session(stack, listen(service))
+        tools = {tool.name: tool for tool in (await asked.list_tools()).tools}
+        assert set(tools) == {"search", "list_collections", "fetch_document"}
+        assert all(tool.description and tool.annotations.read_only_hint for tool in tools.values())
+        listed = (await asked.call_tool("list_collections", {})).structured_content["collections"]
+        assert [(each["name"], each["points"]) for each in listed] == [("corpus", len(TEXTS))]
+        assert listed[0]["keys"]["dept"] == ["内科", "外科"]
+        found = await asked.call_tool("search", {"query": TEXTS[3], "top_k": 2, "conditions": ["n>=3"]})
+        hits = found.structured_content["hits"]
+        assert (hits[0]["document_id"], len(hits)) == ("d3", 2)
+        whole = await asked.call_tool("fetch_document", {"document_id": "d3"})
+        assert whole.structured_content["chunks"] == [TEXTS[3]]
+        for tool, arguments, reason in (
+            ("search", {"query": " "}, "blank"),
+            ("search", {"query": "发烧", "collection": "another"}, "not served here (there: corpus)"),
+            ("search", {"query": "发烧", "conditions": ["nonsense"]}, "nonsense"),
+            ("fetch_document", {"document_id": "nobody"}, "no document 'nobody'"),
+        ):
+            refused = await asked.call_tool(tool, arguments)
+            assert refused.is_error
+            assert reason in refused.content[0].text
+
+
+async def test_a_key_reaches_its_collections_within_its_quota(
+    make_service,
+    listen,
+    filled: QdrantClient,
+    tmp_path: Path,
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"{KEY} search:corpus 2/day\n{OTHER_KEY} search:another\n")
+    service = make_service(
+        aligned(), mcp=True, keys_file=keys, collections=("corpus",), open_qdrant=lambda: nullcontext(filled)
+    )
+    address = listen(service)
+    async with AsyncExitStack() as stack:
+        asked = await session(stack, address, OTHER_KEY)
+        assert (await asked.call_tool("list_collections", {})).structured_content["collections"] == []
+        refused = await asked.call_tool("search", {"query": TEXTS[3]})
+        assert "not for search:corpus" in refused.content[0].text
+    async with AsyncExitStack() as stack:
+        asked = await session(stack, address, KEY)
+        answers = [await asked.call_tool("search", {"query": TEXTS[3]}) for _ in range(3)]
+    assert [answer.is_error for answer in answers] == [False, False, True]
+    async with httpx2.AsyncClient() as http:
+        assert (await http.post(f"{address}/mcp", json={})).status_code == 401
+        plain = await http.post(f"{address}/mcp", content="x", headers={"authorization": f"Bearer {KEY}"})
+    assert plain.status_code == 415
+
+
+async def test_a_good_match_is_told_from_a_poor_one(make_service, listen, client: QdrantClient) -> None:
+    model = CareModel.load()
+    ingest(SAMPLE, model, client, "sample", settings=IngestSettings(sparse=True))
+    service = make_service(model, mcp=True, open_qdrant=lambda: nullcontext(client))
+    async with AsyncExitStack() as stack:
+        asked = await session(stack, listen(service))
+        for query, good in (
+            ("心梗发作的时候胸口疼是什么样的", True),
+            ("高血压病人能吃咸菜吗", True),
+            ("how do I renew my passport", False),
+            ("二手房过户需要交哪些税", False),
+        ):
+            for mode in ("hybrid", "dense") if good else ("hybrid",):  # foreign vectors of the built-in pair lie close
+                answer = await asked.call_tool("search", {"query": query, "mode": mode})
+                assert (answer.structured_content["good_match"], query, mode) == (good, query, mode)
+        answer = await asked.call_tool("search", {"query": "发烧", "mode": "sparse"})
+        assert answer.structured_content["good_match"] is None
+
+
+async def test_an_assistant_starts_the_command_and_speaks_over_stdio(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps({"id": f"d{n}", "text": text}) + "\n" for n, text in enumerate(TEXTS)))
+    client = QdrantClient(path=str(tmp_path / "qdrant"))
+    ingest(corpus, CareModel.load(), client, "corpus")
+    client.close()
+    command = StdioServerParameters(
+        command=sys.executable,
+        args=["-c", "from care_qdrant.cli import main; main()", "serve", "--mcp=stdio"],
+        cwd=tmp_path,
+        env=dict(os.environ),
+    )
+    async with stdio_client(command) as (read, write), ClientSession(read, write) as asked:
+        await asked.initialize()
+        found = await asked.call_tool("search", {"query": TEXTS[2], "top_k": 1})
+        assert found.structured_content["hits"][0]["document_id"] == "d2"
+
+
+async def test_it_is_not_there_unless_asked_for(make_service, connect) -> None:
+    assert (await connect(make_service()).post("/mcp", json={})).status_code == 404
