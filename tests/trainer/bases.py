@@ -83,7 +83,7 @@ def as_published(folder: Path) -> None:
     path.write_text(json.dumps(config | published), encoding="utf-8")
 
 
-def qwen3_base(folder: Path, hidden: int) -> Path:
+def qwen3_base(folder: Path, hidden: int, layers: int = 1, intermediate: int = 64) -> Path:
     """Save what Qwen3-4B-Base and -8B-Base are: a decoder of their width, whose tokenizer appends nothing."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -108,11 +108,11 @@ def qwen3_base(folder: Path, hidden: int) -> Path:
     config = Qwen3Config(
         vocab_size=len(fast),
         hidden_size=hidden,
-        num_hidden_layers=1,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=16,
-        intermediate_size=64,
+        intermediate_size=intermediate,
         eos_token_id=0,
         bos_token_id=0,
         tie_word_embeddings=True,

@@ -113,6 +113,8 @@ def test_a_written_configuration_has_what_was_set(tmp_path: Path) -> None:
     assert (written.seed, written.query.prompt, find_stage(written, "joint").learning_rate) == (7, "问：", 5e-5)
     kept = find_config("tiny").read_text(encoding="utf-8").count("#")
     assert (tmp_path / "my.toml").read_text(encoding="utf-8").count("#") >= kept, "the comments stay"
+    with pytest.raises(InputError, match="exists; give another file"):
+        _invoke("init", "tiny", "--output", str(tmp_path / "my.toml"))
 
 
 def find_stage(run: Run, name: str) -> Stage:

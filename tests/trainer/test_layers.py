@@ -10,9 +10,10 @@ ORDER = (
     ("losses",),
     ("training",),
     ("stages",),
-    ("learning", "pipeline"),
+    ("pipeline",),
     ("export",),
-    ("learn",),
+    ("learn", "rehearse"),
+    ("start",),
     ("cli",),
 )
 """From the bottom to the top; packages of one row know nothing of each other."""

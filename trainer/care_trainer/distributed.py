@@ -1,5 +1,6 @@
 """One run on several processes (torchrun, accelerate): which process writes, and which ones wait."""
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -59,3 +60,10 @@ def average_gradients(parameters: list[nn.Parameter]) -> None:
         if parameter.grad is not None:
             torch.distributed.all_reduce(parameter.grad)
             parameter.grad /= state.num_processes
+
+
+def free_memory() -> None:
+    """Give back the memory of models that nobody uses: the training loop leaves them in reference cycles."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

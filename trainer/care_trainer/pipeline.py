@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from sentence_transformers import SentenceTransformer
 
 from care_qdrant.errors import InputError, MissingExtra
@@ -18,7 +19,7 @@ from care_trainer import evaluation
 from care_trainer.config import Run, Stage, stage_name
 from care_trainer.data.read import existing, file_hashes, retrieval_file
 from care_trainer.disk import writing
-from care_trainer.distributed import main_process_first, processes
+from care_trainer.distributed import free_memory, main_process_first, processes
 from care_trainer.models.towers import ADAPTER_FILE
 from care_trainer.stages import align, base, contrastive, distill, joint, language, prune, static
 from care_trainer.stages.context import Context, Report, Trained, rows_folder, silent
@@ -30,6 +31,7 @@ STAGE_FILE = "stage.json"
 """Name of the file that a stage writes last: a folder that has it is finished."""
 BASE = "base"
 SIDES = ("query", "document")
+SHOWN_SCORES = {"ndcg@10": "nDCG@10", "recall@100": "recall@100"}
 
 STAGES: dict[str, Callable[[Context], Trained]] = {
     "static": static.train_static,
@@ -119,6 +121,16 @@ def read_record(folder: Path) -> dict[str, Any]:
     return record
 
 
+def in_words(record: dict[str, Any]) -> str:
+    """Return what a stage took and how good it left the encoders, for people."""
+    hours = f"{record['seconds'] / 3600:.2f} hours"
+    if not torch.cuda.is_available():
+        hours += f", {record['cpu_seconds'] / 3600:.2f} CPU hours"
+    found = record.get("evaluation") or {}
+    scores = [f"{label} {found[key]:.3f}" for key, label in SHOWN_SCORES.items() if key in found]
+    return f"{hours}; on held-out questions {', '.join(scores)}" if scores else hours
+
+
 def _ensure_base(run: Run, folder: Path, resume: bool) -> None:
     settings = _base_settings(run)
     if _finished(folder, settings, resume):
@@ -155,10 +167,13 @@ def _ensure_stage(
     if processes().is_main_process:
         _write(folder / "config.json", dataclasses.asdict(run))
         _write(folder / "data.json", hashes)
+        logger.info("stage %s, %d of %d", folder.name, len(before) + 1, len(run.stage))
     trained = STAGES[stage.kind](context)
     with main_process_first() as is_main:
         if is_main:
             _conclude(run, stage, folder, trained, settings, hashes, started, cpu_started)
+    del trained
+    free_memory()
     return read_record(folder)
 
 
@@ -189,6 +204,7 @@ def _conclude(
         "cpu_seconds": round(cpu_seconds, 1),
     }
     _write(folder / STAGE_FILE, record)
+    logger.info("stage %s: %s", folder.name, in_words(record))
     drop_checkpoints(folder)
     shutil.rmtree(folder / "teacher", ignore_errors=True)
 

@@ -48,7 +48,7 @@ def test_all_problems_are_reported_at_once_with_known_keys(tmp_path: Path) -> No
     assert "6 problem(s)" in message
     assert "sead: unknown key (known: name, output" in message
     assert "dim: expected a whole number, found 'big'" in message
-    assert "query.pooling: expected one of 'cls', 'mean', 'lasttoken', found 'max'" in message
+    assert "query.pooling: expected one of 'cls', 'mean', 'lasttoken', 'own', found 'max'" in message
     assert "data.pairs.files: expected a list" in message
     assert "stage[0].kind: 'alignn' is no stage" in message
     assert "stage[1].margin: unknown key" in message

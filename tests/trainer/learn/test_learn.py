@@ -14,6 +14,7 @@ from care_qdrant.model.folder import verify_checkpoint
 from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.contract_checks import check_contract
+from care_qdrant.search.retriever import Retriever
 from tests.trainer.learn.collections import DIM, WordModel, word_texts, write_langchain
 
 SETTINGS = LearnSettings(vocabulary=200, batch=64, epochs=20, learning_rate=2e-2, seed=3)
@@ -132,6 +133,27 @@ def test_two_models_under_one_name(tmp_path: Path) -> None:
     assert "two models wrote under one name" in refused(TEXTS, vectors, tmp_path)
 
 
+def centred(texts: list[str]) -> np.ndarray:
+    """Vectors without a common direction, so that those of two models have no groups to be told by."""
+    vectors = WordModel(dim=256).encode(texts)
+    vectors -= vectors.mean(axis=0)
+    return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), dtype=np.float32)
+
+
+def test_half_of_the_vectors_shuffled_among_themselves(tmp_path: Path) -> None:
+    vectors, generator = WordModel().encode(TEXTS), np.random.default_rng(1)
+    half = generator.permutation(len(TEXTS))[: len(TEXTS) // 2]
+    vectors[half] = vectors[generator.permutation(half)]
+    assert "or vectors belong to other texts" in refused(TEXTS, vectors, tmp_path)
+
+
+def test_every_second_vector_in_another_space(tmp_path: Path) -> None:
+    vectors = centred(TEXTS)
+    rotation = np.linalg.qr(np.random.default_rng(1).normal(size=(256, 256)))[0]
+    vectors[::2] = vectors[::2] @ rotation.astype(np.float32)
+    assert "two models wrote under one name" in refused(TEXTS, vectors, tmp_path)
+
+
 def test_constant_vectors(tmp_path: Path) -> None:
     assert "all stored vectors are the same" in refused(TEXTS, np.ones((len(TEXTS), DIM), np.float32), tmp_path)
 
@@ -160,14 +182,49 @@ def test_no_texts(tmp_path: Path) -> None:
         learn(client, "articles", tmp_path / "queries", settings=SETTINGS)
 
 
-def test_vectors_replaced_by_another_model_are_noticed(learned, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+@pytest.fixture
+def copied(learned):  # type: ignore[no-untyped-def]
+    """A collection of its own with the contract of the learned one, and the folder of its encoder."""
     client = QdrantClient(":memory:")
     write_langchain(client, TEXTS, WordModel().encode(TEXTS))
-    learn(client, "articles", tmp_path / "queries", settings=SETTINGS)
-    Collection(client, "articles").require_learned_from("")
+    Collection(client, "articles").write_learned("", Collection(learned[0], "articles").schema.learned[""])
+    return client, learned[1]
+
+
+def replace_probes(client: QdrantClient, share: float, vectors: np.ndarray, texts: list[str] | None = None) -> int:
+    """Write a share of the sampled points again, and return how many."""
+    ids = [int(key) for key in Collection(client, "articles").schema.learned[""].probes]
+    chosen = ids[: round(share * len(ids))]
+    points = [
+        models.PointStruct(id=n, vector=vectors[n].tolist(), payload={"page_content": (texts or TEXTS)[n]})
+        for n in chosen
+    ]
+    client.upsert("articles", points)
+    return len(points)
+
+
+def test_a_tenth_of_foreign_vectors_is_said_and_a_third_is_refused(copied, caplog) -> None:  # type: ignore[no-untyped-def]
+    client, folder = copied
+    retriever = Retriever(client, "articles", CareModel.load(folder), check_seconds=0)
+    retriever.search(["心痛"])
+    assert not caplog.records
     other = WordModel(seed=9).encode(TEXTS)
-    client.update_vectors("articles", [models.PointVectors(id=n, vector=v.tolist()) for n, v in enumerate(other)])
-    with pytest.raises(FingerprintMismatch, match="16 sampled vectors 16 are left and 16 are other vectors"):
+    count = replace_probes(client, 0.1, other)
+    retriever.search(["心痛"])
+    assert f"32 are left and {count} do not belong to their texts" in caplog.text
+    replace_probes(client, 0.3, other)
+    with pytest.raises(FingerprintMismatch, match="do not belong to their texts"):
+        retriever.search(["心痛"])
+
+
+def test_new_texts_by_the_same_model_are_searched_without_a_word(copied, caplog) -> None:  # type: ignore[no-untyped-def]
+    client, folder = copied
+    later = word_texts(len(TEXTS), seed=7)
+    replace_probes(client, 1.0, WordModel().encode(later), later)
+    Retriever(client, "articles", CareModel.load(folder)).search(["心痛"])
+    assert not caplog.records
+    # Who has only the fingerprint cannot compare with the texts, and counts what was written again.
+    with pytest.raises(FingerprintMismatch, match="32 are left and 32 are other vectors than before"):
         Collection(client, "articles").require_learned_from("")
 
 

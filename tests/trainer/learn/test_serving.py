@@ -51,7 +51,7 @@ def test_the_retriever_and_llama_index_find_the_same(learned: tuple[QdrantClient
     assert [node.text for node in nodes] == [hit.text for hit in hits[0]]
     other = WordModel(seed=9).encode(TEXTS)
     client.update_vectors("articles", [models.PointVectors(id=n, vector=v.tolist()) for n, v in enumerate(other)])
-    with pytest.raises(FingerprintMismatch, match="another model may have made them"):
+    with pytest.raises(FingerprintMismatch, match="another model has made them"):
         Retriever(client, "articles", CareModel.load(folder)).search(QUESTIONS)
 
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +11,8 @@ from care_trainer.learn.learn import learn
 from care_trainer.learn.settings import LearnSettings
 from care_trainer.learn.start import is_chinese, mapped_start, token_vectors
 from care_trainer.learn.tokens import tokenize, train_tokenizer
-from click.testing import CliRunner
 from qdrant_client import QdrantClient
 
-from care_qdrant.cli import care
-from care_qdrant.errors import InputError
 from care_qdrant.index.attach import attach_bm25
 from care_qdrant.model.pair import CareModel
 from care_qdrant.search.retriever import Retriever
@@ -78,38 +74,6 @@ def test_a_hybrid_search_weighs_as_learning_recorded(tmp_path: Path) -> None:
     [as_recorded] = Retriever(client, "articles", model, mode="hybrid", alpha=report.alpha).search([texts[3][:11]])
     [otherwise] = Retriever(client, "articles", model, mode="hybrid", alpha=0.4).search([texts[3][:11]])
     assert report.alpha is not None and abs(report.alpha - 0.4) > 0.05
-    assert [hit.score for hit in by_default] == [hit.score for hit in as_recorded]
+    scores = [hit.score for hit in as_recorded]  # two searches of one float32 matrix may differ in the last bit
+    assert [hit.score for hit in by_default] == pytest.approx(scores, rel=1e-6)
     assert [hit.score for hit in by_default] != [hit.score for hit in otherwise]
-
-
-@pytest.mark.timeout(400)
-def test_the_old_models_token_vectors_are_a_start(tmp_path: Path) -> None:
-    texts = [json.loads(line)["text"] for line in SAMPLE.read_text("utf-8").splitlines()]
-    model = CareModel.load()
-    client = QdrantClient(":memory:")
-    write_langchain(client, texts, model.encode_document(texts))
-    # One step that moves nothing, so that what is measured is the start.
-    settings = LearnSettings(vocabulary=2_000, max_steps=1, learning_rate=1e-9)
-    found = {
-        start: learn(
-            client, "articles", tmp_path / str(start), settings=replace(settings, start_model=start), force=True
-        ).held_out.mrr
-        for start in (None, "built-in")
-    }
-    assert found["built-in"] > 0.3 and found["built-in"] > found[None] - 0.1
-    stages = json.loads((tmp_path / "built-in" / "care.json").read_text("utf-8"))["stages"]
-    assert stages[0]["start"] == "built-in"
-
-
-def test_token_vectors_of_another_dimension_are_refused(tmp_path: Path) -> None:
-    texts = word_texts(300)
-    client = QdrantClient(":memory:")
-    write_langchain(client, texts, WordModel().encode(texts))
-    settings = LearnSettings(vocabulary=200, start_model="built-in")
-    with pytest.raises(InputError, match=r"built-in: gives vectors of 256 dimensions .* has 48"):
-        learn(client, "articles", tmp_path / "queries", settings=settings)
-
-
-def test_the_start_with_the_old_model_needs_the_model() -> None:
-    result = CliRunner().invoke(care, ["learn", "articles", "--document-start"])
-    assert result.exit_code == 2 and "give that, without --update and --base" in result.output

@@ -4,13 +4,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from care_trainer.config import Lora, Run
+from care_trainer.config import Lora, Run, Tower
 from care_trainer.models import towers
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense
 
 from care_qdrant.errors import InputError
+from care_qdrant.model.pair import CareModel
 
+OWN = Tower(base="base", pooling="own")
 TEXTS = ["高血压吃什么好？", "糖尿病的检查：可以做血常规、超声和影像学检查来明确诊断。" * 5, "哮喘"]
 
 
@@ -112,3 +114,30 @@ def test_adapters_are_merged_outside_the_reloaded_model(base: Run, tmp_path: Pat
     assert not (tmp_path / "merged/adapter_config.json").exists()
     found = SentenceTransformer(str(tmp_path / "merged")).encode_document(TEXTS)
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("side", ["query", "document"])
+def test_a_base_keeps_its_own_pooling_weights_and_layers(side: str) -> None:
+    """The built-in pair has token weights, and its documents a slice: as a base it is what it was."""
+    tower = Tower(base="built-in", pooling="own", max_tokens=512)
+    build = towers.build_query if side == "query" else towers.build_document
+    encoder = build("built-in", tower, CareModel.load().dim)
+    folder = towers.own_folder("built-in", side)  # type: ignore[arg-type]
+    np.testing.assert_allclose(encoder.encode(TEXTS), SentenceTransformer(str(folder)).encode(TEXTS), atol=1e-6)
+    assert towers.make_trainable(encoder, side=side, lora=False) > 0
+
+
+def test_a_dense_layer_of_a_base_trains_and_is_no_slice(base: Run, tmp_path: Path) -> None:
+    inner = towers.build_query(_bases(base)[0], base.query, base.dim)
+    dense = Dense(32, 24, bias=True, activation_function=torch.nn.Tanh())
+    SentenceTransformer(modules=[*list(inner.children())[:2], dense]).save_pretrained(str(tmp_path / "base"))
+    encoder = towers.build_query(str(tmp_path / "base"), replace(OWN, base=str(tmp_path / "base")), 24)
+    expected = SentenceTransformer(str(tmp_path / "base")).encode(TEXTS, normalize_embeddings=True)
+    np.testing.assert_allclose(encoder.encode(TEXTS), expected, atol=1e-6)
+    towers.make_trainable(encoder, side="query", lora=False)
+    assert any(parameter.requires_grad for parameter in list(encoder.children())[2].parameters())
+
+
+def test_own_pooling_needs_a_base_that_has_one(base: Run) -> None:
+    with pytest.raises(InputError, match=r"has no modules\.json"):
+        towers.build_query(_bases(base)[0], OWN, 32)

@@ -1,7 +1,9 @@
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
+from care_trainer.models import vector_cache
 from care_trainer.models.vector_cache import VectorCache, encoder_digest
 from filelock import FileLock
 
@@ -97,3 +99,29 @@ def test_the_digest_is_of_the_files_and_the_prompt_and_not_of_the_model_card(tmp
     assert encoder_digest(tmp_path, "query: ") != plain
     (tmp_path / "model.safetensors").write_bytes(b"others")
     assert encoder_digest(tmp_path) != plain
+
+
+@pytest.mark.parametrize("most", [0, 3, 1000])
+def test_sorted_keys_find_what_a_dictionary_finds(
+    tmp_path: Path, encoder: HashEncoder, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vector_cache, "_MOST_RECENT", most)
+    cache = VectorCache(tmp_path, "a" * 64, 8)
+    for start in range(0, 40, 7):
+        texts = [f"text {number}" for number in range(start + 6, -1, -1)]
+        np.testing.assert_array_equal(cache.encode(texts, encoder.encode), encoder.encode(texts).astype(np.float16))
+    assert (cache.folder / "keys.bin").stat().st_size == 16 * 42
+
+
+def test_a_million_keys_take_a_tenth_of_a_dictionary_s_memory(tmp_path: Path, encoder: HashEncoder) -> None:
+    """16 MB in each process, where a dictionary of them took 167."""
+    cache = VectorCache(tmp_path, "a" * 64, 8)
+    keys = np.random.default_rng(0).integers(0, 2**63, (1_000_000, 2), np.int64)
+    keys.tofile(cache.folder / "keys.bin")
+    np.zeros((1_000_000, 8), np.float16).tofile(cache.folder / "vectors.f16")
+    del keys
+    tracemalloc.start()
+    cache.encode(["a"], encoder.encode)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 17_000_000

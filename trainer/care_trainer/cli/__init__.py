@@ -10,7 +10,8 @@ from care_trainer.cli.data import data
 from care_trainer.cli.listing import configs, init, presets
 from care_trainer.cli.mine import mine
 from care_trainer.cli.push import push
-from care_trainer.cli.run import run
+from care_trainer.cli.run import rehearse, run
+from care_trainer.cli.start import start
 
 
 @click.group(cls=Program, context_settings=CONTEXT)
@@ -21,12 +22,12 @@ def care_train() -> None:
 
     \b
     Example:
-      care-train configs
+      care-train start faq.jsonl --output faq
       care-train run nano --set data_root=data
     """
 
 
-for command in (init, run, configs, presets, data, mine, push):
+for command in (start, init, rehearse, run, configs, presets, data, mine, push):
     care_train.add_command(command)
 
 

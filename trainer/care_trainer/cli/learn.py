@@ -46,7 +46,7 @@ _log_options = add_options(
     name="learn",
     cls=GroupedCommand,
     groups={
-        "Options": ["vector_name", "output", "base", "update", "watch_seconds", "force", "path", "url", "seed"],
+        "Options": ["vector_name", "output", "update", "watch_seconds", "force", "path", "url", "seed"],
         "Reading": ["text_field", "sample"],
         "Old model": [
             "queries",
@@ -56,7 +56,6 @@ _log_options = add_options(
             "usd_per_million_tokens",
             "max_usd",
             "document",
-            "document_start",
         ],
         "Server": ["grpc_port"],
     },
@@ -69,12 +68,6 @@ _log_options = add_options(
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
     help="Destination of the CARE folder.  [default: COLLECTION-queries]",
-)
-@click.option(
-    "--base",
-    help="Train a transformer in place of a table of token vectors (extra 'train'): from a folder with a pretrained "
-    "sentence-transformers model or BERT, from the query encoder of a CARE folder or of 'built-in', or, with 'small', "
-    "two layers that start from a table.  [default: a table]",
 )
 @click.option("--text-field", help="Payload field with the text, as body or document.body.  [default: guessed]")
 @click.option(
@@ -99,19 +92,12 @@ _log_options = add_options(
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Folder of the sentence-transformers model that made the vectors, to become the document side.",
 )
-@click.option(
-    "--document-start",
-    is_flag=True,
-    help="Start training with the vectors that --document gives each of up to 12,000 tokens alone, twice as many where "
-    "the texts are Chinese.  [default: with what the built-in pair knows of Chinese tokens, else at random]",
-)
 @_log_options
 @target_options
 def command(
     collection: str,
     vector_name: str | None,
     output: Path | None,
-    base: str | None,
     text_field: str | None,
     sample: int,
     seed: int,
@@ -119,7 +105,6 @@ def command(
     watch_seconds: float | None,
     force: bool,
     document: Path | None,
-    document_start: bool,
     target: Target,
     **log: Any,
 ) -> None:
@@ -135,7 +120,6 @@ def command(
     Example:
       care learn articles --url http://localhost:6333
       care search "糖尿病人能吃西瓜吗" --collection articles --model articles-queries --url http://localhost:6333
-      care learn articles --url http://localhost:6333 --base built-in --output articles-layers
       care learn articles --url http://localhost:6333 --update
       care learn articles --url http://localhost:6333 --watch 600
     """
@@ -144,13 +128,7 @@ def command(
     from care_trainer.learn.learn import learn
     from care_trainer.learn.settings import LearnSettings
 
-    if base is not None and (update or watch_seconds is not None):
-        raise click.UsageError("--base starts anew, --update and --watch go on with what is there; give one")
-    if document_start and (document is None or update or base is not None):
-        raise click.UsageError(
-            "--document-start starts a table with token vectors of --document: give that, without --update and --base"
-        )
-    settings = LearnSettings(sample=sample, seed=seed, start_model=str(document) if document_start else None)
+    settings = LearnSettings(sample=sample, seed=seed)
     folder = output or Path(f"{collection}-queries")
     if update and not folder.is_dir():
         raise InputError(f"{folder}: is not there; --update continues from the folder of an earlier run")
@@ -161,7 +139,6 @@ def command(
         vector_name=vector_name,
         text_field=text_field,
         document=document,
-        base=base,
         questions=_questions(**log),
         force=force,
     )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from care_qdrant.errors import InputError, needs_extra
+from care_qdrant.errors import InputError
 from care_trainer.cli.run import set_option
 
 
@@ -45,18 +45,10 @@ def show(name: str) -> None:
 
 @click.command()
 @click.argument("config")
-@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="TOML file to write. Default: none.")
-@click.option("--processes", default=8, show_default=True, type=click.IntRange(min=1), help="Number of GPUs.")
-@click.option(
-    "--tflops",
-    default=400.0,
-    show_default=True,
-    type=click.FloatRange(min=0, min_open=True),
-    help="Operations that a GPU does in a second, in 10^12.",
-)
+@click.option("--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="TOML file to write.")
 @set_option
-def init(config: str, output: Path | None, processes: int, tflops: float, overrides: tuple[str, ...]) -> None:
-    """Print what CONFIG will cost, from the shapes of its models and the data, and write it as a file to edit.
+def init(config: str, output: Path, overrides: tuple[str, ...]) -> None:
+    """Write CONFIG as a commented file to edit; `care-train rehearse` measures what it will cost.
 
     \b
     Example:
@@ -66,17 +58,10 @@ def init(config: str, output: Path | None, processes: int, tflops: float, overri
     from care_trainer.config.load import overridden_text
 
     path = find_config(config)
-    with needs_extra("train", "training"):
-        from care_trainer.stages.cost import describe_cost
-    cost = describe_cost(load_run(path, overrides), processes, tflops)
-    click.echo(cost)
-    if output is not None:
-        if output.exists():
-            raise InputError(f"{output}: exists; give another file")
-        head = "\n".join(
-            ["# Expected cost when this file was written:", *(f"#   {line}" for line in cost.splitlines())]
-        )
-        output.write_text(f"{head}\n\n{overridden_text(path, overrides)}", encoding="utf-8")
+    load_run(path, overrides)
+    if output.exists():
+        raise InputError(f"{output}: exists; give another file")
+    output.write_text(overridden_text(path, overrides), encoding="utf-8")
 
 
 @click.command()

@@ -97,6 +97,45 @@ def run(
                 click.echo(upload(folder, push))
 
 
+@click.command()
+@click.argument("config")
+@click.option("--layers", type=click.IntRange(min=2), help="Layers of each encoder, to run on a CPU. Default: all.")
+@click.option("--rows", type=click.IntRange(min=2), help="Rows of a step and process. Default: those of CONFIG.")
+@set_option
+@click.option("--preset", help="Name of a comparison, or a TOML overlay. Default: none.")
+def rehearse(config: str, layers: int | None, rows: int | None, overrides: tuple[str, ...], preset: str | None) -> None:
+    """Run CONFIG for three steps a stage, with checkpoint, resume, export and import, and forecast the whole.
+
+    Memory, time and disk of each stage are measured on this machine, at the widths of the models; with --layers the
+    rest of the layers is added. A base of which only configuration and tokenizer are there gets random weights.
+
+    \b
+    Example:
+      care-train rehearse care-0.3b-8b --set data_root=data --layers 2 --rows 4
+    """
+    import dataclasses
+    import shutil
+
+    from care_qdrant.console.reports import show_report
+    from care_trainer.config import find_config, load_run
+    from care_trainer.config.presets import apply_preset
+
+    loaded = load_run(find_config(config), overrides)
+    loaded = apply_preset(loaded, preset) if preset is not None else loaded
+    with needs_extra("train", "training"):
+        from care_trainer.distributed import processes
+        from care_trainer.rehearse import rehearse as run_in_small
+    quiet()
+    folder = Path(f"{loaded.output}-rehearsal")
+    try:
+        found = run_in_small(dataclasses.replace(loaded, output=str(folder)), layers=layers, rows=rows)
+    finally:
+        if processes().is_main_process:
+            shutil.rmtree(folder, ignore_errors=True)
+    if processes().is_main_process:
+        show_report(found)
+
+
 @contextmanager
 def progress_bars(visible: bool) -> Iterator["Report"]:
     """Return, as a context, a report that draws one progress bar for each stage on stderr.
@@ -142,10 +181,8 @@ def progress_bars(visible: bool) -> Iterator["Report"]:
 
 
 def quiet() -> None:
-    """Silence the progress bars of transformers, one for each file that it loads."""
+    """Silence the progress bars of transformers, one for each file that it loads; our own log is set by the options."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    logging.getLogger("care_trainer").setLevel(logging.INFO)

@@ -65,9 +65,14 @@ def refusal(where: str, problems: Sequence[str]) -> InputError:
     return InputError(f"{where}: " + "\n  ".join([f"{len(problems)} problem(s)", *problems]))
 
 
-def problems_of(error: ValidationError) -> list[str]:
-    """Return one line for each of pydantic's errors: where, what was expected, and what was found."""
-    return [_problem(found) for found in error.errors(include_url=False)]
+def problems_of(error: ValidationError, root: type = Run) -> list[str]:
+    """Return one line for each of pydantic's errors: where, what was expected, and what was found.
+
+    Args:
+        error: What the validation of ``root`` raised.
+        root: The dataclass that the file as a whole is parsed into.
+    """
+    return [_problem(found, root) for found in error.errors(include_url=False)]
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -129,11 +134,11 @@ def _child(target: Any, key: str, override: str) -> Any:
     raise InputError(f"--set {override}: there is no {key!r}")
 
 
-def _problem(error: ErrorDetails) -> str:
+def _problem(error: ErrorDetails, root: type) -> str:
     kind, context, loc = error["type"], error.get("ctx", {}), error["loc"]
     where = _where(loc)
     if kind == "unexpected_keyword_argument":
-        return f"{where}: unknown key (known: {', '.join(_known_keys(loc[:-1]))})"
+        return f"{where}: unknown key (known: {', '.join(_known_keys(loc[:-1], root))})"
     if kind == "missing":
         return f"{where}: missing"
     if kind == "union_tag_not_found":
@@ -153,9 +158,9 @@ def _where(loc: Sequence[str | int]) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
 
 
-def _known_keys(loc: Sequence[str | int]) -> list[str]:
+def _known_keys(loc: Sequence[str | int], root: type) -> list[str]:
     """Return the keys of the table at a path."""
-    kind: Any = Run
+    kind: Any = root
     for part in loc:
         if part in STAGE_TYPES and not dataclasses.is_dataclass(kind):
             kind = STAGE_TYPES[str(part)]
@@ -227,5 +232,7 @@ def _base_problems(side: str, tower: Tower) -> Iterator[str]:
     for key in ("dtype", "attn_implementation", "quantization"):
         if getattr(tower, key) is not None and tower.base is None:
             yield f"{side}.{key}: only for a base"
+    if tower.pooling == "own" and tower.base is None:
+        yield f"{side}.pooling: 'own' is the pooling of a base"
     if tower.quantization is not None and tower.lora is None:
         yield f"{side}.quantization: needs lora; quantised weights do not train"

@@ -65,8 +65,9 @@ class Tower:
     """Shape of a model with random weights; needs ``[vocabulary]``."""
     static: Count | None = None
     """Dimensions of a static query encoder: a text is the mean of its token vectors; needs ``[vocabulary]``."""
-    pooling: Literal["cls", "mean", "lasttoken"] = "cls"
-    """How token vectors become one vector."""
+    pooling: Literal["cls", "mean", "lasttoken", "own"] = "cls"
+    """How token vectors become one vector. ``own`` keeps what a ``base`` has for that, a sentence-transformers model
+    or a CARE folder: pooling, token weights and Dense layers."""
     max_tokens: Count = 512
     """Longest input in tokens, special tokens and prompt included [G]."""
     prompt: str = ""

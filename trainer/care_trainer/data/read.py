@@ -258,6 +258,11 @@ def existing(path: Path) -> Path:
     return path
 
 
+def plain_text(text: str) -> str:
+    """Return a text without blanks, by which texts are compared between training and evaluation."""
+    return "".join(text.split())
+
+
 def text_key(text: str) -> int:
     """Hash a text to a signed 64-bit number, by which losses find equal texts."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), signed=True)

@@ -11,7 +11,7 @@ import numpy as np
 from care_qdrant.errors import InputError
 from care_trainer.config import Data, Run, Stage, stage_name
 from care_trainer.data.diversity import diverse_pairs
-from care_trainer.data.read import Pair, Text, iter_texts, read_rows, retrieval_file
+from care_trainer.data.read import Pair, Text, iter_texts, plain_text, read_rows, retrieval_file
 
 SINGLE_TEXT_STAGES = ("retromae", "causal", "align")
 
@@ -34,7 +34,7 @@ def leaks(run: Run) -> list[str]:
     found: dict[str, None] = {}
     for stage in _reading(run):
         for row in _rows(stage, run.data[stage.data], root):
-            leaked = [text for text in _strings(row) if _plain(text) in held_out]
+            leaked = [text for text in _strings(row) if plain_text(text) in held_out]
             found.update({f"{stage.data}: {text[:60]}": None for text in leaked})
     return list(found)
 
@@ -72,8 +72,4 @@ def _strings(row: Pair | Text) -> Sequence[str]:
 def _evaluation_texts(folder: Path) -> Iterator[str]:
     for name in ("queries", "corpus"):
         for row, _ in read_rows(retrieval_file(folder, name)):
-            yield _plain(row["text"])
-
-
-def _plain(text: str) -> str:
-    return "".join(text.split())
+            yield plain_text(row["text"])

@@ -8,18 +8,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
 from care_qdrant.errors import InputError, TrainingError
 from care_qdrant.model.card import Card, OnnxFiles
 from care_qdrant.model.export_onnx import export_query_encoder
 from care_qdrant.model.folder import write_checkpoint
+from care_qdrant.model.rewrite import rewrite_weights
 from care_qdrant.types import Vectors
 from care_trainer import pipeline
 from care_trainer.config import Run, stage_name
 from care_trainer.data.read import Pair, is_kept, license_of, read_rows
 from care_trainer.data.table import pair_rows, scored
+from care_trainer.distributed import free_memory
 from care_trainer.export.model_card import render
 from care_trainer.models import towers
 
@@ -67,16 +68,21 @@ def _write_side(run: Run, source: Path, folder: Path, texts: list[str]) -> Vecto
     """Save one encoder, reload it, and return its vectors of the texts, checked against the trained encoder's.
 
     Adapters are merged and compared in float32: rounding to the dtype of the base would hide an error of the merge.
+    At most one float32 copy of the weights is held at any time, beside the file that is being read or written.
     """
     side = folder.name
     dtype = torch.float16 if run.export.half_weights and not _is_static(source) else towers.base_dtype(source)
-    trained = _encode(towers.load(source).float(), side, texts)
-    model = towers.load_merged(source)
+    model = towers.load(source).float()
+    trained = _encode(model, side, texts)
+    towers.merge(model)
     _require_close(source, side, trained, _encode(model, side, texts))
     model.save_pretrained(str(folder), create_model_card=False)
+    del model
+    free_memory()
     if dtype != torch.float32:
         _store_as(folder, dtype)
     exported = _encode(towers.load(folder).float(), side, texts)
+    free_memory()
     if dtype == torch.float32:
         _require_close(source, side, trained, exported)
     elif not (lowest := float(_cosine(trained, exported).min())) >= LEAST_COSINE:
@@ -135,12 +141,10 @@ def _store_as(folder: Path, dtype: torch.dtype) -> None:
 
     For float16 the configuration says float32, so that they load as float32; bfloat16 is what its base said, too.
     """
-    for file in folder.rglob("*.safetensors"):
-        tensors = load_file(file)
-        stored = {
-            name: tensor.to(dtype) if tensor.dtype == torch.float32 else tensor for name, tensor in tensors.items()
-        }
-        save_file(stored, file, metadata={"format": "pt"})
+    for file in list(folder.rglob("*.safetensors")):
+        partial = file.with_suffix(".partial")
+        rewrite_weights(file, partial, dtype=dtype)
+        partial.replace(file)
     path = folder / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     loaded_as = "bfloat16" if dtype == torch.bfloat16 else "float32"

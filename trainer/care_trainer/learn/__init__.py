@@ -1,7 +1,6 @@
 """A query encoder learned from the vectors that a collection already holds.
 
 In: one collection and one of its dense vectors, whoever wrote it. Out: a CARE folder whose query side is a table of
-token vectors, or a transformer, in the space of those vectors, a report of its quality, and a contract on the
-collection. Must not know: the model that made the vectors, the command line, and the trainer of pairs (`care_trainer`),
-of which `transformer` alone asks for one module, by its name.
+token vectors in the space of those vectors, a report of its quality, and a contract on the collection. Must not know:
+the model that made the vectors, the command line, and the trainer of pairs (the rest of `care_trainer`).
 """

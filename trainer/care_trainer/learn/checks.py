@@ -1,4 +1,4 @@
-"""Refuses vectors that no query encoder can be learned from: constant ones, and those of two models under one name."""
+"""Refuses vectors that no query encoder can be learned from: constant ones, mixed ones, those of other texts."""
 
 from dataclasses import dataclass
 
@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from care_qdrant.errors import InputError
 from care_qdrant.types import Vectors
+from care_trainer.learn import table as tables
 from care_trainer.learn.tokens import TokenLists
 
 _CHECKED = 2_000
@@ -16,6 +17,11 @@ _MIN_VARIANCE = 1e-6
 _MIN_SEPARATION = 0.15
 """Of the silhouette: how much nearer a vector is to its own group than to the other one, from -1 to 1."""
 _MIN_GROUP = 0.02
+_WORD_WIDTH = 512
+_BEGINNING = 32
+_MAX_CHANCE = 0.45
+"""Of `chance_share`: at most 0.22 in collections of one model, 0.68 and more where half is of another or shuffled
+(benchmarks/results/mixed-vectors.json)."""
 _MAX_EXPLAINED = 0.5
 """Of what the texts tell about the group, from 0 (nothing) to 1 (all): topics and languages are told by their words."""
 
@@ -48,6 +54,49 @@ def require_learnable(vectors: Vectors, tokens: TokenLists, vocabulary: int, whe
             "one name. Encode the smaller group again with the model of the larger one"
         )
     return groups
+
+
+def require_belonging(vectors: Vectors, tokens: TokenLists, vocabulary: int, where: str) -> None:
+    """Refuse vectors that do not follow the words of their texts; the tokens are the collection's own."""
+    read = tokens.take(np.arange(min(_CHECKED, len(tokens))))
+    chance = chance_share(vectors[:_CHECKED], read, vocabulary)
+    if chance > _MAX_CHANCE:
+        raise InputError(
+            f"{where}: the vectors of {chance:.0%} of the texts are as far as chance from those of the texts with the "
+            "same words: two models wrote under one name, or vectors belong to other texts (shuffled, or another "
+            "field). Encode all texts again with one model"
+        )
+
+
+def chance_share(vectors: Vectors, tokens: TokenLists, vocabulary: int) -> float:
+    """Return the fraction of texts whose vectors have nothing to do with that of the text most like them in words.
+
+    One model puts texts of the same words near each other. Ranked by nearness to a text's vector, the vector of its
+    nearest text in words has an early rank then, and any rank with equal probability where two models made the two or
+    one of them belongs to another text. Chance puts half of its ranks behind the middle, so twice the fraction there
+    is the share of chance (Storey, 2002, with lambda 0.5). Only the half of the texts that have the nearest others is
+    asked: the rest may have no text like them.
+
+    Args:
+        vectors: Stored vectors, (texts, width).
+        tokens: Tokens of these texts.
+        vocabulary: Number of different tokens.
+    """
+    near = vectors @ vectors.T
+    np.fill_diagonal(near, -np.inf)
+    # The old model may have read only the beginning of its texts.
+    return round(min(_chance_share(near, read, vocabulary) for read in (tokens, tokens.first(_BEGINNING))), 4)
+
+
+def _chance_share(near: Vectors, tokens: TokenLists, vocabulary: int) -> float:
+    # Random token vectors give the cosine of weighted counts of words, to within 0.04.
+    words = tables.encode(tables.start_table(tokens, vocabulary, _WORD_WIDTH, seed=0), tokens)
+    alike = words @ words.T
+    np.fill_diagonal(alike, -np.inf)
+    nearest, at = alike.argmax(axis=1), np.arange(len(near))
+    nearer = (near > near[at, nearest][:, None]).sum(axis=1) / max(1, len(near) - 2)
+    likeness = alike[at, nearest]
+    return min(1.0, 2 * float((nearer[likeness >= np.median(likeness)] > 0.5).mean()))
 
 
 def find_groups(vectors: Vectors, tokens: TokenLists, vocabulary: int) -> Groups:

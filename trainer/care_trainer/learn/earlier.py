@@ -36,21 +36,19 @@ class Earlier:
     """Of its CARE folder."""
 
     @property
-    def is_table(self) -> bool:
-        """Whether the encoder is a table of token vectors, without layers."""
-        return isinstance(self.encoder[0], StaticEmbedding)
-
-    @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of a table."""
+        """The tokenizer of the table."""
         static = self.encoder[0]
         assert isinstance(static, StaticEmbedding)
         return static.tokenizer
 
     @property
     def table(self) -> Vectors:
-        """Token vectors of a table, (tokens, width)."""
-        return table_of(self.encoder)
+        """Its token vectors, (tokens, width)."""
+        static = self.encoder[0]
+        assert isinstance(static, StaticEmbedding)
+        vectors: Vectors = static.embedding.weight.detach().numpy()
+        return vectors
 
     def is_new(self, ids: Sequence[object]) -> npt.NDArray[np.bool_]:
         """Return which points the earlier run did not read, (ids,)."""
@@ -64,20 +62,16 @@ def load_earlier(folder: Path) -> Earlier:
     seen = _load_seen(folder)
     model = SentenceTransformer(str(folder / "query"), device="cpu", local_files_only=True)
     modules = [module for module in model if not isinstance(module, Normalize)]
+    if not isinstance(modules[0], StaticEmbedding):
+        raise InputError(
+            f"{folder}: is a transformer, and only tables of token vectors are updated; learn into a new one"
+        )
     basis, last = None, modules[-1]
     if isinstance(last, Dense) and last.linear.bias is None:  # a projection that was trained has a bias
         basis = np.ascontiguousarray(last.linear.weight.detach().numpy().T)
         modules.pop()
     encoder = SentenceTransformer(modules=modules, prompts={"query": card.query.prompt}, device="cpu")
     return Earlier(encoder, basis, seen, card.fingerprint)
-
-
-def table_of(encoder: SentenceTransformer) -> Vectors:
-    """Return the token vectors of an encoder that is a table, (tokens, width)."""
-    static = encoder[0]
-    assert isinstance(static, StaticEmbedding)
-    vectors: Vectors = static.embedding.weight.detach().numpy()
-    return vectors
 
 
 def unseen_fraction(folder: Path, collection: Collection, settings: LearnSettings) -> float:

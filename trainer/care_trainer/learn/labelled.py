@@ -16,17 +16,13 @@ from care_qdrant.encoders import bm25
 from care_qdrant.errors import InputError
 from care_qdrant.model.gate import TOP, binary_ndcg
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.embedded_sparse import tune_sparse_search
 from care_qdrant.qdrant.layout import CARE_LAYOUT, Layout, Payload
-from care_qdrant.search.plan import QueryPlan, dense_search, sparse_search
-from care_qdrant.search.resolve import StoreConfig, resolve_vectors
-from care_qdrant.types import CARE_KEY, Vectors
+from care_qdrant.search.plan import Query, find
+from care_qdrant.search.resolve import ResolvedCollection, StoreConfig, resolve_vectors
+from care_qdrant.types import CARE_KEY, Hit, Vectors
 from care_trainer.learn.queries import Labelled
 
 Unit = Literal["points", "documents"]
-Queries = Sequence[models.Prefetch | None]
-"""Searches by one kind of vector; None for a question that it cannot ask."""
-
 _BATCH = 64
 _DEPTH = 100
 """Points of an answer where documents are ranked: chunks of a few of them may fill the first ten places."""
@@ -134,52 +130,43 @@ def measure_labelled(
         resolved = replace(resolved, alpha=alpha)
     questions = labels.questions
     depth = TOP if labels.unit == "points" else min(_DEPTH, resolved.limits.query or _DEPTH)
-    none: Queries = [None] * len(questions.texts)
+    count = len(questions.texts)
+    has_bm25 = resolved.sparse_vector_name is not None
+    terms = [bm25.query_vector(text) for text in questions.texts] if has_bm25 else None
 
-    def ranking(dense: Queries, sparse: Queries) -> Ranking:
-        plans = [
-            QueryPlan(*searches, depth, alpha=resolved.alpha, max_limit=resolved.limits.query)
-            for searches in zip(dense, sparse, strict=True)
-        ]
-        return _ranking([_ranked(labels, points) for points in _answers(collection, plans)], questions.relevant, seed)
+    def ranking(vectors: Vectors | None, terms: Sequence[models.SparseVector] | None) -> Ranking:
+        dense = [None] * count if vectors is None else vectors.tolist()
+        lexical: Sequence[models.SparseVector | None] = terms or [None] * count
+        queries = [Query(*asked, depth) for asked in zip(dense, lexical, strict=True)]
+        return _ranking([_ranked(labels, hits) for hits in _answers(resolved, queries)], questions.relevant, seed)
 
-    def asked(vectors: Vectors) -> Queries:
-        return [dense_search(resolved, vector, filter=None, params=None) for vector in vectors.tolist()]
-
-    sparse: Queries | None = None
-    if resolved.sparse_vector_name is not None:
-        tune_sparse_search(collection.client, collection.name)
-        sparse = [sparse_search(resolved, bm25.query_vector(text), filter=None) for text in questions.texts]
     return LabelledQuality(
         unit=labels.unit,
         questions=len(questions.texts),
         relevant=sum(map(len, questions.relevant)),
         unknown_ids=labels.unknown_ids,
         left_out=labels.left_out,
-        learned=ranking(asked(learned), none),
-        bm25=None if sparse is None else ranking(none, sparse),
-        hybrid=None if sparse is None else ranking(asked(learned), sparse),
-        old_model=None if questions.vectors is None else ranking(asked(questions.vectors), none),
+        learned=ranking(learned, None),
+        bm25=None if terms is None else ranking(None, terms),
+        hybrid=None if terms is None else ranking(learned, terms),
+        old_model=None if questions.vectors is None else ranking(questions.vectors, None),
     )
 
 
-def _answers(collection: Collection, plans: Sequence[QueryPlan]) -> list[list[models.ScoredPoint]]:
-    """Return what each plan finds; nothing for one that asks nothing."""
-    answers: list[list[models.ScoredPoint]] = [[] for _ in plans]
-    requests = [(row, request) for row, plan in enumerate(plans) for request in plan.requests()]
-    for start in range(0, len(requests), _BATCH):
-        batch = requests[start : start + _BATCH]
-        found = collection.search("searching for the labelled questions", [request for _, request in batch])
-        for (row, _), points in zip(batch, found, strict=True):
-            answers[row] = points
+def _answers(resolved: ResolvedCollection, queries: Sequence[Query]) -> list[list[Hit]]:
+    """Return what each query finds; nothing for one that asks nothing."""
+    answers = []
+    for start in range(0, len(queries), _BATCH):
+        found = find(resolved, queries[start : start + _BATCH], "searching for the labelled questions")
+        answers += [lists[0] if lists else [] for lists in found]
     return answers
 
 
-def _ranked(labels: KnownLabels, points: Sequence[models.ScoredPoint]) -> list[str]:
+def _ranked(labels: KnownLabels, hits: Sequence[Hit]) -> list[str]:
     """Return the ids of the points, or of their documents, each once, best first."""
     if labels.unit == "points":
-        return [str(point.id) for point in points]
-    return list(dict.fromkeys(_document_of(labels.layout, point.id, point.payload or {}) for point in points))
+        return [hit.point_id for hit in hits]
+    return list(dict.fromkeys(_document_of(labels.layout, hit.point_id, hit.payload) for hit in hits))
 
 
 def _document_of(layout: Layout, point_id: object, payload: Payload) -> str:
@@ -194,10 +181,15 @@ def _id_fields(layout: Layout) -> list[str]:
 def _ranking(found: Sequence[Sequence[str]], relevant: Sequence[Sequence[str]], seed: int) -> Ranking:
     hits = [[one in ids for one in best[:TOP]] for best, ids in zip(found, relevant, strict=True)]
     return Ranking(
-        ndcg_at_10=estimate([binary_ndcg(best, ids) for best, ids in zip(found, relevant, strict=True)], seed),
+        ndcg_at_10=estimate(ndcg_at_10(found, relevant), seed),
         recall_at_10=estimate([sum(row) / len(ids) for row, ids in zip(hits, relevant, strict=True)], seed),
         mrr_at_10=estimate([1 / (row.index(True) + 1) if True in row else 0.0 for row in hits], seed),
     )
+
+
+def ndcg_at_10(found: Sequence[Sequence[str]], relevant: Sequence[Sequence[str]]) -> list[float]:
+    """Return nDCG@10 of each question, with binary relevance."""
+    return [binary_ndcg(best, ids) for best, ids in zip(found, relevant, strict=True)]
 
 
 def estimate(scores: Sequence[float], seed: int) -> Estimate:

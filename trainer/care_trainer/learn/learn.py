@@ -7,13 +7,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from qdrant_client import QdrantClient
 
-from care_qdrant.errors import InputError, needs_extra
+from care_qdrant.errors import needs_extra
 from care_qdrant.model.card import Card
 from care_qdrant.model.hub import BUILT_IN
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.learned import PROBES, LearnedContract, probe_vectors, signs
+from care_qdrant.qdrant.learned import PROBES, LearnedContract, agreement, probe_vectors, signs
 from care_qdrant.qdrant.retry import RetryPolicy
 from care_trainer.learn import quality
 from care_trainer.learn.held_out import HeldOut
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int, int], None]
 """Told the name of a part of the work, what is done of it and how much there is."""
 
+_PROBED = 128
+"""Points of which those become probes whose vectors agree best with their texts."""
 _GATE_DOCUMENTS = 1_000
 """Stored vectors among which the int8 form has to find what the full one finds."""
 
@@ -48,20 +51,14 @@ class LearnReport:
     without_vector: int
     repeated: int
     text_field: str
-    base: str | None
-    """What a transformer was trained from, as it was named; None for a table and for an update."""
-    layers: bool
-    """Whether the encoder is a transformer, not a table of token vectors."""
     vocabulary: int
     tokens: str
-    """Whose tokens have vectors: "collection", "built-in", "base", or "earlier" after an update."""
+    """Whose tokens have vectors: "collection", "built-in", or "earlier" after an update."""
     steps: int
     best_step: int
     seconds: float
     trained_again: bool
     """Whether the encoder that was written has then learned the held-out documents, too."""
-    before: HeldOut | None
-    """Quality of what a transformer began with, before it was trained; None for a table."""
     held_out: HeldOut
     agreement: quality.Agreement | None
     """With the old model on questions that were not trained on; None without a query log."""
@@ -91,7 +88,6 @@ def learn(
     name: str | None = None,
     document: Path | None = None,
     questions: Callable[[int], QueryFile] | None = None,
-    base: str | None = None,
     start: Path | None = None,
     force: bool = False,
     policy: RetryPolicy | None = None,
@@ -101,8 +97,6 @@ def learn(
 
     Nothing of the collection but its metadata is changed. An interrupted training run is continued by the same call.
     """
-    if base is not None and start is not None:
-        raise InputError(f"{start}: an update continues from the encoder that is there; leave the base {base!r} out")
     began = time.monotonic()
     with needs_extra("learn", "learning a query encoder"):
         import onnxscript  # noqa: F401  # the export at the end needs it
@@ -115,13 +109,8 @@ def learn(
     asked = QueryFile(None, None) if questions is None else questions(params.size)
     from care_trainer.learn.earlier import load_earlier, save_seen
     from care_trainer.learn.training import Split, train
-    from care_trainer.learn.transformer import find_base, load_trainer, train_transformer
 
     earlier = None if start is None else load_earlier(start)
-    is_table = base is None and (earlier is None or earlier.is_table)
-    pretrained = None if base is None else find_base(base)
-    if not is_table:
-        load_trainer()
     pairs = read_pairs(
         collection,
         vector_name,
@@ -135,22 +124,17 @@ def learn(
     where = f"vector {vector_name!r} of collection {collection.name!r}"
     new_documents = None if earlier is None else split.drift(earlier, settings)
     state = output.with_name(f".{output.name}.learning")
-    if is_table:
-        trained = train(
-            split, asked.log, settings, where, earlier, state, lambda done, total: on_progress("training", done, total)
-        )
-    else:
-        trained = train_transformer(split, asked.log, settings, where, earlier or pretrained, state, on_progress)
+    trained = train(
+        split, asked.log, settings, where, earlier, state, lambda done, total: on_progress("training", done, total)
+    )
     refused = quality.verdict(trained.held_out)
-    # The card goes wherever the folder goes, so it names the model and not its place on this machine.
-    began_with = Path(base or settings.start_model or "").name
     stage = {
         "name": "learn",
         "texts": len(split.texts),
-        "settings": asdict(settings) | {"start_model": None},  # it is under "start"
+        "settings": asdict(settings),
         "best_step": trained.best_step,
         "held_out": asdict(trained.held_out),
-        "start": began_with or (BUILT_IN if trained.built_in_start else "random"),
+        "start": BUILT_IN if trained.built_in_start else "random",
         "tokens": trained.tokens,
     }
     alpha = quality.fusion_alpha(
@@ -175,15 +159,12 @@ def learn(
         without_vector=pairs.without_vector,
         repeated=pairs.repeated,
         text_field=pairs.layout.text_field,
-        base=base,
-        layers=not is_table,
         vocabulary=trained.tokenizer.get_vocab_size(),
         tokens=trained.tokens,
         steps=trained.steps,
         best_step=trained.best_step,
         seconds=round(time.monotonic() - began, 1),
         trained_again=trained.trained_again,
-        before=trained.before,
         held_out=trained.held_out,
         agreement=_agreement(output, asked.log, split),
         labelled=_labelled(output, collection, vector_name, labels, alpha, settings.seed),
@@ -197,7 +178,7 @@ def learn(
     )
     save_seen(output, pairs.read)
     if report.registered:
-        contract = _contract(collection, vector_name, pairs, card, alpha)
+        contract = _contract(output, collection, vector_name, pairs, card, alpha)
         collection.write_learned(vector_name, contract)
     shutil.rmtree(state, ignore_errors=True)
     return report
@@ -271,10 +252,15 @@ def _query_microseconds(folder: Path, questions: list[str]) -> float:
 
 
 def _contract(
-    collection: Collection, vector_name: str, pairs: Pairs, card: Card, alpha: float | None
+    folder: Path, collection: Collection, vector_name: str, pairs: Pairs, card: Card, alpha: float | None
 ) -> LearnedContract:
+    from care_qdrant.model.pair import CareModel
+
     params = collection.schema.dense[vector_name]
-    records = collection.retrieve(pairs.ids[:PROBES], payload=False, vectors=[vector_name])
+    stored = restored(pairs.vectors[:_PROBED], pairs.basis)
+    agreeing = np.argsort(-agreement(CareModel.load(folder).encode_query(pairs.texts[:_PROBED]), stored))
+    probes = [pairs.ids[row] for row in agreeing[:PROBES]]
+    records = collection.retrieve(probes, payload=False, vectors=[vector_name])
     documents = collection.schema.contracts.get(vector_name)
     return LearnedContract(
         fingerprint=card.fingerprint,
@@ -284,4 +270,5 @@ def _contract(
         probes={key: signs(vector) for key, vector in probe_vectors(records.values(), vector_name).items()},
         documents=None if documents is None else documents.fingerprint,
         alpha=alpha,
+        text_field=pairs.layout.text_field,
     )

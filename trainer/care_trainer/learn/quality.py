@@ -18,7 +18,7 @@ MIN_RECALL_AT_10 = 0.3
 """Fraction of the held-out questions that find their own document among the first ten; below, learning has failed."""
 CHANCE_PERCENTILE = 0.6
 """Mean percentile below which texts and vectors have nothing to do with each other; 0.5 is chance."""
-_DENSE_SHARE = 0.7
+DENSE_SHARE = 0.7
 """Of the fusion of standardised scores. The best of 0.3 to 0.7 on another collection (8,000 answers, 1,000 questions of
 patients), for learned queries and for those of the model itself (docs/EXPERIMENTS.md)."""
 _FUSION_QUESTIONS = 100
@@ -76,7 +76,7 @@ def fusion_alpha(questions: Sequence[str], vectors: Vectors, texts: Sequence[str
         return None
     spread_lexical = float(scores.std(axis=1).mean())
     spread_dense = float((vectors[:_FUSION_QUESTIONS] @ documents.T).std(axis=1).mean())
-    dense, lexical = _DENSE_SHARE * spread_lexical, (1 - _DENSE_SHARE) * spread_dense
+    dense, lexical = DENSE_SHARE * spread_lexical, (1 - DENSE_SHARE) * spread_dense
     return round(dense / (dense + lexical), 3)
 
 

@@ -26,7 +26,7 @@ def paragraphs(report: LearnReport) -> list[str]:
         f"{report.texts:,} texts of {report.points:,} points (field {report.text_field!r}) and their vectors "
         f"{report.vector_name or '(unnamed)'!r} of {report.dim} dimensions; {report.without_text:,} points have no "
         f"text, {report.without_vector:,} no vector, {report.repeated:,} a text that was read before. "
-        f"{report.steps:,} steps in {report.seconds:,.0f} s; the {'encoder' if report.layers else 'table'} of step "
+        f"{report.steps:,} steps in {report.seconds:,.0f} s; the table of step "
         f"{report.best_step:,} is kept, "
         f"with {report.vocabulary:,} tokens ({report.tokens})"
         + (", and trained once more with the held-out documents." if report.trained_again else "."),
@@ -35,12 +35,6 @@ def paragraphs(report: LearnReport) -> list[str]:
         f"{found.recall_at_10:.0%} (mean reciprocal rank {found.mrr:.3f}). Real questions are harder than sentences of "
         "the text: judge with your own before you switch.",
     ]
-    if report.before is not None:
-        lines.append(
-            f"**What the layers gained.** Before they were trained, {report.before.recall_at_10:.0%} were among the "
-            f"first ten (mean reciprocal rank {report.before.mrr:.3f}). The held-out documents were not learned from "
-            "afterwards."
-        )
     if report.agreement is not None:
         old = report.agreement
         lines.append(
@@ -64,8 +58,8 @@ def paragraphs(report: LearnReport) -> list[str]:
         lines.append(f"**With BM25** (hybrid search), weight the dense score by alpha = {report.alpha:.3f}.")
     lines.append(
         "**Not for** questions in a language that the texts are not in, "
-        + ("" if report.layers else "meaning that depends on word order (negation, who did what to whom), ")
-        + "very short words that the collection does not have, or documents: those still need the model that made the "
+        "meaning that depends on word order (negation, who did what to whom), "
+        "very short words that the collection does not have, or documents: those still need the model that made the "
         "vectors."
     )
     lines.append(f"**Not registered**: {report.refused}." if not report.registered else "Registered for this vector.")

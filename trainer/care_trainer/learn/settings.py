@@ -10,30 +10,6 @@ MIN_DOCUMENTS = 200
 """Fewer pairs of text and vector teach nothing that a held-out document could confirm."""
 
 
-SMALL = "small"
-"""Base of a transformer that starts from a table of token vectors instead of a pretrained encoder."""
-
-
-@dataclass(frozen=True, slots=True)
-class AlignSettings:
-    """Settings of the training of a transformer, which is Stage I of the recipe."""
-
-    max_tokens: int = 128
-    """Tokens of a text that are read, markers included; the rest is cut off."""
-    token_dropout: float = 0.3
-    """Fraction of the tokens that are hidden in each text at each step, from 0 to below 1."""
-    learning_rate: float = 3e-4
-    """Of AdamW at its peak; it rises for 5 % of the steps and falls linearly to zero."""
-    batch: int = 64
-    """Texts of one step."""
-    epochs: int = 3
-    """Passes over the texts at most; early stopping on held-out documents may end sooner."""
-    max_steps: int = 4_000
-    """Steps at most, whatever the number of epochs."""
-    checkpoint_minutes: float = 1.0
-    """Minutes between two states of an interrupted training; 0 keeps one after each step."""
-
-
 @dataclass(frozen=True, slots=True)
 class LearnSettings:
     """Settings of one training run; the defaults were chosen on held-out documents."""
@@ -62,14 +38,9 @@ class LearnSettings:
     """Steps at most, whatever the number of epochs."""
     held_out: float = 0.05
     """Fraction of the documents that are held out, at most 1,000 of them."""
-    start_model: str | None = None
-    """The model that made the vectors (folder or hub name): its vector of each token's text is where training starts.
-    None starts with what the built-in pair knows of the tokens where the texts are Chinese, and at random elsewhere."""
     seed: int = 0
     """Seed of the sample, the split, the start and the order of the batches."""
-    align: AlignSettings = AlignSettings()
-    """Of a transformer; those above but for the tokenizer's, the sample's and the loss's are a table's."""
 
 
-UPDATE = LearnSettings(learning_rate=1e-3, epochs=8, align=AlignSettings(learning_rate=1e-4, epochs=2))
+UPDATE = LearnSettings(learning_rate=1e-3, epochs=8)
 """Defaults of an update: the encoder is trained already, and is to follow the documents that are new."""

@@ -1,9 +1,8 @@
-"""Where the training of a table begins: with what the built-in query encoder or the old model knows of its tokens.
+"""Where the training of a table begins: with what the built-in query encoder knows of its tokens.
 
 The built-in pair has read questions as well as texts, so its vectors relate words that a collection has with words that
 only its users have. They lead into the space of the stored vectors by a linear map, which ridge regression of the
-vectors on the texts gives in closed form. They are the start where the texts are Chinese. The old model's vectors of
-tokens are in the space already; LightRetriever (arXiv 2505.12260) makes its query side of such vectors.
+vectors on the texts gives in closed form. They are the start where the texts are Chinese.
 """
 
 import json
@@ -54,15 +53,11 @@ def mapped_start(known: Vectors, tokens: TokenLists, vectors: npt.NDArray[np.flo
     texts = tables.encode(known, tokens)
     centred = vectors - vectors.mean(axis=0)
     mapping = np.linalg.solve(texts.T @ texts + _PENALTY * np.eye(texts.shape[1]), texts.T @ centred)
-    return _scaled(known @ mapping)
+    return scaled(known @ mapping)
 
 
-def own_start(known: Vectors, tokens: TokenLists) -> Vectors:
-    """Return the old model's vectors of tokens, longer for rare ones, (tokens, width)."""
-    return _scaled(known * tables.rarity(tokens, len(known))[:, None])
-
-
-def _scaled(start: npt.NDArray[np.floating]) -> Vectors:
+def scaled(start: npt.NDArray[np.floating]) -> Vectors:
+    """Return token vectors of the mean length that training starts from, (tokens, width)."""
     return np.asarray(start * (_LENGTH / max(np.linalg.norm(start, axis=1).mean(), 1e-9)), dtype=np.float32)
 
 

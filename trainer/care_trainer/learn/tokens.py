@@ -74,6 +74,11 @@ class TokenLists:
         places = np.arange(starts[-1]) - np.repeat(starts[:-1] - self.starts[rows], lengths)
         return TokenLists(self.flat[places], starts)
 
+    def first(self, count: int) -> "TokenLists":
+        """Return the beginnings of the texts, at most so many tokens of each."""
+        places = np.arange(len(self.flat)) - np.repeat(self.starts[:-1], self.lengths)
+        return TokenLists(self.flat[places < count], _running_total(np.minimum(self.lengths, count)))
+
     def drop(self, fraction: float, generator: np.random.Generator) -> "TokenLists":
         """Return the texts without a random fraction of their tokens; a text keeps at least its first."""
         kept = generator.random(len(self.flat)) >= fraction

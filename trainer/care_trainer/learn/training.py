@@ -13,21 +13,19 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from tokenizers import Tokenizer
 
-from care_qdrant.encoders import Encoder
-from care_qdrant.errors import InputError
 from care_qdrant.model.hub import BUILT_IN
 from care_qdrant.model.pair import CareModel
 from care_qdrant.types import Vectors, embedded_text
 from care_trainer.learn import held_out
 from care_trainer.learn import table as tables
-from care_trainer.learn.checks import require_learnable
+from care_trainer.learn.checks import require_belonging, require_learnable
 from care_trainer.learn.compose import Composer
 from care_trainer.learn.earlier import Earlier
 from care_trainer.learn.held_out import HeldOut
 from care_trainer.learn.queries import Questions
 from care_trainer.learn.reading import Pairs
 from care_trainer.learn.settings import LearnSettings
-from care_trainer.learn.start import built_in_tokenizer, is_chinese, mapped_start, own_start, token_vectors
+from care_trainer.learn.start import built_in_tokenizer, is_chinese, mapped_start, token_vectors
 from care_trainer.learn.tokens import TokenLists, tokenize, train_tokenizer
 
 MAX_HELD_OUT = 1_000
@@ -99,13 +97,11 @@ class Trained:
     tokenizer: Tokenizer
     """Of the encoder, without padding."""
     tokens: str
-    """Whose tokens: of the "collection", the "built-in" pair, the "earlier" run, or a pretrained "base"."""
+    """Whose tokens: of the "collection", the "built-in" pair, or the "earlier" run."""
     built_in_start: bool
     """Whether it began with what the built-in pair knows of its tokens."""
     trained_again: bool
     """Whether it has been trained once more, with the held-out documents."""
-    before: HeldOut | None
-    """Quality of what a transformer began with: a table, a mapped base, or the earlier encoder; None for a table."""
     held_out: HeldOut
     """Quality of the encoder that was trained without the held-out documents."""
     questions: Vectors
@@ -123,8 +119,6 @@ def train(
     earlier: Earlier | None,
     state: Path,
     on_step: Callable[[int, int], None],
-    *,
-    with_held_out: bool = True,
 ) -> Trained:
     """Train a table of token vectors, measure it on the held-out documents, and train it again with them.
 
@@ -134,7 +128,7 @@ def train(
     """
     state.mkdir(parents=True, exist_ok=True)
     is_known = earlier is None and is_chinese(split.texts)
-    again = with_held_out and len(split.held) > _NEGLIGIBLE * len(split.texts)
+    again = len(split.held) > _NEGLIGIBLE * len(split.texts)
     run = _Run(split, log, settings, where, earlier, is_known, state, on_step, fits_left=1 + is_known + again)
     best = run.fit(_own_tokens(split, settings, earlier, state))
     if is_known:
@@ -142,7 +136,7 @@ def train(
         built_in = run.fit(_Tokens(BUILT_IN, tokenizer, Composer(tokenizer, parts=False)))
         best = best if best.fit.score > built_in.fit.score + _CLEARLY else built_in
     table, texts = run.fit_with_held_out(best) if again else (best.fit.table, best.texts)
-    if not is_known and settings.start_model is None:
+    if not is_known:
         table = np.where(tables.frequencies(texts.tokens, len(table))[:, None] > 0, table, np.float32(0))
     folded = torch.from_numpy(best.tokens.composer.fold(table, texts.targets.mean(axis=0)))
     return Trained(
@@ -153,7 +147,6 @@ def train(
         tokens=best.tokens.name,
         built_in_start=is_known,
         trained_again=again,
-        before=None,
         held_out=run.quality(best.tokens, best.fit.table),
         questions=run.questions(best.tokens, best.fit.table),
         steps=best.fit.steps,
@@ -260,6 +253,8 @@ class _Run:
         texts, targets = [self.split.texts[row] for row in rows], self.split.pairs.vectors[rows]
         whole = tokenize(tokens.tokenizer, texts)
         require_learnable(targets, whole, tokens.tokenizer.get_vocab_size(), self.where)
+        if tokens.name != BUILT_IN:  # which may cut a collection's words into characters
+            require_belonging(targets, whole, tokens.tokenizer.get_vocab_size(), self.where)
         if self.log is not None:
             half = len(self.log.texts) // 2
             whole = whole.joined(tokenize(tokens.tokenizer, self.log.texts[:half]))
@@ -269,25 +264,11 @@ class _Run:
     def _start(self, tokens: _Tokens, texts: _Texts) -> Vectors:
         if self.earlier is not None:
             return tokens.composer.unfold(self.earlier.table)
-        if self.settings.start_model is not None:
-            known = token_vectors(tokens.tokenizer, self._old_model(self.settings.start_model))
-            return tokens.composer.unfold(own_start(reduced(known, self.split.pairs.basis), texts.whole))
         if self.starts_mapped:
             known = token_vectors(tokens.tokenizer, CareModel.load().query_encoder)
             return tokens.composer.unfold(mapped_start(known, texts.whole, texts.targets))
         size, width = tokens.tokenizer.get_vocab_size(), texts.targets.shape[1]
         return tables.start_table(texts.tokens, size, width, self.settings.seed)
-
-    def _old_model(self, source: str) -> Encoder:
-        """Return the query side of the model that made the vectors."""
-        encoder, pairs = CareModel.load(source).query_encoder, self.split.pairs
-        dim = (pairs.vectors if pairs.basis is None else pairs.basis).shape[1]
-        if encoder.dim != dim:
-            raise InputError(
-                f"{source}: gives vectors of {encoder.dim} dimensions and {self.where} has {dim}: training can start "
-                "with token vectors of the model that made the stored ones only"
-            )
-        return encoder
 
 
 def _own_tokens(split: Split, settings: LearnSettings, earlier: Earlier | None, state: Path) -> _Tokens:

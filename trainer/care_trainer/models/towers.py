@@ -9,23 +9,27 @@ hardly moves a bfloat16 weight, so everything that trains is float32; a frozen b
 
 import importlib.util
 import logging
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from peft import LoraConfig, PeftConfig, PeftModel, TaskType, set_peft_model_state_dict
+from peft import LoraConfig, PeftConfig, TaskType, set_peft_model_state_dict
+from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Module, Normalize, Router, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding, WordWeights
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoConfig, AutoModel, BitsAndBytesConfig, PreTrainedTokenizerFast
+from transformers import AutoConfig, BitsAndBytesConfig, PreTrainedTokenizerFast
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from care_qdrant.encoders.weights import readable_model
 from care_qdrant.errors import InputError, MissingExtra, ModelError
+from care_qdrant.model.card import CARD_FILE
 from care_qdrant.model.hub import fetch_document_side
-from care_trainer.config import Geometry, Lora, Tower
+from care_trainer.config import Geometry, Lora, Side, Tower
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +40,12 @@ _ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 def build_query(base: str, tower: Tower, dim: int) -> SentenceTransformer:
     """Assemble a query encoder: transformer, pooling, unit length."""
+    if tower.pooling == "own":
+        own = _own(base, "query", tower)
+        width = _width_of(own)
+        if width != dim and not tower.projection:
+            raise InputError(f"query base {base}: gives {width} dimensions, but dim is {dim}; set dim = {width}")
+        return _query_model(own, width, tower, dim)
     transformer = _transformer(base, tower)
     hidden = transformer.get_embedding_dimension()
     if hidden != dim and not tower.projection:
@@ -53,15 +63,21 @@ def build_document(base: str, tower: Tower, dim: int, geometry: Geometry = "unit
     The slice is a `Dense` that holds the identity: ``truncate_dim`` of sentence-transformers acts in ``encode`` only,
     after normalisation, so it does not act in training and leaves vectors that are not of unit length.
     """
-    transformer = _transformer(base, tower)
-    hidden = transformer.get_embedding_dimension()
+    modules: list[torch.nn.Module]
+    if tower.pooling == "own":
+        modules = _own(base, "document", tower)
+        transformer, hidden = cast(Transformer, modules[0]), _width_of(modules)
+    else:
+        transformer = _transformer(base, tower)
+        hidden = transformer.get_embedding_dimension()
+        if tower.pooling == "lasttoken":
+            append_marker(transformer, tower.eos)
+        modules = [transformer, Pooling(hidden, tower.pooling)]
     if hidden < dim:
         raise InputError(f"document base {base}: gives {hidden} dimensions, fewer than dim = {dim}; use a larger base")
-    if tower.pooling == "lasttoken":
-        append_marker(transformer, tower.eos)
     ending: list[torch.nn.Module] = [identity_slice(hidden, dim)] if hidden > dim else []
     ending.insert(0 if geometry == "cut" else len(ending), Normalize())
-    modules = [transformer, Pooling(hidden, tower.pooling), *ending]
+    modules += ending
     model = SentenceTransformer(
         modules=modules,
         prompts={"document": tower.prompt},
@@ -99,6 +115,44 @@ def _query_model(modules: list[torch.nn.Module], width: int, tower: Tower, dim: 
     )
 
 
+def own_folder(base: str, side: Side, revision: str | None = None) -> Path:
+    """Return the folder of a sentence-transformers model, or of one side of a CARE folder."""
+    folder = fetch_document_side(base, revision=revision)
+    return folder / side if (folder / CARD_FILE).is_file() else folder
+
+
+def _own(base: str, side: Side, tower: Tower) -> list[torch.nn.Module]:
+    """Return the modules of a saved encoder as they are, but for its normalisation and its slice."""
+    folder = own_folder(base, side, tower.revision)
+    if not (folder / "modules.json").is_file():
+        raise InputError(
+            f"{side} base {base}: has no modules.json, so it has no pooling of its own; set {side}.pooling"
+        )
+    encoder = load(folder, tower)
+    if is_static(encoder):
+        raise InputError(f"{side} base {base}: is a table of token vectors, without layers; expected a transformer")
+    modules = list(encoder.children())
+    transformer = cast(Transformer, modules[0])
+    _settle(transformer, base, replace(tower, max_tokens=min(tower.max_tokens, encoder.max_seq_length or 10**9)))
+    if (own := prompts_of(encoder).get(side)) and own != tower.prompt:
+        logger.warning("%s base %s: was trained with the prompt %r; [%s] prompt is another one", side, base, own, side)
+    kept = [module for module in modules if not isinstance(module, Normalize)]
+    while is_slice(kept[-1]) and _is_identity(cast(Dense, kept[-1])):
+        kept.pop()
+    return kept
+
+
+def _is_identity(dense: Dense) -> bool:
+    weight = dense.linear.weight.detach()
+    return torch.equal(weight, torch.eye(*weight.shape, dtype=weight.dtype, device=weight.device))
+
+
+def _width_of(modules: Sequence[torch.nn.Module]) -> int:
+    return next(
+        int(module.get_embedding_dimension()) for module in reversed(modules) if isinstance(module, Dense | Pooling)
+    )
+
+
 def is_static(model: SentenceTransformer) -> bool:
     """Return whether an encoder is a table of token vectors, without layers."""
     return isinstance(model[0], StaticEmbedding)
@@ -128,12 +182,17 @@ def _transformer(base: str, tower: Tower) -> Transformer:
     except (OSError, ValueError) as error:  # ValueError: an architecture that only code knows
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"base {base}: cannot be loaded without running code from the hub ({reason})") from error
+    _settle(transformer, base, tower)
+    return transformer
+
+
+def _settle(transformer: Transformer, base: str, tower: Tower) -> None:
+    """Set how the tokenizer of a base pads and cuts."""
     if not isinstance(transformer.tokenizer, PreTrainedTokenizerFast):
         raise InputError(f"base {base}: has no fast tokenizer (tokenizer.json); convert it first")
     # Left padding would make mini-batches carry the widest text's padding; causal attention does not mind the side.
     transformer.tokenizer.padding_side = "right"
     transformer.tokenizer.model_max_length = tower.max_tokens
-    return transformer
 
 
 def append_marker(transformer: Transformer, marker: str | None) -> None:
@@ -238,18 +297,28 @@ def _adapters_in_float32(encoder: SentenceTransformer) -> None:
 
 
 def load_merged(folder: Path) -> SentenceTransformer:
-    """Load an encoder in float32, with its adapter merged when it has one.
-
-    Merging the adapter of a reloaded model in place looks right and saves garbage: the saved keys carry a prefix, and a
-    reload starts from random weights. So a fresh base takes the adapter and is merged outside.
-    """
+    """Load an encoder in float32, with its adapter merged when it has one."""
     encoder = load(folder).float()
-    if (folder / ADAPTER_FILE).exists():
-        config = PeftConfig.from_pretrained(str(folder))
-        base = AutoModel.from_pretrained(config.base_model_name_or_path, revision=config.revision, dtype=torch.float32)
-        merged = PeftModel.from_pretrained(base, str(folder)).merge_and_unload()
-        transformer_of(encoder).model = merged.to(encoder.device)
+    merge(encoder)
     return encoder
+
+
+def merge(encoder: SentenceTransformer) -> None:
+    """Add the adapters of an encoder to its weights in place, one layer at a time, and take them off.
+
+    What peft and transformers remember of the adapter goes, too: it would give the saved weights other names, and a
+    reload would start from random ones.
+    """
+    model = getattr(transformer_of(encoder), "model", None)
+    if model is None:  # a static encoder: a table of token vectors takes no adapter
+        return
+    for name, layer in [(name, layer) for name, layer in model.named_modules() if isinstance(layer, BaseTunerLayer)]:
+        layer.merge()
+        model.set_submodule(name, layer.get_base_layer())
+    if getattr(model, "_hf_peft_config_loaded", False):
+        model._hf_peft_config_loaded = False
+        del model.peft_config
+        vars(model).pop("_weight_conversions", None)  # of the adapter's names: a save would put its prefix back
 
 
 def base_dtype(folder: Path) -> torch.dtype:

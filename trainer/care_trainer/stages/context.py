@@ -1,11 +1,10 @@
 """What every stage receives and returns, and the training of a student on stored vectors, which three stages share."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from torch import nn
 
@@ -13,7 +12,7 @@ from care_qdrant.errors import InputError
 from care_trainer import evaluation
 from care_trainer.config import Data, Run, Side, Stage
 from care_trainer.data import table
-from care_trainer.data.collators import Prompts, Stored, TeacherCollator
+from care_trainer.data.collators import Prompts, TeacherCollator
 from care_trainer.data.table import Documents, Rows
 from care_trainer.distributed import main_process_first
 from care_trainer.losses.embedding import embedding_loss
@@ -182,28 +181,13 @@ def train_student(
     table_columns = rows.columns.select_columns([*columns, "prompt", "source", "label"])
     is_symmetric = context.stage.kind == "distill"
     score = context.scoring(lambda: query if is_symmetric else towers.pair(query, context.load("document")))
-    metrics = fit_student(
-        query,
-        objective,
-        table_columns,
-        context.job(rows, score=score),
+    collator = TeacherCollator(
         *vectors,
         documents=documents,
+        preprocess_fn=query.preprocess,
         prompts=dict.fromkeys(("text", "query"), context.run.query.prompt),
         **context.collating(negatives),
     )
+    job = context.job(rows, score=score, collator=collator)
+    metrics = fit(query, embedding_loss(query, objective, context.stage), table_columns, job)
     return query, {"query": trainable}, metrics
-
-
-def fit_student(
-    query: SentenceTransformer,
-    objective: nn.Module,
-    columns: Dataset,
-    job: Job,
-    *vectors: Stored,
-    documents: tuple[Documents, Stored] | None = None,
-    **collating: Any,
-) -> dict[str, float]:
-    """Train a query encoder on vectors that are given."""
-    collator = TeacherCollator(*vectors, documents=documents, preprocess_fn=query.preprocess, **collating)
-    return fit(query, embedding_loss(query, objective, job.stage), columns, replace(job, collator=collator))

@@ -1,0 +1,110 @@
+"""`care-train start`: no text on both sides of the split, one command from pairs to a table, which also resumes."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from care_trainer.cli import care_train
+from care_trainer.config import load_run
+from care_trainer.data.read import Pair, plain_text
+from care_trainer.start import RESULT, SCRATCH, measure, prepare, split
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from care_qdrant.errors import InputError
+from care_qdrant.model.hub import find_folder
+from care_qdrant.model.pair import CareModel
+from tests.trainer.tiny_run import pairs, write_jsonl
+
+WORDS = st.sampled_from([f"text {number}" for number in range(12)])
+
+
+def texts(found: Sequence[Pair]) -> set[str]:
+    return {plain_text(text) for pair in found for text in (pair.query, pair.positive)}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.builds(Pair, WORDS, WORDS, st.lists(WORDS, max_size=2).map(tuple)), min_size=1, max_size=20),
+    st.integers(1, 8),
+    st.integers(0, 3),
+)
+def test_no_text_is_on_both_sides(read: list[Pair], wanted: int, seed: int) -> None:
+    train, held_out = split(read, wanted, seed)
+    assert len(held_out) <= wanted and len(train) + len(held_out) == len(read)
+    assert not texts(train) & texts(held_out)
+    assert not {plain_text(text) for pair in train for text in pair.negatives} & texts(held_out)
+    assert split(read, wanted, seed) == (train, held_out)
+
+
+def test_pairs_that_differ_in_blanks_stay_together() -> None:
+    read = [Pair("a b", "one"), Pair("ab", "two"), Pair("c", "t wo"), Pair("d", "three")]
+    _, held_out = split(read, 3, 0)
+    assert [pair.query for pair in held_out] in (["a b", "ab", "c"], ["d"])
+
+
+def test_a_file_is_prepared_once_and_another_one_refused(tmp_path: Path) -> None:
+    file = write_jsonl(tmp_path / "faq.jsonl", pairs())
+    prepared = prepare(file, tmp_path / "faq", held_out=10)
+    assert (prepared.pairs, prepared.held_out, prepared.base) == (38, 10, "built-in")
+    assert prepared.licenses == {"CC0": 48}
+    assert prepared.documents >= 10
+    run = load_run(prepared.config)
+    assert (run.query.pooling, run.query.base, run.dim) == ("own", "built-in", CareModel.load().dim)
+    rows = [json.loads(line) for line in (tmp_path / "faq/data/train.jsonl").read_text().splitlines()]
+    assert all(row["license"] == "CC0" for row in rows)
+    assert prepare(file, tmp_path / "faq") == prepared
+    write_jsonl(file, pairs()[:40])
+    with pytest.raises(InputError, match="another file"):
+        prepare(file, tmp_path / "faq")
+
+
+def test_a_license_is_left_out_and_english_starts_from_scratch(tmp_path: Path) -> None:
+    rows = [
+        {"query": f"what is {n}", "positive": f"it is {n}", "license": "free" if n % 2 else "paid"} for n in range(90)
+    ]
+    prepared = prepare(write_jsonl(tmp_path / "faq.jsonl", rows), tmp_path / "faq", licenses_excluded=["paid"])
+    assert (prepared.pairs + prepared.held_out, prepared.licenses, prepared.base) == (45, {"free": 45}, SCRATCH)
+    assert [stage.kind for stage in load_run(prepared.config).stage] == ["static", "align", "joint"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        ([{"query": f"q{n}", "positive": "the only answer"} for n in range(40)], "only 0 of 40 pairs can be held out"),
+        ([{"sentence1": "a", "sentence2": "b", "score": 1.0}], "1 pairs of texts with a score"),
+    ],
+)
+def test_pairs_that_cannot_be_split_are_refused(tmp_path: Path, rows: list[dict[str, object]], problem: str) -> None:
+    with pytest.raises(InputError, match=problem):
+        prepare(write_jsonl(tmp_path / "faq.jsonl", rows), tmp_path / "faq")
+
+
+def test_a_pair_is_measured_as_it_is_searched(tmp_path: Path) -> None:
+    prepared = prepare(write_jsonl(tmp_path / "faq.jsonl", pairs()), tmp_path / "faq", held_out=12)
+    result = measure(load_run(prepared.config), find_folder("built-in"), "built-in")
+    assert list(result.ndcg_at_10) == ["before", "after", "BM25", "after and BM25"]
+    assert result.ndcg_at_10["before"] == result.ndcg_at_10["after"]
+    assert result.gain is not None and (result.gain.mean, result.gain.low, result.gain.high) == (0, 0, 0)
+    assert all(
+        0.5 < found.mean <= 1 for found in result.ndcg_at_10.values()
+    )  # twelve questions that repeat the answers
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # trains the built-in pair's encoders
+def test_one_command_goes_from_pairs_to_a_table_and_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = write_jsonl(tmp_path / "faq.jsonl", pairs())
+    prepare(file, Path("faq"), held_out=10)
+    config = Path("faq/start.toml")
+    config.write_text(config.read_text().replace("epochs = 4", "epochs = 1"), encoding="utf-8")
+    first = CliRunner().invoke(care_train, ["start", "faq.jsonl", "--output", "faq"], catch_exceptions=False)
+    assert "after and BM25" in first.stdout and "gain in nDCG@10" in first.stdout
+    assert "care-ingest CORPUS --model faq/run/faq" in first.stdout
+    assert "CC0 48" in first.stderr and "on held-out questions nDCG@10" in first.stderr and "CPU hours" in first.stderr
+    assert set(json.loads(Path("faq", RESULT).read_text())) == {"model", "ndcg_at_10", "recall_at_10", "gain"}
+    again = CliRunner().invoke(care_train, ["start", "faq.jsonl", "--output", "faq"], catch_exceptions=False)
+    assert again.stdout == first.stdout

@@ -1,0 +1,81 @@
+"""``care-train start``: from question–answer pairs to a scored pair."""
+
+import json
+from pathlib import Path
+
+import click
+
+from care_qdrant.errors import InputError, needs_extra
+
+
+@click.command()
+@click.argument("pairs", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option(
+    "--output", type=click.Path(path_type=Path, file_okay=False), help="Folder of all files.  [default: name of PAIRS]"
+)
+@click.option(
+    "--base",
+    help="Pair to go on from: a CARE folder, a sentence-transformers model, 'built-in'; 'scratch' for random weights. "
+    " [default: 'built-in' where the questions are Chinese, else 'scratch']",
+)
+@click.option("--held-out", type=click.IntRange(min=1), help="Pairs to hold out.  [default: a tenth, from 20 to 2,000]")
+@click.option("--exclude-license", multiple=True, help="Value of 'license' that leaves a row out. Repeatable.")
+def start(
+    pairs: Path, output: Path | None, base: str | None, held_out: int | None, exclude_license: tuple[str, ...]
+) -> None:
+    """Train a pair on PAIRS, JSON lines with 'query' and 'positive', and score it on questions that it did not see.
+
+    A part is held out, of which no text is in the rest; a commented configuration for this machine is written; the
+    stages run; and a table shows the pair before and after, BM25, and both. The same command goes on where it was
+    interrupted.
+
+    \b
+    Example:
+      care-train start faq.jsonl --output faq
+    """
+    import dataclasses
+    import time
+
+    with needs_extra("train", "training"):
+        from care_trainer.cli.run import progress_bars, quiet
+        from care_trainer.config import load_run
+        from care_trainer.distributed import processes
+        from care_trainer.export.checkpoint import export
+        from care_trainer.export.curves import draw_curves
+        from care_trainer.pipeline import run_stages
+        from care_trainer.start import RESULT, SCRATCH, measure, prepare, rows_of
+    from care_qdrant.console.table import table
+
+    quiet()
+    if processes().num_processes > 1:
+        raise InputError(
+            "care-train start runs in one process; give the configuration that it wrote to: care-train run"
+        )
+    folder = output or Path(pairs.name.split(".")[0])
+    prepared = prepare(pairs, folder, base=base, held_out=held_out, licenses_excluded=exclude_license)
+    licenses = ", ".join(f"{name or 'no license'} {count:,}" for name, count in prepared.licenses.items())
+    click.echo(
+        f"{prepared.pairs:,} pairs to train on; {prepared.held_out:,} questions held out over {prepared.documents:,} "
+        f"documents, no text on both sides\nlicenses: {licenses}\n"
+        f"base: {prepared.base}; configuration: {prepared.config}",
+        err=True,
+    )
+    run = load_run(prepared.config)
+    started = time.process_time()
+    with progress_bars(True) as report:
+        run_stages(run, resume=True, report=report)
+    model = folder / "run" / run.name
+    if not (model / "care.json").is_file():
+        export(run, f"care-train start {pairs.name}")
+        draw_curves(run)
+    before = None if prepared.base == SCRATCH else prepared.base
+    result = measure(run, model, before)
+    (folder / RESULT).write_text(
+        json.dumps(dataclasses.asdict(result), ensure_ascii=False, indent=2) + "\n", encoding="utf-8"
+    )
+    click.echo(table(["", "nDCG@10 [95 %]", "recall@10 [95 %]"], rows_of(result)))
+    if result.gain is not None:
+        gain = result.gain
+        click.echo(f"\ngain in nDCG@10: {gain.mean:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]")
+    click.echo(f"{(time.process_time() - started) / 3600:.2f} CPU hours", err=True)
+    click.echo(f"\ncare-ingest CORPUS --model {model} --sparse bm25")

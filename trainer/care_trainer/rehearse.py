@@ -1,0 +1,259 @@
+"""A run in small before it is paid for: every stage at its real widths, with its own files and processes.
+
+Each stage takes three steps: it is stopped after the first one and resumed from its checkpoint, and its last step is
+timed. Then the pair is exported and loaded. With fewer layers the run is repeated with one layer less on each side, and
+what a layer takes is the difference: nothing here counts memory or operations on paper.
+"""
+
+import shutil
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sentence_transformers import SentenceTransformer
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer
+
+from care_qdrant.encoders.architecture import native_folder
+from care_qdrant.encoders.weights import readable_model
+from care_qdrant.errors import InputError, TrainingError
+from care_qdrant.model.pair import CareModel
+from care_trainer import pipeline
+from care_trainer.config import Run, Side, Stage, Tower, stage_name
+from care_trainer.config.stages import Joint, Prune
+from care_trainer.data.report import describe
+from care_trainer.distributed import free_memory, processes
+from care_trainer.export.checkpoint import export
+from care_trainer.models import towers
+from care_trainer.training.loop import Interrupted, peak_memory_bytes, reset_peak_memory
+
+STEPS = 3
+EXPORT = "export"
+TEXTS = ["高血压吃什么好？"]
+Depths = Mapping[Side, int]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a stage, or the export, took; or what all of it is expected to take."""
+
+    peak_bytes: float
+    """Most memory of one process: of its GPU, or without one the resident set."""
+    seconds: float
+    """Of one step, of the export; in a forecast of the whole part."""
+    disk_bytes: float
+    """Of its folder: encoders, and a checkpoint."""
+    teacher_seconds: float = 0.0
+    teacher_bytes: float = 0.0
+    """Of stored vectors, which grow with the rows."""
+
+    def numbers(self) -> "np.ndarray[Any, np.dtype[np.float64]]":
+        """Return the figures as a vector, in their order."""
+        return np.array(
+            [self.peak_bytes, self.seconds, self.disk_bytes, self.teacher_seconds, self.teacher_bytes], np.float64
+        )
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What was measured, and the forecast of the whole run."""
+
+    processes: int
+    layers: dict[Side, int]
+    """Layers that ran, by side."""
+    of: dict[Side, int]
+    """Layers of the run, by side."""
+    parts: dict[str, dict[str, dict[str, float]]]
+    """By stage: peak memory of a process and seconds a step as measured; memory, hours and disk as forecast."""
+    whole: dict[str, float]
+    """The largest peak, all hours and all disk."""
+
+
+@dataclass
+class _Clock:
+    """Moments of the last steps of a stage, and of its teacher's vectors."""
+
+    steps: list[float] = field(default_factory=list)
+    teacher: list[float] = field(default_factory=list)
+
+    def report(self, what: str, *_: float) -> None:
+        """Note a moment."""
+        (self.teacher if what.startswith("teacher") else self.steps).append(time.monotonic())
+
+
+def rehearse(run: Run, *, layers: int | None = None, rows: int | None = None) -> Rehearsal:
+    """Run every stage, the export and the import of a run in small, and forecast the whole.
+
+    Args:
+        run: The run that will be paid for.
+        layers: Layers of each encoder, at least two; None means all.
+        rows: Rows a step and process; None means those of the run.
+    """
+    if layers is not None and layers < 2:
+        raise InputError("--layers: expected at least 2; what a layer takes is measured by leaving one out")
+    pipeline.require_files(run)
+    figures = describe(run)
+    count = processes().num_processes
+    full: dict[Side, int] = {"query": _layers(run, "query"), "document": _layers(run, "document")}
+    depths: dict[Side, int] = {side: min(layers or full[side], full[side]) for side in full}
+    measured = _run(run, "all", depths, full, rows)
+    lacking = {side: full[side] - depths[side] for side in full if depths[side] < full[side]}
+    of_layer = {side: _run(run, side, {**depths, side: depths[side] - 1}, full, rows) for side in lacking}
+    parts = {}
+    for name, part in measured.items():
+        numbers = part.numbers()
+        for side, more in lacking.items():
+            numbers = numbers + more * np.maximum(part.numbers() - of_layer[side][name].numbers(), 0)
+        peak, seconds, disk, teacher_seconds, teacher_bytes = numbers.tolist()
+        stage = next((stage for stage in run.stage if stage_name(stage) == name), None)
+        steps, growth = _steps(stage, figures, count, rows) if stage is not None else (1.0, 0.0)
+        parts[name] = {
+            "measured": {"peak_gib": _gib(part.peak_bytes), "seconds": round(part.seconds, 3)},
+            "forecast": {
+                "peak_gib": _gib(peak),
+                "hours": round((steps * seconds + growth * teacher_seconds) / 3600, 3),
+                "disk_gib": _gib(disk + growth * teacher_bytes),
+            },
+        }
+    forecasts = [part["forecast"] for part in parts.values()]
+    whole = {
+        "peak_gib": max(forecast["peak_gib"] for forecast in forecasts),
+        "hours": round(sum(forecast["hours"] for forecast in forecasts), 3),
+        "disk_gib": round(sum(forecast["disk_gib"] for forecast in forecasts), 3),
+    }
+    return Rehearsal(count, {**depths}, {**full}, parts, whole)
+
+
+def _gib(count: float) -> float:
+    return round(count / 2**30, 3)
+
+
+def _steps(stage: Stage, figures: Mapping[str, Any], count: int, rows: int | None) -> tuple[float, float]:
+    """Return the steps of a stage in rehearsed ones, and its rows in rehearsed rows."""
+    own = stage.rows_of_process(count) * stage.accumulate
+    small = (rows or stage.rows_of_process(count)) * stage.accumulate
+    if not stage.data:
+        return 0.0, 0.0
+    found = figures[stage_name(stage)]
+    steps = stage.max_steps or stage.epochs * found["rows_an_epoch"] / (own * count)
+    return steps * own / small, max(1.0, found["rows"] / (STEPS * small * count))
+
+
+def _layers(run: Run, side: Side) -> int:
+    tower = run.query if side == "query" else run.document
+    if tower.base is None:
+        return tower.scratch.layers if tower.scratch is not None else 0
+    with native_folder(_base_folder(tower, side)) as folder:
+        return int(AutoConfig.from_pretrained(folder).num_hidden_layers)
+
+
+def _run(run: Run, name: str, depths: Depths, full: Depths, rows: int | None) -> dict[str, Part]:
+    """Train all stages of a run in small, export the pair and load it, and return what each part took."""
+    work = Path(run.output) / name
+    small = _small(run, work, depths, full, rows)
+    parts = {}
+    pipeline.run_stages(replace(small, stage=()), resume=True)
+    for stage in small.stage:
+        stage_label, clock = stage_name(stage), _Clock()
+        free_memory()
+        reset_peak_memory()
+        with suppress(Interrupted):
+            pipeline.run_stages(small, only=stage_label, resume=True, deadline=time.monotonic(), report=clock.report)
+        folder = work / stage_label
+        teacher, held = _size(folder / "teacher"), _size(folder)
+        if (folder / pipeline.STAGE_FILE).exists() and stage.data:
+            raise TrainingError(f"{stage_label}: was not stopped after its first step")
+        clock.steps.clear()
+        pipeline.run_stages(small, only=stage_label, resume=True, report=clock.report)
+        seconds = clock.steps[-1] - clock.steps[-2] if len(clock.steps) > 1 else 0.0
+        taught = clock.teacher[-1] - clock.teacher[0] if clock.teacher else 0.0
+        disk = max(held - teacher, _size(folder))
+        parts[stage_label] = Part(peak_memory_bytes(), seconds, disk, taught, teacher)
+    if processes().is_main_process:
+        free_memory()
+        reset_peak_memory()
+        started = time.monotonic()
+        export(small, "care-train rehearse")
+        folder = work / small.name
+        peak, seconds = peak_memory_bytes(), time.monotonic() - started
+        with_stock = SentenceTransformer(str(folder), device="cpu").encode_query(TEXTS)
+        if not np.allclose(CareModel.load(str(folder), precision="fp32").encode_query(TEXTS), with_stock, atol=1e-3):
+            raise TrainingError(f"{folder}: gives other vectors when it is loaded")
+        parts[EXPORT] = Part(peak, seconds, _size(folder))
+    return parts
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _small(run: Run, work: Path, depths: Depths, full: Depths, rows: int | None) -> Run:
+    """Return a run of three steps a stage, over as many rows as they need."""
+    count = processes().num_processes
+    stages: list[Any] = []
+    for stage in run.stage:
+        changed = replace(stage, max_steps=STEPS, evaluate_steps=None, patience=None)
+        if rows is not None:
+            changed = replace(changed, batch_size=rows, global_batch_size=None)
+        if isinstance(changed, Joint):
+            changed = replace(changed, instead_of=None)
+        if isinstance(changed, Prune):
+            changed = replace(changed, layers=min(changed.layers, depths["document"] - 1))
+        stages.append(changed)
+    needed = max((STEPS * stage.rows_of_process(count) * stage.accumulate * count for stage in stages), default=STEPS)
+    data = {name: replace(own, max_rows=min(own.max_rows or 4 * needed, 4 * needed)) for name, own in run.data.items()}
+    return replace(
+        run,
+        output=str(work),
+        stage=tuple(stages),
+        data=data,
+        evaluation=None,
+        checkpoint_minutes=60.0,
+        teacher_cache=None,
+        report_to=(),
+        export=replace(run.export, probe_texts=min(run.export.probe_texts, 8)),
+        query=_cut(run, "query", work, depths, full),
+        document=_cut(run, "document", work, depths, full),
+    )
+
+
+def _base_folder(tower: Tower, side: Side) -> Path:
+    assert tower.base is not None
+    return towers.own_folder(tower.base, side, tower.revision)
+
+
+def _cut(run: Run, side: Side, work: Path, depths: Depths, full: Depths) -> Tower:
+    """Return an encoder with its first layers alone; one without weight files gets random weights."""
+    tower = run.query if side == "query" else run.document
+    folder, layers = work.with_name(f"{work.name}-{side}"), depths[side]
+    if layers == full[side] and (tower.base is None or _has_weights(tower, side)):
+        return tower
+    if tower.scratch is not None:
+        return replace(tower, scratch=replace(tower.scratch, layers=layers))
+    if processes().is_main_process and not folder.exists():
+        source = _base_folder(tower, side)
+        with native_folder(source) as native:
+            if tower.pooling == "own":  # pooling, token weights and Dense layers lie beside the transformer
+                shutil.copytree(source, folder, ignore=shutil.ignore_patterns("model*.safetensors*", "onnx"))
+            config = AutoConfig.from_pretrained(native, num_hidden_layers=layers)
+            if getattr(config, "layer_types", None):
+                config.layer_types = config.layer_types[:layers]
+            kind: Any = AutoModelForMaskedLM if towers.reads_both_ways(config.model_type) else AutoModel
+            if _has_weights(tower, side):
+                with readable_model(source) as readable:
+                    model = kind.from_pretrained(readable, config=config, dtype=config.dtype)
+            else:
+                model = kind.from_config(config, dtype=config.dtype)
+            model.save_pretrained(folder)
+            AutoTokenizer.from_pretrained(native).save_pretrained(folder)
+        del model
+        free_memory()
+    processes().wait_for_everyone()
+    return replace(tower, base=str(folder), revision=None)
+
+
+def _has_weights(tower: Tower, side: Side) -> bool:
+    return any(_base_folder(tower, side).glob("*.safetensors"))

@@ -1,0 +1,331 @@
+"""From question–answer pairs to a scored pair: a held-out part, a configuration, the training, one table."""
+
+import hashlib
+import json
+import random
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from care_qdrant.errors import InputError
+from care_qdrant.index.ingest import ingest
+from care_qdrant.index.settings import IngestSettings
+from care_qdrant.model.hub import BUILT_IN
+from care_qdrant.model.pair import CareModel
+from care_qdrant.qdrant.connection import open_client
+from care_qdrant.search.retriever import Mode, Retriever
+from care_qdrant.types import Document
+from care_trainer.config import Data, Run, load_run
+from care_trainer.data.read import Pair, iter_pairs, license_of, plain_text, read_rows
+from care_trainer.data.report import leaks
+from care_trainer.learn.labelled import Estimate, estimate, ndcg_at_10
+
+CONFIG, DATA, HELD_OUT, RESULT = "start.toml", "data", "held-out", "result.json"
+SCRATCH = "scratch"
+FEWEST_HELD_OUT, MOST_HELD_OUT = 20, 2000
+SEEN = {"cpu": 60_000, "cuda": 600_000}
+"""Pairs that the last stage sees, by device: the epochs follow from it."""
+MOST_EPOCHS = 4
+_TOP = 10
+_FROM_SCRATCH = """dim = 256
+
+# Two layers for queries, three for documents, all weights random: the data teach them everything.
+[query]
+pooling = "mean"
+max_tokens = 128
+scratch = { layers = 2, hidden = 256, heads = 4, intermediate = 1024, dropout = 0.0 }
+
+[document]
+pooling = "mean"
+max_tokens = 256
+scratch = { layers = 3, hidden = 320, heads = 5, intermediate = 960 }
+
+[vocabulary]
+data = "pairs"
+size = 12000
+"""
+_STATIC = """
+# A table of token vectors, from which both encoders start.
+[[stage]]
+kind = "static"
+data = "pairs"
+epochs = 9
+batch_size = 512
+learning_rate = 3e-3
+warmup = 0.0
+weight_decay = 0.0
+temperature = 0.05
+token_dropout = 0.3
+symmetric = true
+"""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What lies in the folder before anything is trained."""
+
+    config: Path
+    pairs: int
+    held_out: int
+    """Questions of the held-out part."""
+    documents: int
+    """Documents that they are searched in."""
+    licenses: dict[str, int]
+    """Pairs by license; the empty text is for those without one."""
+    base: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """How the pair does on the held-out questions; each figure is a mean from 0 to 1 with its 95 % interval."""
+
+    model: str
+    """Folder of the trained pair."""
+    ndcg_at_10: dict[str, Estimate]
+    recall_at_10: dict[str, Estimate]
+    gain: Estimate | None
+    """Difference of nDCG@10 after and before, question by question; None without a pair before."""
+
+
+def prepare(
+    pairs: Path,
+    folder: Path,
+    *,
+    base: str | None = None,
+    held_out: int | None = None,
+    licenses_excluded: Sequence[str] = (),
+    seed: int = 0,
+) -> Prepared:
+    """Split the pairs and write the configuration, or read what an earlier call for the same file has written.
+
+    No question and no document is on both sides of the split: pairs that share one stay together.
+    """
+    digest = hashlib.sha256(pairs.read_bytes()).hexdigest()
+    record = folder / DATA / "source.json"
+    if record.is_file():
+        found = json.loads(record.read_text(encoding="utf-8"))
+        if found.pop("sha256") != digest:
+            raise InputError(f"{folder}: was started from another file than {pairs}; give another --output")
+        return Prepared(folder / CONFIG, **found)
+    read = list(iter_pairs(Data(files=(pairs.name,), licenses_excluded=tuple(licenses_excluded)), pairs.parent))
+    if scored := [pair for pair in read if pair.score is not None]:
+        raise InputError(
+            f"{pairs}: holds {len(scored)} pairs of texts with a score; expected rows with 'query' and 'positive' "
+            "(a configuration of your own may have both: care-train init nano --output my.toml)"
+        )
+    wanted = held_out or min(MOST_HELD_OUT, max(FEWEST_HELD_OUT, len(read) // 10))
+    train, kept = split(read, wanted, seed)
+    if len(kept) < min(wanted, FEWEST_HELD_OUT):
+        raise InputError(
+            f"{pairs}: only {len(kept)} of {len(read)} pairs can be held out, since the others share a question or a "
+            f"document with each other; expected at least {min(wanted, FEWEST_HELD_OUT)}: give more pairs"
+        )
+    documents = _write_held_out(kept, {plain_text(text) for pair in train for text in _texts(pair)}, folder)
+    _write_jsonl(folder / DATA / "train.jsonl", [pair.row() for pair in train])
+    chosen = base or (BUILT_IN if _is_chinese(read) else SCRATCH)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    config = folder / CONFIG
+    config.write_text(_config(pairs, folder, chosen, len(train), device, seed), encoding="utf-8")
+    run = load_run(config)
+    if found := leaks(run):
+        raise InputError(f"{folder}: {len(found)} held-out texts are in the training part, as {found[0]!r}")
+    licenses = dict(Counter(license_of(pair.other) for pair in read).most_common())
+    prepared = Prepared(config, len(train), len({pair.query for pair in kept}), documents, licenses, chosen)
+    shown = {"pairs": prepared.pairs, "held_out": prepared.held_out, "documents": documents}
+    record.write_text(
+        json.dumps({"sha256": digest, **shown, "licenses": licenses, "base": chosen}, ensure_ascii=False, indent=2)
+        + "\n",
+        encoding="utf-8",
+    )
+    return prepared
+
+
+def split(pairs: Sequence[Pair], wanted: int, seed: int) -> tuple[list[Pair], list[Pair]]:
+    """Return the pairs to train on and those held out, none of which share a text, blanks aside."""
+    leader: dict[str, str] = {}
+
+    def find(text: str) -> str:
+        while leader.setdefault(text, text) != text:
+            leader[text] = text = leader[leader[text]]
+        return text
+
+    for pair in pairs:
+        leader[find(plain_text(pair.query))] = find(plain_text(pair.positive))
+    groups: dict[str, list[Pair]] = defaultdict(list)
+    for pair in pairs:
+        groups[find(plain_text(pair.query))].append(pair)
+    order = list(groups)
+    random.Random(seed).shuffle(order)
+    train: list[Pair] = []
+    held_out: list[Pair] = []
+    for name in order:
+        (held_out if len(held_out) + len(groups[name]) <= wanted else train).extend(groups[name])
+    secret = {plain_text(text) for pair in held_out for text in (pair.query, pair.positive)}
+    train = [
+        replace(pair, negatives=tuple(text for text in pair.negatives if plain_text(text) not in secret))
+        for pair in train
+    ]
+    return train, held_out
+
+
+def measure(run: Run, model: Path, before: str | None) -> Result:
+    """Search the held-out documents with their questions: by the pair, by BM25, by both, and by the pair before.
+
+    Documents are ingested and searched as in production, in a temporary embedded database.
+    """
+    folder = Path(run.data_root) / HELD_OUT
+    documents = [Document(row["id"], row["text"]) for row, _ in read_rows(folder / "corpus.jsonl")]
+    queries = {row["id"]: row["text"] for row, _ in read_rows(folder / "queries.jsonl")}
+    relevant: dict[str, list[str]] = {name: [] for name in queries}
+    for row, _ in read_rows(folder / "qrels.jsonl"):
+        relevant[row["query_id"]].append(row["document_id"])
+    searches: list[tuple[str, str, Mode]] = [
+        ("after", str(model), "dense"),
+        ("BM25", str(model), "sparse"),
+        ("after and BM25", str(model), "hybrid"),
+    ]
+    if before is not None:
+        searches.insert(0, ("before", before, "dense"))
+    ndcg: dict[str, list[float]] = {}
+    recall: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory(prefix="care-start-") as scratch, open_client(path=Path(scratch)) as client:
+        loaded = {source: CareModel.load(source) for source in dict.fromkeys(source for _, source, _ in searches)}
+        for number, care in enumerate(loaded.values()):
+            ingest(documents, care, client, f"held-out-{number}", settings=IngestSettings(sparse=True))
+        for name, source, mode in searches:
+            collection = f"held-out-{list(loaded).index(source)}"
+            hits = Retriever(client, collection, loaded[source], mode=mode).search(list(queries.values()), _TOP)
+            found = [[hit.document_id for hit in row] for row in hits]
+            ndcg[name] = ndcg_at_10(found, list(relevant.values()))
+            recall[name] = [
+                len({*best} & {*ids}) / len(ids) for best, ids in zip(found, relevant.values(), strict=True)
+            ]
+    gain = None
+    if before is not None:
+        pairs = zip(ndcg["after"], ndcg["before"], strict=True)
+        gain = estimate([after - earlier for after, earlier in pairs], run.seed)
+    return Result(
+        str(model),
+        {name: estimate(scores, run.seed) for name, scores in ndcg.items()},
+        {name: estimate(scores, run.seed) for name, scores in recall.items()},
+        gain,
+    )
+
+
+def rows_of(result: Result) -> list[list[str]]:
+    """Return the table of a result, row by row."""
+    return [[name, _shown(result.ndcg_at_10[name]), _shown(result.recall_at_10[name])] for name in result.ndcg_at_10]
+
+
+def _shown(value: Estimate) -> str:
+    return f"{value.mean:.3f}  [{value.low:.3f}, {value.high:.3f}]"
+
+
+def _texts(pair: Pair) -> tuple[str, ...]:
+    return pair.query, pair.positive, *pair.negatives
+
+
+def _is_chinese(pairs: Sequence[Pair]) -> bool:
+    text = "".join(pair.query for pair in pairs[:1000])
+    letters = [character for character in text if character.isalpha()]
+    return 2 * sum("\u3400" <= letter <= "\u9fff" for letter in letters) >= len(letters)
+
+
+def _write_held_out(pairs: Sequence[Pair], trained: set[str], folder: Path) -> int:
+    """Write the retrieval set: every document of the pairs, and those of their negatives that no training pair has."""
+    texts = dict.fromkeys(pair.positive for pair in pairs)
+    negatives = [text for pair in pairs for text in pair.negatives if plain_text(text) not in trained]
+    documents = {text: f"d{number}" for number, text in enumerate(dict.fromkeys([*texts, *negatives]))}
+    queries = {text: f"q{number}" for number, text in enumerate(dict.fromkeys(pair.query for pair in pairs))}
+    root = folder / DATA / HELD_OUT
+    _write_jsonl(root / "corpus.jsonl", [{"id": name, "text": text} for text, name in documents.items()])
+    _write_jsonl(root / "queries.jsonl", [{"id": name, "text": text} for text, name in queries.items()])
+    judged = [{"query_id": queries[pair.query], "document_id": documents[pair.positive], "score": 1} for pair in pairs]
+    _write_jsonl(root / "qrels.jsonl", judged)
+    return len(documents)
+
+
+def _write_jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+
+
+def _config(pairs: Path, folder: Path, base: str, rows: int, device: str, seed: int) -> str:
+    """Return the commented configuration for so many pairs on this machine."""
+    epochs = min(MOST_EPOCHS, max(1.0, round(SEEN[device] / rows, 1)))
+    batch = 512 if device == "cuda" else 128
+    bf16 = str(device == "cuda" or _cpu_has_bf16()).lower()
+    head = f"""# Written by: care-train start {pairs.name}
+# A change is trained by: care-train run {folder / CONFIG} --set output={folder / "changed"}
+# All keys: docs/training.md
+
+name = {json.dumps(folder.name)}
+output = {json.dumps(str(folder / "run"))}
+data_root = {json.dumps(str(folder / DATA))}
+seed = {seed}
+"""
+    encoders = (
+        _FROM_SCRATCH
+        if base == SCRATCH
+        else f"""dim = {CareModel.load(base).dim}
+
+# Both encoders go on from this pair, with its own pooling.
+[query]
+base = {json.dumps(base)}
+pooling = "own"
+max_tokens = 128
+
+[document]
+base = {json.dumps(base)}
+pooling = "own"
+max_tokens = 256
+"""
+    )
+    common = f"""
+[data.pairs]
+files = ["train.jsonl"]
+
+# Questions and documents of which none is in train.jsonl.
+[evaluation]
+retrieval = "{HELD_OUT}"
+
+[export]
+probe = "pairs"
+"""
+    stage_one = f"""
+# Stage I: the query encoder learns the document encoder's vector of each text.
+[[stage]]
+kind = "align"
+data = "pairs"
+batch_size = {batch}
+learning_rate = 3e-4
+temperature = 0.05
+bf16 = {bf16}
+"""
+    joint = f"""
+# Stage II: both encoders learn that a question belongs to its document, and not to the others of the batch.
+[[stage]]
+kind = "joint"
+data = "pairs"
+epochs = {epochs}                    # passes over {rows:,} pairs; more of them take as much longer
+batch_size = {batch}
+mini_batch_size = {min(batch, 64)}
+learning_rate = 2e-4
+temperature = 0.05
+token_dropout = 0.3
+symmetric = true
+bf16 = {bf16}                        # this machine multiplies bfloat16 {"fast" if bf16 == "true" else "slowly"}
+"""
+    before = _STATIC + stage_one if base == SCRATCH else ""
+    return head + encoders + common + before + joint
+
+
+def _cpu_has_bf16() -> bool:
+    facts = Path("/proc/cpuinfo")
+    flags = facts.read_text(encoding="utf-8").split() if facts.is_file() else []
+    return "avx512_bf16" in flags or "amx_bf16" in flags
