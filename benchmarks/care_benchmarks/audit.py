@@ -1,7 +1,8 @@
 """Candidates for relabelling: documents that a system ranks high and nobody judged (the paper's section E).
 
 There, an LLM judged the top 50 of gte-multilingual-base on two public sets, and found 8.6 and 19.0 relevant documents
-per query that the labels miss (table 13). Here the candidates are only collected: a person, or an LLM, has to judge.
+per query that the labels miss (table 13). Here the candidates are collected; a person, or an LLM, judges them, and the
+labels come back in.
 """
 
 import json
@@ -10,7 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from care_benchmarks.measures import Qrels, Run, ranked
+from care_benchmarks.rows import read_jsonl
+from care_qdrant.errors import InputError
 
+_LABELS = {"S": 1, "A": 1, "B": 0, "C": 0, "D": 0}
 DEPTH = 50
 """Number of ranks that the paper looked at."""
 
@@ -91,6 +95,30 @@ def write_candidates(rows: Iterator[AuditCandidate], path: Path) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         return sum(bool(file.write(json.dumps(asdict(row), ensure_ascii=False) + "\n")) for row in rows)
+
+
+def read_judgements(path: Path) -> Qrels:
+    """Read the candidates whose ``label`` was filled in; S and A are relevant."""
+    found: Qrels = {}
+    for row in read_jsonl(path):
+        label = row.fields.get("label")
+        if label is None:
+            continue
+        if label not in _LABELS:
+            raise InputError(f"{row.where}: label is {label!r}; expected one of {', '.join(_LABELS)}, or null")
+        grades = found.setdefault(row.identity("query_id"), {})
+        if grades.setdefault(row.identity("document_id"), _LABELS[label]) != _LABELS[label]:
+            raise InputError(f"{row.where}: the pair was labelled differently in an earlier line")
+    if not found:
+        raise InputError(f"{path}: no line has a label")
+    return found
+
+
+def add_judgements(qrels: Qrels, judged: Qrels) -> Qrels:
+    """Return the judgements with those of an audit; a pair that was judged before keeps its grade."""
+    if strangers := judged.keys() - qrels.keys():
+        raise InputError(f"query {min(strangers)!r} was audited on another task; it is not in the qrels")
+    return {query: {**judged.get(query, {}), **grades} for query, grades in qrels.items()}
 
 
 def _first_positive(ranking: Sequence[str], grades: Mapping[str, int]) -> int:

@@ -1,6 +1,7 @@
 """The two charts of a report, as SVG for an HTML page."""
 
 import io
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
@@ -69,7 +70,7 @@ def _styled(draw: Callable[P, str]) -> Callable[P, str]:
 def scatter(points: Sequence[Point], measure: str, systems: Sequence[str]) -> str:
     """Draw accuracy against queries per second, with a log x-axis as in the paper's Figure 1.
 
-    The number beside a point is the number of clients.
+    The larger a point, the more clients; the table below the chart has their numbers.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator
 
@@ -79,10 +80,8 @@ def scatter(points: Sequence[Point], measure: str, systems: Sequence[str]) -> st
         own = sorted((p for p in points if p.system == system), key=lambda p: p.queries_per_second)
         x, y = [p.queries_per_second for p in own], [100 * p.value for p in own]
         colour = _colour(system, systems)
-        axes.errorbar(x, y, _arms(own), color=colour, marker="o", markersize=5, linewidth=1, capsize=2, label=system)
-        for point in own:
-            place = (point.queries_per_second, 100 * point.value)
-            axes.annotate(str(point.concurrency), place, (4, 5), textcoords="offset points", fontsize=8, color=colour)
+        axes.errorbar(x, y, _arms(own), color=colour, marker="o", markersize=4, linewidth=1, capsize=2, label=system)
+        axes.scatter(x, y, [20 * (1 + math.log2(p.concurrency)) for p in own], color=colour, alpha=0.6)
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

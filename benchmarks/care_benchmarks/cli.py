@@ -18,6 +18,7 @@ from care_qdrant.errors import needs_extra
 
 if TYPE_CHECKING:
     from care_benchmarks.measures import Run
+    from care_benchmarks.tasks import LoadedTask
 
 _RESULT = click.Path(path_type=Path, file_okay=False, exists=True)
 
@@ -113,18 +114,9 @@ def audit(task_directory: Path, result: Path, output: Path, depth: int) -> None:
       care-bench audit examples/sample results/sample --output build/to-judge.jsonl
     """
     from care_benchmarks.audit import audit, candidates, write_candidates
-    from care_benchmarks.results import load_result
-    from care_benchmarks.tasks import directory_tasks, load_task
     from care_qdrant.console.table import table
-    from care_qdrant.errors import InputError
 
-    saved = load_result(result)
-    names = {task.revision: task.name for task in saved.tasks if task.kind == "retrieval"}
-    found = next((task for task in directory_tasks(task_directory) if task.metadata.type == "Retrieval"), None)
-    if found is None or found.metadata.dataset["revision"] not in names:
-        raise InputError(f"{result}: was not measured on the retrieval task that {task_directory} holds now")
-    task = load_task(found)
-    runs = _read_runs(result, names[task.revision], [system.name for system in saved.systems])
+    task, runs = _saved_retrieval(task_directory, result)
     rows = []
     for system, ranking in runs.items():
         summary = audit(task.qrels, ranking, depth)
@@ -134,6 +126,53 @@ def audit(task_directory: Path, result: Path, output: Path, depth: int) -> None:
     click.echo(table(header, rows, width=1_000))
     count = write_candidates(candidates(task.qrels, runs, task.queries, task.documents, depth), output)
     click.echo(f"{output}: {count:,} candidates", err=True)
+
+
+@care_bench.command()
+@click.argument("task_directory", type=_RESULT)
+@click.argument("result", type=_RESULT)
+@click.argument("judged", type=click.Path(path_type=Path, dir_okay=False, exists=True))
+def rejudge(task_directory: Path, result: Path, judged: Path) -> None:
+    """Score a saved RESULT on TASK_DIRECTORY before and after the labels of JUDGED, an annotated file of the audit.
+
+    Nothing is searched again, and the result is not changed.
+
+    \b
+    Example:
+      care-bench rejudge examples/sample results/sample build/to-judge.jsonl
+    """
+    from care_benchmarks.audit import add_judgements, read_judgements
+    from care_benchmarks.measures import CONDENSED, per_query
+    from care_qdrant.console.table import table
+
+    task, runs = _saved_retrieval(task_directory, result)
+    both = task.qrels, add_judgements(task.qrels, read_judgements(judged))
+    rows = []
+    for system, ranking in runs.items():
+        scored = [per_query(qrels, ranking) for qrels in both]
+        cells = [
+            f"{100 * sum(scores[name].values()) / len(scores[name]):.2f}"
+            for name in ("nDCG@10", CONDENSED, "Judged@10")
+            for scores in scored
+        ]
+        rows.append([system, *cells])
+    names = [f"{name} {when}" for name in ("nDCG@10", "condensed", "judged@10") for when in ("before", "after")]
+    click.echo(table(["system", *names], rows, width=1_000))
+
+
+def _saved_retrieval(task_directory: Path, result: Path) -> "tuple[LoadedTask, dict[str, Run]]":
+    """Return the retrieval task of a directory, and the rankings of it that a result saved."""
+    from care_benchmarks.results import load_result
+    from care_benchmarks.tasks import directory_tasks, load_task
+    from care_qdrant.errors import InputError
+
+    saved = load_result(result)
+    names = {task.revision: task.name for task in saved.tasks if task.kind == "retrieval"}
+    found = next((task for task in directory_tasks(task_directory) if task.metadata.type == "Retrieval"), None)
+    if found is None or found.metadata.dataset["revision"] not in names:
+        raise InputError(f"{result}: was not measured on the retrieval task that {task_directory} holds now")
+    task = load_task(found)
+    return task, _read_runs(result, names[task.revision], [system.name for system in saved.systems])
 
 
 def _read_runs(result: Path, task: str, systems: list[str]) -> "dict[str, Run]":
@@ -186,28 +225,6 @@ def fetch(names: tuple[str, ...], cmedteb: str | None, revision: str | None, dir
         click.echo(f"{each.name}: {'usable' if each.usable else 'cannot be had'}: {each.detail}")
     if not all(each.usable for each in fetched):
         sys.exit(1)
-
-
-@care_bench.command("reference-vectors")
-@click.argument("model")
-@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="JSON file to write.")
-@click.option("--device", help="Device of the document encoder: cpu, cuda, …  [default: the best available]")
-def reference_vectors(model: str, output: Path, device: str | None) -> None:
-    """Encode a few known texts with the document encoder of MODEL, to check an embeddings server with them.
-
-    \b
-    Example:
-      care-bench reference-vectors built-in --output reference.json
-      care-bench run examples/sample --document-server http://localhost:8000/v1 \\
-        --reference-vectors reference.json --output results/x
-    """
-    from care_qdrant.encoders.server import make_reference
-    from care_qdrant.model.pair import CareModel
-
-    pair = CareModel.load(model, device=device)
-    reference = make_reference(pair.fingerprint, pair.encode_document)
-    reference.save(output)
-    click.echo(f"{output}: {len(reference.texts)} vectors of {reference.fingerprint[:12]}")
 
 
 def main() -> None:

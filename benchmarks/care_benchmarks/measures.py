@@ -22,19 +22,34 @@ Qrels = dict[str, dict[str, int]]
 Run = Mapping[str, Mapping[str, float]]
 """Query id → document id → score; equal scores are ordered as TREC does (by document id, descending)."""
 
-RANKING_MEASURES = ("nDCG@10", "AP@10", "AP@100", "RR@10", "R@100")
+RANKING_MEASURES = ("nDCG@10", "AP@10", "AP@100", "RR@10", "R@100", "Judged@10")
 """Each names its depth: a task decides how many documents are retrieved, 100 or 1,000, and AP without a depth would be
 of that number. AP divides by all relevant documents, as trec_eval's map_cut and mteb's map_at do."""
 
 
+CONDENSED = "condensed nDCG@10"
+"""nDCG@10 of the ranking without its unjudged documents (Sakai, 2007): nDCG@10 counts them as irrelevant. Where only
+relevant documents are judged it says little, as no irrelevant one is left to be ranked too high."""
+_CONDENSED_DEPTH = 100
+"""Documents of a ranking that are condensed: all that local tasks retrieve, so that tasks of mteb compare."""
+
+
 def per_query(qrels: Qrels, run: Run) -> dict[str, dict[str, float]]:
-    """Score every query of the qrels with every ranking measure."""
+    """Score every query of the qrels with every ranking measure, and with `CONDENSED`."""
     measures = [ir_measures.parse_measure(name) for name in RANKING_MEASURES]
     scores: dict[str, dict[str, float]] = {name: dict.fromkeys(qrels, 0.0) for name in RANKING_MEASURES}
     judged = {query: _without_ties(documents) for query, documents in run.items() if query in qrels and documents}
     for metric in ir_measures.iter_calc(measures, qrels, judged):
         scores[str(metric.measure)][metric.query_id] = float(metric.value)
+    known = {query: _condensed(ranks, qrels[query]) for query, ranks in judged.items()}
+    scores[CONDENSED] = dict.fromkeys(qrels, 0.0)
+    for metric in ir_measures.iter_calc(measures[:1], qrels, {query: ranks for query, ranks in known.items() if ranks}):
+        scores[CONDENSED][metric.query_id] = float(metric.value)
     return scores
+
+
+def _condensed(ranks: Mapping[str, float], grades: Mapping[str, int]) -> dict[str, float]:
+    return {name: rank for name, rank in list(ranks.items())[:_CONDENSED_DEPTH] if name in grades}
 
 
 def _without_ties(answers: Mapping[str, float]) -> dict[str, float]:

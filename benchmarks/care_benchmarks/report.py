@@ -6,12 +6,13 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from care_benchmarks.charts import Bar, Point, bars, scatter
-from care_benchmarks.paper import CMEDQA_1, CMEDQA_2, RERANK, RETRIEVAL, STS, TABLES, Row
+from care_benchmarks.paper import TABLES, Row
 from care_benchmarks.results import Result, System, TaskInfo
 from care_benchmarks.statistics import RESAMPLES
 from care_qdrant.errors import redact
 
 MARKDOWN_FILE, HTML_FILE = "report.md", "report.html"
+SIGNIFICANT = 0.05
 
 
 def write_report(result: Result, folder: Path) -> None:
@@ -48,8 +49,12 @@ def _context(result: Result) -> dict[str, Any]:
             dict.fromkeys(name for system in result.systems for s in system.scores for name in s.measures)
         ),
         "timed": [system for system in result.systems if system.speed],
-        "paper": TABLES,
-        "here": lambda row: _reproduced_here(row, result),
+        "verdicts": {task.name: _verdict(result, task) for task in result.tasks if _best(result, task)},
+        "paper": [
+            (table, rows)
+            for table in TABLES
+            if (rows := [(row, here) for row in table.rows if (here := _reproduced_here(row, result))])
+        ],
         "parameters": format_parameters,
         "resamples": f"{RESAMPLES:,}",
     }
@@ -79,8 +84,8 @@ def _speed_chart(result: Result) -> dict[str, str]:
     if not task or not points:
         return {"speed_chart": "", "speed_caption": ""}
     caption = (
-        f"{task.name}, {task.measure}, against queries per second on the machine above; beside each point the number "
-        "of clients. The paper's Figure 1 has the same axes, but was measured on an A100: do not compare the figures."
+        f"{task.name}, {task.measure}, against queries per second on the machine below; the larger a point, the more "
+        "clients. The paper's Figure 1 has the same axes, but was measured on an A100: do not compare the figures."
     )
     return {
         "speed_chart": scatter(points, task.measure, [system.name for system in result.systems]),
@@ -99,13 +104,23 @@ def _points(system: System, task: TaskInfo) -> list[Point]:
 
 
 def _reproduced_here(row: Row, result: Result) -> str:
-    """Return the run's own figures for a row of the paper in percent, or what the run would need for them."""
+    """Return the run's own figures for a row of the paper, in percent; empty where it has none."""
     system = next((system for system in result.systems if system.name.casefold() == row.model.casefold()), None)
     own = {task: score.value for task in row.figures if system and (score := system.score(task))}
-    if own:
-        return "reproduced here: " + ", ".join(f"{task} {100 * value:.2f}" for task, value in own.items())
-    needs = [] if system else [f"the weights of {row.model}"]
-    missing = set(row.figures) - {task.name for task in result.tasks}
-    needs += ["the CMedTEB test sets"] if missing & {RETRIEVAL, RERANK, STS} else []
-    needs += ["the CMedQA test sets from the hub"] if missing & {CMEDQA_1, CMEDQA_2} else []
-    return f"not run here (needs {', '.join(needs)})"
+    return ", ".join(f"{task} {100 * value:.2f}" for task, value in own.items())
+
+
+def _verdict(result: Result, task: TaskInfo) -> str:
+    """Return the best system of a task, and whether it differs from the first one."""
+    best, first = _best(result, task), result.systems[0].name
+    score = next(system.score(task.name) for system in result.systems if system.name == best)
+    assert score is not None
+    said = f"{best} {100 * score.value:.1f}"
+    row = next((row for row in result.comparisons.get(task.name, []) if row.other == best), None)
+    if row is None:
+        compared = best == first and len(result.systems) > 1
+        return f"{said}, the system that the others are compared with" if compared else said
+    low, high = 100 * row.interval.low, 100 * row.interval.high
+    gap = f"{100 * row.difference:+.1f} ({low:+.1f} … {high:+.1f}) against {first}"
+    clear = "" if row.adjusted_p_value < SIGNIFICANT else "; by chance alone this is not rare"
+    return f"{said}, {gap}, adjusted p {row.adjusted_p_value:.4f}{clear}"

@@ -3,21 +3,18 @@
 import logging
 import sys
 from collections import Counter
-from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from care_qdrant.console.options import Target
+from care_qdrant.console.options import Target, engine_options
 from care_qdrant.errors import InputError, redact, remember_secret
 
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
 
     from care_benchmarks.results import Result
-    from care_benchmarks.systems import EvaluatedSystem
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 _GROUPS = {
@@ -25,7 +22,7 @@ _GROUPS = {
     "Result": ("--output", "--name", "--without-texts", "--mteb-reference"),
     "Speed": ("--no-speed", "--no-cold-start", "--clients", "--samples"),
     "Qdrant": ("--path", "--url", "--api-key", "--grpc", "--through"),
-    "Embeddings server for the documents of the first model": ("--document-server", "--reference-vectors"),
+    "Documents of the first model": ("--engine", "--endpoint", "--reference-vectors", "--dtype"),
 }
 """Groups of `--help` → prefixes of their options, the everyday ones first."""
 
@@ -68,7 +65,6 @@ class _GroupedCommand(click.Command):
     show_default=True,
     help="Precision of ONNX query encoders.",
 )
-@click.option("--device", help="Device of torch encoders: cpu, cuda, …  [default: the best available]")
 @click.option("--output", type=_FOLDER, required=True, help="Folder of the result.")
 @click.option("--name", help="Name of the run in its report.  [default: the first task directory]")
 @click.option("--without-texts", is_flag=True, help="Keep the texts of the tasks out of the report.")
@@ -97,28 +93,7 @@ class _GroupedCommand(click.Command):
     show_default=True,
     help="Code path of dense queries: LlamaIndex's retriever, or care_qdrant.Retriever.",
 )
-@click.option("--document-server", metavar="URL", help="URL of an embeddings server that speaks OpenAI's protocol.")
-@click.option("--document-server-model", metavar="NAME", help="Model name on the server.  [default: the model's own]")
-@click.option("--document-server-key", envvar="CARE_DOCUMENT_SERVER_KEY", show_envvar=True, help="Bearer token.")
-@click.option(
-    "--document-server-input",
-    type=click.Choice(["tokens", "text", "text-without-prompt"]),
-    default="tokens",
-    show_default=True,
-    help="Input format: token ids; texts, for a server without token ids; texts without the prompt that it adds.",
-)
-@click.option(
-    "--document-server-batch-tokens",
-    type=click.IntRange(1),
-    default=16_384,
-    show_default=True,
-    help="Tokens per request, which has two minutes; use fewer for a server on a CPU.",
-)
-@click.option(
-    "--reference-vectors",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Vectors to check the server with (care-bench reference-vectors).  [default: computed with the local encoder]",
-)
+@engine_options
 def run(tasks: tuple[str, ...], output: Path, name: str | None, **options: Any) -> None:
     """Score models on TASKS: directories, or names of mteb's Chinese medical sets.
 
@@ -164,15 +139,13 @@ def _run(tasks: "list[AbsTask]", output: Path, name: str, options: dict[str, Any
         texts=not options["without_texts"],
     )
     models = options["models"] or ("built-in",)
-    systems = load_systems(models, options["controls"], precision=options["precision"], device=options["device"])
+    systems = load_systems(
+        models, options["controls"], options["engine"], precision=options["precision"], device=options["device"]
+    )
     store = None if options["url"] and options["path"] is None else options["path"] or output / "qdrant"
-    for secret in (options["api_key"], options["document_server_key"]):
-        remember_secret(secret)
+    remember_secret(options["api_key"])
     target = Target(store, options["url"] if store is None else None, options["api_key"], options["grpc"])
-    with ExitStack() as stack:
-        if options["document_server"]:
-            systems = _use_document_server(systems, options, stack)
-        client = stack.enter_context(target.open(create=True))
+    with target.open(create=True) as client:
         return run(
             name,
             systems,
@@ -184,30 +157,6 @@ def _run(tasks: "list[AbsTask]", output: Path, name: str, options: dict[str, Any
             store=store,
             progress=progress_bar,
         )
-
-
-def _use_document_server(
-    systems: "list[EvaluatedSystem]", options: dict[str, Any], stack: ExitStack
-) -> "list[EvaluatedSystem]":
-    """Replace the document encoder of the first model, and of the controls that share it."""
-    from care_qdrant.encoders.server import load_reference, make_reference
-    from care_qdrant.model.hub import fetch_document_side
-    from care_qdrant.model.served import served_documents
-
-    model, source, file = systems[0].model, systems[0].source, options["reference_vectors"]
-    served = stack.enter_context(
-        served_documents(
-            model,
-            fetch_document_side(source) / "document" / "tokenizer.json",
-            [options["document_server"]],
-            options["document_server_model"] or model.name,
-            load_reference(file) if file else make_reference(model.fingerprint, model.encode_document),
-            sent=options["document_server_input"],
-            batch_tokens=options["document_server_batch_tokens"],
-            api_key=options["document_server_key"],
-        )
-    )
-    return [replace(system, model=served) if system.model is model else system for system in systems]
 
 
 def _command_line() -> str:

@@ -27,9 +27,9 @@ from care_benchmarks.systems import EvaluatedSystem
 from care_qdrant.encoders.bm25 import ANALYSER
 from care_qdrant.errors import InputError
 from care_qdrant.index.ingest import ingest
-from care_qdrant.index.report import Progress
 from care_qdrant.index.settings import IngestSettings
 from care_qdrant.model.pair import CareModel
+from care_qdrant.progress import Progress
 from care_qdrant.qdrant.connection import is_embedded
 from care_qdrant.search.fusion import CANDIDATES
 from care_qdrant.search.retriever import Retriever

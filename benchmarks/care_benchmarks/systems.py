@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from care_qdrant.encoders.bm25 import ANALYSER
+from care_qdrant.encoders.engine import Engine
 from care_qdrant.errors import InputError
 from care_qdrant.model.card import CARD_FILE
 from care_qdrant.model.hub import fetch_document_side
@@ -49,12 +50,21 @@ class EvaluatedSystem:
 
 
 def load_systems(
-    sources: Sequence[str], controls: Sequence[Control], *, precision: Precision = "auto", device: str | None = None
+    sources: Sequence[str],
+    controls: Sequence[Control],
+    engine: Engine | None = None,
+    *,
+    precision: Precision = "auto",
+    device: str | None = None,
 ) -> list[EvaluatedSystem]:
-    """Open the models, then the controls of the first model; the first system is the base of all comparisons."""
+    """Open the models, then the controls of the first model; the first system is the base of all comparisons.
+
+    The engine encodes the documents of the first model.
+    """
     if not sources:
         raise InputError("no model is given: pass at least one --model")
-    models = [_dense(source, precision, device) for source in sources]
+    engines = [engine or Engine(), *[Engine()] * (len(sources) - 1)]
+    models = [_dense(source, precision, device, its) for source, its in zip(sources, engines, strict=True)]
     found = models + [_control(control, models[0]) for control in controls]
     names = [system.name for system in found]
     if twice := {name for name in names if names.count(name) > 1}:
@@ -62,8 +72,8 @@ def load_systems(
     return found
 
 
-def _dense(source: str, precision: Precision, device: str | None) -> EvaluatedSystem:
-    model = CareModel.load(source, device=device, precision=precision)
+def _dense(source: str, precision: Precision, device: str | None, engine: Engine) -> EvaluatedSystem:
+    model = CareModel.load(source, device=device, precision=precision, engine=engine)
     folder = fetch_document_side(source)
     sides = [folder, folder] if model.card is None else [folder / "query", folder / "document"]
     return EvaluatedSystem(
@@ -88,7 +98,7 @@ def _control(control: Control, base: EvaluatedSystem) -> EvaluatedSystem:
     folder = fetch_document_side(base.source)
     if not (folder / CARD_FILE).is_file():
         raise InputError(f"{base.source}: is one encoder, not a pair; it is its own control {control!r}")
-    twice = _dense(str(folder / control), "auto", base.device)
+    twice = _dense(str(folder / control), "auto", base.device, Engine())
     twice = replace(twice, name=f"{base.name}, {control} encoder twice", description="symmetric control")
     return twice if control == "query" else _over_index_of(base, twice)
 

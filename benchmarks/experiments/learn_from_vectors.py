@@ -52,7 +52,6 @@ Scores = npt.NDArray[np.floating[Any]]
 @click.argument("query_vectors", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--seeds", default="0,1,2", show_default=True)
 @click.option("--shares", default="1", show_default=True, help="Fractions of the documents that learning sees.")
-@click.option("--base", help="Transformer to train: a folder, built-in or small.  [default: a table]")
 @click.option("--teacher", default="multilingual-e5-small", show_default=True, help="Name of the old model.")
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), required=True)
 def main(
@@ -61,14 +60,13 @@ def main(
     query_vectors: Path,
     seeds: str,
     shares: str,
-    base: str | None,
     teacher: str,
     output: Path,
 ) -> None:
     """Learn from CORPUS with DOCUMENT_VECTORS and score its queries."""
     documents, queries, relevant = read_corpus(corpus)
     stored, asked = np.load(document_vectors), np.load(query_vectors)
-    lexical = _bm25_scores(documents, queries)
+    lexical = bm25_scores(documents, queries)
     old = asked @ stored.T
     result: dict[str, Any] = {
         "machine": asdict(describe_machine()),
@@ -85,9 +83,7 @@ def main(
     }
     for share in (float(part) for part in shares.split(",")):
         for seed in (int(part) for part in seeds.split(",")):
-            result["runs"].append(
-                _run(documents, stored, queries, relevant, lexical, old, seed=seed, share=share, base=base)
-            )
+            result["runs"].append(_run(documents, stored, queries, relevant, lexical, old, seed=seed, share=share))
             output.write_text(json.dumps(result, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
             click.echo(json.dumps({key: value for key, value in result["runs"][-1].items() if key != "report"}))
 
@@ -102,7 +98,6 @@ def _run(
     *,
     seed: int,
     share: float,
-    base: str | None,
 ) -> dict[str, Any]:
     """Learn from a share of the documents, and search all of them."""
     seen = np.random.default_rng(seed).permutation(len(documents))[: round(share * len(documents))]
@@ -110,7 +105,7 @@ def _run(
     with tempfile.TemporaryDirectory() as scratch:
         client = QdrantClient(":memory:")
         write_collection(client, documents, stored, seen)
-        report = learn(client, COLLECTION, Path(scratch) / "learned", settings=LearnSettings(seed=seed), base=base)
+        report = learn(client, COLLECTION, Path(scratch) / "learned", settings=LearnSettings(seed=seed))
         cpu_seconds = time.process_time() - began
         later = np.setdiff1d(np.arange(len(documents)), seen)
         upload(client, documents, stored, later)
@@ -188,7 +183,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in stream]
 
 
-def _bm25_scores(documents: Sequence[str], queries: Sequence[str]) -> Scores:
+def bm25_scores(documents: Sequence[str], queries: Sequence[str]) -> Scores:
     """Return the sparse part of the product's linear fusion, (queries, documents)."""
     average = bm25.average_length(documents)
     postings: dict[int, list[tuple[int, float]]] = {}

@@ -15,6 +15,8 @@ from care_trainer.cli.run import progress_bars, quiet
 from care_trainer.config import find_config, load_run
 from care_trainer.config.presets import PRESETS
 
+from care_qdrant.console.logs import set_up_logs
+
 from .training_cells import FULL, Cell, Work, run_grid
 
 SMALL, LARGE = "symmetric-query", "symmetric-document"
@@ -213,6 +215,7 @@ def main(
     if against != FULL and against not in presets.split(","):
         raise click.BadParameter(f"{against} is not among the --presets", param_hint="--against")
     torch.set_num_threads(1)
+    set_up_logs()
     quiet()
     run = load_run(find_config(config), overrides)
     machine = asdict(describe_machine())

@@ -1,7 +1,18 @@
 import json
 from pathlib import Path
 
-from care_benchmarks.audit import AuditSummary, audit, candidates, write_candidates
+import pytest
+from care_benchmarks.audit import (
+    AuditSummary,
+    add_judgements,
+    audit,
+    candidates,
+    read_judgements,
+    write_candidates,
+)
+
+from care_qdrant import InputError
+from tests.bench.conftest import write_jsonl
 
 QRELS = {"q1": {"a": 1, "b": 0}, "q2": {"c": 2}}
 RUN = {"q1": {"x": 0.9, "b": 0.8, "y": 0.7, "a": 0.6, "z": 0.5}, "q2": {"c": 0.9, "x": 0.1}}
@@ -31,3 +42,30 @@ def test_candidates_that_more_systems_found_come_first(tmp_path: Path) -> None:
 def test_above_the_first_positive_means_of_every_system() -> None:
     rows = list(candidates(QRELS, {"ours": RUN}, {"q1": "", "q2": ""}, dict.fromkeys("abcxyz", "")))
     assert {row.document_id for row in rows if row.above_first_positive} == {"x", "y"}
+
+
+def test_judgements_come_back_in_and_old_ones_stay(tmp_path: Path) -> None:
+    lines = [
+        {"query_id": "q1", "document_id": "d9", "label": "A"},
+        {"query_id": "q1", "document_id": "d8", "label": "C"},
+        {"query_id": "q1", "document_id": "d7", "label": None},
+        {"query_id": "q1", "document_id": "d1", "label": "D"},
+    ]
+    path = write_jsonl(tmp_path / "judged.jsonl", lines)
+    assert add_judgements({"q1": {"d1": 2}, "q2": {"d2": 1}}, read_judgements(path)) == {
+        "q1": {"d1": 2, "d9": 1, "d8": 0},
+        "q2": {"d2": 1},
+    }
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([{"query_id": "q1", "document_id": "d", "label": "yes"}], "label is 'yes'; expected one of S, A"),
+        ([{"query_id": "q1", "document_id": "d", "label": None}], "no line has a label"),
+        ([{"query_id": "q1", "document_id": "d", "label": each} for each in "AD"], "labelled differently"),
+    ],
+)
+def test_wrong_judgements_are_refused(lines: list[dict[str, str | None]], message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        read_judgements(write_jsonl(tmp_path / "judged.jsonl", lines))

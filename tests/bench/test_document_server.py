@@ -16,13 +16,10 @@ pytestmark = pytest.mark.timeout(600)
 def test_a_run_over_a_server_scores_like_the_pair_alone(
     pair_folder: Path, task_directory: Path, tmp_path: Path
 ) -> None:
-    reference = tmp_path / "reference.json"
-    arguments = ["reference-vectors", str(pair_folder), "--output", str(reference)]
-    assert CliRunner().invoke(care_bench, arguments, catch_exceptions=False).exit_code == 0
     shared = ["run", str(task_directory), "--model", str(pair_folder), "--no-speed"]
     with EmbeddingServer.serving(pair_folder / "document") as server:
-        remote = ["--document-server", server.url, "--reference-vectors", str(reference)]
-        remote += ["--document-server-batch-tokens", "60", "--output", str(tmp_path / "remote")]
+        remote = ["--engine", "server", "--endpoint", server.url]
+        remote += ["--endpoint-tokens", "60", "--output", str(tmp_path / "remote")]
         for options in (remote, ["--output", str(tmp_path / "local")]):
             assert CliRunner().invoke(care_bench, [*shared, *options], catch_exceptions=False).exit_code == 0
     assert len(server.requests) > 4

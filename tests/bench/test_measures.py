@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 import pytrec_eval
-from care_benchmarks.measures import RANKING_MEASURES, Qrels, pearson_shares, per_query, spearman
+from care_benchmarks.measures import CONDENSED, RANKING_MEASURES, Qrels, pearson_shares, per_query, spearman
 from mteb._evaluators.retrieval_metrics import calculate_retrieval_scores
 from scipy import stats
 
@@ -134,3 +134,15 @@ def test_every_measure_breaks_ties_in_the_same_way() -> None:
 def test_the_rank_correlation_of_a_constant_is_zero() -> None:
     assert spearman([1.0, 2.0, 3.0], [0.5, 0.5, 0.5]) == 0.0
     assert spearman([1.0, 1.0, 1.0], [0.1, 0.5, 0.3]) == 0.0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_condensed_ndcg_is_ndcg_of_the_judged_documents_alone(seed: int) -> None:
+    qrels, run = random_case(seed)
+    found = per_query(qrels, run)
+    for query, grades in qrels.items():
+        answers = run.get(query, {})
+        known = {name: score for name, score in answers.items() if name in grades}
+        assert found[CONDENSED][query] == pytest.approx(textbook_ndcg_at_10(grades, known), abs=1e-9)
+        top = ranking(answers)[:10]
+        assert found["Judged@10"][query] == pytest.approx(sum(name in grades for name in top) / max(1, len(top)))

@@ -16,8 +16,9 @@ from mteb.models.model_meta import ModelMeta, ScoringFunction
 from mteb.types import PromptType
 from qdrant_client import QdrantClient
 
+from care_qdrant.encoders.side import Side
 from care_qdrant.errors import InputError
-from care_qdrant.model.card import Card, Side
+from care_qdrant.model.card import Card
 from care_qdrant.model.pair import CareModel
 from care_qdrant.types import Vectors
 from tests.bench.conftest import CORPUS

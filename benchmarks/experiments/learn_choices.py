@@ -1,0 +1,275 @@
+"""Score a choice of `care learn` on several collections and old models at once, by its mean and range.
+
+Each variant is a table of the built-in pair's tokens, trained on a collection's documents and, where it says so, on a
+query log without answers; the collection's own questions with known answers (`learn_data`) score it: nDCG@10, as a
+share of what the old model's own query vectors reach. An interrupted command goes on where it was.
+
+    python -m benchmarks.experiments.learn_choices CACHE --variants base,kl --seeds 0,1,2 --output choices.json
+"""
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+import numpy as np
+import numpy.typing as npt
+import torch
+from care_benchmarks.machine import describe_machine
+from care_trainer.learn import held_out, quality
+from care_trainer.learn import table as tables
+from care_trainer.learn.reading import principal_directions
+from care_trainer.learn.settings import LearnSettings
+from care_trainer.learn.start import built_in_tokenizer, mapped_start, token_vectors
+from care_trainer.learn.tokens import TokenLists, tokenize
+from torch import nn
+
+from care_qdrant.model.pair import CareModel
+from care_qdrant.types import Vectors
+
+from .learn_data import SOURCES, TEACHERS, Texts, read_texts, read_vectors
+from .learn_from_vectors import bm25_scores
+
+ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+SHARES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+"""Of the dense score where both are measured in units of their deviation; 1 over the deviations gives the alpha."""
+HELD = 100
+"""Documents whose sentences give the recommended alpha its scale and predict the quality."""
+_KL_TEMPERATURE = 0.05
+
+Scores = npt.NDArray[np.floating]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to train a table."""
+
+    start: Literal["built-in", "random"] = "built-in"
+    log: Literal["none", "mixed", "after"] = "none"
+    """Questions with the old model's vectors, among the documents or after them, at a lower rate."""
+    questions: int = 500
+    neighbours: int = 0
+    """Nearest stored vectors of each text whose products with the stored one the query has to give again (KL)."""
+    epochs: int = 28
+    learning_rate: float = 3e-3
+    after_rate: float = 1e-3
+    after_epochs: int = 8
+
+
+VARIANTS = {
+    "base": Variant(),
+    "random": Variant(start="random"),
+    "kl": Variant(neighbours=50),
+    "epochs-14": Variant(epochs=14),
+    "epochs-56": Variant(epochs=56),
+    "log-mixed": Variant(log="mixed"),
+    "log-after": Variant(log="after"),
+    "log-after-slow": Variant(log="after", after_rate=3e-4),
+}
+
+
+def run(texts: Texts, documents: Vectors, log: Vectors, variant: Variant, seed: int, limit: int) -> Vectors:
+    """Train a table on some documents and return it, (tokens, width)."""
+    settings = LearnSettings(seed=seed, epochs=variant.epochs, learning_rate=variant.learning_rate)
+    tokenizer = built_in_tokenizer(settings.max_tokens)
+    read, asked = tokenize(tokenizer, texts.documents[:limit]), tokenize(tokenizer, texts.log[: variant.questions])
+    size = tokenizer.get_vocab_size()
+    targets, questions = documents[:limit], log[: variant.questions]
+    if variant.start == "random":
+        table = tables.start_table(read, size, targets.shape[1], seed)
+    else:
+        table = mapped_start(_known(), read, targets)
+    if variant.log == "mixed":
+        return _fit(table, read.joined(asked), np.concatenate([targets, questions]), settings, variant.neighbours)
+    table = _fit(table, read, targets, settings, variant.neighbours)
+    if variant.log == "after":
+        later = replace(settings, epochs=variant.after_epochs, learning_rate=variant.after_rate, batch=128)
+        table = _fit(table, asked, questions, later, 0, others=targets)
+    return table
+
+
+@cache
+def _known() -> Vectors:
+    return token_vectors(built_in_tokenizer(LearnSettings().max_tokens), CareModel.load().query_encoder)
+
+
+def _fit(
+    table: Vectors,
+    tokens: TokenLists,
+    targets: Vectors,
+    settings: LearnSettings,
+    neighbours: int,
+    others: Vectors | None = None,
+) -> Vectors:
+    """Train as `care_trainer.learn.table.fit_table` does, to the last step, with a choice of losses."""
+    pool = targets if others is None else np.concatenate([targets, others])
+    near = np.argpartition(-(targets @ targets.T), neighbours, axis=1)[:, :neighbours] if neighbours else None
+    steps = settings.epochs * -(-len(tokens) // settings.batch)
+    weights = nn.Parameter(torch.from_numpy(table.copy()))
+    optimizer = torch.optim.SparseAdam([weights], lr=settings.learning_rate)
+    generator, order = np.random.default_rng([settings.seed, 1]), np.empty(0, dtype=np.int64)
+    for step in range(steps):
+        if len(order) < min(settings.batch, len(tokens)):
+            order = generator.permutation(len(tokens))
+        rows, order = order[: settings.batch], order[settings.batch :]
+        for group in optimizer.param_groups:
+            group["lr"] = settings.learning_rate * (1 - step / steps)
+        batch = tokens.take(rows).drop(settings.token_dropout, generator)
+        used, places = np.unique(batch.flat, return_inverse=True)
+        part = weights.detach()[used].requires_grad_()
+        sums = nn.functional.embedding_bag(
+            torch.from_numpy(places), part, torch.from_numpy(batch.starts[:-1]), mode="sum"
+        )
+        queries, wanted = nn.functional.normalize(sums, dim=1), torch.from_numpy(targets[rows])
+        drawn = torch.from_numpy(pool[generator.integers(len(pool), size=settings.negatives)])
+        loss = tables.alignment_loss(queries, wanted, drawn, settings.temperature)
+        if near is not None:
+            listed = torch.from_numpy(targets[near[rows]])
+            ours, theirs = (torch.einsum("bd,bkd->bk", one, listed) / _KL_TEMPERATURE for one in (queries, wanted))
+            logs = nn.functional.log_softmax(ours, dim=1)
+            loss = loss + nn.functional.kl_div(logs, theirs.softmax(dim=1), reduction="batchmean")
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert part.grad is not None
+        weights.grad = torch.sparse_coo_tensor(
+            torch.from_numpy(used)[None], part.grad, weights.shape, check_invariants=True, is_coalesced=True
+        )
+        optimizer.step()
+    trained: Vectors = weights.detach().numpy()
+    return trained
+
+
+def ndcg(scores: Scores, relevant: Sequence[Sequence[int]]) -> float:
+    """Return the mean nDCG@10 of questions with some relevant documents each."""
+    discounts = 1 / np.log2(np.arange(2, 12))
+    best = np.argsort(-scores, axis=1, kind="stable")[:, :10]
+    found = [
+        float(discounts[np.isin(row, rows)].sum() / discounts[: len(rows)].sum())
+        for row, rows in zip(best, relevant, strict=True)
+    ]
+    return float(np.mean(found))
+
+
+def measure(cache_: Path, source: str, teacher: str, name: str, seed: int) -> dict[str, Any]:
+    """Train a variant on a collection and score it, beside the old model and BM25."""
+    began, texts, vectors = time.process_time(), read_texts(cache_, source), read_vectors(cache_, source, teacher)
+    documents, log = vectors.documents, vectors.log
+    basis = None
+    if documents.shape[1] > (width := LearnSettings().width):
+        basis = principal_directions(documents, width)
+        documents, log = documents @ basis.T, log @ basis.T
+    lexical = _lexical(cache_, source)
+    tokenizer = built_in_tokenizer(LearnSettings().max_tokens)
+
+    def encode(table: Vectors, asked: Sequence[str]) -> Vectors:
+        return tables.encode(table, tokenize(tokenizer, asked))
+
+    generator = np.random.default_rng([seed, 3])
+    rows = generator.permutation(len(texts.documents))[:HELD]
+    sentences = [held_out.question_of(texts.documents[row], "", generator) for row in rows]
+    table = run(texts, documents, log, VARIANTS[name], seed, len(documents))
+    dense = encode(table, texts.questions) @ documents.T
+    old = vectors.questions @ vectors.documents.T
+    recommended = quality.fusion_alpha(sentences, encode(table, sentences), texts.documents, documents) or 1.0
+    odds = recommended / (1 - recommended) * (1 - quality.DENSE_SHARE) / quality.DENSE_SHARE
+    alphas = {share: round(share * odds / (share * odds + 1 - share), 3) for share in SHARES}
+
+    def hybrid(weight: float) -> float:
+        return round(ndcg(weight * dense + (1 - weight) * lexical, texts.relevant), 4)
+
+    return {
+        "source": source,
+        "teacher": teacher,
+        "variant": name,
+        "seed": seed,
+        "documents": len(texts.documents),
+        "dim": vectors.documents.shape[1],
+        "cpu_seconds": round(time.process_time() - began, 1),
+        "old_model": round(ndcg(old, texts.relevant), 4),
+        "bm25": round(ndcg(lexical, texts.relevant), 4),
+        "dense": round(ndcg(dense, texts.relevant), 4),
+        "alpha": {str(share): alpha for share, alpha in alphas.items()},
+        "by_share": {str(share): hybrid(alpha) for share, alpha in alphas.items()},
+        "by_alpha": {str(alpha): hybrid(alpha) for alpha in ALPHAS},
+    }
+
+
+@cache
+def _lexical(cache_: Path, source: str) -> Scores:
+    texts = read_texts(cache_, source)
+    return bm25_scores(texts.documents, texts.questions)
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the mean and range over collections and old models of each variant, seeds averaged.
+
+    A variant is compared with the base on the cells that both have: `gain` is that mean difference of nDCG@10.
+    """
+    cells: dict[str, dict[tuple[str, str], list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        cells[row["variant"]][row["source"], row["teacher"]].append(row)
+
+    def mean(found: Sequence[dict[str, Any]], *keys: str) -> float:
+        return float(np.mean([one[keys[0]] if len(keys) == 1 else one[keys[0]][keys[1]] for one in found]))
+
+    result = {}
+    for name, cell in cells.items():
+        kept = [mean(found, "dense") / mean(found, "old_model") for found in cell.values()]
+        both = [key for key in cell if key in cells["base"]]
+        result[name] = {
+            "cells": len(cell),
+            "seeds": sorted({row["seed"] for found in cell.values() for row in found}),
+            "dense": _range([mean(found, "dense") for found in cell.values()]),
+            "kept": _range(kept),
+            "gain": _range([mean(cell[key], "dense") - mean(cells["base"][key], "dense") for key in both]),
+            **{
+                kind: {key: _range([mean(found, kind, key) for found in cell.values()]) for key in rows[0][kind]}
+                for kind in ("by_alpha", "by_share", "alpha")
+            },
+            "bm25": _range([mean(found, "bm25") for found in cell.values()]),
+            "old_model": _range([mean(found, "old_model") for found in cell.values()]),
+        }
+    return result
+
+
+def _range(values: Sequence[float]) -> list[float] | None:
+    return [round(float(one), 4) for one in (np.mean(values), min(values), max(values))] if values else None
+
+
+@click.command()
+@click.argument("cache_folder", metavar="CACHE", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option("--sources", default=",".join(SOURCES), show_default=True, help="Collections, as in learn_data.")
+@click.option("--teachers", default="e5,built-in", show_default=True, help=f"Old models: {', '.join(TEACHERS)}.")
+@click.option("--variants", default="base", show_default=True, help=f"Ways to train: {', '.join(VARIANTS)}.")
+@click.option("--seeds", default="0", show_default=True, help="Seeds, one run for each.")
+@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="JSON file to write.")
+def main(cache_folder: Path, sources: str, teachers: str, variants: str, seeds: str, output: Path) -> None:
+    """Train variants on the collections that learn_data left in CACHE, and print their means and ranges.
+
+    \b
+    Example:
+      python -m benchmarks.experiments.learn_choices CACHE --variants base,kl --seeds 0,1,2 --output choices.json
+    """
+    rows = json.loads(output.read_text("utf-8"))["runs"] if output.is_file() else []
+    done = {(row["seed"], row["source"], row["teacher"], row["variant"]) for row in rows}
+    wanted = (
+        (int(seed), source, teacher, name)
+        for seed in seeds.split(",")
+        for source in sources.split(",")
+        for teacher in teachers.split(",")
+        for name in variants.split(",")
+    )
+    for seed, source, teacher, name in wanted:
+        if (seed, source, teacher, name) not in done:
+            rows.append(measure(cache_folder, source, teacher, name, seed))
+            result = {"machine": asdict(describe_machine()), "summary": summary(rows), "runs": rows}
+            output.write_text(json.dumps(result) + "\n", encoding="utf-8")
+    click.echo(json.dumps(summary(rows), indent=1))
+
+
+if __name__ == "__main__":
+    main()
