@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from care_qdrant.encoders import Encoder, TokenCounter
     from care_qdrant.encoders.architecture import native_folder
     from care_qdrant.encoders.batching import token_batches
+    from care_qdrant.encoders.engine import Engine
     from care_qdrant.encoders.microbatch import MicroBatcher
-    from care_qdrant.encoders.server import load_reference, make_reference
     from care_qdrant.encoders.sparse import FastEmbedSparse, native_bm25
     from care_qdrant.encoders.torch import load_sentence_transformer
     from care_qdrant.encoders.weights import readable_model
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from care_qdrant.index.ingest import ingest
     from care_qdrant.index.promote import PromotionReport, promote_collection
     from care_qdrant.index.publish import PublicationReport, PublishSettings, publish_collection, roll_back
-    from care_qdrant.index.report import IngestReport, Progress
+    from care_qdrant.index.report import IngestReport
     from care_qdrant.index.settings import IngestSettings
     from care_qdrant.index.source import Reading
     from care_qdrant.index.verify import VerifyReport, VerifySettings, verify_collection
@@ -62,12 +62,13 @@ if TYPE_CHECKING:
     from care_qdrant.model.hub import BUILT_IN, fetch_document_side, find_folder
     from care_qdrant.model.join import join_encoders
     from care_qdrant.model.pair import CareModel, Precision
-    from care_qdrant.model.served import served_documents
-    from care_qdrant.progress import progress_bar
+    from care_qdrant.model.rewrite import rewrite_weights
+    from care_qdrant.progress import Progress, progress_bar
     from care_qdrant.qdrant.collection import Collection
     from care_qdrant.qdrant.connection import is_embedded, open_client
     from care_qdrant.qdrant.contracts import SparseContract, VectorContract
     from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME, Storage
+    from care_qdrant.qdrant.layout import read_hit
     from care_qdrant.qdrant.retry import RetryPolicy
     from care_qdrant.search.fusion import CANDIDATES, DEFAULT_ALPHA, Fusion, bm25_weight
     from care_qdrant.search.retriever import Mode, Retriever
@@ -87,8 +88,8 @@ _NAMES = {
     "corpus.rows": ("Fields", "Reject"),
     "encoders": ("Encoder", "TokenCounter"),
     "encoders.batching": ("token_batches",),
+    "encoders.engine": ("Engine",),
     "encoders.microbatch": ("MicroBatcher",),
-    "encoders.server": ("load_reference", "make_reference"),
     "encoders.sparse": ("FastEmbedSparse", "native_bm25"),
     "encoders.torch": ("load_sentence_transformer",),
     "encoders.weights": ("readable_model",),
@@ -117,17 +118,18 @@ _NAMES = {
         "remember_secret",
     ),
     "model.export_onnx": ("export_query_encoder",),
-    "index.report": ("IngestReport", "Progress"),
+    "index.report": ("IngestReport",),
     "index.ingest": ("ingest",),
     "index.settings": ("IngestSettings",),
     "index.source": ("Reading",),
     "model.join": ("join_encoders",),
     "model.pair": ("CareModel", "Precision"),
-    "model.served": ("served_documents",),
-    "progress": ("progress_bar",),
+    "model.rewrite": ("rewrite_weights",),
+    "progress": ("Progress", "progress_bar"),
     "index.promote": ("PromotionReport", "promote_collection"),
     "index.publish": ("PublicationReport", "PublishSettings", "publish_collection", "roll_back"),
     "search.fusion": ("CANDIDATES", "DEFAULT_ALPHA", "Fusion", "bm25_weight"),
+    "qdrant.layout": ("read_hit",),
     "search.retriever": ("Mode", "Retriever"),
     "qdrant.collection": ("Collection",),
     "qdrant.connection": ("is_embedded", "open_client"),
@@ -162,6 +164,7 @@ __all__ = [
     "Document",
     "Encoder",
     "EncodingError",
+    "Engine",
     "FastEmbedSparse",
     "Fields",
     "FingerprintMismatch",
@@ -215,9 +218,7 @@ __all__ = [
     "ingest",
     "is_embedded",
     "join_encoders",
-    "load_reference",
     "load_sentence_transformer",
-    "make_reference",
     "native_bm25",
     "native_folder",
     "needs_extra",
@@ -226,11 +227,12 @@ __all__ = [
     "progress_bar",
     "promote_collection",
     "publish_collection",
+    "read_hit",
     "readable_model",
     "redact",
     "remember_secret",
+    "rewrite_weights",
     "roll_back",
-    "served_documents",
     "token_batches",
     "verify_checkpoint",
     "verify_collection",

@@ -39,7 +39,7 @@ below find it."""
 _PATTERNS = (
     # user:password@ of a URL, whatever the scheme; the password may hold an @.
     (re.compile(r"(?<=://)[^/\s'\"]*@"), f"{_HIDDEN}@"),
-    # --api-key VALUE, --document-server-key=VALUE, as a command line has them; --shard-key is none.
+    # --api-key VALUE, --endpoint-key=VALUE, as a command line has them; --shard-key is none.
     (re.compile(r"(--(?!shard-key)[a-z-]*(?:key|token|password|secret)[= ])(?!-)\S+"), rf"\1{_HIDDEN}"),
     # ?api_key=VALUE of a URL.
     (re.compile(r"([?&](?:api[-_]?key|token|password|secret)=)[^&\s'\"]+", re.IGNORECASE), rf"\1{_HIDDEN}"),

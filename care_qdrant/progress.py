@@ -7,30 +7,58 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from tqdm import tqdm
 
-from care_qdrant.index.report import Progress
-
 REPAINT_SECONDS = 0.5
 LINE_SECONDS = 60.0
-_FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} stored [{elapsed}{postfix}]"
-_FORMAT_WITHOUT_TOTAL = "{desc}: {n_fmt} stored [{elapsed}{postfix}]"
+_FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {verb} [{elapsed}{postfix}]"
+_FORMAT_WITHOUT_TOTAL = "{desc}: {n_fmt} {verb} [{elapsed}{postfix}]"
 
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """State of a run in progress."""
+
+    documents: int
+    """Read and compared."""
+    stored: int
+    """Chunks that Qdrant acknowledged, or had already."""
+    encoded: int
+    rejected: int
+    tokens_per_second: float
+    documents_per_second: float
+    padding: float
+    idle_fraction: float
+    """Of the encoder, in [0, 1]."""
+    total: int | None
+    """Chunks of the whole run, extrapolated from what was read; None where the length of the corpus is not known."""
+    seconds_left: float | None
+    """Time to encode the rest at the encoder's rate so far."""
+    share_read: float | None
+    """Fraction of the corpus that was read, in [0, 1]; None where its length is not known."""
+
+
 @contextmanager
-def progress_bar(label: str) -> Iterator[Callable[[Progress], None]]:
-    """Return a function that shows how far an ingestion is: points stored, of how many, tokens a second, time to go.
+def progress_bar(label: str, verb: str = "stored") -> Iterator[Callable[[Progress], None]]:
+    """Return a function that shows how far an ingestion is: points stored, the encoder's rates, time to go.
 
     The time to go follows from the encoder's rate and is counted down between two calls.
     """
-    with _painter(label) as paint:
+    with _painter(label, verb) as paint:
 
         def show(progress: Progress) -> None:
-            notes = [f"{progress.tokens_per_second:,.0f} tokens/s"] if progress.tokens_per_second else []
+            notes = []
+            if progress.tokens_per_second:
+                notes = [
+                    f"{progress.tokens_per_second:,.0f} tokens/s",
+                    f"{progress.documents_per_second:,.1f} documents/s",
+                ]
+                notes += [f"padding {progress.padding:.2f}", f"idle {progress.idle_fraction:.0%}"]
             if progress.rejected:
                 notes.append(f"{progress.rejected:,} rejected")
             paint(progress.stored, progress.total, progress.seconds_left, notes)
@@ -39,14 +67,14 @@ def progress_bar(label: str) -> Iterator[Callable[[Progress], None]]:
 
 
 @contextmanager
-def points_bar(label: str) -> Iterator[Callable[[int, int], None]]:
-    """Return a function that shows how many points, and of how many, are dealt with."""
-    with _painter(label) as paint:
+def points_bar(label: str, verb: str = "stored") -> Iterator[Callable[[int, int], None]]:
+    """Return a function that shows how many things, and of how many, are dealt with; a total of 0 is none."""
+    with _painter(label, verb) as paint:
         start = time.monotonic()
 
         def show(done: int, total: int) -> None:
-            left = (time.monotonic() - start) * (total - done) / done if done else None
-            paint(done, total, left, [])
+            left = (time.monotonic() - start) * (total - done) / done if done and total else None
+            paint(done, total or None, left, [])
 
         yield show
 
@@ -55,13 +83,13 @@ _Paint = Callable[[int, int | None, float | None, list[str]], None]
 
 
 @contextmanager
-def _painter(label: str) -> Iterator[_Paint]:
+def _painter(label: str, verb: str) -> Iterator[_Paint]:
     """Return a function that takes points done, their total, seconds left and notes; painted on a timer."""
-    state = _State()
+    state = _State(verb)
     stopped = threading.Event()
     # None: only on a terminal. tqdm reads its variable only where nothing is given.
     disable = True if os.environ.get("TQDM_DISABLE", "0") not in ("", "0") else None
-    with _open_bar(desc=label, disable=disable, bar_format=_FORMAT_WITHOUT_TOTAL) as bar:
+    with _open_bar(desc=label, disable=disable, bar_format=_FORMAT_WITHOUT_TOTAL.replace("{verb}", verb)) as bar:
 
         def repaint() -> None:
             while not stopped.wait(LINE_SECONDS if bar.disable else REPAINT_SECONDS):
@@ -88,7 +116,8 @@ def _open_bar(**options: Any) -> "tqdm[Any]":
 class _State:
     """What was reported last, and when."""
 
-    def __init__(self) -> None:
+    def __init__(self, verb: str) -> None:
+        self._verb = verb
         self._lock = threading.Lock()
         self.set(0, None, None, [])
 
@@ -105,10 +134,11 @@ class _State:
             notes.append(f"{duration(left)} left")
         if bar.disable:
             share = f" of {total:,} ({done / total:.0%})" if total else ""
-            logger.info("%s: %s%s stored%s", label, f"{done:,}", share, "".join(f", {note}" for note in notes))
+            counted = f"{done:,}{share} {self._verb}"
+            logger.info("%s: %s", label, ", ".join([counted, *notes]))
             return
         bar.total, bar.n = total, done
-        bar.bar_format = _FORMAT if total else _FORMAT_WITHOUT_TOTAL
+        bar.bar_format = (_FORMAT if total else _FORMAT_WITHOUT_TOTAL).replace("{verb}", self._verb)
         bar.set_postfix_str(", ".join(notes), refresh=True)
 
 

@@ -1,7 +1,7 @@
 """The plain data that all packages exchange."""
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -71,6 +71,15 @@ class Hit:
     title: str = ""
     chunk: int = 0
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    payload: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """All that the point holds, as it is stored."""
+    vector: Sequence[float] | None = field(default=None, repr=False, compare=False)
+    """The stored dense vector, where it was asked for."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what an answer shows of the hit: neither its raw payload nor its vector."""
+        shown = {name: getattr(self, name) for name in self.__slots__ if name not in ("payload", "vector")}
+        return {**shown, "metadata": dict(self.metadata)}
 
 
 @lru_cache(maxsize=1 << 14)

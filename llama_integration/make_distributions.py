@@ -91,7 +91,7 @@ DISTRIBUTIONS = (
         "vector_stores",
         ("CareVectorStore",),
         ("llama_index.core.vector_stores.types", "BasePydanticVectorStore"),
-        (BOUNDS["llama-index-vector-stores-qdrant"], f"llama-index-embeddings-care>={PROJECT['version']}"),
+        (f"llama-index-embeddings-care>={PROJECT['version']}",),
         "LlamaIndex vector store: Qdrant, searched only with the model that made the vectors",
         "from llama_index.embeddings.care import CareEmbedding\n"
         "from llama_index.vector_stores.care import CareVectorStore\nfrom qdrant_client import QdrantClient\n\n"

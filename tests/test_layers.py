@@ -36,3 +36,40 @@ def _calls_of_a_client(tree: ast.AST) -> Iterator[str]:
 
 def test_the_check_finds_a_call() -> None:
     assert list(_calls_of_a_client(ast.parse("self._client.scroll('corpus')"))) == ["line 1: _client.scroll"]
+
+
+FLOORS: tuple[set[str], ...] = (
+    {"types", "errors", "version", "progress"},
+    {"encoders"},
+    {"corpus", "qdrant"},
+    {"model", "search"},
+    {"index", "integrations"},
+    {"bulk", "serve", "console"},
+    {"cli"},
+)
+"""Packages of the core, the lowest floor first: each imports what is below it, and nothing beside it."""
+
+
+def test_imports_of_the_core_point_down() -> None:
+    core = ROOT / "care_qdrant"
+    floor_of = {package: number for number, floor in enumerate(FLOORS) for package in floor}
+    there = {path.stem for path in core.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert there - {"__init__"} == floor_of.keys()
+    upward = [
+        f"{path.relative_to(ROOT)} imports {imported}"
+        for path in sorted(core.rglob("*.py"))
+        if (own := path.relative_to(core).parts[0].removesuffix(".py")) != "__init__"
+        for imported in _imports_of_the_core(ast.parse(path.read_text("utf-8")))
+        if imported != own and floor_of[imported] >= max(floor_of[own], 1)
+    ]
+    assert upward == []
+
+
+def _imports_of_the_core(tree: ast.AST) -> Iterator[str]:
+    """Return the packages of the core that a module imports, those for annotations alone left out."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("care_qdrant."):
+            yield (node.module or "").split(".")[1]
+        yield from _imports_of_the_core(node)

@@ -157,7 +157,7 @@ def document_tower(
     from transformers import Qwen3Config, Qwen3Model, set_seed
 
     base = folder.with_name(folder.name + "-base")
-    tokenizer = _qwen_tokenizer(eos)
+    tokenizer = qwen_tokenizer(eos)
     set_seed(seed)
     config = Qwen3Config(
         vocab_size=len(tokenizer),
@@ -225,7 +225,7 @@ def _bert_tokenizer():  # type: ignore[no-untyped-def]
     )
 
 
-def _qwen_tokenizer(eos: bool):  # type: ignore[no-untyped-def]
+def qwen_tokenizer(eos: bool):  # type: ignore[no-untyped-def]
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 

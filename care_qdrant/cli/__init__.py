@@ -17,7 +17,9 @@ _COMMANDS = (
     "collections",
     "promote",
     "publish",
+    "bulk",
     "serve",
+    "demo",
     "model",
 )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
-from care_qdrant.console.options import Target, model_options, patience_option, sparse_option, target_options
+from care_qdrant.console.options import ENGINE, Target, model_options, patience_option, sparse_option, target_options
 from care_qdrant.console.reports import show_report
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
         "Deletion": ["max_delete_fraction", "change_text_field"],
         "New vector": ["quantization", "on_disk"],
         "Copy behind an alias, for servers before 1.18": ["via", "alias"],
-        "Speed": ["points_per_second", "batch_tokens", "device"],
+        "Speed": ["points_per_second", "batch_tokens"],
+        "Engine of documents": ENGINE,
         "Server": ["grpc_port", "patience"],
     },
 )
@@ -92,7 +93,7 @@ if TYPE_CHECKING:
 )
 @target_options
 @patience_option
-@model_options(device=True)
+@model_options(documents=True)
 def command(
     collection: str,
     sparse: str | None,
@@ -223,9 +224,9 @@ def _print_report(report: "AttachReport") -> None:
 
 
 def _warn(report: "AttachReport") -> None:
-    from care_qdrant.index.points import elsewhere_warning
+    from care_qdrant.index.points import other_field_warning
 
-    if warning := elsewhere_warning(report.points, report.elsewhere, report.text_field):
+    if warning := other_field_warning(report.points, report.in_other_field, report.text_field):
         click.echo(f"warning: {warning}", err=True)
 
 

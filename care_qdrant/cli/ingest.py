@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from typing_extensions import override
 
 from care_qdrant.console import run
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
 from care_qdrant.console.logs import log_options
 from care_qdrant.console.options import (
+    ENGINE,
     Target,
     add_options,
     json_option,
@@ -32,11 +34,12 @@ if TYPE_CHECKING:
     from care_qdrant.model.pair import CareModel
 
 
-class _ShardType(click.ParamType[tuple[int, int]]):
+class ShardType(click.ParamType[tuple[int, int]]):
     """``i/n``, as two numbers."""
 
     name = "i/n"
 
+    @override
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
         if isinstance(value, tuple):
             return value
@@ -50,7 +53,7 @@ _collection_options = add_options(
     click.option("--collection", help="Collection to write to.  [default: name of the file without extensions]"),
     click.option("--vector-name", help="Named vector to write.  [default: name of the model]"),
 )
-_row_options = add_options(
+row_options = add_options(
     click.option(
         "--id-field",
         default="id",
@@ -66,11 +69,6 @@ _row_options = add_options(
     ),
     click.option("--encoding", default="utf-8", show_default=True, help="Encoding of text files, as gb18030."),
     click.option(
-        "--rejects",
-        type=click.Path(path_type=Path, dir_okay=False),
-        help="File of rejected rows, made for the first one.  [default: CORPUS.rejects.jsonl]",
-    ),
-    click.option(
         "--overflow",
         type=click.Choice(["split", "truncate", "reject"]),
         default="split",
@@ -79,6 +77,11 @@ _row_options = add_options(
     ),
 )
 _run_options = add_options(
+    click.option(
+        "--rejects",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="File of rejected rows, made for the first one.  [default: CORPUS.rejects.jsonl]",
+    ),
     click.option(
         "--dry-run", is_flag=True, help="Write nothing; report what would be written and how long it would take."
     ),
@@ -91,7 +94,7 @@ _run_options = add_options(
     click.option("--limit", type=click.IntRange(min=1), help="Number of rows to read.  [default: all]"),
     click.option(
         "--shard",
-        type=_ShardType(),
+        type=ShardType(),
         default="1/1",
         show_default=True,
         help="Ingest shard i of n disjoint ones, as in a job array.",
@@ -120,7 +123,7 @@ _run_options = add_options(
     ),
     click.option("--sync-despite-rejects", is_flag=True, help="Let --sync delete although rows were rejected."),
 )
-_storage_options = add_options(
+storage_options = add_options(
     click.option(
         "--quantization",
         type=click.Choice(["int8", "turbo", "product", "binary", "none"]),
@@ -132,14 +135,14 @@ _storage_options = add_options(
     click.option("--on-disk", is_flag=True, help="Keep the vectors on disk."),
     click.option("--shards", type=click.IntRange(min=1), help="Number of shards.  [default: left to the server]"),
     click.option("--replicas", type=click.IntRange(min=1), help="Copies of each shard.  [default: left to the server]"),
-    click.option(
-        "--index",
-        "indexes",
-        multiple=True,
-        metavar="KEY[=TYPE]",
-        help="Payload index for filters, also of a collection that is there: keyword (default), integer, float, bool, "
-        "datetime, text, uuid, or tenant. Repeatable.",
-    ),
+)
+_index_option = click.option(
+    "--index",
+    "indexes",
+    multiple=True,
+    metavar="KEY[=TYPE]",
+    help="Payload index for filters, also of a collection that is there: keyword (default), integer, float, bool, "
+    "datetime, text, uuid, or tenant. Repeatable.",
 )
 
 
@@ -150,7 +153,8 @@ _storage_options = add_options(
     groups={
         "Options": ["collection", "model", "path", "url", "sparse", "sync", "dry_run", "limit", "as_json"],
         "Corpus": ["id_field", "text_field", "title_field", "encoding", "rejects", "overflow", "shard"],
-        "Model": ["vector_name", "device", "batch_tokens"],
+        "Model": ["vector_name", "batch_tokens"],
+        "Engine of documents": ENGINE,
         "Server": ["grpc_port", "patience", "shard_key"],
         "Deletion": ["replace_others", "max_delete_fraction", "sync_despite_rejects"],
         "Storage of a new collection": [
@@ -167,10 +171,11 @@ _storage_options = add_options(
 @_collection_options
 @target_options
 @patience_option
-@model_options(device=True)
-@_row_options
+@model_options(documents=True)
+@row_options
 @_run_options
-@_storage_options
+@storage_options
+@_index_option
 @json_option
 @log_options
 @click.version_option(__version__, prog_name="care-ingest")
@@ -199,6 +204,7 @@ def command(
     Example:
       care-ingest corpus.jsonl
       care-ingest corpus.jsonl.gz --url http://localhost:6333 --sparse bm25
+      care-ingest corpus.jsonl --engine server --endpoint http://gpu1:8000/v1,http://gpu2:8000/v1
       care-ingest docs/ notes.csv --text-field body --collection guidelines --dry-run --price 2.5
     """
     from care_qdrant.corpus.files import check_corpus
@@ -213,15 +219,18 @@ def command(
     if corpus == (STDIN,) and collection is None:
         raise click.UsageError("standard input has no name: give --collection")
     check_corpus(corpus)
+    is_named = collection is not None
     collection = collection or _collection_name(corpus)
     model = load_model()
 
     def tell(report: "IngestReport") -> None:
         summary = not as_json and sys.stdout.isatty()
-        click.echo(_summary(report, target) if summary else json.dumps(asdict(report), ensure_ascii=False))
+        shown = _summary(report, target, is_named, options["sync"]) if summary else None
+        click.echo(shown or json.dumps(asdict(report), ensure_ascii=False))
 
+    verb = "compared" if options["dry_run"] else "stored"
     quantization = None if options["quantization"] == "none" else options["quantization"]
-    with _database(target, options["dry_run"]) as client, progress_bar(collection) as show:
+    with _database(target, options["dry_run"]) as client, progress_bar(collection, verb) as show:
         report = ingest(
             corpus,
             model,
@@ -267,7 +276,7 @@ def _collection_name(corpus: tuple[str, ...]) -> str:
         raise click.UsageError(str(error)) from error
 
 
-def _summary(report: "IngestReport", target: Target) -> str:
+def _summary(report: "IngestReport", target: Target, is_named: bool, sync: bool) -> str:
     """Return what a person wants to know of a run."""
     from care_qdrant.progress import duration
 
@@ -278,21 +287,31 @@ def _summary(report: "IngestReport", target: Target) -> str:
         "deleted": report.deleted,
         "rejected": report.rejected,
     }
+    named = "" if is_named else " (named after the file: --collection keeps one name for files of any name)"
     lines = []
     if report.estimate is not None:
         would = report.estimate
         size = f"{would.bytes / 1e6:,.1f} MB"
-        lines.append(f"dry run: {would.points:,} points to write, {would.tokens:,} tokens to encode, {size}")
+        lines.append(
+            f"dry run into {report.collection}{named}: {would.points:,} points to write, {would.tokens:,} tokens to "
+            f"encode, {size}; {report.unchanged:,} are stored as they are"
+        )
+        if report.deleted or sync:
+            lines.append(f"{report.deleted:,} points would be deleted")
         if would.seconds is not None:
             cost = f", {would.cost:,g} at this price" if would.cost is not None else ""
-            lines.append(f"about {duration(would.seconds)} ({would.hours:g} h) on this machine{cost}")
+            lines.append(f"about {duration(would.seconds)} ({would.hours:g} h) with this engine{cost}")
+            lines.append(
+                f"measured: {would.tokens_per_second:,.0f} tokens/s, {would.documents_per_second:,.1f} documents/s, "
+                f"padding {would.padding:.2f}, encoder idle {would.encoder_idle_fraction:.0%}"
+            )
         return "\n".join(lines)
     said = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
     verb = "stopped" if report.stopped else "done"
     speed = f", {report.tokens_per_second:,.0f} tokens/s" if report.tokens else ""
     lines.append(f"{verb}: {report.documents:,} documents as {report.chunks:,} points ({said or 'nothing new'})")
     lines.append(
-        f"{report.collection}: {report.points:,} points with vector {report.vector_name}; "
+        f"{report.collection}{named}: {report.points:,} points with vector {report.vector_name}; "
         f"{duration(report.seconds)}{speed}"
     )
     if not report.stopped:

@@ -12,7 +12,8 @@ import click
 from care_qdrant.console.groups import Program
 
 if TYPE_CHECKING:
-    from care_qdrant.model.card import Card, OnnxFiles, Side
+    from care_qdrant.encoders.side import Side
+    from care_qdrant.model.card import Card, OnnxFiles
 
 
 @click.group(cls=Program, name="model")
@@ -79,7 +80,7 @@ def _lines(card: "Card") -> Iterator[str]:
 
 
 def _side_line(card: "Card", side: str, settings: "Side") -> str:
-    from care_qdrant.model.card import UNLIMITED
+    from care_qdrant.encoders.side import UNLIMITED
 
     size = sum(entry.bytes for path, entry in card.files.items() if path.startswith(f"{side}/")) / 1e6
     end = f", ends with {settings.eos}" if settings.eos else ""
@@ -146,6 +147,30 @@ def export_onnx(folder: Path) -> None:
     card = add_onnx(folder)
     size = card.files["document/model.onnx"].bytes / 1e6
     click.echo(f"{folder}: {card.name} encodes documents on onnxruntime ({size:.1f} MB added, {card.fingerprint[:12]})")
+
+
+@command.command("reference-vectors")
+@click.argument("model")
+@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="JSON file to write.")
+@click.option("--device", help="Device of the document encoder: cpu, cuda, …  [default: the fastest there is]")
+def reference_vectors(model: str, output: Path, device: str | None) -> None:
+    """Encode a few known texts with the document encoder of MODEL, for --engine server on machines without it.
+
+    A pair that care model export-onnx has seen has them in its card, and needs no file.
+
+    \b
+    Example:
+      care model reference-vectors ./my-pair --output reference.json
+      care-ingest corpus.jsonl --model ./my-pair --engine server --endpoint http://localhost:8000/v1 \\
+        --reference-vectors reference.json
+    """
+    from care_qdrant.encoders.server import make_reference
+    from care_qdrant.model.pair import CareModel
+
+    pair = CareModel.load(model, device=device)
+    reference = make_reference(pair.fingerprint, pair.encode_document)
+    reference.save(output)
+    click.echo(f"{output}: {len(reference.texts)} vectors of {reference.fingerprint[:12]}")
 
 
 @command.command()

@@ -2,8 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import click
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
     from care_qdrant.search.retriever import Mode
     from care_qdrant.types import Hit
 
+_EXAMPLES = 3
+
 
 @click.command(
     name="search",
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
         "Model and server": ["precision", "grpc_port"],
     },
 )
-@click.argument("query")
+@click.argument("query", required=False)
 @click.option("--collection", help="Collection or alias to search.  [default: the only one]")
 @click.option(
     "--mode",
@@ -74,7 +75,7 @@ if TYPE_CHECKING:
 @model_options(precision=True)
 @json_option
 def command(
-    query: str,
+    query: str | None,
     collection: str | None,
     mode: "Mode",
     top_k: int,
@@ -93,8 +94,12 @@ def command(
 ) -> None:
     """Print the documents that answer QUERY, best first.
 
+    Without QUERY it asks for one after the other, or reads one a line from a pipe; the model and the collection are
+    opened once. An empty line ends it.
+
     \b
     Example:
+      care search
       care search "糖尿病人能吃西瓜吗"
       care search "HbA1c 6.5%" --mode dense --top-k 3 --filter dept=内科 --json
     """
@@ -105,7 +110,7 @@ def command(
     from care_qdrant.search.conditions import parse_filter
     from care_qdrant.search.retriever import Retriever
 
-    if not query.strip():
+    if query is not None and not query.strip():
         raise InputError("the query is empty")
     _refuse_without_effect("hybrid" if mode == "auto" else mode, fusion)
     conditions_filter = parse_filter(conditions)
@@ -123,21 +128,38 @@ def command(
             params=models.SearchParams(exact=exact, hnsw_ef=hnsw_ef, quantization=quantization or None),
             shard_key=shard_key,
         )
-        [hits] = retriever.search([query], top_k, conditions_filter)
-        _refuse_without_effect(retriever.mode, fusion)
-        if not hits and conditions_filter is not None:
-            _require_known_keys(Collection(client, collection), conditions_filter)
+        for each in _prompted(Collection(client, collection)) if query is None else [query]:
+            [hits] = retriever.search([each], top_k, conditions_filter)
+            _refuse_without_effect(retriever.mode, fusion)
+            if not hits and conditions_filter is not None:
+                _require_known_keys(Collection(client, collection), conditions_filter)
+            _show(each, collection, retriever.mode, hits, as_json)
+
+
+def _prompted(collection: "Collection") -> Iterator[str]:
+    """Yield what a person types, or a pipe sends, until an empty line or the end."""
+    if sys.stdin.isatty():
+        from care_qdrant.search.overview import overview
+
+        held = overview(collection)
+        asks = "".join(f"\n  {question.text}" for question in held.questions[:_EXAMPLES])
+        click.echo(f"{collection.name}: {held.points:,} texts; ask, for example:{asks}", err=True)
+    while True:
+        if sys.stdin.isatty():
+            click.echo("> ", nl=False, err=True)
+        query = sys.stdin.readline().strip()
+        if not query:
+            return
+        yield query
+
+
+def _show(query: str, collection: str, mode: "Mode", hits: "list[Hit]", as_json: bool) -> None:
     if as_json:
-        found = {
-            "query": query,
-            "collection": collection,
-            "mode": retriever.mode,
-            "hits": [asdict(hit) for hit in hits],
-        }
+        found = {"query": query, "collection": collection, "mode": mode, "hits": [hit.as_dict() for hit in hits]}
         click.echo(json.dumps(found, ensure_ascii=False, indent=2))
-    else:
-        show = _listing if sys.stdout.isatty() else _table
-        click.echo(show(hits) if hits else "nothing found")
+        return
+    show = _listing if sys.stdout.isatty() else _table
+    click.echo(show(hits) if hits else "nothing found")
 
 
 def _refuse_without_effect(mode: "Mode", fusion: "Fusion") -> None:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
-from care_qdrant.console.options import Target, device_option, precision_option, target_options
+from care_qdrant.console.options import ENGINE, Target, engine_options, precision_option, target_options
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from qdrant_client import QdrantClient
 
+    from care_qdrant.encoders.engine import Engine
     from care_qdrant.model.pair import CareModel, Precision
 
 
@@ -23,9 +24,22 @@ if TYPE_CHECKING:
     cls=GroupedCommand,
     context_settings=CONTEXT,
     groups={
-        "Options": ["models", "documents", "collections", "path", "url", "host", "port", "workers", "keys"],
-        "Operation": ["page", "access_log", "drain_seconds"],
-        "Model and server": ["device", "precision", "grpc_port"],
+        "Options": [
+            "models",
+            "documents",
+            "collections",
+            "mcp",
+            "path",
+            "url",
+            "host",
+            "port",
+            "workers",
+            "keys",
+            "fingerprints",
+        ],
+        "Operation": ["metrics_port", "access_log", "drain_seconds"],
+        "Query encoder and server": ["precision", "grpc_port"],
+        "Engine of documents": ENGINE,
     },
 )
 @click.option(
@@ -39,7 +53,19 @@ if TYPE_CHECKING:
     help="Pair to serve: CARE folder, hub name or built-in. Repeatable; the first one is the default.",
 )
 @click.option("--documents", is_flag=True, help="Serve the document encoders, too.")
-@click.option("--collection", "collections", multiple=True, help="Collection or alias to search. Repeatable.")
+@click.option(
+    "--collection",
+    "collections",
+    multiple=True,
+    help="Collection or alias to search. Repeatable.  [default: the only one that is there]",
+)
+@click.option(
+    "--mcp",
+    type=click.Choice(["http", "stdio"]),
+    is_flag=False,
+    flag_value="http",
+    help="Answer assistants by the Model Context Protocol, too: at /mcp, or over stdin and stdout in place of HTTP.",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="Port; 0 takes a free one."
@@ -50,9 +76,17 @@ if TYPE_CHECKING:
 @click.option(
     "--keys",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="File of API keys, one a line, read again when it changes.  [default: everybody is served]",
+    help="File of API keys, one a line, with scopes and quota; read again when it changes.  [default: everybody is "
+    "served]",
 )
-@click.option("--page/--no-page", default=True, show_default=True, help="Serve the search page at /.")
+@click.option(
+    "--fingerprints",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File of the fingerprints that may be served, one a line, read again at a reload.  [default: all]",
+)
+@click.option(
+    "--metrics-port", type=click.IntRange(1, 65535), help="Port of /metrics, without keys.  [default: that of --port]"
+)
 @click.option(
     "--access-log/--no-access-log", default=True, show_default=True, help="Print each request as a line of JSON."
 )
@@ -64,21 +98,24 @@ if TYPE_CHECKING:
     help="Time that clients get to open new connections when a worker ends, in seconds.",
 )
 @target_options
-@device_option
+@engine_options
 @precision_option
 def command(
     models: tuple[str, ...],
     documents: bool,
     collections: tuple[str, ...],
+    mcp: str | None,
     host: str,
     port: int,
     workers: int,
     keys: Path | None,
-    page: bool,
+    fingerprints: Path | None,
+    metrics_port: int | None,
     access_log: bool,
     drain_seconds: float,
     target: Target,
     device: str | None,
+    engine: "Engine",
     precision: "Precision",
 ) -> None:
     """Serve encoders and searches over HTTP.
@@ -90,12 +127,13 @@ def command(
     Example:
       care serve
       care serve --collection articles --url http://localhost:6333 --workers 2 --keys keys.txt --host 0.0.0.0
+      care serve --collection articles --mcp=stdio
     """
-    from care_qdrant.errors import InputError
+    from care_qdrant.errors import InputError, needs_extra
     from care_qdrant.serve.settings import LOOPBACK, ServeSettings
-    from care_qdrant.serve.supervisor import serve
 
-    if collections and target.path is not None and workers > 1:
+    embedded_by_many = target.path is not None and workers > 1
+    if collections and embedded_by_many:
         raise InputError(
             f"{target.path}: the embedded database belongs to one process; give --workers 1, or a server by --url"
         )
@@ -103,7 +141,7 @@ def command(
     def load_models() -> "list[CareModel]":
         from care_qdrant.model.pair import CareModel
 
-        return [CareModel.load(model, device=device, precision=precision) for model in models]
+        return [CareModel.load(model, device=device, precision=precision, engine=engine) for model in models]
 
     def open_qdrant() -> "AbstractContextManager[QdrantClient]":
         from care_qdrant.qdrant.connection import open_client
@@ -113,19 +151,29 @@ def command(
             path=target.path, url=target.url, api_key=target.api_key, grpc=target.grpc, timeout_seconds=10
         )
 
-    _set_up_access_log(access_log)
+    no_database = embedded_by_many or (not collections and target.path is not None and not target.path.is_dir())
     settings = ServeSettings(
         load_models=load_models,
-        open_qdrant=open_qdrant,
+        open_qdrant=None if no_database else open_qdrant,
         collections=collections,
         documents=documents,
         keys_file=keys,
+        fingerprints_file=fingerprints,
         host=host,
         port=port,
         workers=workers,
         drain_seconds=drain_seconds,
-        page=page,
+        metrics_port=metrics_port,
+        mcp=mcp is not None,
     )
+    if mcp == "stdio":
+        with needs_extra("mcp", "care serve --mcp"):
+            from care_qdrant.serve.stdio import serve_stdio
+        serve_stdio(settings)
+        return
+    from care_qdrant.serve.supervisor import serve
+
+    _set_up_access_log(access_log)
     if host not in LOOPBACK and keys is None:
         click.echo(f"warning: whoever can reach {host} may use this service; give --keys FILE", err=True)
     serve(settings, lambda address: click.echo(f"serving on {address}", err=True))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
-from care_qdrant.console.options import Target, model_options, sparse_option, target_options
+from care_qdrant.console.options import ENGINE, Target, model_options, sparse_option, target_options
 from care_qdrant.console.reports import show_report
 
 if TYPE_CHECKING:
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     groups={
         "Options": ["model", "path", "url", "sparse", "vector_name", "text_field"],
         "What counts as right": ["sample", "least_known"],
-        "Model and server": ["device", "grpc_port"],
+        "Server": ["grpc_port"],
+        "Engine of documents": ENGINE,
     },
 )
 @click.argument("collection")
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     help="Least fraction of the sample that its own opening has to find.",
 )
 @target_options
-@model_options(device=True)
+@model_options(documents=True)
 def command(
     collection: str,
     sparse: str | None,

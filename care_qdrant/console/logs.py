@@ -11,7 +11,7 @@ from typing_extensions import override
 from care_qdrant.console.options import add_options
 from care_qdrant.errors import redact
 
-_LOGGERS = ("care_qdrant", "care_trainer", "care_benchmarks", "llama_index.embeddings.care")
+_LOGGERS = ("care_qdrant", "care_trainer", "care_benchmarks", "care_data", "llama_index.embeddings.care")
 
 
 class _JsonLines(logging.Formatter):

@@ -15,6 +15,7 @@ from care_qdrant.errors import redact, remember_secret
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient
 
+    from care_qdrant.encoders.engine import Engine
     from care_qdrant.model.pair import CareModel, Precision
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -128,30 +129,34 @@ def target_options(command: Command) -> Command:
     return decorated
 
 
-def model_options(*, device: bool = False, precision: bool = False) -> Callable[[Command], Command]:
-    """Add ``--model`` and, where a command has a use for them, ``--device`` and ``--precision``.
+def model_options(*, documents: bool = False, precision: bool = False) -> Callable[[Command], Command]:
+    """Add ``--model`` and, for a command that encodes documents, `engine_options`; or ``--precision``.
 
     The command takes one argument ``load_model``, a function.
     """
     added = [model_option]
-    if device:
-        added.append(device_option)
     if precision:
         added.append(precision_option)
 
     def add(command: Command) -> Command:
         @wraps(command)
         def with_model(
-            *args: Any, model: str, device: str | None = None, precision: "Precision" = "auto", **options: Any
+            *args: Any,
+            model: str,
+            device: str | None = None,
+            engine: "Engine | None" = None,
+            precision: "Precision" = "auto",
+            **options: Any,
         ) -> Any:
             def load() -> "CareModel":
+                from care_qdrant.encoders.engine import LOCAL
                 from care_qdrant.model.pair import CareModel
 
-                return CareModel.load(model, device=device, precision=precision)
+                return CareModel.load(model, device=device, precision=precision, engine=engine or LOCAL)
 
             return command(*args, load_model=load, **options)
 
-        decorated: Command = add_options(*added)(with_model)
+        decorated: Command = add_options(*added)(engine_options(with_model) if documents else with_model)
         return decorated
 
     return add
@@ -165,9 +170,107 @@ model_option = click.option(
     show_envvar=True,
     help="CARE folder, hub name, built-in, or any sentence-transformers model.",
 )
-device_option = click.option(
-    "--device", help="Device of torch models: cpu, cuda, mps.  [default: the fastest there is]"
+_engine_options = add_options(
+    click.option(
+        "--engine",
+        "engine_kind",
+        type=click.Choice(["torch", "onnx", "server"]),
+        help="What encodes documents; server: the servers of --endpoint.  [default: onnx where the model has "
+        "that file and no --device is given, else torch]",
+    ),
+    click.option(
+        "--endpoint",
+        "endpoints",
+        multiple=True,
+        metavar="URL[,URL]",
+        help="URL of an embeddings server that speaks OpenAI's protocol, as http://localhost:8000/v1 (its API key: "
+        "CARE_ENDPOINT_KEY). Several share the work. Repeatable.",
+    ),
+    click.option("--endpoint-model", metavar="NAME", help="Model name on the servers.  [default: the model's own]"),
+    click.option(
+        "--endpoint-input",
+        type=click.Choice(["tokens", "text", "text-without-prompt"]),
+        default="tokens",
+        show_default=True,
+        help="What servers get: token ids; texts, where they take no ids; texts without the prompt that they add.",
+    ),
+    click.option(
+        "--endpoint-tokens",
+        type=click.IntRange(1),
+        default=16_384,
+        show_default=True,
+        help="Most tokens of a request, which has two minutes: fewer for a server on a CPU.",
+    ),
+    click.option(
+        "--reference-vectors",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Vectors that servers must reproduce (care model reference-vectors).  [default: those in the card, else "
+        "made here]",
+    ),
+    click.option(
+        "--device",
+        "--devices",
+        "device",
+        help="Device of torch: cpu, cuda, mps; several, as cuda:0,cuda:1 or cpu,cpu, or all GPUs, as all, encode "
+        "documents by a process each.  [default: the fastest there is]",
+    ),
+    click.option(
+        "--dtype",
+        type=click.Choice(["auto", "float32", "bfloat16"]),
+        default="auto",
+        show_default=True,
+        help="Precision of torch weights of documents; auto: float32 on a CPU, else bfloat16.",
+    ),
 )
+ENGINE = [
+    "engine_kind",
+    "endpoints",
+    "endpoint_model",
+    "endpoint_input",
+    "endpoint_tokens",
+    "reference_vectors",
+    "device",
+    "dtype",
+]
+"""Names of the parameters that `engine_options` adds, for a group of the help."""
+
+
+def engine_options(command: Command) -> Command:
+    """Add what says how documents are encoded; the command takes ``device: str | None`` and ``engine: Engine``."""
+
+    @wraps(command)
+    def with_engine(
+        *args: Any,
+        engine_kind: Any,
+        endpoints: tuple[str, ...],
+        endpoint_model: str | None,
+        endpoint_input: Any,
+        endpoint_tokens: int,
+        reference_vectors: Path | None,
+        dtype: Any,
+        **options: Any,
+    ) -> Any:
+        from care_qdrant.encoders.engine import Engine
+
+        key = os.environ.get("CARE_ENDPOINT_KEY")
+        remember_secret(key)
+        urls = tuple(url.strip() for given in endpoints for url in given.split(",") if url.strip())
+        engine = Engine(
+            engine_kind,
+            dtype=dtype,
+            endpoints=urls,
+            served_model=endpoint_model,
+            sent=endpoint_input,
+            request_tokens=endpoint_tokens,
+            reference=reference_vectors,
+            api_key=key,
+        )
+        return command(*args, engine=engine, **options)
+
+    decorated: Command = _engine_options(with_engine)
+    return decorated
+
+
 precision_option = click.option(
     "--precision",
     type=click.Choice(["auto", "int8", "fp32"]),

@@ -91,7 +91,7 @@ class Corpus:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and not issubclass(kind, Exception):
+        if kind is not None and not issubclass(kind, Exception | GeneratorExit):
             # An interrupted program may leave a thread behind that reads a pipe: closing would wait for it.
             self._stack.pop_all()
         self._stack.close()

@@ -24,6 +24,7 @@ _DELIMITERS = ",\t;|"
 _BATCH_ROWS = 1_024
 _ARRAY = re.compile(rb"\s*\[\s*(?:\{|\Z|\])")
 _END: Any = object()
+_FRONT_MATTER = re.compile(r"---[ \t]*\r?\n(?P<yaml>.*?)^(?:---|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
 _HEADING = re.compile(r"\s*#\s+(?P<title>[^\n]+?)\s*#*\s*(?:\n|\Z)")
 
 
@@ -160,7 +161,10 @@ def read_columns(file: io.BufferedReader, form: Format, name: str, fields: Field
 
 
 def read_text(file: io.BufferedReader, name: str, fields: Fields) -> Iterator[Document | Reject]:
-    """Return a whole text file as one row, whose id is its name; a first heading of Markdown is its title."""
+    """Return a whole text file as one row, whose id is its name.
+
+    The YAML in front of Markdown is metadata; its title, or else a first heading, is the row's.
+    """
     raw = file.read(MAX_LINE_BYTES + 1)
     if len(raw) > MAX_LINE_BYTES:
         yield Reject(1, f"is longer than {MAX_LINE_BYTES:,} bytes", name)
@@ -170,11 +174,39 @@ def read_text(file: io.BufferedReader, name: str, fields: Fields) -> Iterator[Do
     except UnicodeDecodeError as error:
         yield Reject(1, f"is not UTF-8: byte 0x{raw[error.start]:02x} at position {error.start}", name)
         return
-    values = {fields.id: name, fields.text: text}
-    heading = _HEADING.match(text) if PurePath(name).suffix in (".md", ".markdown") else None
-    if heading is not None and text[heading.end() :].strip():
-        values |= {fields.title: heading["title"], fields.text: text[heading.end() :]}
-    yield parse_values(values, 1, fields)
+    values: dict[str, Any] = {fields.id: name}
+    if PurePath(name).suffix in (".md", ".markdown"):
+        try:
+            front, text = _split_front_matter(text)
+        except ValueError as error:
+            yield Reject(1, f"its front matter is not YAML: {error}", name)
+            return
+        if "title" in front:
+            values[fields.title] = str(front.pop("title") or "")
+        elif (heading := _HEADING.match(text)) is not None and text[heading.end() :].strip():
+            values[fields.title], text = heading["title"], text[heading.end() :]
+        values[fields.metadata] = front
+    yield parse_values({**values, fields.text: text}, 1, fields)
+
+
+def _split_front_matter(text: str) -> tuple[dict[str, Any], str]:
+    """Return what the YAML in front of a text says, and the text behind it.
+
+    Raises:
+        ValueError: It is no YAML, with the reason in one line.
+    """
+    import yaml  # type: ignore[import-untyped]
+
+    found = _FRONT_MATTER.match(text)
+    if found is None:
+        return {}, text
+    try:
+        values = yaml.safe_load(found["yaml"])
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    if not isinstance(values, dict):  # two rules of Markdown around a line of text
+        return {}, text
+    return json.loads(json.dumps(values, default=str, ensure_ascii=False)), text[found.end() :]
 
 
 def _header(head: bytes, name: str, fields: Fields) -> tuple[str, list[str]]:

@@ -8,37 +8,30 @@ kill, after texts have changed, or from cron, and it encodes what is new or diff
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.encoders import bm25
-from care_qdrant.encoders.batching import token_batches
-from care_qdrant.errors import FolderLocked, InputError, TooFewDocuments, Unreachable
-from care_qdrant.index.ahead import read_ahead
+from care_qdrant.errors import FolderLocked, InputError, Rejected, TooFewDocuments, Unreachable
 from care_qdrant.index.makers import Bm25Vectors, DenseVectors, VectorMaker
-from care_qdrant.index.points import Addition, Text, read_windows, stored_text
+from care_qdrant.index.points import PointTask, PointWindow, read_windows, remove_orphaned_hashes, stored_text
 from care_qdrant.index.preflight import Preflight, examine
-from care_qdrant.index.report import Stopwatch
 from care_qdrant.index.settings import DocumentModel
-from care_qdrant.index.vector_hashes import remove_orphaned_hashes
+from care_qdrant.index.work import Worker
 from care_qdrant.qdrant.collection import Collection, PointId
-from care_qdrant.qdrant.connection import tune_embedded
 from care_qdrant.qdrant.contracts import SparseContract, VectorContract
 from care_qdrant.qdrant.create import QUANTIZATION, Quantization
 from care_qdrant.qdrant.layout import Layout
 from care_qdrant.qdrant.quantization import record_rescoring
 from care_qdrant.qdrant.retry import RetryPolicy
-from care_qdrant.qdrant.sender import Sender, Write, in_requests
 
-WINDOWS_AHEAD = 2
 WATCHING = RetryPolicy(attempts=5)
 """Of one pass of `watch`: there is another pass soon, and a signal should not wait for longer than some seconds."""
 
 Pass = TypeVar("Pass")
+Read = Callable[[Collection, Layout], Iterator[PointWindow]]
 OnProgress = Callable[[int, int], None]
 """Called with the number of points that are done and the number of all points."""
 
@@ -69,7 +62,7 @@ class AttachSettings:
             raise InputError(f"--points-per-second is {self.points_per_second}; expected a number above 0")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AttachReport:
     """What a run did."""
 
@@ -79,24 +72,24 @@ class AttachReport:
     tool: str
     """Who wrote the payloads, as guessed; empty where there are no points."""
     text_field: str
-    encoded: int
-    unchanged: int
+    encoded: int = 0
+    unchanged: int = 0
     """Points whose vector was made of the text that they have now."""
-    without_text: int
+    without_text: int = 0
     """Points that get no vector."""
-    elsewhere: int
+    in_other_field: int = 0
     """Points without text that have one in another field than `text_field`."""
-    removed: int
+    removed: int = 0
     """Points without text whose vector of an earlier text was removed."""
-    truncated: int
+    truncated: int = 0
     """Encoded points whose text is longer than the encoder reads."""
-    points: int
+    points: int = 0
     """Number of points in the collection now, exactly."""
-    covered: int
+    covered: int = 0
     """Number of points that have the vector."""
-    seconds: float
-    points_per_second: float
-    encoder_idle_fraction: float
+    seconds: float = 0.0
+    points_per_second: float = 0.0
+    encoder_idle_fraction: float = 0.0
     """Fraction of the encoding time in which the encoder stood still, from 0 to 1."""
 
 
@@ -111,6 +104,7 @@ def attach_vector(
     stop: threading.Event | None = None,
     on_preflight: Callable[[Preflight], None] = lambda _: None,
     on_progress: OnProgress = lambda _done, _total: None,
+    read: Read | None = None,
 ) -> AttachReport:
     """Add to every point of a collection a vector of a model, made of the text in its payload.
 
@@ -124,6 +118,7 @@ def attach_vector(
         stop: When it is set, the run ends after the batch that is being encoded, with a report of what it has done.
         on_preflight: Called before anything is written.
         on_progress: Called after each window and each batch.
+        read: Returns the points to look at, some thousand at a time; None reads all of the collection.
 
     Raises:
         InputError: There is no such collection, no text in its payloads, or a key of ours is used by others in them;
@@ -142,11 +137,13 @@ def attach_vector(
     layout = preflight.require_layout()
     if not preflight.has_vector:
         model.require_documents()
-    elif not preflight.adopts:
+    elif not preflight.lost_contract:
         _require_same_field(target, name, layout, settings)
     _prepare(target, name, contract, layout, settings)
     maker = DenseVectors(model, contract)
-    run = _Run(target, maker, name, contract.fingerprint, layout, settings, on_progress, stop or threading.Event())
+    run = _Run(
+        target, maker, name, contract.fingerprint, layout, settings, on_progress, stop or threading.Event(), read
+    )
     return run.go(preflight.points)
 
 
@@ -206,22 +203,7 @@ def attach_bm25(
 def _nothing_to_do(collection: Collection, vector_name: str, fingerprint: str) -> AttachReport:
     """Return the report of an attach to a collection that has the vector, and no points at the moment."""
     return AttachReport(
-        collection=collection.name,
-        vector_name=vector_name,
-        fingerprint=fingerprint,
-        tool="",
-        text_field=collection.schema.text_field(vector_name) or "",
-        encoded=0,
-        unchanged=0,
-        without_text=0,
-        elsewhere=0,
-        removed=0,
-        truncated=0,
-        points=0,
-        covered=0,
-        seconds=0.0,
-        points_per_second=0.0,
-        encoder_idle_fraction=0.0,
+        collection.name, vector_name, fingerprint, tool="", text_field=collection.schema.text_field(vector_name) or ""
     )
 
 
@@ -255,19 +237,31 @@ def _prepare(
     """
     schema = collection.schema
     has_vector = vector_name in {*schema.dense, *schema.sparse}
-    is_adopted = has_vector and vector_name not in schema.contracts and layout.tool not in ("care", "llama-index")
-    is_attached = not has_vector or vector_name in schema.attached or settings.text_field is not None or is_adopted
+    had_lost_contract = (
+        has_vector and vector_name not in schema.contracts and layout.tool not in ("care", "llama-index")
+    )
+    is_attached = (
+        not has_vector or vector_name in schema.attached or settings.text_field is not None or had_lost_contract
+    )
     collection.write_contract(vector_name, replace(contract, text_field=layout.text_field if is_attached else None))
     if has_vector:
         remove_orphaned_hashes(collection, vector_name)
-    elif isinstance(contract, SparseContract):
-        sparse = models.SparseVectorConfig(modifier=models.Modifier.IDF)
-        collection.add_vector(vector_name, models.SparseVectorNameConfig(sparse=sparse))
     else:
-        dense = models.DenseVectorConfig(size=contract.dim, distance=contract.qdrant_distance)
-        collection.add_vector(vector_name, models.DenseVectorNameConfig(dense=dense))
+        try:
+            collection.add_vector(vector_name, _vector_config(contract))
+        except Rejected:
+            # Another run made it, or our own request did and its answer was lost.
+            if vector_name not in {*collection.refresh().dense, *collection.schema.sparse}:
+                raise
     if isinstance(contract, VectorContract):
         _configure(collection, vector_name, settings)
+
+
+def _vector_config(contract: VectorContract | SparseContract) -> models.VectorNameConfig:
+    if isinstance(contract, SparseContract):
+        return models.SparseVectorNameConfig(sparse=models.SparseVectorConfig(modifier=models.Modifier.IDF))
+    dense = models.DenseVectorConfig(size=contract.dim, distance=contract.qdrant_distance)
+    return models.DenseVectorNameConfig(dense=dense)
 
 
 def _configure(collection: Collection, vector_name: str, settings: AttachSettings) -> None:
@@ -294,71 +288,63 @@ class _Run:
     settings: AttachSettings
     on_progress: OnProgress
     stop: threading.Event
+    read: Read | None = None
 
     def go(self, total: int) -> AttachReport:
         """Read, encode and write, each in its own threads."""
-        start, watch = time.perf_counter(), Stopwatch()
-        pace = Pace(self.settings.points_per_second, sleep=self.stop.wait)
-        encoded = truncated = read = unchanged = without_text = elsewhere = 0
-        outlived: list[tuple[Collection, list[PointId]]] = []
-        tune_embedded(self.collection.client, self.collection.name)
-        source = read_windows(
-            self.collection,
-            self.layout,
-            self.vector_name,
-            self.maker.hashed,
-            counter := self.maker.counter,
-        )
-        with closing(read_ahead(source, WINDOWS_AHEAD)) as windows, Sender(self.collection) as sender:
-            for window in windows:
-                read, unchanged = read + window.read, unchanged + window.unchanged
-                without_text, elsewhere = without_text + window.without_text, elsewhere + window.elsewhere
-                outlived += [(window.part, window.outlived)] if window.outlived else []
-                for batch in token_batches([text.tokens for text in window.texts], self.settings.batch_tokens):
-                    if self.stop.is_set():
-                        break
-                    texts = [window.texts[index] for index in batch]
-                    with watch.running():
-                        vectors = self.maker.make([text.text for text in texts], [text.id for text in texts])
-                    sender.submit(partial(self._requests, texts, vectors), window.part)
-                    encoded += len(texts)
-                    truncated += sum(text.tokens > counter.max_tokens for text in texts)
-                    self.on_progress(unchanged + without_text + encoded, max(total, read))
-                    pace.wait(len(texts))
-                if self.stop.is_set():
-                    break
-                self.on_progress(unchanged + without_text + encoded, max(total, read))
-        removed = 0
-        if not self.stop.is_set():
-            removed = self._remove(outlived)
-            record_rescoring(self.collection, self.vector_name)
-        seconds = time.perf_counter() - start
-        return AttachReport(
-            collection=self.collection.name,
-            vector_name=self.vector_name,
-            fingerprint=self.fingerprint,
-            tool=self.layout.tool,
-            text_field=self.layout.text_field,
-            encoded=encoded,
-            unchanged=unchanged,
-            without_text=without_text,
-            elsewhere=elsewhere,
-            removed=removed,
-            truncated=truncated,
-            points=self.collection.count(),
-            covered=self.collection.count_with_vector(self.vector_name),
-            seconds=round(seconds, 3),
-            points_per_second=round(encoded / seconds, 1),
-            encoder_idle_fraction=round(watch.idle_fraction, 4),
-        )
+        start, pace = time.perf_counter(), Pace(self.settings.points_per_second, sleep=self.stop.wait)
+        layout, collection, read = self.layout, self.collection, 0
+        report = AttachReport(collection.name, self.vector_name, self.fingerprint, layout.tool, layout.text_field)
+        text_gone: list[tuple[Collection, list[PointId]]] = []
+        counter = self.maker.counter
 
-    def _remove(self, outlived: Sequence[tuple[Collection, Sequence[PointId]]]) -> int:
+        def begin(window: PointWindow) -> None:
+            nonlocal read
+            read += window.read
+            report.unchanged += window.unchanged
+            report.without_text += window.without_text
+            report.in_other_field += window.in_other_field
+            text_gone.extend([(window.place, window.text_gone)] if window.text_gone else [])
+            show()
+
+        def on_batch(_window: PointWindow, tasks: Sequence[PointTask]) -> None:
+            report.encoded += len(tasks)
+            report.truncated += sum(task.tokens > counter.max_tokens for task in tasks)
+            show()
+            pace.wait(len(tasks))
+
+        def show() -> None:
+            self.on_progress(report.unchanged + report.without_text + report.encoded, max(total, read))
+
+        worker = Worker[PointTask](
+            lambda tasks: self.maker.make([task.text for task in tasks], [task.id for task in tasks]),
+            lambda task, row: models.PointStruct.model_construct(
+                id=task.id, vector={self.vector_name: row}, payload={self.vector_name: task.hash}
+            ),
+            self.maker.numbers,
+            self.settings.batch_tokens,
+            self.maker.calls,
+            stop=self.stop,
+        )
+        what = self.layout, self.vector_name, self.maker.hashed, counter
+        source = read_windows(self.collection, *what) if self.read is None else self.read(self.collection, self.layout)
+        worker.run(source, self.collection, begin, on_batch)
+        if not self.stop.is_set():
+            report.removed = self._remove(text_gone)
+            record_rescoring(collection, self.vector_name)
+        seconds = time.perf_counter() - start
+        report.points, report.covered = collection.count(), collection.count_with_vector(self.vector_name)
+        report.seconds, report.points_per_second = round(seconds, 3), round(report.encoded / seconds, 1)
+        report.encoder_idle_fraction = round(worker.meter.idle_fraction, 4)
+        return report
+
+    def _remove(self, text_gone: Sequence[tuple[Collection, Sequence[PointId]]]) -> int:
         """Remove the vector, and then its hash, from points whose text is gone; return their number.
 
         Raises:
             InputError: They are too large a fraction of those that have it.
         """
-        removed = sum(len(ids) for _, ids in outlived)
+        removed = sum(len(ids) for _, ids in text_gone)
         if removed:
             covered, largest = self.collection.count_with_vector(self.vector_name), self.settings.max_delete_fraction
             if removed > largest * covered:
@@ -368,18 +354,10 @@ class _Run:
                     f"fraction {largest} that may lose it. All others are done, and nothing was removed. Check the "
                     "texts, or give --max-delete-fraction"
                 )
-            for part, ids in outlived:
+            for part, ids in text_gone:
                 part.delete_vector_of(ids, self.vector_name)
             remove_orphaned_hashes(self.collection, self.vector_name)
         return removed
-
-    def _requests(self, texts: list[Text], vectors: list[Any]) -> Iterator[Write]:
-        """Build points; called in a sender's thread, so that the encoder does not wait for it."""
-        points = [
-            models.PointStruct(id=text.id, vector={self.vector_name: row}, payload={self.vector_name: text.hash})
-            for text, row in zip(texts, vectors, strict=True)
-        ]
-        yield from in_requests(Addition(points), self.maker.numbers, self.collection.limits.write)
 
 
 class Pace:

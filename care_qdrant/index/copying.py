@@ -5,7 +5,6 @@ running it again, and a run over a finished copy is a full comparison of it. A s
 its own snapshot: no point passes through this process then, and no index is built anew.
 """
 
-import random
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,12 +14,13 @@ from typing import Any
 from qdrant_client import models
 
 from care_qdrant.errors import InputError, NotVerified
+from care_qdrant.index.reservoir import Reservoir
 from care_qdrant.qdrant.collection import Collection, PointId, ids_beyond, in_pages
 from care_qdrant.qdrant.connection import tune_embedded
 from care_qdrant.qdrant.create import create_like, indexes_of
 from care_qdrant.qdrant.point_equality import Measure, measures, same_point, vectors_of, without_vector
 from care_qdrant.qdrant.schema import CollectionSchema
-from care_qdrant.qdrant.sender import MAX_BYTES, Insert, Sender, Write
+from care_qdrant.qdrant.sender import MAX_BYTES, Sender, Write
 from care_qdrant.qdrant.snapshot import recover_snapshot
 
 OnProgress = Callable[[int, int], None]
@@ -110,7 +110,7 @@ def copy_points(
         InputError: A point of the target differs, and ``overwrite`` is off.
         QdrantError: A side refused or could not be reached; what was stored stays.
     """
-    sample = Sample(settings.sample)
+    sample = Reservoir[PointId](settings.sample)
     copy = _Copy(source, target, measures(vectors), settings, is_new, source.count(), on_progress)
     size = _page_size(source if settings.dry_run else target, vectors)
     with Sender(target) as sender:
@@ -118,7 +118,7 @@ def copy_points(
             sample.draw(ids)
             for page in in_pages(ids, size):
                 sender.submit(partial(copy.writes, page))
-    copy.copied.sample = sample.ids
+    copy.copied.sample = sample.drawn
     for page in list(ids_beyond(source, target)) if settings.delete_others and not is_new else []:
         if not settings.dry_run:
             target.delete(page)
@@ -142,10 +142,10 @@ def copy_by_snapshot(source: Collection, target: Collection, longest_seconds: fl
         QdrantError: The server refused, or cannot fetch the snapshot.
     """
     recover_snapshot(source, target, longest_seconds)
-    drawn = Sample(sample)
+    drawn = Reservoir[PointId](sample)
     for ids in source.ids():
         drawn.draw(ids)
-    return Copied(added=target.count(), sample=drawn.ids)
+    return Copied(added=target.count(), sample=drawn.drawn)
 
 
 def require_snapshots(collection: Collection) -> None:
@@ -162,24 +162,6 @@ def require_snapshots(collection: Collection) -> None:
         raise InputError(
             "this Qdrant has several nodes, and a snapshot holds the part of one: leave out --via snapshot"
         )
-
-
-class Sample:
-    """Ids of which each had the same chance to be drawn (Vitter 1985, algorithm R)."""
-
-    def __init__(self, size: int) -> None:
-        self.ids: list[PointId] = []
-        self._size = size
-        self._seen = 0
-
-    def draw(self, ids: Sequence[PointId]) -> None:
-        """Draw from more ids."""
-        for point_id in ids:
-            self._seen += 1
-            if len(self.ids) < self._size:
-                self.ids.append(point_id)
-            elif (place := random.randrange(self._seen)) < self._size:
-                self.ids[place] = point_id
 
 
 def verify_copy(
@@ -246,7 +228,7 @@ class _Copy:
             )
         if (records := added + changed) and not self.settings.dry_run:
             # The unnamed vector by its name: a plain list is refused where there are others.
-            yield Insert(
+            yield Write(
                 [models.PointStruct(id=each.id, vector=vectors_of(each), payload=each.payload) for each in records]
             )
         self._note(len(added), len(changed), len(expected))

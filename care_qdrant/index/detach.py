@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from qdrant_client import QdrantClient
 
 from care_qdrant.errors import InputError, ServerTooOld
-from care_qdrant.index.points import is_foreign_key, stored_hash
+from care_qdrant.index.points import is_key_of_others, stored_hash
 from care_qdrant.index.preflight import NAMED_VECTORS_SINCE
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.connection import tune_embedded
@@ -114,7 +114,7 @@ def _clean_payloads(collection: Collection, vector_name: str) -> int:
         one: list[PointId] = []
         for record in records:
             payload = record.payload or {}
-            if CARE_KEY not in payload or is_foreign_key(payload):
+            if CARE_KEY not in payload or is_key_of_others(payload):
                 continue
             care = payload[CARE_KEY]
             if care.keys() == {"vectors"} and care["vectors"].keys() <= {vector_name}:

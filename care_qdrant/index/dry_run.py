@@ -2,16 +2,21 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 
 from care_qdrant.encoders import Encoder
-from care_qdrant.index.plan import Plan, Task, check_vectors
+from care_qdrant.encoders.ahead import Meter, calls_of, meter_of, run_ahead
+from care_qdrant.encoders.batching import token_batches
+from care_qdrant.index.plan import ChunkTask, Plan, check_vectors
 from care_qdrant.index.report import Estimate, Tally
 from care_qdrant.qdrant.create import PointVectors
 from care_qdrant.qdrant.payload import chunk_payload
 
-SAMPLE_CHUNKS = 32
-"""Encoded to measure the speed."""
+SAMPLE_CHUNKS = 4_096
+"""Kept of the corpus at most, as many as a window has, from all over it."""
+MEASURED_SECONDS = 5.0
+"""Of encoding them, at least one batch."""
 BYTES_PER_NUMBER = 4
 
 
@@ -20,51 +25,98 @@ def estimate(
     tally: Tally,
     vectors: PointVectors,
     encoder: Callable[[], Encoder],
+    batch_tokens: int,
     price_per_hour: float | None = None,
 ) -> Estimate:
-    """Count what would be written, and time the encoding of a few chunks.
+    """Count what would be written, and measure the encoder for some seconds on chunks from all over the corpus.
 
     Args:
         plans: Of the whole corpus.
         tally: Gets the counts, as a real run would have them.
         vectors: What the points would carry.
         encoder: Loads the document encoder; called only if something would be encoded.
+        batch_tokens: Padded tokens of a batch, as in the real run.
         price_per_hour: Of this machine; None leaves the cost out.
     """
-    tokens, size = 0, 0
-    sample: list[Task] = []
+    tokens, size, documents = 0, 0, 0
+    sample = _Sample()
     for plan in plans:
         tally.encoded += len(plan.encode)
         tally.updated += len(plan.update)
         tally.deleted += len(plan.surplus)
         tokens += sum(task.chunk.tokens for task in plan.encode)
+        documents += len({task.chunk.document.id for task in plan.encode})
         size += sum(_payload_bytes(task) for task in (*plan.encode, *plan.update))
-        sample += plan.encode[: SAMPLE_CHUNKS - len(sample)]
+        sample.add(plan.encode)
     size += tally.encoded * vectors.dense.dim * BYTES_PER_NUMBER
-    seconds = tokens * _seconds_per_token(sample, vectors, encoder()) if sample else None
-    hours = None if seconds is None else seconds / 3_600
+    points = tally.encoded + tally.updated
+    if not sample.tasks:
+        return Estimate(points, tokens, size, None, cost=None if price_per_hour is None else 0.0)
+    rate, padding, idle = _measure(sample.tasks, vectors, encoder(), batch_tokens)
+    hours = tokens / rate / 3_600
     return Estimate(
-        points=tally.encoded + tally.updated,
+        points=points,
         tokens=tokens,
         bytes=size,
-        seconds=_rounded(seconds),
+        seconds=_rounded(3_600 * hours),
         hours=_rounded(hours),
-        cost=None if price_per_hour is None else _rounded((hours or 0) * price_per_hour),
+        cost=None if price_per_hour is None else _rounded(hours * price_per_hour),
+        tokens_per_second=_rounded(rate),
+        documents_per_second=_rounded(rate * documents / tokens),
+        padding=round(padding, 4),
+        encoder_idle_fraction=round(idle, 4),
     )
 
 
-def _rounded(value: float | None) -> float | None:
-    """Round to three digits: a first batch says no more about a night."""
-    return None if value is None else float(f"{value:.3g}")
+class _Sample:
+    """Every n-th chunk of a corpus; n doubles whenever there are too many."""
+
+    def __init__(self) -> None:
+        self.tasks: list[ChunkTask] = []
+        self._step, self._seen = 1, 0
+
+    def add(self, tasks: list[ChunkTask]) -> None:
+        for task in tasks:
+            if self._seen % self._step == 0:
+                self.tasks.append(task)
+            self._seen += 1
+            if len(self.tasks) == SAMPLE_CHUNKS:
+                self.tasks, self._step = self.tasks[::2], 2 * self._step
 
 
-def _payload_bytes(task: Task) -> int:
+def _measure(
+    tasks: list[ChunkTask], vectors: PointVectors, encoder: Encoder, batch_tokens: int
+) -> tuple[float, float, float]:
+    """Return tokens a second, padding and idle fraction: of batches of all lengths, until the time is over."""
+    batches = [[tasks[index] for index in batch] for batch in token_batches([t.tokens for t in tasks], batch_tokens)]
+    # From both ends and the middle in turn: the longest come first, and have a rate of their own.
+    order = sorted(range(len(batches)), key=lambda number: number * 0.618_034 % 1)
+    encoder.encode([min(tasks, key=lambda task: task.tokens).text])  # the first call also builds kernels
+    meter = Meter()
+    until = time.perf_counter() + MEASURED_SECONDS
+
+    def timely() -> Iterator[list[ChunkTask]]:
+        for count, number in enumerate(order):
+            if count and time.perf_counter() > until:
+                return
+            yield batches[number]
+
+    def run(batch: list[ChunkTask]) -> None:
+        with meter.running([task.tokens for task in batch]):
+            check_vectors(encoder.encode([task.text for task in batch]), batch, vectors.dense.dim)
+
+    device = meter_of(encoder, meter)
+    device.reset()  # loading, and the first call, are no idle time of a long run
+    with closing(run_ahead(timely(), run, lambda: calls_of(encoder))) as done:
+        for _ in done:
+            pass
+    return meter.tokens_per_second, meter.padding, device.idle_fraction
+
+
+def _rounded(value: float) -> float:
+    """Round to three digits: some seconds say no more about a night."""
+    return float(f"{value:.3g}")
+
+
+def _payload_bytes(task: ChunkTask) -> int:
     return len(json.dumps(chunk_payload(task.chunk, task.hashes), ensure_ascii=False).encode())
-
-
-def _seconds_per_token(sample: list[Task], vectors: PointVectors, encoder: Encoder) -> float:
-    texts = [task.chunk.embedded_text for task in sample]
-    encoder.encode(texts[:1])
-    start = time.perf_counter()
-    check_vectors(encoder.encode(texts), sample, vectors.dense.dim)
-    return (time.perf_counter() - start) / sum(task.chunk.tokens for task in sample)

@@ -1,7 +1,6 @@
 """Corpus to collection: read, skip what is stored, encode the rest in full batches, write, count.
 
-Three things run at once: a reader that cuts and compares a few windows ahead, the encoder, and the sender threads
-behind it. The hashes in the stored payloads are the only checkpoint: a killed run is finished by running it again.
+The loop itself is `care_qdrant.index.work`; here is what a corpus needs before, between and after its windows.
 """
 
 import gc
@@ -10,29 +9,29 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import islice
 
 from qdrant_client import QdrantClient
 
+from care_qdrant.corpus.chunking import cut_documents
 from care_qdrant.corpus.files import CorpusPath
 from care_qdrant.corpus.rejects import RejectsFile
 from care_qdrant.corpus.rows import Reject
-from care_qdrant.encoders.batching import token_batches
+from care_qdrant.encoders.ahead import Meter, calls_of, meter_of, report_of
 from care_qdrant.errors import CareError, InputError, QdrantError
-from care_qdrant.index.ahead import read_ahead
 from care_qdrant.index.dry_run import estimate
 from care_qdrant.index.guard import RunGuard
-from care_qdrant.index.plan import Plan, Task, check_vectors, has_other_writers
-from care_qdrant.index.reading import Reader
-from care_qdrant.index.report import Estimate, IngestReport, Progress, Stopwatch, Tally
+from care_qdrant.index.plan import ChunkTask, Plan, check_vectors, has_other_writers
+from care_qdrant.index.points import remove_orphaned_hashes
+from care_qdrant.index.reading import Cut, Reader
+from care_qdrant.index.report import Estimate, IngestReport, Tally
 from care_qdrant.index.seen import Seen
 from care_qdrant.index.settings import DocumentModel, IngestSettings
 from care_qdrant.index.source import Reading, Source, open_source, require_document, sparse_contract
 from care_qdrant.index.sync import delete_missing, delete_surplus_chunks
-from care_qdrant.index.vector_hashes import remove_orphaned_hashes
+from care_qdrant.index.work import WINDOWS_AHEAD, Worker, read_ahead
+from care_qdrant.progress import Progress
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.connection import tune_embedded
 from care_qdrant.qdrant.create import (
     PointVectors,
     Storage,
@@ -44,14 +43,10 @@ from care_qdrant.qdrant.create import (
 )
 from care_qdrant.qdrant.quantization import record_rescoring
 from care_qdrant.qdrant.retry import RetryPolicy
-from care_qdrant.qdrant.schema import Limits
-from care_qdrant.qdrant.sender import Change, Insert, Sender, Write, in_requests
 from care_qdrant.qdrant.version_record import version_record
 from care_qdrant.types import Document, Vectors
 
 logger = logging.getLogger(__name__)
-
-WINDOWS_AHEAD = 2
 
 
 def ingest(
@@ -67,6 +62,7 @@ def ingest(
     retries: RetryPolicy | None = None,
     on_progress: Callable[[Progress], None] = lambda _: None,
     on_stopped: Callable[[IngestReport], None] = lambda _: None,
+    cut: Cut | None = None,
 ) -> IngestReport:
     """Put a corpus into a named vector of a collection, which is created where it is not there.
 
@@ -82,6 +78,7 @@ def ingest(
         retries: How patient to be with a server.
         on_progress: Called after each batch and each window.
         on_stopped: Called with what was done, before an error or an interruption that ends the run is raised.
+        cut: Returns the chunks of documents; None cuts them where the model's tokenizer and the settings say.
 
     Raises:
         InputError: The corpus or a setting is wrong, or a sync would delete too much.
@@ -118,7 +115,8 @@ def ingest(
         if not settings.dry_run:
             target.create_indexes(index_schemas(settings.indexes))
         guard = RunGuard(target, vectors, settings)
-        run = _Run(target, model, vectors, settings, is_new, seen, guard, on_progress)
+        cut = cut or (lambda documents: cut_documents(documents, model.document_tokenizer, settings.overflow))
+        run = _Run(target, model, vectors, settings, is_new, seen, guard, on_progress, cut)
         return run.go(replace(source, rows=rows), on_stopped)
 
 
@@ -160,9 +158,26 @@ class _Run:
     seen: Seen
     guard: RunGuard
     on_progress: Callable[[Progress], None]
+    cut: Cut
     tally: Tally = field(default_factory=Tally)
-    watch: Stopwatch = field(default_factory=Stopwatch)
-    sender: Sender | None = None
+    last: Plan | None = None
+    """The window that was planned last."""
+    worker: Worker[ChunkTask] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.worker = Worker(
+            self._make,
+            lambda task, row: task.point(self.vectors, row),
+            self.vectors.dense.dim,
+            self.settings.batch_tokens,
+            lambda: calls_of(self.model.document_encoder),
+        )
+
+    @property
+    def meter(self) -> Meter:
+        """Of the encoder's device where it has one, else of its calls."""
+        own = self.worker.meter
+        return meter_of(self.model.document_encoder, own) if own.tokens and not self.settings.dry_run else own
 
     def go(self, source: Source, on_stopped: Callable[[IngestReport], None]) -> IngestReport:
         """Read, encode and write, then delete, count and report."""
@@ -171,7 +186,7 @@ class _Run:
             with _untraced_heap():
                 expected, points = self._do(source)
         except (CareError, KeyboardInterrupt) as error:
-            stored = self._stored() + self.tally.unchanged
+            stored = self.worker.stored + self.tally.unchanged
             report = self._report(source.rejects, stored, time.perf_counter() - start, None)
             on_stopped(replace(report, stopped=str(error) or "interrupted"))
             raise
@@ -180,13 +195,15 @@ class _Run:
     def _do(self, source: Source) -> tuple[Estimate | None, int]:
         expected = None
         before = self._prepare()
-        with closing(read_ahead(self._reader(source).plans(source.rows, source.share_read), WINDOWS_AHEAD)) as plans:
-            noted = map(self._note, plans)
-            if self.settings.dry_run:
-                price = self.settings.price_per_hour
-                expected = estimate(noted, self.tally, self.vectors, lambda: self.model.document_encoder, price)
-            else:
-                self._write(noted)
+        plans = self._reader(source).plans(source.rows, source.share_read)
+        if self.settings.dry_run:
+            price = self.settings.price_per_hour
+            with closing(read_ahead(plans, WINDOWS_AHEAD)) as ahead:
+                noted = map(self._note, ahead)
+                load, batch_tokens = lambda: self.model.document_encoder, self.settings.batch_tokens
+                expected = estimate(noted, self.tally, self.vectors, load, batch_tokens, price)
+        else:
+            self._write(plans)
         self._sync()
         return expected, self._finish(before)
 
@@ -202,8 +219,7 @@ class _Run:
         return Reader(
             collection=self.collection,
             vectors=self.vectors,
-            counter=lambda: self.model.document_tokenizer,
-            overflow=self.settings.overflow,
+            cut=self.cut,
             shard=self.settings.shard,
             is_new=self.is_new,
             has_others=not self.is_new and has_other_writers(self.collection),
@@ -220,72 +236,46 @@ class _Run:
         self.tally.other_points += len(plan.others)
         if self.settings.replace_others and self.settings.dry_run:
             self.tally.deleted += len(plan.others)
+        self.last = plan
         self._show(plan)
         return plan
 
     def _show(self, plan: Plan) -> None:
-        speed = self.tally.tokens / self.watch.total_seconds if self.tally.tokens else 0.0
         limit = self.settings.limit and self.settings.limit / self.settings.shard.of
-        self.on_progress(self.tally.progress(self._stored(), speed, plan.share_read, limit))
+        done = self.tally.planned if self.settings.dry_run else self.worker.stored
+        self.on_progress(self.tally.progress(done, plan.share_read, limit, self.worker.meter, self.meter))
 
-    def _stored(self) -> int:
-        return self.sender.stored if self.sender is not None else 0
-
-    def _write(self, plans: Iterable[Plan]) -> None:
-        tune_embedded(self.collection.client, self.collection.name)
-        limits = self.collection.limits
+    def _write(self, plans: Iterator[Plan]) -> None:
         if self.settings.grpc and not self.collection.is_embedded and not self.collection.upsert_over_grpc():
             logger.info("%s: points are written over HTTP, since no gRPC port reaches it", self.collection.name)
-        plan = None
-        with Sender(self.collection) as sender:
-            self.sender = sender
-            for plan in plans:
-                self.guard.check()
-                if plan.encode:
-                    self.model.require_documents()
-                if plan.is_work:
-                    self.guard.begin()
-                self._settle_others(plan)
-                # Before the chunks that say how many there are: a run that is killed in between finds them again.
-                self.collection.delete(plan.surplus)
-                self.tally.deleted += len(plan.surplus)
-                if plan.update:
-                    sender.submit(partial(self._requests, plan.update, None, limits))
-                    self.tally.updated += len(plan.update)
-                if plan.encode:
-                    self._encode(plan, sender, limits)
-        if plan is not None:
-            self._show(plan)
+        self.worker.run(plans, self.collection, self._begin, self._note_batch)
+        if self.last is not None:
+            self._show(self.last)
 
-    def _settle_others(self, plan: Plan) -> None:
-        """Delete the points that another writer made of documents of this plan, if that was asked for."""
-        if self.settings.replace_others:
-            self.collection.delete(plan.others)
-            self.tally.deleted += len(plan.others)
+    def _begin(self, plan: Plan) -> None:
+        """Check the collection, and delete what the documents of a window have no more."""
+        self._note(plan)
+        self.guard.check()
+        if plan.encode:
+            self.model.require_documents()
+        if plan.is_work:
+            self.guard.begin()
+        # Surplus chunks go before those that say how many there are: a run that is killed in between finds them again.
+        gone = [*(plan.others if self.settings.replace_others else ()), *plan.surplus]
+        self.collection.delete(gone)
+        self.tally.deleted += len(gone)
+        self.tally.updated += len(plan.update)
 
-    def _encode(self, plan: Plan, sender: Sender, limits: Limits) -> None:
-        encoder = self.model.document_encoder
-        for batch in token_batches([task.chunk.tokens for task in plan.encode], self.settings.batch_tokens):
-            tasks = [plan.encode[index] for index in batch]
-            with self.watch.running():
-                vectors = encoder.encode([task.chunk.embedded_text for task in tasks])
-            check_vectors(vectors, tasks, self.vectors.dense.dim)
-            sender.submit(partial(self._requests, tasks, vectors, limits))
-            self.tally.encoded += len(tasks)
-            self.tally.inserted += sum(task.stored is None for task in tasks)
-            self.tally.tokens += sum(task.chunk.tokens for task in tasks)
-            self._show(plan)
+    def _make(self, tasks: Sequence[ChunkTask]) -> Vectors:
+        vectors = self.model.document_encoder.encode([task.text for task in tasks])
+        check_vectors(vectors, tasks, self.vectors.dense.dim)
+        return vectors
 
-    def _requests(self, tasks: Sequence[Task], vectors: Vectors | None, limits: Limits) -> Iterator[Write]:
-        """Build points; called in a sender's thread, so that the encoder does not wait for it."""
-        for start in range(0, len(tasks), limits.write):
-            page = tasks[start : start + limits.write]
-            rows = [None] * len(page) if vectors is None else vectors[start : start + limits.write]
-            points = [task.point(self.vectors, row) for task, row in zip(page, rows, strict=True)]
-            new = [point for task, point in zip(page, points, strict=True) if task.stored is None]
-            stored = [point for task, point in zip(page, points, strict=True) if task.stored is not None]
-            yield from in_requests(Insert(new), self.vectors.dense.dim, limits.write)
-            yield from in_requests(Change(stored), self.vectors.dense.dim, limits.write)
+    def _note_batch(self, plan: Plan, tasks: Sequence[ChunkTask]) -> None:
+        self.tally.encoded += len(tasks)
+        self.tally.inserted += sum(task.stored is None for task in tasks)
+        self.tally.tokens += sum(task.tokens for task in tasks)
+        self._show(plan)
 
     def _sync(self) -> None:
         settings = self.settings
@@ -296,9 +286,10 @@ class _Run:
         if not settings.sync or (settings.dry_run and self.is_new):
             return
         if self.tally.rejected and not settings.sync_despite_rejects:
+            done = "This was a dry run" if settings.dry_run else "The others are stored"
             raise InputError(
-                f"rejected rows: {self.tally.rejected:,}, and each may be a document that is stored. The others are "
-                "stored, and nothing was deleted. Mend the corpus, or give --sync-despite-rejects"
+                f"rejected rows: {self.tally.rejected:,}, and each may be a document that is stored. {done}, and "
+                "nothing was deleted. Mend the corpus, or give --sync-despite-rejects"
             )
         self.tally.deleted += delete_missing(
             self.collection,
@@ -319,8 +310,9 @@ class _Run:
         points = self.collection.count_with_vector(self.vectors.vector_name)
         if self.settings.dry_run:
             return points
-        finish_load(self.collection)
-        record_rescoring(self.collection, self.vectors.vector_name)
+        if self.settings.finish:
+            finish_load(self.collection)
+            record_rescoring(self.collection, self.vectors.vector_name)
         self.guard.end()
         # Other shards of the corpus may be written, and synchronised, at the same time.
         lowest = before + self.tally.inserted - self.tally.deleted if self.settings.shard.of == 1 else 0
@@ -334,7 +326,7 @@ class _Run:
     def _report(
         self, rejects: RejectsFile | None, points: int, seconds: float, expected: Estimate | None
     ) -> IngestReport:
-        tally, watch = self.tally, self.watch
+        tally, meter = self.tally, self.worker.meter
         return IngestReport(
             documents=tally.documents,
             chunks=tally.chunks,
@@ -349,12 +341,13 @@ class _Run:
             tokens=tally.tokens,
             seconds=round(seconds, 3),
             documents_per_second=round(tally.documents / seconds, 1) if seconds else 0.0,
-            tokens_per_second=round(tally.tokens / watch.total_seconds, 1) if tally.tokens else 0.0,
-            encoder_idle_fraction=round(watch.idle_fraction, 4),
+            tokens_per_second=round(meter.tokens_per_second, 1),
+            encoder_idle_fraction=round(self.meter.idle_fraction, 4),
             collection=self.collection.name,
             vector_name=self.vectors.vector_name,
             fingerprint=self.vectors.dense.fingerprint,
             rejects_file=str(rejects.path) if rejects is not None and tally.rejected else None,
             estimate=expected,
             first_rejects=tuple(tally.first_rejects),
+            engine=report_of(self.model.document_encoder) if tally.encoded and not self.settings.dry_run else {},
         )

@@ -3,11 +3,13 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from care_qdrant.encoders import TokenCounter, bm25
+from care_qdrant.encoders.ahead import calls_of
 from care_qdrant.encoders.usable import require_usable
 from care_qdrant.index.settings import DocumentModel
+from care_qdrant.index.work import Rows
 from care_qdrant.qdrant.contracts import SparseContract, VectorContract
 
 
@@ -26,7 +28,10 @@ class VectorMaker(Protocol):
     def numbers(self) -> int:
         """Numbers of a vector, at least about: requests are cut by size."""
 
-    def make(self, texts: Sequence[str], ids: Sequence[object]) -> list[Any]:
+    def calls(self) -> int:
+        """Return how many calls of `make` are of use at a time."""
+
+    def make(self, texts: Sequence[str], ids: Sequence[object]) -> Rows:
         """Return the vector of each text, as Qdrant takes it; the ids of the points are for messages."""
 
 
@@ -52,12 +57,15 @@ class DenseVectors:
         """Dimension of the vectors."""
         return self.contract.dim
 
-    def make(self, texts: Sequence[str], ids: Sequence[object]) -> list[Any]:
+    def calls(self) -> int:
+        """Return how many the document encoder can use."""
+        return calls_of(self.model.document_encoder)
+
+    def make(self, texts: Sequence[str], ids: Sequence[object]) -> Rows:
         """Encode texts, and refuse vectors that are not finite or have no length."""
         vectors = self.model.document_encoder.encode(texts)
         require_usable(vectors, (len(texts), self.contract.dim), lambda row: f"point {ids[row]!r}")
-        rows: list[Any] = vectors.tolist()
-        return rows
+        return vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +90,11 @@ class Bm25Vectors:
         """Return the length of each text in characters; no text is too long."""
         return [len(text) for text in texts]
 
-    def make(self, texts: Sequence[str], ids: Sequence[object]) -> list[Any]:
+    def calls(self) -> int:
+        """Return 1: it holds the interpreter's lock."""
+        return 1
+
+    def make(self, texts: Sequence[str], ids: Sequence[object]) -> Rows:
         """Return the weighted terms of texts; ``ids`` is not used."""
         del ids
         constants = self.contract

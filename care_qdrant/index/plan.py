@@ -8,10 +8,12 @@ from qdrant_client import models
 
 from care_qdrant.encoders import bm25
 from care_qdrant.encoders.usable import require_usable
+from care_qdrant.index.work import Window
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.contracts import SparseContract
 from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME, PointVectors
 from care_qdrant.qdrant.payload import chunk_payload, content_hash, payload_hash
+from care_qdrant.qdrant.sender import Kind
 from care_qdrant.types import CARE_KEY, Chunk, Vectors, point_id
 
 
@@ -25,7 +27,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class ChunkTask:
     """A chunk that has to be written."""
 
     chunk: Chunk
@@ -33,6 +35,21 @@ class Task:
     """None for a point that is not there yet."""
     hashes: dict[str, str]
     """Content hash of each vector that this run writes, by vector name."""
+
+    @property
+    def text(self) -> str:
+        """What the encoder reads."""
+        return self.chunk.embedded_text
+
+    @property
+    def tokens(self) -> int:
+        """Length of the text."""
+        return self.chunk.tokens
+
+    @property
+    def kind(self) -> Kind:
+        """How the point is written."""
+        return "insert" if self.stored is None else "update"
 
     def lacks(self, vector_name: str) -> bool:
         """Return whether the stored point has no vector of this name that was made of this text by this model."""
@@ -58,15 +75,10 @@ class Task:
 
 
 @dataclass(slots=True)
-class Plan:
-    """The work of one window."""
+class Plan(Window[ChunkTask]):
+    """The work of one window of a corpus."""
 
     documents: int = 0
-    unchanged: int = 0
-    """Chunks that are stored as they should be."""
-    encode: list[Task] = field(default_factory=list)
-    update: list[Task] = field(default_factory=list)
-    """Chunks whose dense vector is right; payload or sparse vector are not."""
     surplus: list[str] = field(default_factory=list)
     """Ids of stored points beyond the end of a document that became shorter."""
     others: list[PointId] = field(default_factory=list)
@@ -91,13 +103,13 @@ def make_plan(
         documents: The chunks of each document.
         is_new: The collection is new or does not exist, so nothing needs to be asked.
     """
-    plan = Plan(documents=len(documents))
+    plan = Plan(collection, documents=len(documents))
     ids = [chunk.point_id for chunks in documents for chunk in chunks]
     stored = {} if is_new else read_stored(collection, ids)
     for chunks in documents:
         longest = 0
         for chunk in chunks:
-            task = Task(chunk, stored.get(chunk.point_id), _hashes(chunk, vectors))
+            task = ChunkTask(chunk, stored.get(chunk.point_id), _hashes(chunk, vectors))
             longest = max(longest, task.stored.chunks if task.stored else 0)
             _sort_in(plan, task, vectors)
         document_id = chunks[0].document.id
@@ -147,7 +159,7 @@ def read_stored(collection: Collection, ids: Sequence[str]) -> dict[str, Stored]
     return found
 
 
-def check_vectors(vectors: Vectors, tasks: Sequence[Task], dim: int) -> None:
+def check_vectors(vectors: Vectors, tasks: Sequence[ChunkTask], dim: int) -> None:
     """Refuse what Qdrant might accept and never find again.
 
     Raises:
@@ -156,7 +168,7 @@ def check_vectors(vectors: Vectors, tasks: Sequence[Task], dim: int) -> None:
     require_usable(vectors, (len(tasks), dim), lambda row: f"document {tasks[row].chunk.document.id!r}")
 
 
-def _sort_in(plan: Plan, task: Task, vectors: PointVectors) -> None:
+def _sort_in(plan: Plan, task: ChunkTask, vectors: PointVectors) -> None:
     if task.lacks(vectors.vector_name):
         plan.encode.append(task)
     elif task.stored and task.stored.payload == payload_hash(task.chunk) and not any(map(task.lacks, task.hashes)):

@@ -1,17 +1,18 @@
-"""The points of a live collection: reads their texts, tells whose vector is missing or outdated, and writes vectors."""
+"""The points of a live collection: reads their texts, tells whose vector is missing or outdated."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from qdrant_client import models
 
 from care_qdrant.encoders import TokenCounter
-from care_qdrant.errors import InputError, Rejected
+from care_qdrant.errors import InputError
+from care_qdrant.index.work import Window
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.layout import NODE_TEXTS, Layout, guess_layout, lookup
 from care_qdrant.qdrant.payload import content_hash, node_embedded_texts
-from care_qdrant.qdrant.sender import hash_removal
+from care_qdrant.qdrant.sender import Kind
 from care_qdrant.types import CARE_KEY, embedded_text
 
 WINDOW_POINTS = 4_096
@@ -23,35 +24,32 @@ _OUR_ENTRIES = frozenset({"chunk", "chunks", "payload", "vectors"})
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    """What the document encoder reads for one point."""
+class PointTask:
+    """The text of a stored point, which lacks the vector of it."""
 
     id: PointId
     text: str
     hash: str
     """Hash of the model and the text, which the point will carry."""
     tokens: int
+    kind: ClassVar[Kind] = "attach"
 
 
 @dataclass(slots=True)
-class Window:
+class PointWindow(Window[PointTask]):
     """The work of some thousand points."""
 
-    part: Collection
-    """Where they are written (`Collection.parts`)."""
-    texts: list[Text] = field(default_factory=list)
     read: int = 0
-    unchanged: int = 0
     without_text: int = 0
-    elsewhere: int = 0
+    in_other_field: int = 0
     """Those without a text under the layout's field that have one in another field."""
-    outlived: list[PointId] = field(default_factory=list)
+    text_gone: list[PointId] = field(default_factory=list)
     """Those without a text that have a vector of the text that they had."""
 
 
 def read_windows(
     collection: Collection, layout: Layout, vector_name: str, fingerprint: str, counter: TokenCounter
-) -> Iterator[Window]:
+) -> Iterator[PointWindow]:
     """Read all points of a collection and return those that need a vector, some thousand at a time.
 
     Args:
@@ -70,32 +68,42 @@ def read_windows(
 
 def _read_part(
     collection: Collection, layout: Layout, vector_name: str, fingerprint: str, counter: TokenCounter
-) -> Iterator[Window]:
-    window = Window(collection)
+) -> Iterator[PointWindow]:
+    window = PointWindow(collection)
     for records in collection.scroll():
-        window.read += len(records)
-        todo = []
-        for record in records:
-            payload = record.payload or {}
-            require_free_key(collection.name, payload, record.id)
-            expected, stored = (
-                expected_hash(layout, payload, vector_name, fingerprint),
-                stored_hash(payload, vector_name),
-            )
-            if expected is None:
-                window.without_text += 1
-                window.elsewhere += other_text_field(layout, payload) is not None
-                window.outlived += [record.id] if stored is not None else []
-            elif stored == expected:
-                window.unchanged += 1
-            else:
-                todo.append((record.id, stored_text(layout, payload), expected))
-        lengths = counter.count_tokens([text for _, text, _ in todo])
-        window.texts += [Text(*each, tokens) for each, tokens in zip(todo, lengths, strict=True)]
-        if len(window.texts) >= WINDOW_POINTS:
+        sort_points(window, records, layout, vector_name, fingerprint, counter)
+        if len(window.encode) >= WINDOW_POINTS:
             yield window
-            window = Window(collection)
+            window = PointWindow(collection)
     yield window
+
+
+def sort_points(
+    window: PointWindow,
+    records: Sequence[models.Record],
+    layout: Layout,
+    vector_name: str,
+    fingerprint: str,
+    counter: TokenCounter,
+) -> None:
+    """Add stored points to a window by what they need; the arguments are those of `read_windows`."""
+    window.read += len(records)
+    todo = []
+    for record in records:
+        payload = record.payload or {}
+        require_free_key(window.place.name, payload, record.id)
+        expected = expected_hash(layout, payload, vector_name, fingerprint)
+        stored = stored_hash(payload, vector_name)
+        if expected is None:
+            window.without_text += 1
+            window.in_other_field += other_text_field(layout, payload) is not None
+            window.text_gone += [record.id] if stored is not None else []
+        elif stored == expected:
+            window.unchanged += 1
+        else:
+            todo.append((record.id, stored_text(layout, payload), expected))
+    lengths = counter.count_tokens([text for _, text, _ in todo])
+    window.encode += [PointTask(*each, tokens) for each, tokens in zip(todo, lengths, strict=True)]
 
 
 def stored_text(layout: Layout, payload: Mapping[str, Any]) -> str:
@@ -126,6 +134,22 @@ def stored_hash(payload: Mapping[str, Any], vector_name: str) -> str | None:
     return digest if isinstance(digest, str) else None
 
 
+def remove_orphaned_hashes(collection: Collection, vector_name: str) -> int:
+    """Remove the hash of a vector from each point that does not have the vector; return the number of those points.
+
+    Deleting a named vector leaves the payloads as they are, and ingestion trusts their hashes: without this, a corpus
+    would be reported as unchanged while none of its points could be found.
+    """
+    without = models.Filter(must_not=[models.HasVectorCondition(has_vector=vector_name)])
+    removed = 0
+    for part in collection.parts():
+        for page in part.scroll("looking for points without a vector", where=without, payload=[CARE_KEY]):
+            ids = [record.id for record in page if stored_hash(record.payload or {}, vector_name) is not None]
+            part.delete_payload_key(ids, f'{CARE_KEY}.vectors."{vector_name}"')
+            removed += len(ids)
+    return removed
+
+
 def expected_hash(layout: Layout, payload: Mapping[str, Any], vector_name: str, fingerprint: str) -> str | None:
     """Return the hash of the present text, None where there is no text.
 
@@ -149,24 +173,24 @@ def other_text_field(layout: Layout, payload: Mapping[str, Any]) -> str | None:
         return None
 
 
-def elsewhere_warning(points: int, elsewhere: int, text_field: str) -> str | None:
+def other_field_warning(points: int, in_other_field: int, text_field: str) -> str | None:
     """Return what to say of points with their text in another field, None where they are a negligible fraction.
 
     Args:
         points: Number of points that were read.
-        elsewhere: Number of those with no text under ``text_field``, and one in another field.
+        in_other_field: Number of those with no text under ``text_field``, and one in another field.
         text_field: From which the vector is made.
     """
-    if elsewhere < max(1, NOTICEABLE_FRACTION * points):
+    if in_other_field < max(1, NOTICEABLE_FRACTION * points):
         return None
     return (
-        f"{elsewhere:,} of {points:,} points have no text under {text_field!r} and one in another field: they get no "
-        "vector, and no search finds them. Put all texts under one field, or attach another vector for them: "
+        f"{in_other_field:,} of {points:,} points have no text under {text_field!r} and one in another field: they get "
+        "no vector, and no search finds them. Put all texts under one field, or attach another vector for them: "
         "--vector-name NAME --text-field FIELD"
     )
 
 
-def is_foreign_key(payload: Mapping[str, Any]) -> bool:
+def is_key_of_others(payload: Mapping[str, Any]) -> bool:
     """Return whether a payload has under our key what neither ingestion nor attach wrote."""
     if CARE_KEY not in payload:
         return False
@@ -182,55 +206,9 @@ def require_free_key(collection: str, payload: Mapping[str, Any], point_id: Poin
     Raises:
         InputError: It has such a value.
     """
-    if is_foreign_key(payload):
+    if is_key_of_others(payload):
         raise InputError(
             f"collection {collection!r}: payloads have a key {CARE_KEY!r} of their own (that of point {point_id!r} is "
             f"{str(payload[CARE_KEY])[:60]!r}), under which attach keeps the hash of each text. It was not changed; "
             "rename yours, and run the same command again"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Addition:
-    """Points with the vector to add, by its name, and as payload the hash of its text under the same name.
-
-    Others may delete points in the meantime: those stay deleted. Points that others replace lose our hash with
-    our vector, and the next run encodes them again.
-    """
-
-    points: Sequence[models.PointStruct]
-
-    def __len__(self) -> int:
-        return len(self.points)
-
-    def part(self, start: int, end: int) -> "Addition":
-        """Return some of the points."""
-        return Addition(self.points[start:end])
-
-    def send(self, collection: Collection) -> None:
-        """Remove old hashes, write the vectors and then their hashes.
-
-        The request names ids, so it fails where one has been deleted.
-        """
-        points = list(self.points)
-        while points:
-            try:
-                collection.apply(f"writing {len(points)} vectors", _operations(points))
-                return
-            except Rejected:
-                there = collection.retrieve([point.id for point in points], payload=False)
-                if len(there) == len(points):
-                    raise
-                points = [point for point in points if point.id in there]
-
-
-def _operations(points: Sequence[models.PointStruct]) -> list[models.UpdateOperation]:
-    vectors = [models.PointVectors(id=point.id, vector=point.vector) for point in points]
-    hashes = (
-        models.SetPayload(payload=point.payload or {}, key=f"{CARE_KEY}.vectors", points=[point.id]) for point in points
-    )
-    return [
-        hash_removal(vectors),
-        models.UpdateVectorsOperation(update_vectors=models.UpdateVectors(points=vectors)),
-        *(models.SetPayloadOperation(set_payload=each) for each in hashes),
-    ]

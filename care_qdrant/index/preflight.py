@@ -43,7 +43,7 @@ class Preflight:
     """Why attaching is refused; empty where it is not."""
     notices: tuple[str, ...]
     """What the owner of the collection should know before."""
-    adopts: bool = False
+    lost_contract: bool = False
     """The vector has lost its contract, and the hashes in the payloads say that this model made it."""
 
     @property
@@ -83,14 +83,14 @@ def examine(
     payloads = [record.payload or {} for record in sample]
     has_vector = vector_name in {*schema.dense, *schema.sparse}
     layout, no_layout = _layout(payloads, text_field or schema.text_field(vector_name), collection.name)
-    adopts = isinstance(contract, VectorContract) and _has_lost_contract(
+    lost_contract = isinstance(contract, VectorContract) and _has_lost_contract(
         schema, vector_name, contract, layout, payloads
     )
     checks: list[Callable[[], object]] = [
         lambda: _require_named_vectors(collection, vector_name) if in_place else _require_new(schema, vector_name),
         lambda: _require_reopenable(schema, vector_name, payloads) if in_place else None,
         lambda: (
-            _require_free_or_ours(schema, vector_name, contract, adopts=adopts)
+            _require_free_or_ours(schema, vector_name, contract, lost_contract=lost_contract)
             if isinstance(contract, VectorContract)
             else _require_free_or_bm25(schema, vector_name, contract)
         ),
@@ -106,7 +106,7 @@ def examine(
         # A collection that was filled once may be filled again.
         problems=(*filter(None, map(_problem, checks)), *(no_layout if payloads or not has_vector else ())),
         notices=(*_notices(schema), *_text_notices(layout, payloads)),
-        adopts=adopts,
+        lost_contract=lost_contract,
     )
 
 
@@ -198,14 +198,14 @@ def _has_lost_contract(
 
 
 def _require_free_or_ours(
-    schema: CollectionSchema, vector_name: str, contract: VectorContract, *, adopts: bool
+    schema: CollectionSchema, vector_name: str, contract: VectorContract, *, lost_contract: bool
 ) -> None:
     if not vector_name:
         raise InputError("a vector that is added needs a name: give --vector-name")
     if vector_name in schema.sparse:
         raise SchemaMismatch(f"{vector_name!r} is a sparse vector of collection {schema.name!r}; use another name")
     if vector_name in schema.dense:
-        if not adopts:
+        if not lost_contract:
             check_contract(schema, vector_name, contract)
         return
     begun = schema.contracts.get(vector_name)

@@ -4,9 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from care_qdrant.corpus.chunking import Overflow, cut_documents
 from care_qdrant.corpus.rows import Reject
-from care_qdrant.encoders import TokenCounter
 from care_qdrant.errors import InputError
 from care_qdrant.index.plan import Plan, make_plan, points_of_other_writers
 from care_qdrant.index.report import Tally
@@ -19,6 +17,9 @@ WINDOW_DOCUMENTS = 4_096
 """Enough for batches of equal lengths to be full; padding is then about 1 %."""
 WINDOW_CHARACTERS = 4_000_000
 """A window of long documents is shorter, so that memory does not depend on their length."""
+
+Cut = Callable[[Sequence[Document]], Iterator[list[Chunk] | Reject]]
+"""Returns the chunks of each document, in order; or why it cannot be cut or encoded."""
 
 FIRST_REJECTS = 3
 """Rejected rows that the report shows."""
@@ -49,9 +50,7 @@ class Reader:
 
     collection: Collection
     vectors: PointVectors
-    counter: Callable[[], TokenCounter]
-    """Loads the tokenizer when the first row is there."""
-    overflow: Overflow
+    cut: Cut
     shard: Shard
     is_new: bool
     has_others: bool
@@ -97,7 +96,7 @@ class Reader:
 
     def _cut(self, window: Sequence[Document]) -> list[list[Chunk]]:
         documents: list[list[Chunk]] = []
-        for chunks in cut_documents(window, self.counter(), self.overflow):
+        for chunks in self.cut(window):
             if isinstance(chunks, Reject):
                 self._reject(chunks)
             else:

@@ -1,9 +1,11 @@
 """What an ingestion says of itself while it runs and when it is done."""
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from care_qdrant.encoders.ahead import Meter
+from care_qdrant.progress import Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +19,16 @@ class Estimate:
     bytes: int
     """Size of vectors and payloads to write, without indexes."""
     seconds: float | None
-    """Time of encoding on this machine, at the speed of a first batch; None where nothing is to be encoded."""
+    """Time of encoding with this engine, at the speed that was measured; None where nothing is to be encoded."""
     hours: float | None = None
     cost: float | None = None
     """Hours times the price of an hour, in its currency; None without a price."""
+    tokens_per_second: float | None = None
+    documents_per_second: float | None = None
+    padding: float | None = None
+    """Padded tokens for each token, 1 or more."""
+    encoder_idle_fraction: float | None = None
+    """Fraction of the time in which the encoder stood still, in [0, 1]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,55 +67,10 @@ class IngestReport:
     """Result of a dry run, which wrote nothing."""
     first_rejects: tuple[str, ...] = ()
     """Line and reason of the first rejected rows."""
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    """What encoded, and how: device and kernels, or what each server did; empty where nothing was encoded."""
     stopped: str | None = None
     """Why the run did not finish: what was refused, or the interruption. None for a run that did."""
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """State of a run in progress."""
-
-    documents: int
-    """Read and compared."""
-    stored: int
-    """Chunks that Qdrant acknowledged, or had already."""
-    encoded: int
-    rejected: int
-    tokens_per_second: float
-    total: int | None
-    """Chunks of the whole run, extrapolated from what was read; None where the length of the corpus is not known."""
-    seconds_left: float | None
-    """Time to encode the rest at the encoder's rate so far."""
-    share_read: float | None
-    """Fraction of the corpus that was read, in [0, 1]; None where its length is not known."""
-
-
-class Stopwatch:
-    """Measures how much of the time between its first start and its last stop it was running."""
-
-    def __init__(self) -> None:
-        self.running_seconds = 0.0
-        self._first: float | None = None
-        self._last = 0.0
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Run for the length of the block."""
-        start = time.perf_counter()
-        self._first = start if self._first is None else self._first
-        yield
-        self._last = time.perf_counter()
-        self.running_seconds += self._last - start
-
-    @property
-    def total_seconds(self) -> float:
-        """Seconds from the first start to the last stop."""
-        return 0.0 if self._first is None else self._last - self._first
-
-    @property
-    def idle_fraction(self) -> float:
-        """Fraction of the total in which it was not running, in [0, 1]."""
-        return 1 - self.running_seconds / self.total_seconds if self.total_seconds else 0.0
 
 
 @dataclass(slots=True)
@@ -131,16 +94,18 @@ class Tally:
     first_rejects: list[str] = field(default_factory=list)
 
     def progress(
-        self, stored: int, tokens_per_second: float, share_read: float | None, limit: float | None
+        self, stored: int, share_read: float | None, limit: float | None, work: Meter, device: Meter
     ) -> Progress:
         """Return the state of the run.
 
         Args:
             stored: Points that were acknowledged in this run.
-            tokens_per_second: Rate of the encoder.
             share_read: Fraction of the corpus that was read, in [0, 1].
             limit: Most documents that the run reads.
+            work: Of the batches.
+            device: Of the encoder's device.
         """
+        tokens_per_second = work.tokens_per_second
         stored += self.unchanged
         expected = self.documents / share_read if share_read else None
         expected = min(filter(None, (expected, limit)), default=None)
@@ -150,7 +115,20 @@ class Tally:
             if tokens_per_second:
                 tokens = self.planned_tokens * total / self.planned - self.tokens
                 left = max(0.0, tokens / tokens_per_second)
-        return Progress(self.documents, stored, self.encoded, self.rejected, tokens_per_second, total, left, share_read)
+        texts_per_second = work.texts / work.total_seconds if work.total_seconds else 0.0
+        return Progress(
+            documents=self.documents,
+            stored=stored,
+            encoded=self.encoded,
+            rejected=self.rejected,
+            tokens_per_second=tokens_per_second,
+            documents_per_second=texts_per_second * self.documents / max(self.planned, 1),
+            padding=work.padding,
+            idle_fraction=device.idle_fraction,
+            total=total,
+            seconds_left=left,
+            share_read=share_read,
+        )
 
     @property
     def chunks(self) -> int:

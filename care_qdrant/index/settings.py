@@ -63,6 +63,8 @@ class IngestSettings:
     key alone: a search of all shards returns one of two points with the same id."""
     indexes: Mapping[str, Index] = field(default_factory=dict)
     """Payload indexes that the collection gets before its search graph: key to type of its values."""
+    finish: bool = True
+    """Let the server build its search graph at the end; False leaves that to whoever finishes the last part."""
     grpc: bool = True
     """Write new points over gRPC where that port of the server answers, also with a client for HTTP."""
 

@@ -37,10 +37,11 @@ def delete_missing(
         stored += len(points)
         missing += sum(not seen.has_chunk(*chunk) for chunk in points.values())
     if missing > max_fraction * stored:
+        done = "this was a dry run" if dry_run else "the corpus is stored"
         raise InputError(
             f"collection {collection.name!r}: {missing:,} of {stored:,} points ({missing / stored:.0%}) are not in the "
-            f"corpus, more than the {max_fraction:.0%} that --sync may delete; the corpus is stored, and nothing was "
-            "deleted. If the corpus is complete, give a larger --max-delete-fraction"
+            f"corpus, more than the {max_fraction:.0%} that --sync may delete; {done}, and nothing was deleted. If the "
+            "corpus is complete, give a larger --max-delete-fraction"
         )
     if missing and not dry_run:
         for points in _points(collection, in_shard):

@@ -1,8 +1,7 @@
 """Checks the vectors of a collection: made of the present texts, by this model, and found by its query encoder."""
 
 import math
-import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any, Protocol
@@ -13,17 +12,19 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.encoders import Encoder, bm25
 from care_qdrant.index.makers import Bm25Vectors
 from care_qdrant.index.points import (
-    elsewhere_warning,
     expected_hash,
+    other_field_warning,
     other_text_field,
     possible_texts,
     stored_hash,
     stored_text,
 )
 from care_qdrant.index.preflight import examine
+from care_qdrant.index.reservoir import Reservoir
 from care_qdrant.index.settings import DocumentModel
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.contract_checks import check_contract, check_sparse_contract
+from care_qdrant.qdrant.contracts import SparseContract, VectorContract
 from care_qdrant.qdrant.layout import Layout
 from care_qdrant.qdrant.point_equality import vectors_of
 from care_qdrant.qdrant.quantization import (
@@ -36,7 +37,6 @@ from care_qdrant.qdrant.quantization import (
 )
 from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.search.resolve import find_bm25
-from care_qdrant.types import Vectors
 
 TOP_K = 10
 OPENING_CHARACTERS = 40
@@ -71,25 +71,25 @@ class VerifyReport:
     collection: str
     vector_name: str
     fingerprint: str
-    points: int
-    with_text: int
-    covered: int
-    """Number of points that have the vector, counted by Qdrant."""
-    missing: int
-    """Points that have a text, and no hash of a text that their vector was made of. Of a vector that ingestion or
-    LlamaIndex made, those that have the vector are not counted: they are sampled, too."""
-    unhashed: int
-    """Points with a text and the vector, and without such a hash."""
-    stale: int
-    """Points whose text has changed since their vector was made."""
-    outlived: int
-    """Points whose text is gone, and whose vector is still there."""
-    foreign: int
-    """Points that have the vector without a text, and without the hash of one: another program wrote it."""
-    elsewhere: int
-    """Points without a text in the field from which the vector is made that have one in another field."""
     is_attached: bool = True
     """Whether ``care attach`` made the vector; otherwise ingestion or LlamaIndex did."""
+    points: int = 0
+    with_text: int = 0
+    covered: int = 0
+    """Number of points that have the vector, counted by Qdrant."""
+    without_vector: int = 0
+    """Points that have a text, and no hash of a text that their vector was made of. Of a vector that ingestion or
+    LlamaIndex made, those that have the vector are not counted: they are sampled, too."""
+    without_hash: int = 0
+    """Points with a text and the vector, and without such a hash."""
+    outdated: int = 0
+    """Points whose text has changed since their vector was made."""
+    text_gone: int = 0
+    """Points whose text is gone, and whose vector is still there."""
+    written_by_others: int = 0
+    """Points that have the vector without a text, and without the hash of one: another program wrote it."""
+    in_other_field: int = 0
+    """Points without a text in the field from which the vector is made that have one in another field."""
     sampled: int = 0
     lowest_cosine: float | None = None
     known_items: float | None = None
@@ -105,22 +105,46 @@ class VerifyReport:
     """Empty where all is right."""
 
 
-@dataclass(slots=True)
-class _Census:
-    """What one reading of all payloads tells."""
+_Point = tuple[PointId, Mapping[str, Any]]
+"""With its payload."""
+_Sample = list[_Point]
 
-    points: int = 0
-    with_text: int = 0
-    missing: int = 0
-    unhashed: int = 0
-    stale: int = 0
-    outlived: int = 0
-    foreign: int = 0
-    elsewhere: int = 0
-    sample: list[tuple[PointId, Mapping[str, Any]]] = field(default_factory=list)
-    """Points whose vector should be right by their hash."""
-    unhashed_sample: list[tuple[PointId, Mapping[str, Any]]] = field(default_factory=list)
-    """Points that have the vector, and do not say of what it was made."""
+
+class _Check(Protocol):
+    """Makes the vectors of a sample again."""
+
+    def cosines(self, stored: Sequence[Any], possible: Sequence[Sequence[str]]) -> Iterable[float]:
+        """Return the highest cosine of each stored vector with those of the texts that it may be of."""
+
+    def queries(self, openings: Sequence[str]) -> list[Any]:
+        """Return what has to find the documents with these openings."""
+
+
+@dataclass(frozen=True, slots=True)
+class _DenseCheck:
+    model: PairModel
+
+    def cosines(self, stored: Sequence[Any], possible: Sequence[Sequence[str]]) -> Iterator[float]:
+        made = iter(self.model.document_encoder.encode(list(chain.from_iterable(possible))))
+        for vector, texts in zip(stored, possible, strict=True):
+            row, rows = np.asarray(vector, dtype=np.float32), np.stack(list(islice(made, len(texts))))
+            yield float((rows @ row / (np.linalg.norm(row) * np.linalg.norm(rows, axis=1))).max())
+
+    def queries(self, openings: Sequence[str]) -> list[Any]:
+        found: list[Any] = self.model.query_encoder.encode(openings).tolist()
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Bm25Check:
+    maker: Bm25Vectors
+
+    def cosines(self, stored: Sequence[Any], possible: Sequence[Sequence[str]]) -> Iterator[float]:
+        for vector, texts in zip(stored, possible, strict=True):
+            yield max(_sparse_cosine(vector, made) for made in self.maker.make(texts, []))
+
+    def queries(self, openings: Sequence[str]) -> list[Any]:
+        return [bm25.query_vector(opening) for opening in openings]
 
 
 def verify_collection(
@@ -152,15 +176,7 @@ def verify_collection(
     target = Collection(client, collection, retries).resolve()
     name = vector_name or target.schema.made_by(contract.fingerprint) or model.name
     check_contract(target.schema, name, contract)
-    preflight = examine(target, name, contract, text_field)
-    if preflight.is_emptied:
-        return _nothing_to_check(target, name, contract.fingerprint)
-    if preflight.layout is None:
-        raise preflight.problems[0]
-    report, sample = _count(target, name, preflight.layout, contract.fingerprint, settings)
-    _check_sample(target, report, model, preflight.layout, sample)
-    report.problems += _problems(report, settings)
-    return report
+    return _verify(target, name, contract, contract.fingerprint, text_field, settings, _DenseCheck(model))
 
 
 def verify_bm25(
@@ -189,165 +205,80 @@ def verify_bm25(
     settings, target = settings or VerifySettings(), Collection(client, collection, retries).resolve()
     name = vector_name or find_bm25(target.schema) or bm25.VECTOR_NAME
     contract = check_sparse_contract(target.schema, name, bm25.ANALYSER)
+    return _verify(target, name, contract, contract.constants, text_field, settings, _Bm25Check(Bm25Vectors(contract)))
+
+
+def _verify(
+    target: Collection,
+    name: str,
+    contract: VectorContract | SparseContract,
+    hashed: str,
+    text_field: str | None,
+    settings: VerifySettings,
+    check: _Check,
+) -> VerifyReport:
+    """Read all payloads, make a sample again, search for it; ``hashed`` is what the hash of a text begins with."""
+    report = VerifyReport(target.name, name, contract.fingerprint, name in target.schema.attached)
     preflight = examine(target, name, contract, text_field)
     if preflight.is_emptied:
-        return _nothing_to_check(target, name, contract.fingerprint)
+        report.problems.append("the collection has no points, so nothing was checked")
+        return report
     if preflight.layout is None:
         raise preflight.problems[0]
-    report, sample = _count(target, name, preflight.layout, contract.constants, settings)
-    report.fingerprint = contract.fingerprint
-    _check_terms(target, report, Bm25Vectors(contract), preflight.layout, sample)
+    sample = _count(target, report, preflight.layout, hashed, settings.sample)
+    if warning := other_field_warning(report.points, report.in_other_field, preflight.layout.text_field):
+        report.problems.append(warning)
+    _check_sample(target, report, check, preflight.layout, sample)
     report.problems += _problems(report, settings)
     return report
 
 
-def _nothing_to_check(target: Collection, name: str, fingerprint: str) -> VerifyReport:
-    """Return the report of a collection that has the vector, and no points at the moment."""
-    return VerifyReport(
-        collection=target.name,
-        vector_name=name,
-        fingerprint=fingerprint,
-        points=0,
-        with_text=0,
-        covered=0,
-        missing=0,
-        unhashed=0,
-        stale=0,
-        outlived=0,
-        foreign=0,
-        elsewhere=0,
-        is_attached=name in target.schema.attached,
-        problems=["the collection has no points, so nothing was checked"],
-    )
-
-
-def _count(
-    target: Collection, name: str, layout: Layout, fingerprint: str, settings: VerifySettings
-) -> tuple[VerifyReport, list[tuple[PointId, Mapping[str, Any]]]]:
-    """Read all payloads; return what they say, and a sample of the points whose vector should be right."""
-    is_attached = name in target.schema.attached
-    census = _take_census(target, layout, name, fingerprint, settings.sample)
-    report = VerifyReport(
-        collection=target.name,
-        vector_name=name,
-        fingerprint=fingerprint,
-        points=census.points,
-        with_text=census.with_text,
-        covered=target.count_with_vector(name),
-        missing=census.missing + census.unhashed if is_attached else census.missing,
-        unhashed=census.unhashed,
-        stale=census.stale,
-        outlived=census.outlived,
-        foreign=census.foreign,
-        elsewhere=census.elsewhere,
-        is_attached=is_attached,
-    )
-    if warning := elsewhere_warning(census.points, census.elsewhere, layout.text_field):
-        report.problems.append(warning)
-    return report, census.sample if is_attached else census.sample + census.unhashed_sample
-
-
-def _take_census(
-    collection: Collection, layout: Layout, vector_name: str, fingerprint: str, sample_size: int
-) -> _Census:
-    """Read all payloads, and draw two samples: of points that claim to be right, and of points that claim nothing."""
-    census, hashed, unhashed = _Census(), _Reservoir(sample_size), _Reservoir(sample_size)
-    has_vector = models.HasVectorCondition(has_vector=vector_name)
+def _count(collection: Collection, report: VerifyReport, layout: Layout, hashed: str, size: int) -> _Sample:
+    """Count what all payloads say; return a sample of the points whose vector should be right."""
+    name, claims, silent = report.vector_name, Reservoir[_Point](size, _SEED), Reservoir[_Point](size, _SEED)
+    has_vector = models.HasVectorCondition(has_vector=name)
     for where, is_there in ((models.Filter(must=[has_vector]), True), (models.Filter(must_not=[has_vector]), False)):
         for record in (record for page in collection.scroll(where=where) for record in page):
             payload = record.payload or {}
-            expected = expected_hash(layout, payload, vector_name, fingerprint)
-            stored = stored_hash(payload, vector_name)
-            census.points += 1
+            expected, stored = expected_hash(layout, payload, name, hashed), stored_hash(payload, name)
+            report.points += 1
             if expected is None:
-                census.outlived += stored is not None and is_there
-                census.foreign += stored is None and is_there
-                census.elsewhere += other_text_field(layout, payload) is not None
+                report.text_gone += stored is not None and is_there
+                report.written_by_others += stored is None and is_there
+                report.in_other_field += other_text_field(layout, payload) is not None
                 continue
-            census.with_text += 1
-            census.missing += stored is None and not is_there
-            census.unhashed += stored is None and is_there
-            census.stale += stored is not None and stored != expected
+            report.with_text += 1
+            report.without_vector += stored is None and (report.is_attached or not is_there)
+            report.without_hash += stored is None and is_there
+            report.outdated += stored is not None and stored != expected
             if stored == expected:
-                hashed.draw((record.id, payload))
+                claims.draw([(record.id, payload)])
             elif stored is None and is_there:
-                unhashed.draw((record.id, payload))
-    census.sample, census.unhashed_sample = hashed.drawn, unhashed.drawn
-    return census
+                silent.draw([(record.id, payload)])
+    report.covered = collection.count_with_vector(name)
+    return claims.drawn if report.is_attached else claims.drawn + silent.drawn
 
 
-class _Reservoir:
-    """Points of which each had the same chance to be drawn (Vitter 1985, algorithm R)."""
-
-    def __init__(self, size: int) -> None:
-        self.drawn: list[tuple[PointId, Mapping[str, Any]]] = []
-        self._size, self._seen, self._chance = size, 0, random.Random(_SEED)
-
-    def draw(self, point: tuple[PointId, Mapping[str, Any]]) -> None:
-        """Draw from one more point."""
-        self._seen += 1
-        if len(self.drawn) < self._size:
-            self.drawn.append(point)
-        elif (place := self._chance.randrange(self._seen)) < self._size:
-            self.drawn[place] = point
-
-
-def _check_sample(
-    collection: Collection,
-    report: VerifyReport,
-    model: PairModel,
-    layout: Layout,
-    sample: list[tuple[PointId, Mapping[str, Any]]],
-) -> None:
+def _check_sample(collection: Collection, report: VerifyReport, check: _Check, layout: Layout, sample: _Sample) -> None:
+    """Make the vectors of a sample again, and search for its points by their own openings."""
+    name = report.vector_name
     records = collection.retrieve([point_id for point_id, _ in sample], payload=False, vectors=True)
     stored = {point_id: vectors_of(record) for point_id, record in records.items()}
-    pairs = [(point_id, payload) for point_id, payload in sample if report.vector_name in stored.get(point_id, {})]
+    pairs = [(point_id, payload) for point_id, payload in sample if name in stored.get(point_id, {})]
     report.sampled = len(pairs)
-    if len(pairs) < len(sample):
-        missing = len(sample) - len(pairs)
-        report.problems.append(f"{missing} of {len(sample)} sampled points name a vector that they do not have")
+    if lost := len(sample) - len(pairs):
+        report.problems.append(f"{lost} of {len(sample)} sampled points name a vector that they do not have")
     if not pairs:
         return
-    texts = [stored_text(layout, payload) for _, payload in pairs]
     possible = [possible_texts(layout, payload) for _, payload in pairs]
-    made = iter(model.document_encoder.encode(list(chain.from_iterable(possible))))
-    report.lowest_cosine = min(
-        _best_cosine(stored[point_id][report.vector_name], np.stack(list(islice(made, len(texts_of_point)))))
-        for (point_id, _), texts_of_point in zip(pairs, possible, strict=True)
-    )
-    openings = model.query_encoder.encode([text[:OPENING_CHARACTERS] for text in texts])
-    found = _search(collection, report.vector_name, openings.tolist(), TOP_K)
+    report.lowest_cosine = min(check.cosines([stored[point_id][name] for point_id, _ in pairs], possible))
+    queries = check.queries([stored_text(layout, payload)[:OPENING_CHARACTERS] for _, payload in pairs])
+    found = _search(collection, name, queries, TOP_K)
     known = [_is_among(point_id, payload, hits, layout) for (point_id, payload), hits in zip(pairs, found, strict=True)]
     report.known_items = sum(known) / len(known)
-    _check_quantization(collection, report, openings.tolist())
-    _compare_neighbours(collection, report, {point_id: stored[point_id] for point_id, _ in pairs})
-
-
-def _check_terms(
-    collection: Collection,
-    report: VerifyReport,
-    maker: Bm25Vectors,
-    layout: Layout,
-    sample: list[tuple[PointId, Mapping[str, Any]]],
-) -> None:
-    """Make the BM25 vectors of a sample again, and search for its points by their own openings."""
-    records = collection.retrieve([point_id for point_id, _ in sample], payload=False, vectors=True)
-    stored = {point_id: vectors_of(record).get(report.vector_name) for point_id, record in records.items()}
-    pairs = [(point_id, payload) for point_id, payload in sample if stored.get(point_id) is not None]
-    report.sampled = len(pairs)
-    if len(pairs) < len(sample):
-        missing = len(sample) - len(pairs)
-        report.problems.append(f"{missing} of {len(sample)} sampled points name a vector that they do not have")
-    if not pairs:
-        return
-    report.lowest_cosine = min(
-        max(_sparse_cosine(stored[point_id], made) for made in maker.make(possible_texts(layout, payload), []))
-        for point_id, payload in pairs
-    )
-    openings = [bm25.query_vector(stored_text(layout, payload)[:OPENING_CHARACTERS]) for _, payload in pairs]
-    found = _search(collection, report.vector_name, openings, TOP_K)
-    known = [_is_among(point_id, payload, hits, layout) for (point_id, payload), hits in zip(pairs, found, strict=True)]
-    report.known_items = sum(known) / len(known)
+    if name in collection.schema.dense:
+        _check_quantization(collection, report, queries)
+        _compare_neighbours(collection, report, {point_id: stored[point_id] for point_id, _ in pairs})
 
 
 def _sparse_cosine(stored: Any, made: models.SparseVector) -> float:
@@ -403,21 +334,23 @@ def _compare_neighbours(
 
 
 def _problems(report: VerifyReport, settings: VerifySettings) -> list[str]:
-    problems, unhashed = [], report.unhashed if report.is_attached else 0
-    if report.missing or report.stale or report.outlived:
-        nameless = f", {unhashed} one that does not say of which text it was made" if unhashed else ""
+    problems, without_hash = [], report.without_hash if report.is_attached else 0
+    if report.without_vector or report.outdated or report.text_gone:
+        nameless = f", {without_hash} one that does not say of which text it was made" if without_hash else ""
         problems.append(
-            f"{report.missing - unhashed} points have no vector{nameless}, {report.stale} one of an earlier text and "
-            f"{report.outlived} one of a text that is gone; finish, with the same --model and --path/--url: "
-            f"care attach {report.collection} --vector-name {report.vector_name}"
+            f"{report.without_vector - without_hash} points have no vector{nameless}, {report.outdated} one of an "
+            f"earlier text and {report.text_gone} one of a text that is gone; finish, with the same --model and "
+            f"--path/--url: care attach {report.collection} --vector-name {report.vector_name}"
         )
-    if report.foreign:
+    if report.written_by_others:
         problems.append(
-            f"{report.foreign} points without a text have the vector, and searches find them: a program that is not "
-            "of this package wrote it. Delete their vector there, or give them a text"
+            f"{report.written_by_others} points without a text have the vector, and searches find them: a program "
+            "that is not of this package wrote it. Delete their vector there, or give them a text"
         )
-    if report.covered < report.with_text - report.missing:
-        problems.append(f"{report.covered} points have the vector, and {report.with_text - report.missing} say so")
+    if report.covered < report.with_text - report.without_vector:
+        problems.append(
+            f"{report.covered} points have the vector, and {report.with_text - report.without_vector} say so"
+        )
     if report.lowest_cosine is not None and report.lowest_cosine < settings.least_cosine:
         problems.append(
             f"a stored vector has cosine {report.lowest_cosine:.4f} to the one made anew (at least "
@@ -429,12 +362,6 @@ def _problems(report: VerifyReport, settings: VerifySettings) -> list[str]:
             f"{settings.least_known:.0%} expected): the query encoder does not fit the vectors"
         )
     return problems
-
-
-def _best_cosine(stored: Sequence[float], made: Vectors) -> float:
-    """Return the highest cosine of a stored vector with those of the texts that it may have been made of."""
-    row = np.asarray(stored, dtype=np.float32)
-    return float((made @ row / (np.linalg.norm(row) * np.linalg.norm(made, axis=1))).max())
 
 
 def _is_among(

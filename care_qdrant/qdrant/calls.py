@@ -1,9 +1,11 @@
 """`Calls`: calls to Qdrant about one collection, tried again as long as the caller is patient."""
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import TypeVar
 
 from qdrant_client import QdrantClient, models
@@ -17,6 +19,15 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Written = models.UpdateResult | Sequence[models.UpdateResult]
+
+DEADLINE: ContextVar[float | None] = ContextVar("care_deadline", default=None)
+"""`time.monotonic()` from which on nobody waits for the answers of this context; None where somebody always does."""
+
+
+def seconds_left() -> int | None:
+    """Return how long a server may take for a request, at least a second; None leaves it to the client's timeout."""
+    deadline = DEADLINE.get()
+    return None if deadline is None else max(1, math.ceil(deadline - time.monotonic()))
 
 
 class Calls:
@@ -58,7 +69,7 @@ class Calls:
                 since = since if attempts else now
                 attempts += 1
                 logger.debug("%s: attempt %d failed (%s)", where, attempts, describe_error(error))
-                if self.policy.is_over(attempts, now - since):
+                if self.policy.is_over(attempts, now - since) or now >= (DEADLINE.get() or math.inf):
                     raise Unreachable(
                         f"{where}: gave up after {attempts} attempts ({describe_error(error)})"
                     ) from error

@@ -10,13 +10,15 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import InputError, Rejected
 from care_qdrant.qdrant import bulk
-from care_qdrant.qdrant.calls import Calls, Written
+from care_qdrant.qdrant.calls import Calls, Written, seconds_left
 from care_qdrant.qdrant.connection import require_server
-from care_qdrant.qdrant.contract_checks import check_probes
+from care_qdrant.qdrant.contract_checks import changed_probes, check_probes, foreign_probes
 from care_qdrant.qdrant.contracts import Contract, contract_metadata, contract_removal
-from care_qdrant.qdrant.learned import LearnedContract, learned_metadata, probe_ids, probe_vectors
+from care_qdrant.qdrant.embedded_search import search_arrays
+from care_qdrant.qdrant.learned import LearnedContract, learned_metadata, probe_ids, probe_texts, probe_vectors
 from care_qdrant.qdrant.retry import RequestTooLarge, RetryPolicy
 from care_qdrant.qdrant.schema import IDENTITY_KEY, CollectionSchema, Limits
+from care_qdrant.types import Vectors
 
 logger = logging.getLogger(__name__)
 
@@ -218,18 +220,30 @@ class Collection(Calls):
         """Record the query encoder that was learned from a vector, or remove the record when it is None."""
         self.update("writing the contract of a query encoder", metadata=learned_metadata(vector_name, contract))
 
-    def require_learned_from(self, vector_name: str) -> None:
+    def require_learned_from(self, vector_name: str, encode: Callable[[Sequence[str]], Vectors] | None = None) -> None:
         """Refuse a vector whose query encoder was learned from other vectors than those stored now: one request.
 
+        Where some were written again, a second request reads the texts, and each is compared with its own.
+
+        Args:
+            vector_name: Of the dense vector.
+            encode: The query encoder that was learned; None counts the vectors that were written again.
+
         Raises:
-            FingerprintMismatch: They differ.
+            FingerprintMismatch: Another model made too many of them.
         """
         learned = self.schema.learned.get(vector_name)
         if learned is None:
             return
         what = "reading sampled vectors"
         records = self.retrieve(probe_ids(learned), what, payload=False, vectors=[vector_name])
-        check_probes(self.schema, vector_name, learned, probe_vectors(records.values(), vector_name))
+        stored = probe_vectors(records.values(), vector_name)
+        foreign = changed_probes(learned, stored)
+        if foreign and encode is not None:
+            payloads = self.retrieve(probe_ids(learned), "reading sampled texts", payload=True, vectors=[])
+            texts = probe_texts(payloads.values(), learned)
+            foreign = foreign_probes(foreign, texts, stored, encode)
+        check_probes(self.schema, vector_name, learned, stored, foreign, compared=encode is not None)
 
     def wait_for_optimizer(
         self, longest_seconds: float, poll_seconds: float = 0.1, *, sleep: Callable[[float], None] = time.sleep
@@ -424,13 +438,20 @@ class Collection(Calls):
         if self.shard_key is not None:
             requests = [request.model_copy(update={"shard_key": self.shard_key}) for request in requests]
         try:
-            responses = self.call(what, lambda: self.client.query_batch_points(self.name, requests))
+            return self.call(what, lambda: self._query(requests))
         except RequestTooLarge as error:
             if len(requests) == 1:
                 raise Rejected(f"{what}: the server finds even one query too large ({error})") from error
             half = len(requests) // 2
             return self.search(what, requests[:half]) + self.search(what, requests[half:])
-        return [response.points for response in responses]
+
+    def _query(self, requests: Sequence[models.QueryRequest]) -> list[list[models.ScoredPoint]]:
+        """Ask Qdrant, or the arrays beside an embedded database for what they answer."""
+        known = [search_arrays(self.client, self.name, each) if self.is_embedded else None for each in requests]
+        rest = [request for request, points in zip(requests, known, strict=True) if points is None]
+        answers = self.client.query_batch_points(self.name, rest, timeout=seconds_left()) if rest else []
+        asked = iter(answers)
+        return [next(asked).points if points is None else points for points in known]
 
     # Changing points. What is not there is left alone: others may delete points at any time, and a request that names
     # the id of a point that is gone would fail as a whole, while a condition on the id does not.

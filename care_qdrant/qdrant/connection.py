@@ -225,6 +225,7 @@ def tune_embedded(client: QdrantClient, collection: str) -> bool:
     storage = getattr(getattr(collections.get(collection), "storage", None), "storage", None)
     if not isinstance(storage, sqlite3.Connection):
         return False
-    storage.execute("PRAGMA journal_mode=WAL")
-    storage.execute("PRAGMA synchronous=NORMAL")
+    with client_lock(client):  # another run of this process may be writing
+        storage.execute("PRAGMA journal_mode=WAL")
+        storage.execute("PRAGMA synchronous=NORMAL")
     return True

@@ -1,21 +1,30 @@
 """Checks that a vector was made by the model that is about to use it, or that its query encoder was learned from it.
 
-All are pure: they look at a `CollectionSchema` that was read before.
+All look at what was read before: a `CollectionSchema`, or sampled vectors and their texts.
 """
 
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from qdrant_client import models
 
 from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch
 from care_qdrant.qdrant.contracts import Contract, SparseContract, VectorContract
-from care_qdrant.qdrant.learned import LearnedContract, signs
+from care_qdrant.qdrant.learned import LearnedContract, agreement, signs
 from care_qdrant.qdrant.schema import CollectionSchema
 from care_qdrant.types import Vectors
 
-_MAX_CHANGED_SIGNS = 0.3
-"""Fraction of a vector's signs; from here on it counts as made by another model."""
+_log = logging.getLogger(__name__)
+
+_MAX_CHANGED_SIGNS = 0.1
+"""Fraction of a vector's signs; from here on it counts as written again."""
+_MIN_AGREEMENT = 2.0
+"""Of a vector that was written again with its text, in standard deviations; below, another model made it."""
+_MAX_FOREIGN = 0.2
+"""Fraction of the sampled vectors that another model may have made; above, the encoder is refused."""
+_MAX_UNKNOWN = 0.5
+"""Fraction that may have been written again where the reader has no encoder to compare them with their texts."""
 
 
 def check_contract(schema: CollectionSchema, vector_name: str, expected: VectorContract) -> None:
@@ -95,17 +104,53 @@ def check_learned(schema: CollectionSchema, vector_name: str, learned: LearnedCo
         )
 
 
+def changed_probes(learned: LearnedContract, stored: Mapping[str, Vectors]) -> set[str]:
+    """Return the ids of the sampled points whose vectors were written again since the encoder was learned."""
+    return {point_id for point_id, vector in stored.items() if _changed(learned.probes[point_id], vector)}
+
+
+def foreign_probes(
+    changed: set[str],
+    texts: Mapping[str, str],
+    stored: Mapping[str, Vectors],
+    encode: Callable[[Sequence[str]], Vectors],
+) -> set[str]:
+    """Return which sampled vectors do not belong to their texts, by the learned query encoder.
+
+    A vector whose point has no text any more counts as foreign if it was written again.
+    """
+    known = [point_id for point_id in stored if texts.get(point_id, "").strip()]
+    if len(known) < 3:  # nothing to stand out among
+        return changed
+    found = agreement(encode([texts[one] for one in known]), np.stack([stored[one] for one in known]))
+    agreeing = {point_id for point_id, value in zip(known, found, strict=True) if value >= _MIN_AGREEMENT}
+    return changed - agreeing
+
+
 def check_probes(
-    schema: CollectionSchema, vector_name: str, learned: LearnedContract, stored: Mapping[str, Vectors]
+    schema: CollectionSchema,
+    vector_name: str,
+    learned: LearnedContract,
+    stored: Mapping[str, Vectors],
+    foreign: set[str],
+    *,
+    compared: bool,
 ) -> None:
-    """Refuse a learned query encoder where most sampled vectors were made by another model than before."""
-    changed = sum(_changed(learned.probes[point_id], vector) for point_id, vector in stored.items())
-    if changed * 2 > len(stored) or not stored:
-        raise FingerprintMismatch(
-            f"vector {vector_name!r} of collection {schema.name!r}: of {len(learned.probes)} sampled vectors "
-            f"{len(stored)} are left and {changed} are other vectors than when query encoder {learned.model!r} was "
-            f"learned, so another model may have made them. {_again(schema)}"
-        )
+    """Refuse a learned query encoder where another model made too many of the sampled vectors, and warn of the first.
+
+    Without a comparison with the texts, the vectors that were written again are counted, and most of them may not be.
+    """
+    limit = _MAX_FOREIGN if compared else _MAX_UNKNOWN
+    what = "do not belong to their texts" if compared else "are other vectors than before"
+    found = (
+        f"vector {vector_name!r} of collection {schema.name!r}: of {len(learned.probes)} sampled vectors {len(stored)} "
+        f"are left and {len(foreign)} {what}, so another model has made them since query encoder {learned.model!r} was "
+        "learned. "
+    )
+    if not stored or len(foreign) > limit * len(stored):
+        raise FingerprintMismatch(found + _again(schema))
+    if foreign and compared:
+        _log.warning("%sQueries do not find those documents; encode them again with the first model", found)
 
 
 def _maker(contract: Contract) -> str:
@@ -130,8 +175,8 @@ def _names(vectors: Iterable[str]) -> str:
 
 def _changed(before: str, vector: Vectors) -> bool:
     now = np.frombuffer(bytes.fromhex(signs(vector)), np.uint8)
-    then = np.frombuffer(bytes.fromhex(before), np.uint8)
-    return now.shape != then.shape or int(np.bitwise_count(now ^ then).sum()) > _MAX_CHANGED_SIGNS * len(vector)
+    then = np.frombuffer(bytes.fromhex(before), np.uint8)[: len(now)]  # earlier versions kept all signs
+    return now.shape != then.shape or int(np.bitwise_count(now ^ then).sum()) > _MAX_CHANGED_SIGNS * 8 * len(now)
 
 
 def _again(schema: CollectionSchema) -> str:

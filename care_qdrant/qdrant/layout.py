@@ -21,10 +21,14 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Literal, get_args
 
+from qdrant_client import models
+
 from care_qdrant.errors import InputError
-from care_qdrant.types import CARE_KEY, LLAMA_INDEX_KEYS, RESERVED_KEYS
+from care_qdrant.qdrant.payload import hit_from_payload
+from care_qdrant.types import CARE_KEY, LLAMA_INDEX_KEYS, RESERVED_KEYS, Hit
 
 Payload = Mapping[str, Any]
+Point = models.ScoredPoint | models.Record | models.PointStruct
 Tool = Literal["care", "llama-index", "langchain", "haystack", "plain"]
 
 TEXT_NAMES = ("text", "content", "page_content", "body", "chunk", "chunk_text", "document", "passage")
@@ -134,6 +138,46 @@ def guess_layout(payloads: Sequence[Payload], *, text_field: str | None = None) 
     layout = min(votes, key=lambda each: (-votes[each], _TOOLS.index(each.tool), each.text_field))
     evidence = f"{votes[layout]} of {len(payloads)} sampled payloads have a text under {layout.text_field!r}"
     return replace(layout, evidence=evidence)
+
+
+def read_hit(
+    point: Point, layout: Layout | None = None, text_field: str | None = None, vector_name: str | None = None
+) -> Hit:
+    """Return the hit that a point is; one without a text is a hit with an empty text, not the end of the search.
+
+    Args:
+        point: As Qdrant returns it.
+        layout: How to read its payload; None finds out, but for the points of ingestion, which say it themselves.
+        text_field: Where the text is, when the layout is not known.
+        vector_name: Of the dense vector to read.
+    """
+    payload, point_id, score = point.payload or {}, str(point.id), getattr(point, "score", 1.0)
+    vector = vector_of(point, vector_name or "")
+    if "chunk" in (payload.get(CARE_KEY) or {}):
+        return hit_from_payload(point_id, score, payload, vector)
+    try:
+        layout = layout or guess_layout([payload], text_field=text_field)
+    except InputError:
+        return Hit(point_id, point_id, score, text="", metadata=payload, payload=payload, vector=vector)
+    return Hit(
+        document_id=layout.ref_doc_id(payload) or point_id,
+        point_id=point_id,
+        score=score,
+        text=layout.find_text(payload) or "",
+        title=layout.title(payload),
+        metadata=layout.metadata(payload),
+        payload=payload,
+        vector=vector,
+    )
+
+
+def vector_of(point: Point, vector_name: str) -> list[float] | None:
+    """Return the stored vector of that name, ``(dim,)``; None where the answer has none."""
+    vectors: Any = getattr(point, "vector", None)
+    if isinstance(vectors, list):
+        vectors = {"": vectors}
+    values = vectors.get(vector_name) if isinstance(vectors, Mapping) else None
+    return list(values) if values else None
 
 
 def lookup(payload: Payload, path: str) -> Any:

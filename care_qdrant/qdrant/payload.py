@@ -68,7 +68,7 @@ def chunk_payload(chunk: Chunk, vector_hashes: Mapping[str, str]) -> dict[str, A
     }
 
 
-def hit_from_payload(point_id: str, score: float, payload: Mapping[str, Any]) -> Hit:
+def hit_from_payload(point_id: str, score: float, payload: Mapping[str, Any], vector: list[float] | None = None) -> Hit:
     """Read a point that `chunk_payload` wrote."""
     return Hit(
         document_id=str(payload.get("doc_id", point_id)),
@@ -78,6 +78,8 @@ def hit_from_payload(point_id: str, score: float, payload: Mapping[str, Any]) ->
         title=str(payload.get("title", "")),
         chunk=int(payload.get(CARE_KEY, {}).get("chunk", 0)),
         metadata={key: value for key, value in payload.items() if key not in RESERVED_KEYS},
+        payload=payload,
+        vector=vector,
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Literal, Self
 
 from qdrant_client import models
 
@@ -25,56 +25,65 @@ _BYTES_PER_NUMBER = 21
 """Estimated size of one component of a vector as JSON."""
 
 
+Kind = Literal["insert", "update", "attach"]
+"""``insert``: whole points that the collection does not have. ``update``: named vectors and the whole payload of points
+that are there; their other vectors stay. ``attach``: named vectors, and as payload the hashes of their texts alone."""
+
+
 @dataclass(frozen=True, slots=True)
-class Insert:
-    """Points that the collection does not have, whole."""
+class Write:
+    """Points of one kind of request; safe to send again."""
 
     points: Sequence[models.PointStruct]
+    kind: Kind = "insert"
 
     def __len__(self) -> int:
         return len(self.points)
 
-    def part(self, start: int, end: int) -> "Insert":
+    def part(self, start: int, end: int) -> "Write":
         """Return some of the points."""
-        return Insert(self.points[start:end])
+        return Write(self.points[start:end], self.kind)
 
     def send(self, collection: Collection) -> None:
-        """Write them; an interrupted attempt may have written them already, with the same content."""
-        collection.upsert(self.points)
+        """Write them. Points that others delete while a vector is attached to them stay deleted."""
+        if self.kind == "insert":
+            collection.upsert(self.points)
+            return
+        points = self.points
+        while points:
+            try:
+                collection.apply(f"writing {len(points)} points", _operations(points, self.kind))
+                return
+            except Rejected:
+                # The request names ids, so it fails where one has been deleted.
+                there = collection.retrieve([point.id for point in points], payload=False) if self._may_miss else {}
+                if not self._may_miss or len(there) == len(points):
+                    raise
+                points = [point for point in points if point.id in there]
+
+    @property
+    def _may_miss(self) -> bool:
+        return self.kind == "attach"
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """Points that are there: some of their named vectors, and the whole payload. Their other vectors stay."""
+def _operations(points: Sequence[models.PointStruct], kind: Kind) -> list[models.UpdateOperation]:
+    """Remove the hashes of the vectors, write the vectors, and then the payloads with the new hashes.
 
-    points: Sequence[models.PointStruct]
-
-    def __len__(self) -> int:
-        return len(self.points)
-
-    def part(self, start: int, end: int) -> "Change":
-        """Return some of the points."""
-        return Change(self.points[start:end])
-
-    def send(self, collection: Collection) -> None:
-        """Remove the hashes of the vectors, write the vectors, and then the payloads with the new hashes.
-
-        A run may end between any two of them: a point never says that its vector is of a text of which it is not.
-        """
-        plain = with_lists(self.points)
-        vectors = [models.PointVectors(id=point.id, vector=point.vector) for point in plain if point.vector]
-        operations: list[models.UpdateOperation] = []
-        if vectors:
-            update = models.UpdateVectors(points=vectors)
-            operations.append(hash_removal(vectors))
-            operations.append(models.UpdateVectorsOperation(update_vectors=update))
-        operations += [
-            models.OverwritePayloadOperation(
-                overwrite_payload=models.SetPayload(payload=point.payload or {}, points=[point.id])
-            )
-            for point in self.points
-        ]
-        collection.apply(f"writing {len(self)} points", operations)
+    A run may end between any two of them: a point never says that its vector is of a text of which it is not.
+    """
+    vectors = [models.PointVectors(id=point.id, vector=point.vector) for point in with_lists(points) if point.vector]
+    operations: list[models.UpdateOperation] = []
+    if vectors:
+        update = models.UpdateVectors(points=vectors)
+        operations += [hash_removal(vectors), models.UpdateVectorsOperation(update_vectors=update)]
+    for point in points:
+        payload = models.SetPayload(payload=point.payload or {}, points=[point.id])
+        if kind == "update":
+            operations.append(models.OverwritePayloadOperation(overwrite_payload=payload))
+        else:
+            payload.key = f"{CARE_KEY}.vectors"
+            operations.append(models.SetPayloadOperation(set_payload=payload))
+    return operations
 
 
 def hash_removal(vectors: Sequence[models.PointVectors]) -> models.DeletePayloadOperation:
@@ -87,23 +96,6 @@ def hash_removal(vectors: Sequence[models.PointVectors]) -> models.DeletePayload
     keys = [f'{CARE_KEY}.vectors."{name}"' for name in sorted(names)]
     ids = [point.id for point in vectors]
     return models.DeletePayloadOperation(delete_payload=models.DeletePayload(keys=keys, points=ids))
-
-
-class Write(Protocol):
-    """Points of one kind of request."""
-
-    @property
-    def points(self) -> Sequence[models.PointStruct]:
-        """Points to write."""
-
-    def __len__(self) -> int:
-        """Return the number of points."""
-
-    def part(self, start: int, end: int) -> "Write":
-        """Return some of the points."""
-
-    def send(self, collection: Collection) -> None:
-        """Write them; safe to repeat."""
 
 
 class Sender:
@@ -135,21 +127,21 @@ class Sender:
         if error is None or (isinstance(error, QdrantError) and not self._is_told):
             self._raise_failure()
 
-    def submit(self, make: Callable[[], Iterable[Write]], part: Collection | None = None) -> None:
+    def submit(self, make: Callable[[], Iterable[Write]], place: Collection | None = None) -> None:
         """Queue the writes that ``make`` returns; it is called in the background. Waits while the queue is full."""
         self._room.acquire()
         if self._failure is not None:
             self._executor.shutdown(wait=True)
             self._raise_failure()
-        self._executor.submit(self._send, make, part or self._collection).add_done_callback(
+        self._executor.submit(self._send, make, place or self._collection).add_done_callback(
             lambda _: self._room.release()
         )
 
-    def _send(self, make: Callable[[], Iterable[Write]], part: Collection) -> None:
+    def _send(self, make: Callable[[], Iterable[Write]], place: Collection) -> None:
         try:
             for write in make():
                 if self._failure is None:
-                    send_all(part, write, self._count)
+                    send_all(place, write, self._count)
         except BaseException as error:
             self._fail(error)
 

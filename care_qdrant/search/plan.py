@@ -1,8 +1,8 @@
-"""One query as requests to Qdrant."""
+"""One query, as the requests that it makes to Qdrant and the hits that come back."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from qdrant_client import models
 
@@ -10,6 +10,7 @@ from care_qdrant.encoders.sparse import SparseQuery
 from care_qdrant.search.conditions import keys_of
 from care_qdrant.search.fusion import DEFAULT_ALPHA, Fusion, candidates, fused_request
 from care_qdrant.search.resolve import ResolvedCollection
+from care_qdrant.types import Hit
 
 logger = logging.getLogger(__name__)
 
@@ -18,44 +19,66 @@ FEW_POINTS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class QueryPlan:
-    """A search by each kind of vector that a query has; None for a kind that it does not have."""
+class Query:
+    """One query: its vector, its terms, and how to search with them."""
 
-    dense: models.Prefetch | None
-    sparse: models.Prefetch | None
+    vector: list[float] | None
+    """None searches by the terms alone; without terms either, points come in the order of their ids."""
+    terms: SparseQuery | None
+    """None where the sparse vector is not searched; a text may also have no terms at all."""
     top_k: int
-    """Number of points to return."""
+    filter: models.Filter | None = None
+    params: models.SearchParams | None = None
+    """Of the dense search."""
     fusion: Fusion | None = "linear"
     """How Qdrant fuses the two lists; None where the caller fuses them."""
-    alpha: float = DEFAULT_ALPHA
-    """Share of the dense score in a fused one, from 0 to 1."""
+    alpha: float | None = None
+    """Share of the dense score in a fused one, from 0 to 1; None takes that of the collection."""
+    sparse_top_k: int | None = None
+    """Points that the sparse vector offers to a caller who fuses; None is as many as the dense one."""
     with_vectors: bool = False
     """Return candidates with their dense vector, from which the caller chooses ``top_k``."""
-    max_limit: int | None = None
-    """Highest number of candidates that the server allows; None for no limit."""
-    shard_key: Any | None = None
+    shard_key: models.ShardKeySelector | None = None
     """Shards to search; None for all."""
+
+    @property
+    def has_terms(self) -> bool:
+        """Whether there is something for the sparse vector to match."""
+        return self.terms is not None and not (isinstance(self.terms, models.SparseVector) and not self.terms.indices)
 
     @property
     def is_hybrid(self) -> bool:
         """Whether there are two lists to fuse."""
-        return self.dense is not None and self.sparse is not None
+        return self.vector is not None and self.has_terms
 
-    def requests(self) -> list[models.QueryRequest]:
-        """Return one request per list, or a single one for two lists that Qdrant fuses; none for an empty query."""
-        if self.dense is not None and self.sparse is not None and self.fusion is not None:
+    def alpha_in(self, resolved: ResolvedCollection) -> float:
+        """Return the share of the dense score: the caller's, or in the linear fusion the collection's."""
+        if self.alpha is not None:
+            return self.alpha
+        return resolved.alpha if self.fusion == "linear" else DEFAULT_ALPHA
+
+    def requests(self, resolved: ResolvedCollection) -> list[models.QueryRequest]:
+        """Return one request per list, or a single one for two lists that Qdrant fuses; none for a text without terms.
+
+        Args:
+            resolved: The collection that is asked.
+        """
+        max_limit = resolved.limits.query
+        if self.is_hybrid and self.fusion is not None:
             fused = fused_request(
-                self.dense,
-                self.sparse,
+                self._dense(resolved),
+                self._sparse(resolved),
                 fusion=self.fusion,
-                alpha=self.alpha,
+                alpha=self.alpha_in(resolved),
                 limit=self.top_k,
-                max_limit=self.max_limit,
+                max_limit=max_limit,
             )
             return [fused.model_copy(update={"shard_key": self.shard_key})]
+        leaves = [self._dense(resolved)] if self.vector is not None or self.terms is None else []
+        leaves += [self._sparse(resolved)] if self.has_terms else []
         chosen_later = self.is_hybrid or self.with_vectors
-        limit = candidates(self.top_k, fusion=None, max_limit=self.max_limit) if chosen_later else self.top_k
-        return [self._request(leaf, limit) for leaf in (self.dense, self.sparse) if leaf is not None]
+        limit = candidates(self.top_k, fusion=None, max_limit=max_limit) if chosen_later else self.top_k
+        return [self._request(leaf, limit) for leaf in leaves]
 
     def _request(self, leaf: models.Prefetch, limit: int) -> models.QueryRequest:
         return models.QueryRequest(
@@ -69,23 +92,36 @@ class QueryPlan:
             with_vector=([leaf.using] if leaf.using else True) if self.with_vectors else None,
         )
 
+    def _sparse(self, resolved: ResolvedCollection) -> models.Prefetch:
+        return models.Prefetch(
+            query=self.terms, using=resolved.sparse_vector_name, filter=self.filter, limit=self.sparse_top_k
+        )
 
-def dense_search(
-    resolved: ResolvedCollection,
-    vector: list[float] | None,
-    *,
-    filter: models.Filter | None,  # noqa: A002  # the word of Qdrant and of LlamaIndex
-    params: models.SearchParams | None,
-) -> models.Prefetch:
-    """Return the search of a query in the dense vector of a collection."""
-    if resolved.quantization is not None and (params is None or params.quantization is None):
-        params = (params or models.SearchParams()).model_copy(update={"quantization": resolved.quantization})
-    if filter is not None and vector is not None and resolved.has_index and not (params and params.exact):
-        _tell_unindexed(resolved, filter)
-        if params is None or params.acorn is None:
-            acorn = models.AcornSearchParams(enable=True)
-            params = (params or models.SearchParams()).model_copy(update={"acorn": acorn})
-    return models.Prefetch(query=vector, using=resolved.vector_name, filter=filter, params=params)
+    def _dense(self, resolved: ResolvedCollection) -> models.Prefetch:
+        """Return the search in the dense vector, as its quantisation and a filter beside its graph require."""
+        params = self.params
+        if resolved.quantization is not None and (params is None or params.quantization is None):
+            params = (params or models.SearchParams()).model_copy(update={"quantization": resolved.quantization})
+        is_by_graph = self.vector is not None and resolved.has_index and not (params and params.exact)
+        if self.filter is not None and is_by_graph:
+            _tell_unindexed(resolved, self.filter)
+            if params is None or params.acorn is None:
+                acorn = models.AcornSearchParams(enable=True)
+                params = (params or models.SearchParams()).model_copy(update={"acorn": acorn})
+        return models.Prefetch(query=self.vector, using=resolved.vector_name, filter=self.filter, params=params)
+
+
+def find(resolved: ResolvedCollection, queries: Sequence[Query], what: str = "searching") -> list[list[list[Hit]]]:
+    """Ask a collection in one call, and return the hits of each list that each query asked for, best first.
+
+    Args:
+        resolved: The checked collection.
+        queries: What to ask; one without requests has no list.
+        what: For messages.
+    """
+    requests = [query.requests(resolved) for query in queries]
+    answers = iter(resolved.collection.search(what, [request for each in requests for request in each]))
+    return [[[resolved.read(point) for point in next(answers)] for _ in each] for each in requests]
 
 
 def _tell_unindexed(resolved: ResolvedCollection, conditions: models.Filter) -> None:
@@ -101,16 +137,3 @@ def _tell_unindexed(resolved: ResolvedCollection, conditions: models.Filter) -> 
             key,
             key,
         )
-
-
-def sparse_search(
-    resolved: ResolvedCollection,
-    terms: SparseQuery,
-    *,
-    filter: models.Filter | None,  # noqa: A002
-    top_k: int | None = None,
-) -> models.Prefetch | None:
-    """Return the search of a query in the sparse vector of a collection; None for a query without terms."""
-    if isinstance(terms, models.SparseVector) and not terms.indices:
-        return None
-    return models.Prefetch(query=terms, using=resolved.sparse_vector_name, filter=filter, limit=top_k)

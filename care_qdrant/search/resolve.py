@@ -16,11 +16,12 @@ from care_qdrant.errors import InputError, Rejected
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.contract_checks import check_contract, check_sparse_contract
 from care_qdrant.qdrant.contracts import SparseContract, VectorContract
-from care_qdrant.qdrant.layout import Layout, Payload, guess_layout, lookup
+from care_qdrant.qdrant.layout import Layout, Payload, Point, guess_layout, lookup, read_hit
 from care_qdrant.qdrant.quantization import recorded_rescoring
 from care_qdrant.qdrant.retry import is_not_found
 from care_qdrant.qdrant.schema import CollectionSchema, Limits
 from care_qdrant.search.fusion import DEFAULT_ALPHA
+from care_qdrant.types import Hit, Vectors
 
 T = TypeVar("T")
 CHECK_SECONDS = 30.0
@@ -47,6 +48,8 @@ class StoreConfig:
     """Where no vector is made by the model, take the only one there is, and let the check name its model."""
     text_field: str | None = None
     """Payload field of the text; None finds out."""
+    encode: Callable[[Sequence[str]], Vectors] | None = None
+    """Makes the query vectors: what is written anew under a learned encoder is compared with its text."""
     sample_points: int = 0
     """Number of points whose payloads show the layout; 0 reads none."""
 
@@ -98,6 +101,10 @@ class ResolvedCollection:
         """Name of the collection itself."""
         return self.collection.name
 
+    def read(self, point: Point) -> Hit:
+        """Return a point of this collection as a hit."""
+        return read_hit(point, self.layout, self.text_field, self.vector_name)
+
 
 class CollectionResolver:
     """Keeps the collection that a name stands for, and checks it again after ``check_seconds``.
@@ -124,7 +131,7 @@ class CollectionResolver:
             collection, schema = self._read()
             resolved = resolve_vectors(collection, schema, self.config, checked_at=now)
             if resolved.vector_name is not None and _is_learned(schema, resolved.vector_name, self.config.expected):
-                collection.require_learned_from(resolved.vector_name)
+                collection.require_learned_from(resolved.vector_name, self.config.encode)
             if before is not None and before.name == resolved.name:
                 resolved = replace(
                     resolved, layout=before.layout, is_sampled=before.is_sampled, told_keys=before.told_keys

@@ -1,7 +1,7 @@
 """Queries in, hits out: the online half. It reads the query encoder and never the document encoder."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -11,11 +11,9 @@ from care_qdrant.encoders import bm25
 from care_qdrant.encoders.sparse import SparseQueryEncoder
 from care_qdrant.errors import InputError
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.embedded_sparse import tune_sparse_search
 from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.search.fusion import Fusion, candidates
-from care_qdrant.search.hits import best_of_each_document, read_hit
-from care_qdrant.search.plan import QueryPlan, dense_search, sparse_search
+from care_qdrant.search.plan import Query, find
 from care_qdrant.search.resolve import CHECK_SECONDS, CollectionResolver, ResolvedCollection, StoreConfig
 from care_qdrant.types import Hit, Vectors
 
@@ -117,6 +115,7 @@ class Retriever:
             vector_name=vector_name,
             sparse_vector_name=sparse_vector_name,
             contract=None if self._model is None else self._model.contract(),
+            encode=None if self._model is None else self._model.encode_query,
         )
         self._resolver = CollectionResolver(self._collection, config, check_seconds=check_seconds)
 
@@ -170,59 +169,58 @@ class Retriever:
         filter_: models.Filter | None,
         encode: Callable[[Sequence[str]], Vectors] | None,
     ) -> list[list[Hit]]:
-        if resolved.sparse_vector_name is not None:
-            tune_sparse_search(self._collection.client, resolved.name)
         answers: list[list[Hit]] = []
         for start in range(0, len(texts), BATCH_QUERIES):
-            plans = self._plans(resolved, texts[start : start + BATCH_QUERIES], top_k, filter_, encode)
-            answers += self._answers(resolved, plans, top_k)
+            asked = self._queries(
+                resolved, texts[start : start + BATCH_QUERIES], top_k, filter_, encode or self._encode
+            )
+            answers += self._answers(resolved, asked, top_k)
         return answers
 
-    def _plans(
+    def _encode(self, texts: Sequence[str]) -> Vectors:
+        assert self._model is not None, "only a sparse search does without"
+        return self._model.encode_query(texts, prompt=self._prompt)
+
+    def _queries(
         self,
         resolved: ResolvedCollection,
         texts: Sequence[str],
         top_k: int,
         filter_: models.Filter | None,
-        encode: Callable[[Sequence[str]], Vectors] | None,
-    ) -> list[QueryPlan]:
-        dense: list[models.Prefetch | None] = [None] * len(texts)
-        sparse: list[models.Prefetch | None] = [None] * len(texts)
-        if self._model is not None:
-            made = self._model.encode_query(texts, prompt=self._prompt) if encode is None else encode(texts)
-            vectors = made.tolist()
-            dense = [dense_search(resolved, vector, filter=filter_, params=self._params) for vector in vectors]
-        if resolved.sparse_vector_name is not None:
-            sparse = [sparse_search(resolved, self._sparse_query(text), filter=filter_) for text in texts]
-        alpha = resolved.alpha if self._alpha is None else self._alpha
+        encode: Callable[[Sequence[str]], Vectors],
+    ) -> list[Query]:
+        vectors = [None] * len(texts) if self._model is None else encode(texts).tolist()
+        is_sparse = resolved.sparse_vector_name is not None
         return [
-            QueryPlan(
-                *searches,
+            Query(
+                vector,
+                self._sparse_query(text) if is_sparse else None,
                 top_k,
+                filter_,
+                self._params,
                 fusion=self._fusion,
-                alpha=alpha,
-                max_limit=resolved.limits.query,
+                alpha=self._alpha,
                 shard_key=self._shard_key,
             )
-            for searches in zip(dense, sparse, strict=True)
+            for vector, text in zip(vectors, texts, strict=True)
         ]
 
-    def _answers(self, resolved: ResolvedCollection, plans: Sequence[QueryPlan], top_k: int) -> list[list[Hit]]:
+    def _answers(self, resolved: ResolvedCollection, queries: Sequence[Query], top_k: int) -> list[list[Hit]]:
         """Ask, and ask again for more points where chunks of few documents fill the answer."""
-        answers: list[list[Hit]] = [[] for _ in plans]
-        numbers = [number for number, plan in enumerate(plans) if plan.dense or plan.sparse]
+        answers: list[list[Hit]] = [[] for _ in queries]
+        numbers = list(range(len(queries)))
         self._tell_fewer_candidates(resolved, top_k)
         most = max(top_k, resolved.limits.query or top_k * max(_WIDER))
         for limit in (min(top_k * times, most) for times in _WIDER):
             if not numbers:
                 break
-            requests = [request for n in numbers for request in replace(plans[n], top_k=limit).requests()]
-            found = resolved.collection.search(f"searching for {len(numbers)} queries", requests)
+            asked = [replace(queries[number], top_k=limit) for number in numbers]
+            found = find(resolved, asked, f"searching for {len(numbers)} queries")
             unfinished = []
-            for number, points in zip(numbers, found, strict=True):
-                hits = [read_hit(point, resolved.text_field) for point in points]
-                answers[number] = best_of_each_document(hits)[:top_k] if self._unique_documents else hits
-                if len(points) == limit < most and len(answers[number]) < top_k:
+            for number, lists in zip(numbers, found, strict=True):
+                hits = lists[0] if lists else []
+                answers[number] = _best_of_each_document(hits)[:top_k] if self._unique_documents else hits
+                if len(hits) == limit < most and len(answers[number]) < top_k:
                     unfinished.append(number)
             numbers = unfinished
         return answers
@@ -241,3 +239,11 @@ class Retriever:
                 offered,
                 wanted,
             )
+
+
+def _best_of_each_document(hits: Iterable[Hit]) -> list[Hit]:
+    """Keep the first hit of each document, in order."""
+    best: dict[str, Hit] = {}
+    for hit in hits:
+        best.setdefault(hit.document_id, hit)
+    return list(best.values())

@@ -33,7 +33,7 @@ def ids(rows: list[Document | Reject]) -> list[str]:
 
 def test_plain_gzip_and_zstandard_read_the_same(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(LINES)
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(LINES))
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(LINES, mtime=0))
     frames = zstandard.compress(LINES[:30]) + zstandard.compress(LINES[30:])
     (tmp_path / "a.jsonl.zst").write_bytes(frames)
     plain = read(tmp_path / "a.jsonl")
@@ -119,7 +119,7 @@ def test_a_missing_package_is_named_before_anything_is_read(
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("cut.jsonl.gz", gzip.compress(LINES * 100)[:-10]),
+        ("cut.jsonl.gz", gzip.compress(LINES * 100, mtime=0)[:-10]),
         ("none.jsonl.gz", LINES),
         ("none.jsonl.zst", LINES),
         ("none.parquet", LINES),

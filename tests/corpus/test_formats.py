@@ -150,6 +150,22 @@ def test_a_folder_holds_documents_and_corpora(tmp_path: Path) -> None:
     assert len(read(str(folder / "**" / "*.md"))) == 1
 
 
+def test_the_yaml_in_front_of_markdown_is_metadata(tmp_path: Path) -> None:
+    front = "---\ntitle: 心梗急救\ndept: 心内科\ndate: 2024-01-02\ntags: [急诊, 心脏]\n---\n"
+    (tmp_path / "a.md").write_text(front + "# 标题\n\n拨打120。\n---\n等待。\n", encoding="utf-8")
+    (tmp_path / "b.md").write_text("---\ndept: 内科\n---\n# 高血压\n\n少盐。\n", encoding="utf-8")
+    (tmp_path / "c.md").write_text("---\n一条线\n---\n正文。\n", encoding="utf-8")
+    (tmp_path / "d.md").write_text("---\ntitle: [\n---\n正文。\n", encoding="utf-8")
+    (tmp_path / "e.txt").write_text(front, encoding="utf-8")
+    a, b, c, d, e = read(tmp_path)
+    assert (a.title, a.text) == ("心梗急救", "# 标题\n\n拨打120。\n---\n等待。\n")
+    assert a.metadata == {"dept": "心内科", "date": "2024-01-02", "tags": ["急诊", "心脏"]}
+    assert (b.title, b.text, b.metadata) == ("高血压", "少盐。\n", {"dept": "内科"})
+    assert (c.text, c.metadata) == ("---\n一条线\n---\n正文。\n", {})
+    assert (d.id, d.reason.startswith("its front matter is not YAML: while parsing")) == ("d.md", True)
+    assert e.text == front
+
+
 def test_a_folder_without_anything_to_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"x")
     with pytest.raises(InputError, match="without files that can be read; expected JSON lines"):

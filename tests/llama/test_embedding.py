@@ -311,7 +311,8 @@ def _save_card(folder: Path, values: dict[str, Any]) -> None:
     """Write a changed card as the trainer would, with the fingerprint of its content."""
     from dataclasses import replace
 
-    from care_qdrant.model.card import Side, fingerprint, read_card
+    from care_qdrant.encoders.side import Side
+    from care_qdrant.model.card import fingerprint, read_card
 
     card = read_card(folder)
     query = Side(**values["query"])

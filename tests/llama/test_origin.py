@@ -151,7 +151,7 @@ def test_verify_and_attach_leave_alone_what_the_store_wrote(
     metadata = {"dept": "内科"} if with_metadata else {}
     index.insert_nodes([TextNode(text=f"第{n}段", metadata=dict(metadata)) for n in range(15)])
     report = verify_collection(client, NAME, hash_model)
-    assert (report.points, report.covered, report.missing, report.stale) == (15, 15, 0, 0)
+    assert (report.points, report.covered, report.without_vector, report.outdated) == (15, 15, 0, 0)
     assert report.problems == []
     assert report.sampled == 15
     assert report.lowest_cosine == pytest.approx(1, abs=1e-5)

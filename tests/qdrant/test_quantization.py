@@ -25,7 +25,7 @@ from care_qdrant.qdrant.quantization import (
     record_rescoring,
     recorded_rescoring,
 )
-from care_qdrant.search.plan import dense_search
+from care_qdrant.search.plan import Query
 from care_qdrant.search.resolve import StoreConfig, resolve_vectors
 from care_qdrant.types import Document
 from tests.standin import StandIn
@@ -44,7 +44,8 @@ def qdrant(server: StandIn) -> Iterator[QdrantClient]:
 def _searched_with(client: QdrantClient, params: models.SearchParams | None) -> models.SearchParams | None:
     schema = Collection(client, NAME).schema
     resolved = resolve_vectors(Collection(client, NAME), schema, StoreConfig(vector_name="care"), checked_at=0.0)
-    return dense_search(resolved, [1.0], filter=None, params=params).params
+    [request] = Query([1.0], None, 10, params=params).requests(resolved)
+    return request.params
 
 
 def test_ingestion_records_and_searches_use_it(qdrant: QdrantClient) -> None:

@@ -133,7 +133,7 @@ def test_verify_looks_at_all_keys(client: QdrantClient) -> None:
     put(client, NORTH, "north")
     put(client, SOUTH, "south")
     report = verify_collection(client, "corpus", HashModel())  # type: ignore[arg-type]
-    assert (report.points, report.missing, report.stale) == (40, 0, 0)
+    assert (report.points, report.without_vector, report.outdated) == (40, 0, 0)
 
 
 def test_bm25_searches_a_key(client: QdrantClient) -> None:

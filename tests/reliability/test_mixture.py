@@ -47,12 +47,12 @@ COUNTS = (
     "points",
     "with_text",
     "covered",
-    "missing",
-    "unhashed",
-    "stale",
-    "outlived",
-    "foreign",
-    "elsewhere",
+    "without_vector",
+    "without_hash",
+    "outdated",
+    "text_gone",
+    "written_by_others",
+    "in_other_field",
     "sampled",
 )
 DOCUMENTS = [f"d{number}" for number in range(6)]
@@ -148,12 +148,12 @@ class Facts:
     points: int = 0
     with_text: int = 0
     covered: int = 0
-    missing: int = 0
-    unhashed: int = 0
-    stale: int = 0
-    outlived: int = 0
-    foreign: int = 0
-    elsewhere: int = 0
+    without_vector: int = 0
+    without_hash: int = 0
+    outdated: int = 0
+    text_gone: int = 0
+    written_by_others: int = 0
+    in_other_field: int = 0
     sampled: int = 0
     wrong: list[Any] = field(default_factory=list)
     """Ids of the points without the vector of their text, or with a vector and no text."""
@@ -172,17 +172,17 @@ def count_facts(records: Sequence[models.Record], name: str, model: HashModel, r
         text, digest = right_text(payload, name, tool), hash_of(payload, name)
         facts.covered += vector is not None
         if text is None:
-            facts.outlived += digest is not None and vector is not None
-            facts.foreign += digest is None and vector is not None
-            facts.elsewhere += bool(payload.get("text") or "_node_content" in payload)
+            facts.text_gone += digest is not None and vector is not None
+            facts.written_by_others += digest is None and vector is not None
+            facts.in_other_field += bool(payload.get("text") or "_node_content" in payload)
             facts.wrong += [record.id] if vector is not None else []
             continue
         facts.with_text += 1
         is_unhashed = digest is None and vector is not None
         is_stale = digest is not None and digest != expected_hash(model, text)
-        facts.unhashed += is_unhashed
-        facts.missing += digest is None and (vector is None or is_attached)
-        facts.stale += is_stale
+        facts.without_hash += is_unhashed
+        facts.without_vector += digest is None and (vector is None or is_attached)
+        facts.outdated += is_stale
         is_sampled = vector is not None and not is_stale and not (is_unhashed and is_attached)
         is_right = vector is not None and is_vector_of(vector, model, text)
         facts.sampled += is_sampled
@@ -313,8 +313,8 @@ class Mixture(RuleBasedStateMachine):
         if report.lowest_cosine is not None:
             assert (report.lowest_cosine < LEAST_COSINE) == bool(facts.wrong_sampled), where
         said = [problem for problem in report.problems if "found by their own opening" not in problem]
-        is_elsewhere = facts.elsewhere >= max(1, 0.05 * facts.points)
-        assert bool(said) == bool(facts.wrong or facts.missing or is_elsewhere), where
+        is_elsewhere = facts.in_other_field >= max(1, 0.05 * facts.points)
+        assert bool(said) == bool(facts.wrong or facts.without_vector or is_elsewhere), where
         if self.whole == (collection, name) and not self.altered:
             assert not facts.wrong, f"the last step left {where}"
             assert bool(report.problems) == is_elsewhere, where
@@ -401,7 +401,7 @@ def test_verify_counts_a_vector_that_was_never_of_a_text() -> None:
     state.edit(place=0, text="")
     state.attach("a")
     state.alter(name="a", place=0, text=TEXTS[0])
-    assert verify_collection(state.client, SOURCE, MODELS["a"]).foreign == 1
+    assert verify_collection(state.client, SOURCE, MODELS["a"]).written_by_others == 1
     state.verify_claims_what_is_so()
     state.teardown()
 

@@ -14,7 +14,7 @@ from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.qdrant.create import parse_indexes
 from care_qdrant.search.conditions import keys_of, parse_filter
-from care_qdrant.search.plan import dense_search
+from care_qdrant.search.plan import Query, find
 from care_qdrant.search.resolve import ResolvedCollection, StoreConfig, resolve_vectors
 from tests.databases import REAL, open_database
 from tests.standin import StandIn
@@ -69,13 +69,9 @@ def recall(client: QdrantClient, queries: list[list[float]], params: models.Sear
     """Return the fraction of the ten nearest points of a group that searches find."""
     resolved = resolve(client, "groups")
 
-    def ids(params: models.SearchParams | None) -> list[set[models.ExtendedPointId]]:
-        leaves = [dense_search(resolved, query, filter=RARE, params=params) for query in queries]
-        requests = [
-            models.QueryRequest(query=leaf.query, using="v", filter=leaf.filter, params=leaf.params, limit=TOP_K)
-            for leaf in leaves
-        ]
-        return [{hit.id for hit in hits} for hits in Collection(client, "groups").search("searching", requests)]
+    def ids(params: models.SearchParams | None) -> list[set[str]]:
+        found = find(resolved, [Query(query, None, TOP_K, RARE, params) for query in queries])
+        return [{hit.point_id for hit in hits} for [hits] in found]
 
     exact = ids(models.SearchParams(exact=True))
     return sum(len(a & b) for a, b in zip(exact, ids(params), strict=True)) / (TOP_K * len(queries))
@@ -98,18 +94,25 @@ def with_graph(client: QdrantClient, name: str) -> ResolvedCollection:
     return resolve_vectors(Collection(client, name), schema, StoreConfig(vector_name="v"), checked_at=0.0)
 
 
+def _params(
+    resolved: ResolvedCollection, conditions: models.Filter | None, params: models.SearchParams | None
+) -> models.SearchParams | None:
+    [request] = Query([1.0, 0.0], None, TOP_K, conditions, params).requests(resolved)
+    return request.params
+
+
 def test_acorn_is_asked_for_where_a_graph_is_filtered(standin: StandIn, caplog: pytest.LogCaptureFixture) -> None:
     with open_client(url=standin.url) as client:
         resolved = with_graph(client, "acorn")
-    asked = dense_search(resolved, [1.0, 0.0], filter=RARE, params=models.SearchParams(hnsw_ef=64)).params
+    asked = _params(resolved, RARE, models.SearchParams(hnsw_ef=64))
     assert asked is not None and asked.acorn is not None and (asked.acorn.enable, asked.hnsw_ef) == (True, 64)
     off = models.SearchParams(acorn=models.AcornSearchParams(enable=False))
     exact = models.SearchParams(exact=True)
     for given in (off, exact):
-        assert dense_search(resolved, [1.0, 0.0], filter=RARE, params=given).params == given
-    assert dense_search(resolved, [1.0, 0.0], filter=None, params=None).params is None
+        assert _params(resolved, RARE, given) == given
+    assert _params(resolved, None, None) is None
     without = replace(resolved, has_index=False)
-    assert dense_search(without, [1.0, 0.0], filter=RARE, params=None).params is None
+    assert _params(without, RARE, None) is None
     assert caplog.messages == []
 
 
@@ -118,11 +121,11 @@ def test_a_filter_without_an_index_is_told_once(standin: StandIn, caplog: pytest
         resolved = with_graph(client, "told")
     filters = [parse_filter(["year>=2020", "group=g3"]), parse_filter(["year<2000"])]
     for conditions in filters:
-        dense_search(resolved, [1.0, 0.0], filter=conditions, params=None)
+        _params(resolved, conditions, None)
     [message] = caplog.messages
     assert "'year', which has no payload index" in message
     caplog.clear()
-    dense_search(replace(resolved, points=500, told_keys=set()), [1.0, 0.0], filter=filters[0], params=None)
+    _params(replace(resolved, points=500, told_keys=set()), filters[0], None)
     assert caplog.messages == []
 
 

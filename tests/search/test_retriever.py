@@ -1,5 +1,6 @@
 """What a user gets from a search: the right hits, from the right vectors, or a refusal that says why."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -23,7 +24,12 @@ QUERIES = ["糖化血红蛋白 HbA1c 6.5% 说明什么", "二甲双胍恶心怎�
 def test_a_search_is_hybrid_where_there_is_bm25(corpus: QdrantClient, model: HashModel) -> None:
     retriever = Retriever(corpus, COLLECTION, model)
     assert retriever.mode == "auto"
-    assert retriever.search(QUERIES, top_k=7) == Retriever(corpus, COLLECTION, model, mode="hybrid").search(QUERIES, 7)
+    found = retriever.search(QUERIES, top_k=7)
+    expected = Retriever(corpus, COLLECTION, model, mode="hybrid").search(QUERIES, 7)
+    for hits, others in zip(found, expected, strict=True):
+        assert [replace(hit, score=0) for hit in hits] == [replace(hit, score=0) for hit in others]
+        # The embedded database normalises its vectors at every search anew: the last bit of a score may change.
+        assert [hit.score for hit in hits] == pytest.approx([hit.score for hit in others], rel=1e-6)
     assert retriever.mode == "hybrid"
 
 

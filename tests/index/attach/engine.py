@@ -133,7 +133,9 @@ class EngineClient:
         points = [models.ScoredPoint(id=_plain(h.id), version=0, score=h.score, payload=h.payload) for h in hits]
         return SimpleNamespace(points=points)
 
-    def query_batch_points(self, collection: str, requests: list[models.QueryRequest]) -> Any:
+    def query_batch_points(
+        self, collection: str, requests: list[models.QueryRequest], timeout: int | None = None
+    ) -> Any:
         return [self.query_points(collection, each.query, each.limit or 10, each.using) for each in requests]
 
     def _update(self, operation: Any) -> None:

@@ -78,7 +78,7 @@ def test_a_changed_text_is_noticed_and_made_anew(qdrant: QdrantClient) -> None:
     fill(qdrant, "named", "plain")
     attach_bm25(qdrant, NAME)
     qdrant.set_payload(NAME, {"text": "完全不同的句子"}, points=[1], wait=True)
-    assert verify_bm25(qdrant, NAME).stale == 1
+    assert verify_bm25(qdrant, NAME).outdated == 1
     assert attach_bm25(qdrant, NAME).encoded == 1
     assert verify_bm25(qdrant, NAME).problems == []
     qdrant.update_vectors(

@@ -146,16 +146,16 @@ def test_the_field_of_most_points_wins_and_the_others_are_reported(qdrant: Qdran
     [notice] = diagnose(qdrant, NAME, model).notices
     assert "have no text under 'body' and one under 'text'" in notice
     report = attach_vector(qdrant, NAME, model)
-    assert (report.text_field, report.covered, report.without_text, report.elsewhere) == ("body", 800, 200, 200)
+    assert (report.text_field, report.covered, report.without_text, report.in_other_field) == ("body", 800, 200, 200)
     checked = verify_collection(qdrant, NAME, model)
     [problem] = checked.problems
-    assert checked.elsewhere == 200
+    assert checked.in_other_field == 200
     assert problem.startswith("200 of 1,000 points have no text under 'body' and one in another field")
 
 
 def test_a_few_points_with_another_field_are_counted_and_no_problem(qdrant: QdrantClient, model: HashModel) -> None:
     _two_fields(qdrant, 200, minority=4)
-    assert attach_vector(qdrant, NAME, model).elsewhere == 4
+    assert attach_vector(qdrant, NAME, model).in_other_field == 4
     assert verify_collection(qdrant, NAME, model).problems == []
 
 

@@ -26,7 +26,7 @@ def test_all_right(attached: QdrantClient) -> None:
     report = _verify(attached, sample=10)
     assert report.problems == []
     assert (report.points, report.with_text, report.covered, report.sampled) == (40, 40, 40, 10)
-    assert (report.missing, report.stale) == (0, 0)
+    assert (report.without_vector, report.outdated) == (0, 0)
     assert report.lowest_cosine == pytest.approx(1.0, abs=1e-5)
     assert report.compared_with == "old"
     assert 0 <= (report.overlap_at_10 or 0) <= 1
@@ -51,7 +51,7 @@ def test_new_and_edited_texts(attached: QdrantClient) -> None:
     attached.set_payload(NAME, {"text": "改过的"}, points=[1, 3], wait=True)
     attached.upsert(NAME, [point("named", "plain", 41, "新的")], wait=True)
     report = _verify(attached)
-    assert (report.missing, report.stale, report.covered, report.with_text) == (1, 2, 40, 41)
+    assert (report.without_vector, report.outdated, report.covered, report.with_text) == (1, 2, 40, 41)
     (problem,) = report.problems
     assert problem.startswith(
         "1 points have no vector, 2 one of an earlier text and 0 one of a text that is gone; finish"
@@ -62,7 +62,7 @@ def test_new_and_edited_texts(attached: QdrantClient) -> None:
 def test_texts_that_are_gone(attached: QdrantClient, model: HashModel) -> None:
     attached.set_payload(NAME, {"text": ""}, points=[1, 3], wait=True)
     report = _verify(attached)
-    assert (report.outlived, report.with_text, report.covered) == (2, 38, 40)
+    assert (report.text_gone, report.with_text, report.covered) == (2, 38, 40)
     assert "and 2 one of a text that is gone" in report.problems[0]
     again = attach_vector(attached, NAME, model)
     assert (again.removed, again.without_text, again.covered, again.encoded) == (2, 2, 38, 0)
@@ -77,7 +77,7 @@ def test_a_text_that_went_with_its_vector_leaves_nothing_to_remove(attached: Qdr
     attached.set_payload(NAME, {"text": ""}, points=[1, 3], wait=True)
     attached.delete_vectors(NAME, ["care"], points=[1, 3], wait=True)
     report = _verify(attached)
-    assert (report.outlived, report.with_text, report.covered, report.problems) == (0, 38, 38, [])
+    assert (report.text_gone, report.with_text, report.covered, report.problems) == (0, 38, 38, [])
     attached.set_payload(NAME, {"text": text}, points=[1], wait=True)
     assert _verify(attached).problems != []
     attach_vector(attached, NAME, HashModel(name="care"))
@@ -129,5 +129,5 @@ def test_an_attach_that_has_not_begun_its_points(qdrant: QdrantClient, model: Ha
     attach_vector(qdrant, NAME, model)
     qdrant.delete_payload(NAME, ["_care"], models.Filter(must=[]), wait=True)
     report = _verify(qdrant)
-    assert (report.sampled, report.missing, report.lowest_cosine) == (0, 40, None)
+    assert (report.sampled, report.without_vector, report.lowest_cosine) == (0, 40, None)
     assert report.problems

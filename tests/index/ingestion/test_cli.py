@@ -44,6 +44,20 @@ def test_one_argument_is_enough(write_corpus: WriteCorpus, tmp_path: Path) -> No
         assert client.count("guidelines").count == 12
 
 
+def test_a_dry_run_on_a_terminal_says_where_and_what_would_go(
+    write_corpus: WriteCorpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(write_corpus(short_rows(12), "today.jsonl"))
+    monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda self: self.name == "<stdout>", raising=False)
+    corpus = write_corpus(short_rows(11), "today.jsonl")
+    dry = run(corpus, "--sync", "--dry-run").stdout
+    assert dry.startswith("dry run into today (named after the file: --collection keeps")
+    assert "0 points to write" in dry
+    assert "11 are stored as they are\n1 points would be deleted" in dry
+    done = run(corpus, "--sync", "--collection", "today").stdout
+    assert "(11 unchanged, 1 deleted)\ntoday: 11 points" in done
+
+
 def test_rejected_rows_give_exit_code_8(write_corpus: WriteCorpus) -> None:
     corpus = write_corpus([*short_rows(3), "not json"])
     result = run(corpus)

@@ -18,10 +18,11 @@ from care_qdrant import progress as progress_module
 from care_qdrant.cli.ingest import command
 from care_qdrant.errors import InputError
 from care_qdrant.index.ingest import ingest
-from care_qdrant.index.report import IngestReport, Progress
+from care_qdrant.index.report import IngestReport
 from care_qdrant.index.settings import IngestSettings
 from care_qdrant.index.source import Reading
 from care_qdrant.model import pair as model_module
+from care_qdrant.progress import Progress
 from care_qdrant.qdrant.connection import open_client
 from tests.index.ingestion.conftest import WriteCorpus, short_rows
 from tests.tiny import HashModel
@@ -71,11 +72,14 @@ def test_progress_counts_what_is_stored_and_knows_the_limit(write_corpus: WriteC
 def test_in_a_pipe_there_is_a_line_a_minute(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(progress_module, "LINE_SECONDS", 0.05)
     with caplog.at_level("INFO"), progress_module.progress_bar("corpus") as show:
-        show(Progress(100, 60, 60, 2, 1_000.0, 240, 5_400.0, 0.5))
+        show(Progress(100, 60, 60, 2, 1_000.0, 6.5, 1.012, 0.03, 240, 5_400.0, 0.5))
         deadline = time.monotonic() + 60
         while not caplog.messages and time.monotonic() < deadline:
             time.sleep(0.01)
-    assert caplog.messages[0] == "corpus: 60 of 240 (25%) stored, 1,000 tokens/s, 2 rejected, 1 h 30 min left"
+    assert caplog.messages[0] == (
+        "corpus: 60 of 240 (25%) stored, 1,000 tokens/s, 6.5 documents/s, padding 1.01, idle 3%, 2 rejected, "
+        "1 h 30 min left"
+    )
 
 
 @pytest.mark.parametrize(

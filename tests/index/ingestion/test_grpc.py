@@ -12,7 +12,7 @@ from qdrant_client.grpc.points_service_pb2_grpc import PointsServicer, add_Point
 
 from care_qdrant.errors import Rejected, Unreachable
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.sender import Change, Insert, send_all
+from care_qdrant.qdrant.sender import Write, send_all
 from tests.index.ingestion.conftest import IMPATIENT
 
 
@@ -52,9 +52,9 @@ def collection(points: Points) -> Iterator[Collection]:
     server.stop(None)
 
 
-def insert(count: int) -> Insert:
+def insert(count: int) -> Write:
     ids = [f"00000000-0000-0000-0000-{number:012}" for number in range(count)]
-    return Insert([models.PointStruct(id=point, vector={"v": [1.0, 2.0]}, payload={"doc_id": point}) for point in ids])
+    return Write([models.PointStruct(id=point, vector={"v": [1.0, 2.0]}, payload={"doc_id": point}) for point in ids])
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED])
@@ -87,4 +87,4 @@ def test_messages_that_are_too_large_are_halved(collection: Collection, points: 
 
 def test_a_method_that_the_server_lacks_is_refused(collection: Collection) -> None:
     with pytest.raises(Rejected, match="UNIMPLEMENTED"):
-        send_all(collection, Change(insert(2).points), lambda _: None)
+        send_all(collection, Write(insert(2).points, "update"), lambda _: None)

@@ -165,6 +165,13 @@ def test_a_dry_run_counts_and_writes_nothing(qdrant: QdrantClient, write_corpus:
     assert report.estimate.points == 50
     assert report.estimate.bytes > 50 * 32 * 4
     assert report.estimate.seconds is not None
+    assert report.estimate.tokens_per_second is not None
+    assert report.estimate.seconds == pytest.approx(
+        report.estimate.tokens / report.estimate.tokens_per_second, rel=0.02
+    )
+    assert report.estimate.documents_per_second is not None
+    assert report.estimate.padding is not None
+    assert 1 <= report.estimate.padding < 1.5
     ingest(write_corpus(rows[:40]), HashModel(), qdrant, "corpus")
     report = ingest(
         write_corpus(rows[20:]),

@@ -7,12 +7,11 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import CareError
-from care_qdrant.index.ahead import read_ahead
-from care_qdrant.index.report import Stopwatch
 from care_qdrant.index.seen import Seen
+from care_qdrant.index.work import read_ahead
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.retry import Outage, RetryPolicy
-from care_qdrant.qdrant.sender import MAX_BYTES, QUEUE, Insert, Sender, in_requests
+from care_qdrant.qdrant.sender import MAX_BYTES, QUEUE, Sender, Write, in_requests
 from care_qdrant.types import Document
 
 
@@ -89,30 +88,19 @@ def test_one_line_when_waiting_begins_and_one_when_it_ends(caplog: pytest.LogCap
     assert len(caplog.records) == 2
 
 
-def test_the_stopwatch_measures_what_is_between() -> None:
-    watch = Stopwatch()
-    assert watch.idle_fraction == 0
-    with watch.running():
-        pass
-    with watch.running():
-        pass
-    assert 0 <= watch.running_seconds <= watch.total_seconds
-    assert 0 <= watch.idle_fraction <= 1
-
-
 def point(number: int, text: str = "") -> models.PointStruct:
     return models.PointStruct(id=number, vector={"v": [1.0, 2.0]}, payload={"_node_content": text})
 
 
 def test_requests_keep_to_points_and_bytes() -> None:
-    many = Insert([point(number) for number in range(1_000)])
+    many = Write([point(number) for number in range(1_000)])
     assert [len(part) for part in in_requests(many, 2, 256)] == [256, 256, 256, 232]
-    heavy = Insert([point(number, "长" * 300_000) for number in range(7)])
+    heavy = Write([point(number, "长" * 300_000) for number in range(7)])
     parts = list(in_requests(heavy, 2, 256))
     assert [len(part) for part in parts] == [2, 2, 2, 1]
     assert MAX_BYTES > 2 * 900_000 * 2
     assert [each.id for part in parts for each in part.points] == list(range(7))
-    assert list(in_requests(Insert([]), 2, 256)) == []
+    assert list(in_requests(Write([]), 2, 256)) == []
 
 
 @pytest.fixture
@@ -125,7 +113,7 @@ def test_a_slow_server_holds_the_encoder_back(client: QdrantClient) -> None:
     waiting: list[int] = []
     with Sender(Collection(client, "c")) as sender:
         for number in range(60):
-            sender.submit(lambda number=number: [Insert([point(number)])])  # type: ignore[misc]
+            sender.submit(lambda number=number: [Write([point(number)])])  # type: ignore[misc]
             waiting.append(number + 1 - sender.stored)
     assert max(waiting) <= QUEUE
     assert sender.stored == client.count("c").count == 60
@@ -133,10 +121,10 @@ def test_a_slow_server_holds_the_encoder_back(client: QdrantClient) -> None:
 
 def test_an_error_of_the_block_is_not_hidden(client: QdrantClient) -> None:
     with pytest.raises(ZeroDivisionError), Sender(Collection(client, "c")) as sender:
-        sender.submit(lambda: [Insert([point(1)])])
+        sender.submit(lambda: [Write([point(1)])])
         _ = 1 / 0
 
 
 def test_an_error_while_building_points_is_raised(client: QdrantClient) -> None:
     with pytest.raises(ZeroDivisionError), Sender(Collection(client, "c")) as sender:
-        sender.submit(lambda: [Insert([point(1 // 0)])])
+        sender.submit(lambda: [Write([point(1 // 0)])])

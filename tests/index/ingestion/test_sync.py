@@ -44,6 +44,14 @@ def test_a_truncated_corpus_deletes_nothing(qdrant: QdrantClient, write_corpus: 
     assert ingest(write_corpus(rows[:10]), HashModel(), qdrant, "corpus", settings=ANY_SHARE).deleted == 40
 
 
+def test_a_dry_run_that_the_guard_stops_claims_no_write(qdrant: QdrantClient, write_corpus: WriteCorpus) -> None:
+    rows = short_rows(50)
+    ingest(write_corpus(rows), HashModel(), qdrant, "corpus")
+    dry = IngestSettings(sync=True, dry_run=True)
+    with pytest.raises(InputError, match="this was a dry run, and nothing was deleted"):
+        ingest(write_corpus(rows[:10]), HashModel(), qdrant, "corpus", settings=dry)
+
+
 def test_a_corpus_with_rejected_rows_deletes_nothing_unless_told(
     qdrant: QdrantClient, write_corpus: WriteCorpus
 ) -> None:

@@ -1,71 +1,66 @@
-"""`CareVectorStore`: LlamaIndex's Qdrant store, made safe on collections that it did not create."""
+"""`CareVectorStore`: Qdrant for LlamaIndex, safe on collections that it did not create."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import replace
-from difflib import get_close_matches
+from dataclasses import dataclass, replace
 from functools import partial
-from inspect import signature
-from typing import Any, ParamSpec, Protocol, TypeVar, cast
+from importlib import import_module
+from typing import Any, ParamSpec, Protocol, Self, TypeVar
 
-from llama_index.core.bridge.pydantic import PrivateAttr
+from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, model_validator
 from llama_index.core.schema import BaseNode, MetadataMode
 from llama_index.core.utils import iter_batch
 from llama_index.core.vector_stores.types import (
+    BasePydanticVectorStore,
     MetadataFilters,
     VectorStoreQuery,
     VectorStoreQueryMode,
     VectorStoreQueryResult,
 )
 from llama_index.embeddings.care.nodes import embeds_other_metadata
-from llama_index.vector_stores.care.filters import build_filter, document_filter, node_filter, query_filter
+from llama_index.vector_stores.care.filters import DOCUMENT_ID_KEY, document_filter, node_filter, query_filter
 from llama_index.vector_stores.care.origin import check_nodes, check_query
 from llama_index.vector_stores.care.points import (
-    add_hash,
-    as_lists,
+    as_node,
     as_point_id,
+    as_result,
+    build_points,
     changed_texts,
     check_ids,
     having_ids,
     merge_operations,
-    read_result,
-    vector_of,
 )
-from llama_index.vector_stores.care.query import LEXICAL, build_plan, choose_diverse, clip_scores, fuse_by_scaled_score
-from llama_index.vector_stores.qdrant import QdrantVectorStore
-from llama_index.vector_stores.qdrant.base import DEFAULT_DENSE_VECTOR_NAME, DOCUMENT_ID_KEY
-from llama_index.vector_stores.qdrant.utils import HybridFusionCallable, SparseEncoderCallable
+from llama_index.vector_stores.care.query import LEXICAL, MODES, choose_diverse, clip_scores, fuse_by_scaled_score
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
 from qdrant_client.local.async_qdrant_local import AsyncQdrantLocal
 from typing_extensions import override
 
 from care_qdrant.encoders import bm25
-from care_qdrant.encoders.sparse import NATIVE_BM25, SparseQuery, SparseQueryEncoder, document_terms
+from care_qdrant.encoders.sparse import NATIVE_BM25, FastEmbedSparse, SparseQuery, SparseQueryEncoder, document_terms
 from care_qdrant.errors import InputError, Rejected
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.contracts import SparseContract, VectorContract, contract_metadata
 from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME
-from care_qdrant.qdrant.embedded_sparse import tune_sparse_search
 from care_qdrant.qdrant.layout import Layout
 from care_qdrant.qdrant.retry import RequestTooLarge
 from care_qdrant.search.fusion import Fusion
-from care_qdrant.search.plan import QueryPlan
+from care_qdrant.search.plan import Query, find
 from care_qdrant.search.resolve import CHECK_SECONDS, CollectionResolver, ResolvedCollection, StoreConfig
 from care_qdrant.search.retriever import SEARCH_POLICY
+from care_qdrant.types import Hit
 
 P = ParamSpec("P")
 T = TypeVar("T")
 Ids = list[str] | None
 Filters = MetadataFilters | None
+Terms = Callable[[list[str]], tuple[list[list[int]], list[list[float]]]]
+"""A sparse encoder as LlamaIndex's stores take it: indices and values of some texts."""
 
 SAMPLE_POINTS = 32
 """Points that are read once to find out who wrote the payloads."""
-
-_STOCK_SETTINGS = frozenset(signature(QdrantVectorStore.__init__).parameters) | QdrantVectorStore.model_fields.keys()
-"""What the stock store's constructor takes, and what its `to_dict` returns."""
 
 _THREADS = ThreadPoolExecutor(32, thread_name_prefix="care-store")
 """Async calls wait for sync ones in these, so that one client serves both and nothing is written twice."""
@@ -86,10 +81,11 @@ class HasContract(Protocol):
         """Return what a collection must say of its vectors."""
 
 
-class CareVectorStore(QdrantVectorStore):
+class CareVectorStore(BasePydanticVectorStore):
     """Searches one named vector of a collection, with the model that made it, whoever wrote the payloads.
 
-    What differs from ``QdrantVectorStore``, which fails silently in each case:
+    It takes the settings of LlamaIndex's ``QdrantVectorStore``, and reads and writes the same payloads. What differs is
+    where that one fails silently:
 
     - The vector is the one that was asked for, also beside an unnamed one, and also in a collection that is created.
     - With ``embedding=`` the collection's fingerprint is checked, and a collection that is created carries it; without,
@@ -116,13 +112,53 @@ class CareVectorStore(QdrantVectorStore):
         >>> store = CareVectorStore("corpus", client, embedding=CareEmbedding())  # doctest: +SKIP
     """
 
+    # A misspelt setting would leave its default in force, without a word.
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+
+    stores_text: bool = True
+    collection_name: str = Field(description="Name or alias.")
+    dense_vector_name: str = Field(default="", description="Of the vector that is searched.")
+    sparse_vector_name: str = Field(default="", description="Of the sparse vector; by default the only one.")
+    enable_hybrid: bool = Field(default=False, description="By default, where the collection has BM25 of this package.")
+    batch_size: int = Field(default=64, gt=0, description="Points of one request of `add`.")
+    parallel: int = Field(default=1, gt=0, description="Requests of `add` that are under way at a time.")
+    max_retries: int = Field(default=3, description="Attempts of a request that fails for the moment.")
+    index_doc_id: bool = Field(default=True, description="Index the ids of documents in a collection that is created.")
+    url: str | None = Field(default=None, description="Of the server, where no client is given.")
+    api_key: str | None = Field(default=None, repr=False, description="Of that server.")
+    client_kwargs: dict[str, Any] = Field(default_factory=dict, description="Other settings of that client.")
+    fastembed_sparse_model: str | None = Field(default=None, description="Sparse encoder by its name in FastEmbed.")
+    sparse_doc_fn: Terms | None = Field(default=None, exclude=True, description="Sparse encoder of nodes.")
+    sparse_query_fn: Terms | None = Field(default=None, exclude=True, description="Sparse encoder of queries.")
+    hybrid_fusion_fn: Callable[..., VectorStoreQueryResult] | None = Field(
+        default=None, exclude=True, description="Fuses the dense and the sparse answer in place of Qdrant."
+    )
+    payload_indexes: list[dict[str, Any]] | None = Field(
+        default=None, exclude=True, description="Indexes to create: field_name and field_schema of each."
+    )
+    dense_config: models.VectorParams | None = Field(default=None, exclude=True, description="Of a new collection.")
+    sparse_config: models.SparseVectorParams | None = Field(
+        default=None, exclude=True, description="Of a new collection."
+    )
+    quantization_config: Any | None = Field(default=None, exclude=True, description="Of a new collection.")
+    shard_number: int | None = Field(default=None, exclude=True, description="Of a new collection.")
+    replication_factor: int | None = Field(default=None, exclude=True, description="Of a new collection.")
+    write_consistency_factor: int | None = Field(default=None, exclude=True, description="Of a new collection.")
+    sharding_method: models.ShardingMethod | None = Field(
+        default=None, exclude=True, description="CUSTOM for shards by key, chosen by the next two."
+    )
+    shard_keys: list[models.ShardKey] | None = Field(default=None, exclude=True, description="Of a new collection.")
+    shard_key_selector_fn: Callable[..., Any] | None = Field(
+        default=None, exclude=True, description="Returns the shard keys of a ``shard_identifier``."
+    )
+
+    _client: QdrantClient = PrivateAttr()
     _named: Collection = PrivateAttr()
     _resolver: CollectionResolver = PrivateAttr()
-    _fusion: Fusion = PrivateAttr(default="linear")
-    _finds_bm25: bool = PrivateAttr(default=False)
-    _sparse_encoder: SparseQueryEncoder | None = PrivateAttr(default=None)
-    _own_fusion: HybridFusionCallable | None = PrivateAttr(default=None)
-    _embedding: HasContract | None = PrivateAttr(default=None)
+    _fusion: Fusion = PrivateAttr()
+    _finds_bm25: bool = PrivateAttr()
+    _sparse_encoder: SparseQueryEncoder | None = PrivateAttr()
+    _embedding: HasContract | None = PrivateAttr()
     _has_warned: bool = PrivateAttr(default=False)
 
     def __init__(
@@ -165,95 +201,92 @@ class CareVectorStore(QdrantVectorStore):
                 it encodes no documents (``documents=False``, or without torch), only the dimension of nodes is checked.
                 False for vectors that are of another text on purpose, as with HyDE.
             dense_vector_name: The stock store's word for ``vector_name``.
-            settings: Of ``QdrantVectorStore``: they are its own, and passed on as they are. ``enable_hybrid`` is on by
-                default where the collection has a BM25 vector of this package; queries of the default mode are then
-                hybrid, too.
+            settings: The other fields of this class. Where the collection has a BM25 vector of this package,
+                ``enable_hybrid`` is on by default, and queries of the default mode are hybrid, too.
 
         Raises:
-            InputError: There is no such setting; the vector is not there; no point of the collection has a text; or
-                ``aclient`` is an embedded database, which only one client can open.
+            InputError: The settings contradict each other; the vector is not there; no point of the collection has a
+                text; or ``aclient`` is an embedded database, which only one client can open.
             ContractError: Another model made the vectors.
         """
-        _require_known(settings)
-        if embedding is not None and not callable(getattr(embedding, "contract", None)):
-            raise InputError(
-                f"embedding= is a {type(embedding).__name__}, which does not say what made its vectors; expected a "
-                "CareEmbedding or a CareModel. For another class, leave embedding= out and give vector_name="
-            )
-        contract = embedding.contract() if embedding is not None else None
+        contract = _contract_of(embedding)
+        encoder = _other_encoder(sparse_encoder, sparse_vector_name, settings)
+        finds_bm25 = settings.get("enable_hybrid") is None and encoder is None
+        hybrid = bool(settings.pop("enable_hybrid", None)) or sparse_encoder is not None
         vector_name = vector_name or dense_vector_name
-        default_name = contract.model if contract is not None else DEFAULT_DENSE_VECTOR_NAME
-        hybrid = bool(settings.get("enable_hybrid"))
-        if sparse_encoder is not None:
-            _require_encoder_alone(settings, sparse_vector_name)
-            hybrid = True
-            settings.update(sparse_doc_fn=_no_terms, sparse_query_fn=_no_terms)
-        own_sparse = bool(settings.get("sparse_query_fn") or settings.get("fastembed_sparse_model"))
-        if settings.get("sparse_doc_fn") and not own_sparse:
-            raise InputError("sparse_doc_fn= without sparse_query_fn=: queries would be cut into other terms")
-        finds_bm25 = settings.get("enable_hybrid") is None and not own_sparse
-        settings["enable_hybrid"] = hybrid
-        if not own_sparse:
-            settings.update(sparse_doc_fn=self._bm25_of_documents, sparse_query_fn=_bm25_of_queries)
-        super().__init__(
-            collection_name,
-            client=_sync_client(aclient) if client is None and aclient is not None else client,
-            aclient=aclient,
-            dense_vector_name=vector_name or default_name,
-            sparse_vector_name=sparse_vector_name or (SPARSE_VECTOR_NAME if not own_sparse else None),
-            **settings,
-        )
-        self._fusion, self._finds_bm25, self._sparse_encoder = fusion, finds_bm25, sparse_encoder
-        if finds_bm25:
-            self._sparse_doc_fn, self._sparse_query_fn = self._bm25_of_documents, _bm25_of_queries
+        names = {
+            "collection_name": collection_name,
+            "dense_vector_name": vector_name or ("text-dense" if contract is None else contract.model),
+            "sparse_vector_name": sparse_vector_name or (SPARSE_VECTOR_NAME if encoder is None else "text-sparse-new"),
+        }
+        super().__init__(**{**settings, **names, "enable_hybrid": hybrid})
+        self._client = client or self._open(aclient)
+        self._fusion, self._finds_bm25, self._sparse_encoder = fusion, finds_bm25, encoder
         self._embedding = embedding if check_vectors else None
-        self._own_fusion = settings.get("hybrid_fusion_fn")
         config = StoreConfig(
-            sparse=None if finds_bm25 else self.enable_hybrid,
-            bm25=hybrid and not own_sparse,
+            sparse=None if finds_bm25 else hybrid,
+            bm25=hybrid and encoder is None,
             vector_name=vector_name,
             sparse_vector_name=sparse_vector_name,
             contract=contract,
             fingerprint=fingerprint,
             only_vector=True,
             text_field=text_field,
+            encode=getattr(embedding, "encode_query", None),
             sample_points=SAMPLE_POINTS,
         )
-        self._named = self._collection(collection_name)
+        policy = replace(SEARCH_POLICY, attempts=max(1, self.max_retries))
+        self._named = Collection(self._client, collection_name, policy)
         self._resolver = CollectionResolver(self._named, config, check_seconds=check_seconds)
-        if self._collection_initialized:
-            self._adopt(self._resolver.resolve())
+        if self._named.exists():
+            resolved = self._adopt(self._resolver.resolve())
+            resolved.collection.create_indexes(self._indexes())
+
+    @model_validator(mode="after")
+    def _require_shard_keys(self) -> Self:
+        by_key = self.sharding_method is models.ShardingMethod.CUSTOM
+        if by_key and not (self.shard_key_selector_fn and self.shard_keys):
+            raise ValueError("shards by key need shard_key_selector_fn= and shard_keys=")
+        return self
 
     @classmethod
     @override
     def class_name(cls) -> str:
         return "CareVectorStore"
 
+    @property
     @override
+    def client(self) -> QdrantClient:
+        return self._client
+
+    @override
+    def to_dict(self, **kwargs: Any) -> dict[str, Any]:
+        """Return what the constructor takes."""
+        fixed = ("stores_text", "is_embedding_query")
+        return {name: value for name, value in super().to_dict(**kwargs).items() if name not in fixed}
+
+    @property
+    def contract(self) -> VectorContract | None:
+        """What the model that this store was opened for makes; None when it was opened for none."""
+        return self._resolver.config.contract
+
     def set_query_functions(
         self,
-        sparse_doc_fn: SparseEncoderCallable | None = None,
-        sparse_query_fn: SparseEncoderCallable | None = None,
-        hybrid_fusion_fn: HybridFusionCallable | None = None,
+        sparse_doc_fn: Terms | None = None,
+        sparse_query_fn: Terms | None = None,
+        hybrid_fusion_fn: Callable[..., VectorStoreQueryResult] | None = None,
     ) -> None:
         """Exchange the sparse encoder, the fusion of hybrid queries, or both; what is not given stays.
 
         Raises:
             InputError: A sparse encoder for one side only.
         """
-        if (sparse_doc_fn is None) != (sparse_query_fn is None):
-            raise InputError("a sparse encoder has two sides: give sparse_doc_fn= and sparse_query_fn=")
-        if sparse_doc_fn is not None:
-            self._sparse_doc_fn, self._sparse_query_fn, self._sparse_encoder = sparse_doc_fn, sparse_query_fn, None
+        encoder = _functions(sparse_doc_fn, sparse_query_fn)
+        if encoder is not None:
+            self._sparse_encoder = encoder
             self._resolver.config = replace(self._resolver.config, bm25=False)
             self._resolver.forget()
-        if hybrid_fusion_fn is not None:
-            self._own_fusion = hybrid_fusion_fn
-
-    @property
-    def contract(self) -> VectorContract | None:
-        """What the model that this store was opened for makes; None when it was opened for none."""
-        return self._resolver.config.contract
+        self.hybrid_fusion_fn = hybrid_fusion_fn or self.hybrid_fusion_fn
 
     # The public methods. Each async one is the sync one in a thread.
 
@@ -302,9 +335,7 @@ class CareVectorStore(QdrantVectorStore):
                 limit=limit,
                 vectors=[resolved.vector_name] if resolved.vector_name else True,
             )
-            records = [record for page in pages for record in page]
-            found = read_result(records, resolved.layout, resolved.vector_name or "", or_unnamed=self._is_unbound)
-            return list(found.nodes or ())
+            return [as_node(resolved.read(record)) for page in pages for record in page]
 
         return self._use(read)
 
@@ -328,7 +359,7 @@ class CareVectorStore(QdrantVectorStore):
 
     @override
     async def async_add(self, nodes: Sequence[BaseNode], shard_identifier: Any = None, **options: Any) -> list[str]:
-        return await _in_thread(self.add, nodes, shard_identifier, **options)
+        return await _in_thread(self.add, nodes, shard_identifier)
 
     @override
     def delete(self, ref_doc_id: str, shard_identifier: Any = None, **options: Any) -> None:
@@ -353,88 +384,37 @@ class CareVectorStore(QdrantVectorStore):
     @override
     def clear(self) -> None:
         self._named.drop()
-        self._collection_initialized = False
         self._resolver.forget()
 
     @override
     async def aclear(self) -> None:
         await _in_thread(self.clear)
 
-    # What the stock store offers to those who extend it, in terms of the collection that was resolved last.
-
-    @override
-    def parse_to_query_result(self, response: list[Any]) -> VectorStoreQueryResult:
-        return read_result(response, self._layout, self.dense_vector_name, or_unnamed=self._is_unbound)
-
-    @override
-    def _collection_exists(self, collection_name: str) -> bool:
-        return self._collection(collection_name).exists()
-
-    @override
-    def _detect_vector_format(self, collection_name: str) -> None:
-        """Nothing: the stock store guesses here, and takes the unnamed vector where there is one."""
-
-    @override
-    async def _adetect_vector_format(self, collection_name: str) -> None:
-        """Nothing, as `_detect_vector_format`."""
-
-    @override
-    def _build_subfilter(self, filters: MetadataFilters) -> models.Filter:
-        return build_filter(filters, self._layout)
-
-    @override
-    def _build_query_filter(self, query: VectorStoreQuery) -> models.Filter | None:
-        return query_filter(query, self._layout)
-
-    @override
-    def _build_points(
-        self, nodes: list[BaseNode], sparse_vector_name: str
-    ) -> tuple[list[models.PointStruct], list[str]]:
-        """Let points be found by the filters of the tool that made the collection, and be read by it."""
-        points, ids = super()._build_points(nodes, sparse_vector_name)
-        if self._sparse_encoder is not None:
-            terms = document_terms(self._sparse_encoder, [node.get_content(MetadataMode.EMBED) for node in nodes])
-            for point, vector in zip(points, terms, strict=True):
-                point.vector = {**cast(dict[str, Any], point.vector), sparse_vector_name: vector}
-        if (layout := self._layout) is not None:
-            for node, point in zip(nodes, points, strict=True):
-                foreign = layout.written(node.get_content(MetadataMode.NONE), node.metadata, node.ref_doc_id)
-                point.payload = {**foreign, **(point.payload or {})}
-        if (fingerprint := self._resolver.config.expected) is not None:
-            for node, point in zip(nodes, points, strict=True):
-                add_hash(point, node, self.dense_vector_name, fingerprint)
-        return points, ids
-
     # Resolving and running
 
-    @property
-    def _layout(self) -> Layout | None:
-        resolved = self._resolver.resolved
-        return resolved.layout if resolved is not None else None
-
-    @property
-    def _is_unbound(self) -> bool:
-        """Whether nobody says which model makes the query vectors."""
-        return self._resolver.config.expected is None
-
-    def _collection(self, name: str) -> Collection:
-        """Return the way to the points: as patient as a search, with as many attempts as the settings say."""
-        return Collection(self._client, name, replace(SEARCH_POLICY, attempts=max(1, self.max_retries)))
+    def _open(self, aclient: AsyncQdrantClient | None) -> QdrantClient:
+        """Open the server of an async client, or the one that the settings name."""
+        if aclient is None:
+            if self.url is None:
+                raise InputError("CareVectorStore needs client=, aclient= or url=")
+            return QdrantClient(url=self.url, api_key=self.api_key, **self.client_kwargs)
+        if isinstance(aclient._client, AsyncQdrantLocal):
+            raise InputError(
+                "aclient= is an embedded database, which only one client can open: give client=QdrantClient(...) in "
+                "its place; async calls use it, too"
+            )
+        return QdrantClient(**aclient.init_options)
 
     def _use(self, work: Callable[[ResolvedCollection], T]) -> T:
         """Return the result of work on the collection, checked if due, and done again if it was replaced meanwhile."""
         return self._resolver.use(lambda resolved: work(self._adopt(resolved)))
 
     def _adopt(self, resolved: ResolvedCollection) -> ResolvedCollection:
-        """Let the fields of the stock store name the vectors that were chosen."""
+        """Let the fields name the vectors that were chosen."""
         self.dense_vector_name = resolved.vector_name or ""
         self.sparse_vector_name = resolved.sparse_vector_name or self.sparse_vector_name
         if self._finds_bm25:
             self.enable_hybrid = resolved.bm25 is not None
-        if resolved.bm25 is not None:
-            tune_sparse_search(self._client, resolved.name)
-        self._legacy_vector_format = self.dense_vector_name == ""
-        self._collection_initialized = True
         if resolved.unchecked is not None and not self._has_warned:
             self._has_warned = True
             logger.warning(
@@ -450,8 +430,7 @@ class CareVectorStore(QdrantVectorStore):
     def _check_query(self, query: VectorStoreQuery) -> None:
         """Refuse a dense query whose vector the embedding of this store did not make."""
         vector = query.query_embedding
-        is_lexical = query.mode == VectorStoreQueryMode.SPARSE and query.query_str is not None
-        if self._embedding is not None and self.contract is not None and vector is not None and not is_lexical:
+        if self._embedding is not None and self.contract is not None and vector is not None and not _is_lexical(query):
             check_query(self.collection_name, self.contract, self._embedding, query.query_str or "", vector)
 
     def _check_nodes(self, nodes: Sequence[BaseNode]) -> None:
@@ -466,60 +445,55 @@ class CareVectorStore(QdrantVectorStore):
     ) -> VectorStoreQueryResult:
         if resolved.bm25 is not None and query.mode == VectorStoreQueryMode.DEFAULT and query.query_str:
             query = replace(query, mode=VectorStoreQueryMode.HYBRID)
-        plan = self._plan(resolved, query, options)
-        requests = plan.requests()
-        if not requests:
-            return VectorStoreQueryResult(nodes=[], similarities=[], ids=[])
-        lists = resolved.collection.search("searching", requests)
-        to_result = partial(
-            read_result,
-            layout=resolved.layout,
-            vector_name=resolved.vector_name or "",
-            or_unnamed=self._is_unbound,
-        )
-        if plan.with_vectors:
-            vectors = [vector_of(point, resolved.vector_name or "", or_unnamed=True) or [] for point in lists[0]]
+        asked = self._asked(resolved, query, options)
+        [lists] = find(resolved, [asked])
+        if self.hybrid_fusion_fn is not None and asked.is_hybrid:
+            return self.hybrid_fusion_fn(*map(as_result, lists), alpha=asked.alpha_in(resolved), top_k=asked.top_k)
+        hits: list[Hit] = lists[0] if lists else []
+        if asked.with_vectors:
             threshold = options.get("mmr_threshold", query.mmr_threshold)
-            return to_result(choose_diverse(lists[0], vectors, query.query_embedding or [], threshold, plan.top_k))
-        if not plan.is_hybrid:
-            return to_result(lists[0])
-        if plan.fusion is not None:
-            return to_result(clip_scores(lists[0]))
-        if self._own_fusion is not None:
-            return self._own_fusion(*map(to_result, lists), alpha=plan.alpha, top_k=plan.top_k)
-        return to_result(fuse_by_scaled_score(lists[0], lists[1], plan.alpha, plan.top_k))
+            hits = choose_diverse(hits, asked.vector or [], threshold, asked.top_k)
+        elif asked.is_hybrid:
+            hits = (
+                clip_scores(hits)
+                if asked.fusion is not None
+                else fuse_by_scaled_score(lists[0], lists[1], asked.alpha_in(resolved), asked.top_k)
+            )
+        return as_result(hits)
 
-    def _plan(self, resolved: ResolvedCollection, query: VectorStoreQuery, options: dict[str, Any]) -> QueryPlan:
-        """Return the plan of a query; the options are those of the stock store."""
+    def _asked(self, resolved: ResolvedCollection, query: VectorStoreQuery, options: Mapping[str, Any]) -> Query:
+        """Return a query as the core takes it; the options are those of the stock store."""
+        if query.mode not in MODES:
+            answered = ", ".join(mode.value for mode in MODES)
+            raise ValueError(f"CareVectorStore answers queries of mode {answered}, none of mode {query.mode.value}")
         if query.mode in LEXICAL and not self.enable_hybrid:
             raise ValueError(f"a {query.mode.value} query needs CareVectorStore(..., enable_hybrid=True)")
         own_filter, params = options.get("qdrant_filters"), options.get("search_params")
-        return build_plan(
-            query,
-            self._terms(query) if query.mode in LEXICAL else None,
-            resolved,
+        terms = self._terms(query.query_str) if query.mode in LEXICAL and query.query_str else None
+        hybrid_top_k = query.hybrid_top_k if query.mode == VectorStoreQueryMode.HYBRID else None
+        return Query(
+            None if _is_lexical(query) else query.query_embedding,
+            terms,
+            hybrid_top_k or query.similarity_top_k,
             filter=own_filter if own_filter is not None else query_filter(query, resolved.layout),
             params=models.SearchParams(**params) if isinstance(params, dict) else params,
+            fusion=self._fusion if resolved.bm25 is not None and self.hybrid_fusion_fn is None else None,
+            alpha=query.alpha,
+            sparse_top_k=query.sparse_top_k,
+            with_vectors=query.mode == VectorStoreQueryMode.MMR and query.query_embedding is not None,
             shard_key=self._shard(options.get("shard_identifier")),
-            fusion=self._fusion if resolved.bm25 is not None and self._own_fusion is None else None,
         )
 
-    def _terms(self, query: VectorStoreQuery) -> SparseQuery | None:
-        if not query.query_str or self._sparse_query_fn is None:
-            return None
-        if self._sparse_encoder is not None:
-            return self._sparse_encoder(query.query_str)
-        (indices,), (values,) = self._sparse_query_fn([query.query_str])
-        return models.SparseVector(indices=indices, values=values)
+    def _terms(self, text: str) -> SparseQuery:
+        return bm25.query_vector(text) if self._sparse_encoder is None else self._sparse_encoder(text)
 
     # Writing
 
     def _write(self, resolved: ResolvedCollection, nodes: Sequence[BaseNode], shard: Any) -> list[str]:
         """Write nodes, ``parallel`` requests at a time; vectors of other models on the same points stay."""
-        points, ids = self._build_points(list(nodes), self.sparse_vector_name)
-        write = partial(self._write_batch, resolved, resolved.collection.of_shard(shard))
-        with ThreadPoolExecutor(max(1, self.parallel), thread_name_prefix="care-add") as threads:
-            outdated = sum(threads.map(write, iter_batch(points, self.batch_size)))
+        write = partial(self._write_nodes, resolved, resolved.collection.of_shard(shard))
+        with ThreadPoolExecutor(self.parallel, thread_name_prefix="care-add") as threads:
+            outdated = sum(threads.map(write, iter_batch(nodes, self.batch_size)))
         if outdated:
             logger.warning(
                 "%d points of collection %r have a new text; their vectors of other models were made of the old one: "
@@ -527,12 +501,15 @@ class CareVectorStore(QdrantVectorStore):
                 outdated,
                 self.collection_name,
             )
-        return ids
+        return [node.node_id for node in nodes]
 
-    def _write_batch(
-        self, resolved: ResolvedCollection, collection: Collection, points: list[models.PointStruct]
-    ) -> int:
-        """Write points in one request, or in halves of one that is too large; return how many have a new text."""
+    def _write_nodes(self, resolved: ResolvedCollection, collection: Collection, nodes: Sequence[BaseNode]) -> int:
+        """Write nodes in one request, or in halves of one that is too large; return how many have a new text."""
+        terms = {}
+        if self.enable_hybrid and resolved.sparse_vector_name is not None:
+            terms[resolved.sparse_vector_name] = self._stored_terms(resolved, nodes)
+        expected = self._resolver.config.expected
+        points = build_points(nodes, resolved.vector_name or "", terms, resolved.layout, expected)
         there = collection.retrieve([point.id for point in points]) if resolved.has_other_vectors else {}
         what = f"writing {len(points)} points"
         try:
@@ -541,8 +518,16 @@ class CareVectorStore(QdrantVectorStore):
             if len(points) == 1:
                 raise Rejected(f"{what}: the server finds even one point too large ({error})") from error
             half = len(points) // 2
-            return sum(self._write_batch(resolved, collection, part) for part in (points[:half], points[half:]))
+            return sum(self._write_nodes(resolved, collection, part) for part in (nodes[:half], nodes[half:]))
         return len(changed_texts(points, there.values(), resolved.layout))
+
+    def _stored_terms(self, resolved: ResolvedCollection, nodes: Sequence[BaseNode]) -> list[SparseQuery]:
+        texts = [node.get_content(MetadataMode.EMBED) for node in nodes]
+        if self._sparse_encoder is not None:
+            return document_terms(self._sparse_encoder, texts)
+        assert resolved.bm25 is not None, "without another encoder, the sparse vector is BM25 of this package"
+        k1, b, average = resolved.bm25.k1, resolved.bm25.b, resolved.bm25.average_length
+        return [bm25.document_vector(text, average_length=average, k1=k1, b=b) for text in texts]
 
     def _delete(self, where: Callable[[Layout | None], models.Filter], shard: Any) -> None:
         key = self._shard(shard)
@@ -561,37 +546,35 @@ class CareVectorStore(QdrantVectorStore):
             constants = SparseContract(bm25.ANALYSER, bm25.DEFAULT_K1, bm25.DEFAULT_B, average)
             metadata |= contract_metadata(self.sparse_vector_name, constants)
         distance = models.Distance.COSINE if contract is None else contract.qdrant_distance
-        dense = self._dense_config or models.VectorParams(size=dim, distance=distance)
-        sparse = self._sparse_config or models.SparseVectorParams(modifier=modifier)
+        dense = self.dense_config or models.VectorParams(size=dim, distance=distance)
+        sparse = self.sparse_config or models.SparseVectorParams(modifier=modifier)
         try:
             self._named.create(
                 vectors_config={self.dense_vector_name: dense},
                 sparse_vectors_config={self.sparse_vector_name: sparse} if self.enable_hybrid else None,
-                quantization_config=self._quantization_config,
-                shard_number=self._shard_number,
-                replication_factor=self._replication_factor,
-                sharding_method=self._sharding_method,
-                write_consistency_factor=self._write_consistency_factor,
+                quantization_config=self.quantization_config,
+                shard_number=self.shard_number,
+                replication_factor=self.replication_factor,
+                sharding_method=self.sharding_method,
+                write_consistency_factor=self.write_consistency_factor,
                 metadata=metadata or None,
             )
         except Rejected as error:
             # Another process made it in the meantime, or our own request did and its answer was lost.
             if "already exists" not in str(error):
                 raise
-        for key in self._shard_keys or ():
+        for key in self.shard_keys or ():
             self._named.of_shard(key).create_shard_key(None, None)
         indexes: dict[str, Any] = {DOCUMENT_ID_KEY: models.PayloadSchemaType.KEYWORD} if self.index_doc_id else {}
-        indexes |= {index["field_name"]: index.get("field_schema") for index in self._payload_indexes or ()}
-        self._named.create_indexes(indexes)
+        self._named.create_indexes(indexes | self._indexes())
 
-    def _bm25_of_documents(self, texts: list[str]) -> tuple[list[list[int]], list[list[float]]]:
-        resolved = self._resolver.resolved
-        assert resolved is not None and resolved.bm25 is not None, "points are built for a resolved collection"
-        k1, b, average = resolved.bm25.k1, resolved.bm25.b, resolved.bm25.average_length
-        return as_lists(bm25.document_vector(text, average_length=average, k1=k1, b=b) for text in texts)
+    def _indexes(self) -> dict[str, Any]:
+        return {index["field_name"]: index.get("field_schema") for index in self.payload_indexes or ()}
 
-    def _shard(self, shard_identifier: Any | None) -> Any | None:
-        return self._generate_shard_key_selector(shard_identifier) if shard_identifier is not None else None
+    def _shard(self, identifier: Any | None) -> Any | None:
+        if identifier is None or self.sharding_method is not models.ShardingMethod.CUSTOM:
+            return None
+        return None if self.shard_key_selector_fn is None else self.shard_key_selector_fn(identifier)
 
     def _warn_of_metadata(self, nodes: Sequence[BaseNode]) -> None:
         leaking = next((node for node in nodes if embeds_other_metadata(node)), None)
@@ -605,41 +588,56 @@ class CareVectorStore(QdrantVectorStore):
             )
 
 
-def _sync_client(aclient: AsyncQdrantClient) -> QdrantClient:
-    """Open the server of an async client."""
-    if isinstance(aclient._client, AsyncQdrantLocal):
+@dataclass(frozen=True, slots=True)
+class _Functions:
+    """A sparse encoder of two functions, in the form of `FastEmbedSparse`."""
+
+    documents: Terms
+    queries: Terms
+
+    def __call__(self, text: str) -> models.SparseVector:
+        (indices,), (values,) = self.queries([text])
+        return models.SparseVector(indices=indices, values=values)
+
+
+def _functions(documents: Terms | None, queries: Terms | None) -> _Functions | None:
+    if (documents is None) != (queries is None):
         raise InputError(
-            "aclient= is an embedded database, which only one client can open: give client=QdrantClient(...) in its "
-            "place; async calls use it, too"
+            "a sparse encoder has two sides, or queries would be cut into other terms than nodes: give sparse_doc_fn= "
+            "and sparse_query_fn="
         )
-    return QdrantClient(**aclient.init_options)
+    return None if documents is None or queries is None else _Functions(documents, queries)
 
 
-def _bm25_of_queries(texts: list[str]) -> tuple[list[list[int]], list[list[float]]]:
-    return as_lists(bm25.query_vector(text) for text in texts)
-
-
-def _no_terms(_texts: list[str]) -> tuple[list[list[int]], list[list[float]]]:
-    """Let the stock store write dense vectors alone."""
-    return [], []
-
-
-def _require_encoder_alone(settings: Mapping[str, Any], sparse_vector_name: str | None) -> None:
-    """Refuse settings that contradict ``sparse_encoder``."""
+def _other_encoder(
+    encoder: SparseQueryEncoder | None, vector_name: str | None, settings: Mapping[str, Any]
+) -> SparseQueryEncoder | None:
+    """Return the sparse encoder that takes the place of BM25 by this package, None for none."""
+    model = settings.get("fastembed_sparse_model")
     others = [name for name in ("sparse_doc_fn", "sparse_query_fn", "fastembed_sparse_model") if settings.get(name)]
-    if others or sparse_vector_name is None or settings.get("enable_hybrid") is False:
+    if encoder is not None and (others or not vector_name or settings.get("enable_hybrid") is False):
         raise InputError(
             "sparse_encoder= needs sparse_vector_name=, and excludes enable_hybrid=False and other sparse encoders"
-            + (f" ({', '.join(others)})" if others else "")
         )
+    functions = _functions(settings.get("sparse_doc_fn"), settings.get("sparse_query_fn"))
+    if functions is None and model is not None:
+        try:
+            fastembed = import_module("fastembed")
+        except ImportError as error:
+            raise InputError(f"fastembed_sparse_model={model!r} needs FastEmbed: pip install fastembed") from error
+        return FastEmbedSparse(fastembed.SparseTextEmbedding(model))
+    return encoder or functions
 
 
-def _require_known(settings: Iterable[str]) -> None:
-    """Refuse what the stock store would swallow: a misspelt setting would leave its default in force."""
-    for name in settings:
-        if name not in _STOCK_SETTINGS:
-            own = signature(CareVectorStore.__init__).parameters
-            close = get_close_matches(name, [*own, *_STOCK_SETTINGS], n=1)
-            raise InputError(
-                f"CareVectorStore has no setting {name!r}" + (f"; is {close[0]!r} meant?" if close else "")
-            )
+def _contract_of(embedding: HasContract | None) -> VectorContract | None:
+    if embedding is not None and not callable(getattr(embedding, "contract", None)):
+        raise InputError(
+            f"embedding= is a {type(embedding).__name__}, which does not say what made its vectors; expected a "
+            "CareEmbedding or a CareModel. For another class, leave embedding= out and give vector_name="
+        )
+    return None if embedding is None else embedding.contract()
+
+
+def _is_lexical(query: VectorStoreQuery) -> bool:
+    """Return whether a query is searched by its terms alone."""
+    return query.mode == VectorStoreQueryMode.SPARSE and query.query_str is not None

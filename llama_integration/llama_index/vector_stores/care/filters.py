@@ -20,13 +20,13 @@ from llama_index.core.vector_stores.types import (
     VectorStoreQuery,
 )
 from llama_index.vector_stores.care.points import having_ids
-from llama_index.vector_stores.qdrant.base import DOCUMENT_ID_KEY
 from qdrant_client import models
 
 from care_qdrant.errors import InputError
 from care_qdrant.qdrant.layout import Layout
 
 Value = str | int | float
+DOCUMENT_ID_KEY = "doc_id"
 
 _BOUNDS = {FilterOperator.GT: "gt", FilterOperator.GTE: "gte", FilterOperator.LT: "lt", FilterOperator.LTE: "lte"}
 _EXACT_IN_FLOAT = 2**53

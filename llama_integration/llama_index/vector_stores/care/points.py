@@ -1,65 +1,80 @@
-"""Points as nodes and nodes as points, whoever wrote them."""
+"""Hits as nodes and nodes as points, whoever wrote them."""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, cast
 from uuid import UUID
 
-from llama_index.core.schema import BaseNode, NodeRelationship, ObjectType, RelatedNodeInfo, TextNode
+from llama_index.core.schema import BaseNode, MetadataMode, NodeRelationship, ObjectType, RelatedNodeInfo, TextNode
 from llama_index.core.vector_stores.types import VectorStoreQueryResult
-from llama_index.core.vector_stores.utils import metadata_dict_to_node
+from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_metadata_dict
 from llama_index.vector_stores.care.origin import embedded_text_is_known, title_and_text
 from qdrant_client import models
 
+from care_qdrant.encoders.sparse import SparseQuery
 from care_qdrant.errors import InputError
-from care_qdrant.qdrant.layout import Layout
+from care_qdrant.qdrant.layout import Layout, read_hit
 from care_qdrant.qdrant.payload import content_hash
 from care_qdrant.qdrant.sender import hash_removal
-from care_qdrant.types import CARE_KEY
-
-Point = models.ScoredPoint | models.Record | models.PointStruct
+from care_qdrant.types import CARE_KEY, Hit
 
 _NUMBERS = 2**64
 """Qdrant's ids are UUIDs, or numbers below this one."""
 
 
-def read_result(
-    points: Sequence[Point], layout: Layout | None, vector_name: str, *, or_unnamed: bool
-) -> VectorStoreQueryResult:
-    """Return points as LlamaIndex takes the answer to a query: nodes, scores and ids, in their order."""
-    nodes = [read_node(point, layout) for point in points]
-    for node, point in zip(nodes, points, strict=True):
-        if node.embedding is None:
-            node.embedding = vector_of(point, vector_name, or_unnamed=or_unnamed)
-    scores = [getattr(point, "score", 1.0) for point in points]
-    return VectorStoreQueryResult(nodes=nodes, similarities=scores, ids=[str(point.id) for point in points])
+def as_result(hits: Sequence[Hit]) -> VectorStoreQueryResult:
+    """Return hits as LlamaIndex takes the answer to a query: nodes, scores and ids, in their order."""
+    return VectorStoreQueryResult(
+        nodes=[as_node(hit) for hit in hits],
+        similarities=[hit.score for hit in hits],
+        ids=[hit.point_id for hit in hits],
+    )
 
 
-def read_node(point: Point, layout: Layout | None) -> BaseNode:
-    """Return the node of a point; its text is empty where the point has none."""
-    payload = point.payload or {}
-    if "_node_content" in payload:
-        return metadata_dict_to_node(dict(payload))
-    if layout is None:
-        return TextNode(id_=str(point.id), text="", metadata=dict(payload))
-    node = TextNode(id_=str(point.id), text=layout.find_text(payload) or "", metadata=layout.metadata(payload))
-    document_id = layout.ref_doc_id(payload)
-    if document_id is not None:
-        source = RelatedNodeInfo(node_id=document_id, node_type=ObjectType.DOCUMENT)
-        node.relationships[NodeRelationship.SOURCE] = source
+def as_node(hit: Hit) -> BaseNode:
+    """Return the node of a hit, with its vector where that was asked for; its text is empty where it has none."""
+    if "_node_content" in hit.payload:
+        node: BaseNode = metadata_dict_to_node(dict(hit.payload))
+    else:
+        node = TextNode(id_=hit.point_id, text=hit.text, metadata=dict(hit.metadata))
+        if hit.document_id != hit.point_id:
+            source = RelatedNodeInfo(node_id=hit.document_id, node_type=ObjectType.DOCUMENT)
+            node.relationships[NodeRelationship.SOURCE] = source
+    if node.embedding is None and hit.vector is not None:
+        node.embedding = list(hit.vector)
     return node
 
 
-def vector_of(point: Point, vector_name: str, *, or_unnamed: bool = False) -> list[float] | None:
-    """Return the stored vector of that name, ``(dim,)``; None where the answer has none."""
-    vector: Any = getattr(point, "vector", None)
-    if isinstance(vector, list):
-        vector = {"": vector}
-    if not isinstance(vector, Mapping):
-        return None
-    if or_unnamed and list(vector) == [""]:
-        vector_name = ""
-    values = vector.get(vector_name)
-    return list(values) if values else None
+def build_points(
+    nodes: Sequence[BaseNode],
+    vector_name: str,
+    terms: Mapping[str, Sequence[SparseQuery]],
+    layout: Layout | None,
+    fingerprint: str | None,
+) -> list[models.PointStruct]:
+    """Return the points of nodes, found and read also by the tool that made the collection.
+
+    Args:
+        nodes: With their vectors.
+        vector_name: Of these.
+        terms: Name of the sparse vector to the terms of each node; empty where there is none.
+        layout: Of the points that are there.
+        fingerprint: Of the model that made the vectors; with it, a point says what its vector was made of. Only where
+            that is certain: a node whose metadata go into the embedded text may have been embedded with them or
+            without. ``care verify`` encodes a sample of the points that say nothing.
+    """
+    points = []
+    for number, node in enumerate(nodes):
+        payload = node_to_metadata_dict(node, remove_text=False, flat_metadata=False)
+        if layout is not None:
+            text = node.get_content(MetadataMode.NONE)
+            payload = {**layout.written(text, node.metadata, node.ref_doc_id), **payload}
+        if fingerprint is not None and embedded_text_is_known(node) and CARE_KEY not in payload:
+            digest = content_hash(fingerprint, "", title_and_text(node))
+            payload[CARE_KEY] = {"vectors": {vector_name: digest}}
+        vectors: dict[str, Any] = {vector_name: node.get_embedding()}
+        vectors |= {name: rows[number] for name, rows in terms.items()}
+        points.append(models.PointStruct(id=node.node_id, payload=payload, vector=vectors))
+    return points
 
 
 def check_ids(nodes: Iterable[BaseNode]) -> None:
@@ -88,18 +103,6 @@ def as_point_id(node_id: str) -> str | int | None:
         return None
 
 
-def add_hash(point: models.PointStruct, node: BaseNode, vector_name: str, fingerprint: str) -> None:
-    """Let a point say what its vector was made of, as the points of ingestion do.
-
-    Only where that is certain: a node whose metadata go into the embedded text may have been embedded with them or
-    without. ``care verify`` encodes a sample of the points that say nothing.
-    """
-    payload = point.payload or {}
-    if embedded_text_is_known(node) and CARE_KEY not in payload:
-        digest = content_hash(fingerprint, "", title_and_text(node))
-        point.payload = {**payload, CARE_KEY: {"vectors": {vector_name: digest}}}
-
-
 def merge_operations(
     points: Sequence[models.PointStruct], stored: Iterable[models.Record]
 ) -> list[models.UpdateOperation]:
@@ -110,7 +113,7 @@ def merge_operations(
     written vectors and of the payload goes: whoever made them sees that they are others now, and makes them again.
     """
     written = {name for point in points for name in cast(Mapping[str, Any], point.vector)}
-    there = {str(UUID(str(record.id))): _bookkeeping(record.payload or {}, written) for record in stored}
+    there = {_uuid(record): _bookkeeping(record.payload or {}, written) for record in stored}
     old = [point for point in points if _uuid(point) in there]
     new = [point for point in points if _uuid(point) not in there]
     operations: list[models.UpdateOperation] = []
@@ -132,16 +135,12 @@ def changed_texts(
     points: Iterable[models.PointStruct], stored: Iterable[models.Record], layout: Layout | None
 ) -> list[models.PointStruct]:
     """Return the points that are stored with another text."""
-    texts = {str(UUID(str(record.id))): read_node(record, layout).get_content() for record in stored}
+    texts = {_uuid(record): as_node(read_hit(record, layout)).get_content() for record in stored}
     return [
-        point for point in points if texts.get(_uuid(point)) not in (None, "", read_node(point, None).get_content())
+        point
+        for point in points
+        if texts.get(_uuid(point)) not in (None, "", as_node(read_hit(point, layout)).get_content())
     ]
-
-
-def as_lists(vectors: Iterable[models.SparseVector]) -> tuple[list[list[int]], list[list[float]]]:
-    """Return sparse vectors as the stock store's functions return them: their indices, and their values."""
-    listed = list(vectors)
-    return [vector.indices for vector in listed], [vector.values for vector in listed]
 
 
 def _bookkeeping(payload: Mapping[str, Any], written: Container[str]) -> dict[str, Any]:
@@ -162,5 +161,5 @@ def _merged(kept: Mapping[str, Any], payload: Mapping[str, Any]) -> dict[str, An
     return {**payload, CARE_KEY: {**ours, "vectors": {**ours["vectors"], **own["vectors"]}}}
 
 
-def _uuid(point: models.PointStruct) -> str:
+def _uuid(point: models.PointStruct | models.Record) -> str:
     return str(UUID(str(point.id)))

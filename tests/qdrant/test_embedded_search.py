@@ -1,4 +1,4 @@
-"""The sparse search on arrays against qdrant-client's own, while points come, change and go."""
+"""Searches on arrays against qdrant-client's own, while points come, change and go."""
 
 import random
 from collections.abc import Callable
@@ -8,8 +8,9 @@ from pathlib import Path
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.encoders import bm25
-from care_qdrant.qdrant.embedded_sparse import tune_sparse_search
-from care_qdrant.search.fusion import fused_request
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.embedded_search import search_arrays
+from care_qdrant.search.fusion import Fusion, fused_request
 from tests.tiny import medical_texts
 
 TEXTS = medical_texts(120)
@@ -17,6 +18,7 @@ QUERIES = [TEXTS[3][:12], TEXTS[70][:30], "HbA1c 6.5%", "没有这样的词xyz"]
 EVEN = models.Filter(must=[models.FieldCondition(key="even", match=models.MatchValue(value=True))])
 NOT_TEN = models.Filter(must_not=[models.HasIdCondition(has_id=list(range(10)))])
 SOME = models.Filter(must=[models.HasIdCondition(has_id=[3, 4, 70, 999]), *(EVEN.must or [])])  # type: ignore[misc]
+FUSIONS: list[Fusion] = ["linear", "dbsf", "rrf"]
 FILTERS = [None, EVEN, NOT_TEN, SOME]
 
 
@@ -35,7 +37,7 @@ def _create(client: QdrantClient) -> None:
     client.upsert("corpus", [_point(number, text) for number, text in enumerate(TEXTS)])
 
 
-def _answers(client: QdrantClient) -> list[list[tuple[object, float, object]]]:
+def _requests() -> list[models.QueryRequest]:
     requests = []
     for text in QUERIES:
         for where in FILTERS:
@@ -43,10 +45,27 @@ def _answers(client: QdrantClient) -> list[list[tuple[object, float, object]]]:
             dense = models.Prefetch(query=[0.1, 0.2, -0.3, 0.4], using="d", filter=where)
             plain = models.QueryRequest(query=sparse.query, using="bm25", filter=where, limit=7, with_payload=True)
             requests += [plain, plain.model_copy(update={"offset": 3, "score_threshold": 1.0})]
-            requests.append(fused_request(dense, sparse, fusion="linear", alpha=0.4, limit=7))
-            requests.append(fused_request(dense, sparse, fusion="rrf", alpha=0.4, limit=7))
-    answers = client.query_batch_points("corpus", requests)
+            for fusion in FUSIONS:
+                requests.append(fused_request(dense, sparse, fusion=fusion, alpha=0.4, limit=7))
+    return requests
+
+
+def _own(client: QdrantClient) -> list[list[tuple[object, float, object]]]:
+    answers = client.query_batch_points("corpus", _requests())
     return [[(point.id, point.score, point.payload) for point in answer.points] for answer in answers]
+
+
+def _on_arrays(client: QdrantClient) -> list[list[tuple[object, float, object]]]:
+    answers = [
+        search_arrays(client, "corpus", request) for request in _requests() if request.prefetch or _terms(request)
+    ]
+    assert None not in answers
+    found = Collection(client, "corpus").search("searching", _requests())
+    return [[(point.id, point.score, point.payload) for point in points] for points in found]
+
+
+def _terms(request: models.QueryRequest) -> bool:
+    return isinstance(request.query, models.SparseVector) and bool(request.query.indices)
 
 
 CHANGES: dict[str, Callable[[QdrantClient], object]] = {
@@ -74,12 +93,11 @@ def test_scores_stay_equal_while_points_come_change_and_go(tmp_path: Path) -> No
         for name, change in CHANGES.items():
             for client in (fast, own):
                 change(client)
-            assert tune_sparse_search(fast, "corpus")
-            found = _answers(fast)
-            assert found == _answers(own), name
+            found = _on_arrays(fast)
+            assert found == _own(own), name
             assert any(found)
 
 
 def test_what_is_no_embedded_collection_is_left_alone() -> None:
     with closing(QdrantClient(":memory:")) as client:
-        assert not tune_sparse_search(client, "missing")
+        assert search_arrays(client, "missing", _requests()[0]) is None

@@ -1,0 +1,64 @@
+"""``care demo``: the sample corpus in a collection, and the search page on it."""
+
+import webbrowser
+from pathlib import Path
+
+import click
+
+from care_qdrant.console.groups import CONTEXT
+
+SAMPLES = (
+    Path(__file__).parents[1] / "sample" / "corpus.jsonl",  # in a wheel
+    Path(__file__).parents[2] / "examples" / "sample" / "corpus.jsonl",  # in a clone
+)
+
+
+@click.command(name="demo", context_settings=CONTEXT)
+@click.option(
+    "--path",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("care-demo"),
+    show_default=True,
+    help="Folder of the demo's own embedded database; it is unpickled when opened.",
+)
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="Port; 0 takes a free one."
+)
+@click.option("--browser/--no-browser", default=True, show_default=True, help="Open the page.")
+def command(path: Path, port: int, browser: bool) -> None:
+    """Put the 339 sample documents into a collection, and open the search page on it.
+
+    It needs no server and no GPU; the second start encodes nothing again. Ctrl-C ends it.
+
+    \b
+    Example:
+      care demo
+      care demo --port 0 --no-browser
+    """
+    from care_qdrant.errors import needs_extra
+    from care_qdrant.index.ingest import ingest
+    from care_qdrant.index.settings import IngestSettings
+    from care_qdrant.model.pair import CareModel
+    from care_qdrant.progress import progress_bar
+    from care_qdrant.qdrant.connection import open_client
+    from care_qdrant.serve.settings import ServeSettings
+    from care_qdrant.serve.supervisor import serve
+
+    with needs_extra("serve", "care demo"):
+        import uvicorn  # noqa: F401
+    corpus = next(file for file in SAMPLES if file.is_file())
+    with open_client(path=path) as client, progress_bar("sample", "stored") as show:
+        ingest(corpus, CareModel.load(), client, "sample", settings=IngestSettings(sparse=True), on_progress=show)
+
+    def announce(address: str) -> None:
+        click.echo(f"the search page is at {address} (Ctrl-C ends it)", err=True)
+        if browser:
+            webbrowser.open(address)
+
+    settings = ServeSettings(
+        load_models=lambda: [CareModel.load()],
+        open_qdrant=lambda: open_client(path=path),
+        collections=("sample",),
+        port=port,
+    )
+    serve(settings, announce)

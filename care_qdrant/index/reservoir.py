@@ -1,0 +1,32 @@
+"""A sample of a stream whose length is not known."""
+
+import random
+from collections.abc import Iterable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Reservoir(Generic[T]):
+    """Items of which each had the same chance to be drawn (Vitter 1985, algorithm R)."""
+
+    def __init__(self, size: int, seed: int | None = None) -> None:
+        """Start empty.
+
+        Args:
+            size: Most items that are kept.
+            seed: Of the draw; None draws differently in each run.
+        """
+        self.drawn: list[T] = []
+        self.seen = 0
+        """Number of items that could have been drawn."""
+        self._size, self._chance = size, random.Random(seed)
+
+    def draw(self, items: Iterable[T]) -> None:
+        """Draw from more items."""
+        for item in items:
+            self.seen += 1
+            if len(self.drawn) < self._size:
+                self.drawn.append(item)
+            elif (place := self._chance.randrange(self.seen)) < self._size:
+                self.drawn[place] = item

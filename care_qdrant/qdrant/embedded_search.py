@@ -1,0 +1,256 @@
+"""Searches of the embedded database on arrays: the answers of qdrant-client, in a fraction of its time.
+
+qdrant-client merges a sparse query with every stored vector in pure Python, 70 microseconds each, and runs each leaf of
+a fused query once for every list that it is in. Here stored sparse vectors are also kept as flat arrays, beside the
+open client and only as long; a leaf is searched once, and its scores serve all candidates. Products are added up in the
+same order and precision, so scores are equal to the last bit. Nothing of qdrant-client is replaced: its local
+collections are read, and where they are not as expected, qdrant-client answers itself.
+"""
+
+import array
+from collections.abc import Sequence
+from operator import getitem, is_
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+from qdrant_client import QdrantClient, models
+from qdrant_client.hybrid.fusion import distribution_based_score_fusion, reciprocal_rank_fusion
+from qdrant_client.local.distances import calculate_distance
+
+_READ = (
+    "_payload_and_non_deleted_mask",
+    "_rescore_idf",
+    "config",
+    "deleted_per_vector",
+    "get_vector_params",
+    "ids_inv",
+    "payload",
+    "sparse_vectors",
+    "vectors",
+)
+"""Of qdrant-client's local collections, which are no public interface."""
+
+Mask = npt.NDArray[np.bool_]
+Scores = npt.NDArray[np.float32]
+Order = npt.NDArray[np.int64]
+Found = list[models.ScoredPoint]
+
+_COLUMNS: "WeakKeyDictionary[Any, dict[str, SparseColumn]]" = WeakKeyDictionary()
+"""By local collection and name of the vector; callers hold the lock of the client."""
+
+
+def search_arrays(client: QdrantClient, collection: str, request: models.QueryRequest) -> Found | None:
+    """Return the answer to a BM25 or a fused request, None for any other, which is left to qdrant-client.
+
+    Args:
+        client: Of an embedded database.
+        collection: Its name.
+        request: A sparse search; or a fusion of searches as `care_qdrant.search.fusion` builds it.
+    """
+    local: Any = getattr(client._client, "collections", {}).get(collection)
+    if not all(hasattr(local, name) for name in _READ):
+        return None
+    search, query, start = _Search(local), request.query, request.offset or 0
+    end = start + (request.limit or 10)
+    if request.prefetch is None:
+        if not isinstance(query, models.SparseVector) or not query.indices:
+            return None
+        leaf = models.Prefetch(
+            query=query, using=request.using, filter=request.filter, params=request.params, limit=end
+        )
+        leaf.score_threshold = request.score_threshold
+        best = search.leaf(leaf)
+        points = None if best is None else best[start:]
+    elif request.filter is not None or request.score_threshold is not None or not isinstance(request.prefetch, list):
+        return None
+    elif isinstance(query, models.FusionQuery):
+        lists = search.leaves(request.prefetch)
+        fuse = reciprocal_rank_fusion if query.fusion is models.Fusion.RRF else distribution_based_score_fusion
+        points = None if lists is None else fuse(lists, limit=end)[start:]
+    elif isinstance(query, models.FormulaQuery):
+        best = search.weighted(request.prefetch, query, end)
+        points = None if best is None else best[start:]
+    else:
+        return None
+    return None if points is None else _with_payloads(client, collection, points, request)
+
+
+class _Search:
+    """One request: what its leaves have in common, as the points that pass their filter, is computed once."""
+
+    def __init__(self, local: Any) -> None:
+        self._local = local
+        self._scores: list[tuple[models.Prefetch, Scores, Order]] = []
+        self._masks: list[tuple[models.Filter | None, Mask]] = []
+
+    def leaves(self, leaves: Sequence[models.Prefetch]) -> list[Found] | None:
+        """Return the best points of each leaf, None where one is no plain search."""
+        found = [self.leaf(leaf) for leaf in leaves]
+        return None if None in found else [best for best in found if best is not None]
+
+    def leaf(self, leaf: models.Prefetch) -> Found | None:
+        """Return the best points of one search."""
+        rows, ranked = self._best(leaf), self._ranked(leaf)
+        return None if rows is None or ranked is None else self._points(rows, ranked[0][rows])
+
+    def weighted(self, sources: Sequence[models.Prefetch], query: models.FormulaQuery, limit: int) -> Found | None:
+        """Return the best candidates of the leaves, each scored by all of them."""
+        weights, leaves = _weights(query), sources[0].prefetch
+        if weights is None or not isinstance(leaves, list) or any(each.prefetch != leaves for each in sources):
+            return None
+        scored = [leaf for each in sources for leaf in leaves if (leaf.query, leaf.using) == (each.query, each.using)]
+        found = [rows for leaf in leaves if (rows := self._best(leaf)) is not None]
+        if not len(scored) == len(weights) == len(sources) or len(found) < len(leaves):
+            return None
+        rows = np.unique(np.concatenate(found))
+        total, places = np.zeros(len(rows)), []
+        for leaf, weight in zip(scored, weights, strict=True):
+            ranked = self._ranked(leaf)
+            if ranked is None:
+                return None
+            scores, order = ranked
+            has = self._mask(leaf)[rows] & (scores[rows] > -np.inf)
+            total[has] += weight * scores[rows][has].astype(np.float64)
+            place = np.empty(len(scores), dtype=np.int64)
+            place[order] = np.arange(len(scores))
+            places.append(np.where(has, place[rows], len(scores)))
+        final = total.astype(np.float32)
+        # Equal scores in the order of the lists, the first one first.
+        best = np.lexsort((*reversed(places), -final))[:limit]
+        return self._points(rows[best], final[best])
+
+    def _best(self, leaf: models.Prefetch) -> Order | None:
+        """Return the rows of the best points of one search, None for another kind of search."""
+        ranked = self._ranked(leaf)
+        if ranked is None:
+            return None
+        (scores, order), mask = ranked, self._mask(leaf)
+        least = -np.inf if leaf.score_threshold is None else leaf.score_threshold
+        return order[mask[order] & (scores[order] > least)][: leaf.limit or 10]
+
+    def _points(self, rows: Order, scores: Scores) -> Found:
+        ids = (self._local.ids_inv[row] for row in rows.tolist())
+        return [
+            models.ScoredPoint.model_construct(id=point_id, version=0, score=score, payload=None, vector=None)
+            for point_id, score in zip(ids, scores.astype(float).tolist(), strict=True)
+        ]
+
+    def _ranked(self, leaf: models.Prefetch) -> tuple[Scores, Order] | None:
+        """Return the score of every point by a leaf, and all points best first; None for another kind of search."""
+        for known, its_scores, its_order in self._scores:
+            if known is leaf:
+                return its_scores, its_order
+        local, name, query = self._local, leaf.using or "", leaf.query
+        scores: Any
+        if leaf.prefetch is not None or (leaf.params is not None and leaf.params.idf is not None):
+            return None
+        if isinstance(query, models.SparseVector) and name in local.sparse_vectors:
+            if local.config.sparse_vectors[name].modifier == models.Modifier.IDF:
+                query = local._rescore_idf(query, name, None)
+            scores = _column(local, name).scores(query)
+        elif isinstance(query, list) and query and isinstance(query[0], float) and name in local.vectors:
+            distance = local.get_vector_params(name).distance
+            if distance not in (models.Distance.COSINE, models.Distance.DOT):
+                return None
+            scores = calculate_distance(np.array(query), local.vectors[name][: len(local.payload)], distance)
+        else:
+            return None
+        order = np.argsort(scores)[::-1]
+        self._scores.append((leaf, scores, order))
+        return scores, order
+
+    def _mask(self, leaf: models.Prefetch) -> Mask:
+        """Return which points pass the filter of a leaf, are not deleted and have its vector."""
+        mask = next((mask for known, mask in self._masks if known == leaf.filter), None)
+        if mask is None:
+            mask = self._local._payload_and_non_deleted_mask(leaf.filter).astype(bool)
+            self._masks.append((leaf.filter, mask))
+        missing: Mask = self._local.deleted_per_vector[leaf.using or ""].astype(bool)
+        return mask & ~missing[: len(mask)]
+
+
+def _weights(query: models.FormulaQuery) -> list[float] | None:
+    """Return the weight of each list in a formula that adds them up, None for another formula."""
+    if any((query.defaults or {}).values()):
+        return None
+    terms = query.formula.sum if isinstance(query.formula, models.SumExpression) else []
+    found: list[float] = []
+    for number, term in enumerate(terms):
+        factors = term.mult if isinstance(term, models.MultExpression) else []
+        if len(factors) != 2 or not isinstance(factors[0], float | int) or factors[1] != f"$score[{number}]":
+            return None
+        found.append(float(factors[0]))
+    return found
+
+
+def _with_payloads(client: QdrantClient, collection: str, points: Found, request: models.QueryRequest) -> Found:
+    """Read what the caller wants of the points that are in the answer, and of no others."""
+    payload = bool(request.with_payload) if isinstance(request.with_payload, bool | None) else request.with_payload
+    vectors = request.with_vector or False
+    records = {
+        record.id: record
+        for record in client.retrieve(
+            collection, [point.id for point in points], with_payload=payload, with_vectors=vectors
+        )
+    }
+    for point in points:
+        point.payload, point.vector = records[point.id].payload, records[point.id].vector
+    return points
+
+
+def _column(local: Any, name: str) -> "SparseColumn":
+    """Return the sparse vectors of a name as they are now."""
+    vectors, columns = local.sparse_vectors[name][: len(local.payload)], _COLUMNS.setdefault(local, {})
+    if name not in columns or not columns[name].holds(vectors):
+        columns[name] = SparseColumn(vectors)
+    return columns[name]
+
+
+class SparseColumn:
+    """The sparse vectors of one name as flat arrays."""
+
+    def __init__(self, vectors: Sequence[models.SparseVector]) -> None:
+        """Copy the indices of the vectors, which are sorted: about 20 nanoseconds each."""
+        self._vectors = list(vectors)
+        lengths = np.fromiter((len(vector.indices) for vector in vectors), np.int64, len(vectors))
+        self._starts = np.cumsum(lengths) - lengths
+        self._rows = np.repeat(np.arange(len(vectors), dtype=np.int32), lengths)
+        indices = array.array("I")
+        for vector in vectors:
+            indices.fromlist(vector.indices)
+        self._indices = np.array(indices, dtype=np.uint32)
+        self._low_bits = self._indices.astype(np.uint16)
+        self._values = np.zeros(len(self._indices), dtype=np.float64)
+        self._is_copied = np.zeros(len(self._indices), dtype=bool)
+
+    def holds(self, vectors: Sequence[models.SparseVector]) -> bool:
+        """Return whether these are the very vectors that were copied; the database replaces them, and changes none."""
+        return len(vectors) == len(self._vectors) and all(map(is_, vectors, self._vectors))
+
+    def scores(self, query: models.SparseVector) -> Scores:
+        """Return the dot product of a query with each vector, ``(n,)``; minus infinity where they share no index."""
+        wanted = np.asarray(query.indices, dtype=np.uint32)
+        order = np.argsort(wanted)
+        wanted, weights = wanted[order], np.asarray(query.values, dtype=np.float64)[order]
+        is_near = np.zeros(1 << 16, dtype=bool)
+        is_near[wanted.astype(np.uint16)] = True
+        near = np.flatnonzero(is_near[self._low_bits])
+        places = np.minimum(np.searchsorted(wanted, self._indices[near]), len(wanted) - 1)
+        is_hit = wanted[places] == self._indices[near]
+        hits, places = near[is_hit], places[is_hit]
+        rows, count = self._rows[hits], len(self._vectors)
+        sums = np.bincount(rows, self._stored_values(hits) * weights[places], minlength=count).astype(np.float64)
+        sums[np.bincount(rows, minlength=count) == 0] = -np.inf
+        return sums.astype(np.float32)
+
+    def _stored_values(self, hits: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """Return the numbers at these places; each is copied when a query first meets it, as most are never met."""
+        new = hits[~self._is_copied[hits]]
+        rows = self._rows[new]
+        lists = map([vector.values for vector in self._vectors].__getitem__, rows.tolist())
+        offsets = (new - self._starts[rows]).tolist()
+        self._values[new] = np.fromiter(map(getitem, lists, offsets), np.float64, len(new))
+        self._is_copied[new] = True
+        return self._values[hits]

@@ -1,0 +1,103 @@
+"""What a collection holds, for somebody who has not seen it: its size, questions that it answers, keys of its filters.
+
+All of it but the size is read off a sample of the points. Its own questions also say which score is a good one
+(`floor`): scores of two encoders, or of two collections, have no common scale.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.layout import read_hit
+from care_qdrant.search.retriever import Retriever
+from care_qdrant.types import Vectors
+
+Scalar = str | int | float | bool
+
+SAMPLE_POINTS = 256
+FLOOR_QUESTIONS = 32
+MIN_QUESTIONS = 16
+"""Fewer say nothing about the lowest of their scores."""
+FLOOR_QUANTILE = 0.2
+"""Chosen on the sample corpus, tried on another one: benchmarks/results/good-match.json."""
+MAX_VALUES = 50
+"""A key with more values in the sample is named without them."""
+_QUESTION_CHARACTERS = 60
+_ASKS = re.compile(
+    r"[?？]|[吗呢]$|怎么|如何|什么|哪些|为何|多少|能不能|\b(how|what|why|when|which|can|does|is)\b", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The title of a document, or its first sentence where it has none, taken as a query."""
+
+    text: str
+    document_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """What a sample of a collection shows."""
+
+    points: int
+    """Points of the collection, counted exactly."""
+    questions: tuple[Question, ...]
+    """One of each sampled document; those that ask something come first."""
+    keys: Mapping[str, tuple[Scalar, ...]]
+    """Metadata keys with the values that the sample has, sorted; empty for a key with more than `MAX_VALUES`."""
+
+
+def overview(collection: Collection) -> Overview:
+    """Read what a collection holds off a sample of its points."""
+    found: dict[str, Question] = {}
+    values: dict[str, set[Scalar]] = {}
+    for record in collection.sample(SAMPLE_POINTS):
+        hit = read_hit(record)
+        if text := _question(hit.title or hit.text):
+            found.setdefault(text, Question(text, hit.document_id))
+        for key, value in hit.metadata.items():
+            each = value if isinstance(value, list) else [value]
+            scalars = {one for one in each if isinstance(one, Scalar)}
+            if scalars:
+                values.setdefault(key, set()).update(scalars)
+    questions = sorted(found.values(), key=lambda one: _ASKS.search(one.text) is None)
+    keys = {key: tuple(sorted(there, key=str)) if len(there) <= MAX_VALUES else () for key, there in values.items()}
+    return Overview(collection.count(), tuple(questions), dict(sorted(keys.items())))
+
+
+def floor(
+    retriever: Retriever,
+    questions: Sequence[Question],
+    encode: Callable[[Sequence[str]], Vectors] | None = None,
+) -> float | None:
+    """Return a score below which a best hit is no good match: most questions of the collection reach more.
+
+    Each of its own questions is searched, and the best hit *without its own document* counts: what a question of this
+    collection's field finds in other documents, a query from elsewhere (another language, another subject) does not.
+
+    Args:
+        retriever: Searches the collection in the mode whose scores are to be judged.
+        questions: Of `overview`; the first `FLOOR_QUESTIONS` are asked.
+        encode: As in `Retriever.search`.
+
+    Returns:
+        The `FLOOR_QUANTILE` of the best scores; None where there are fewer than `MIN_QUESTIONS` of them.
+    """
+    asked = questions[:FLOOR_QUESTIONS]
+    found = retriever.search([question.text for question in asked], 2, encode=encode)
+    best = [
+        next((hit.score for hit in hits if hit.document_id != question.document_id), None)
+        for question, hits in zip(asked, found, strict=True)
+    ]
+    scores = [score for score in best if score is not None]
+    return float(np.quantile(scores, FLOOR_QUANTILE)) if len(scores) >= MIN_QUESTIONS else None
+
+
+def _question(text: str) -> str:
+    """Return the first sentence of a text, with its question mark where it has one."""
+    match = re.match(r"\s*([^。！!.\n?？]+[?？]?)", text)
+    return match[1].strip()[:_QUESTION_CHARACTERS] if match else ""
