@@ -12,6 +12,7 @@ PROGRAMS = {
     "care-ingest": ("care_qdrant.cli.ingest", "command"),
     "care-train": ("care_trainer.cli", "care_train"),
     "care-bench": ("care_benchmarks.cli", "care_bench"),
+    "care-data": ("care_data.cli", "care_data"),
 }
 
 

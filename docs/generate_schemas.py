@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 
@@ -24,8 +25,11 @@ REPORTS = {
 
 
 def schema(module: str, name: str) -> str:
-    """Return the schema of what a command prints."""
-    content = TypeAdapter(getattr(import_module(module), name)).json_schema(mode="serialization")
+    """Return the schema of what a command prints: not the fields that a class keeps out of its own listing, too."""
+    kind = getattr(import_module(module), name)
+    content = TypeAdapter(kind).json_schema(mode="serialization")
+    for hidden in [each.name for each in fields(kind) if not each.repr]:
+        del content["properties"][hidden]
     return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **content}, indent=2) + "\n"
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 from qdrant_client import QdrantClient
 
@@ -45,4 +46,34 @@ def test_the_readme_s_code_runs_and_leaves_stderr_empty(folder: Path) -> None:
     [code] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
-    assert re.match(r"0\.\d{3} cardio-0", done.stdout)
+    assert re.match(r"0\.\d{3} fruit", done.stdout)
+
+
+def test_care_demo_opens_the_page_on_the_sample(tmp_path: Path) -> None:
+    code = "from care_qdrant.cli import main; main()"
+    command = [sys.executable, "-c", code, "demo", "--port", "0", "--no-browser"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as demo:
+        assert demo.stderr is not None
+        try:
+            [address] = next(found for line in demo.stderr if (found := re.findall(r"http://[\d.:]+", line)))
+            asked = httpx.post(f"{address}/search", json={"query": "心梗发作的时候胸口疼是什么样的"}, timeout=30).json()
+            assert "<title>care search</title>" in httpx.get(address).text
+        finally:
+            demo.terminate()
+    assert demo.returncode == 0
+    assert asked["hits"][0]["document_id"].startswith("cardio-")
+    assert (tmp_path / "care-demo").is_dir()
+
+
+def test_searches_come_one_a_line_from_a_pipe(folder: Path) -> None:
+    code = "from care_qdrant.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "search", "--json", "--top-k", "1", "--collection", "sample"],
+        cwd=folder,
+        input="高血压\n糖尿病\n",
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.findall(r'"query": "(.*)"', done.stdout) == ["高血压", "糖尿病"]

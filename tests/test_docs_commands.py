@@ -70,6 +70,7 @@ def test_commands_run_as_they_stand(block: str, server: StandIn, tmp_path: Path)
         ["bash", "-euo", "pipefail", "-c", script],
         cwd=tmp_path,
         env=environment,
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=300,

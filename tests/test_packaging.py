@@ -23,7 +23,7 @@ def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 def test_the_wheel_claims_no_name_of_others(wheel_names: list[str]) -> None:
     tops = {name.split("/")[0] for name in wheel_names if ".dist-info/" not in name}
-    assert tops == {"care_qdrant", "llama_index", "care_trainer", "care_benchmarks"}
+    assert tops == {"care_qdrant", "llama_index", "care_trainer", "care_benchmarks", "care_data"}
 
 
 def test_the_namespace_of_llama_index_stays_open(wheel_names: list[str]) -> None:
@@ -35,6 +35,7 @@ def test_the_namespace_of_llama_index_stays_open(wheel_names: list[str]) -> None
 
 def test_the_wheel_carries_the_built_in_pair_and_the_configurations(wheel_names: list[str]) -> None:
     assert "care_qdrant/builtin/care.json" in wheel_names
+    assert "care_qdrant/sample/corpus.jsonl" in wheel_names, "care demo reads it"
     assert any(name.startswith("care_trainer/configs/") and name.endswith(".toml") for name in wheel_names)
 
 
@@ -52,6 +53,7 @@ def test_every_install_hint_names_an_extra_that_is_there() -> None:
         "llama_integration/llama_index",
         "trainer/care_trainer",
         "benchmarks/care_benchmarks",
+        "benchmarks/care_data",
         "docs",
     )
     files = [file for folder in shipped for file in (ROOT / folder).rglob("*") if file.suffix in (".py", ".md")]
@@ -96,11 +98,17 @@ def test_every_imported_distribution_is_declared() -> None:
     lines = [*project["dependencies"], *(line for name, extra in extras.items() if name != "dev" for line in extra)]
     declared = {Requirement(line).name.lower().replace("_", "-") for line in lines}
     declared.add("pydantic-core")  # pydantic pins one version of it
-    own = {"care_qdrant", "care_trainer", "care_benchmarks", "llama_index", *sys.stdlib_module_names}
+    own = {"care_qdrant", "care_trainer", "care_benchmarks", "care_data", "llama_index", *sys.stdlib_module_names}
     distributions = packages_distributions()
     undeclared = {
         (module, str(file.relative_to(ROOT)))
-        for folder in ("care_qdrant", "llama_integration/llama_index", "trainer", "benchmarks/care_benchmarks")
+        for folder in (
+            "care_qdrant",
+            "llama_integration/llama_index",
+            "trainer",
+            "benchmarks/care_benchmarks",
+            "benchmarks/care_data",
+        )
         for file in (ROOT / folder).rglob("*.py")
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.Import | ast.ImportFrom) and not getattr(node, "level", 0)

@@ -12,7 +12,7 @@ import pytest
 import care_qdrant
 
 ROOT = Path(__file__).parent.parent
-ON_TOP_OF_THE_CORE = ("trainer/care_trainer", "benchmarks/care_benchmarks", "examples")
+ON_TOP_OF_THE_CORE = ("trainer/care_trainer", "benchmarks/care_benchmarks", "benchmarks/care_data", "examples")
 
 
 def test_every_public_name_is_there_and_no_module_hides_it() -> None:

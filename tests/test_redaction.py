@@ -21,7 +21,7 @@ PASSWORD, KEY, SERVER_KEY = "pa55w0rd", "k3y-of-qdrant", "k3y-of-vllm"
         ("http://user:pa55w0rd@host:6333/x", "http://***@host:6333/x"),
         ("see https://u:p@ss@host, and http://host/a@b", "see https://***@host, and http://host/a@b"),
         ("care-bench run --api-key abc --grpc", "care-bench run --api-key *** --grpc"),
-        ("--document-server-key=abc x", "--document-server-key=*** x"),
+        ("--endpoint-key=abc x", "--endpoint-key=*** x"),
         ("care search x --shard-key north", "care search x --shard-key north"),
         ("http://host/v1?api_key=abc&limit=3", "http://host/v1?api_key=***&limit=3"),
         ("mail me@example.com, --keep 3 --batch-tokens 60", "mail me@example.com, --keep 3 --batch-tokens 60"),
@@ -68,6 +68,7 @@ def test_everything_that_a_run_writes_and_prints(
     task_directory: Path,  # noqa: F811
     pair_folder: Path,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     output = tmp_path / "out"
     with StandIn() as server, EmbeddingServer.serving(pair_folder / "document") as documents:
@@ -75,13 +76,14 @@ def test_everything_that_a_run_writes_and_prints(
             each.replace("http://", f"http://user:{PASSWORD}@") for each in (server.url, documents.url)
         )
         arguments = ["--model", str(pair_folder), "--output", str(output), "--no-speed", "--url", url, "--api-key", KEY]
-        arguments += ["--document-server", documents_url, "--document-server-key", SERVER_KEY]
+        arguments += ["--engine", "server", "--endpoint", documents_url]
+        monkeypatch.setenv("CARE_ENDPOINT_KEY", SERVER_KEY)
         printed = _run("care-bench", "run", str(task_directory), *arguments)
     assert documents.requests, printed
     files = {file for file in tmp_path.rglob("*") if file.is_file()}
     assert {"result.json", "report.md", "report.html"} <= {file.name for file in files}, printed
     written = "".join(file.read_bytes().decode(errors="replace") for file in files)
-    assert "--api-key ***" in written and "--document-server-key ***" in written and "://***@" in written
+    assert "--api-key ***" in written and "://***@" in written
     for secret in (PASSWORD, KEY, SERVER_KEY):
         assert secret not in written + printed
 

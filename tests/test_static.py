@@ -9,10 +9,9 @@ import pytest
 from click.testing import CliRunner
 from sentence_transformers import SentenceTransformer
 
-from benchmarks.perf.query_encoder import main as query_encoder
 from care_qdrant.cli import care
-from care_qdrant.errors import EncodingError, InputError, ModelError
-from care_qdrant.model.card import UNLIMITED
+from care_qdrant.encoders.side import UNLIMITED
+from care_qdrant.errors import EncodingError, ModelError
 from care_qdrant.model.folder import describe_side, verify_checkpoint
 from care_qdrant.model.join import join_encoders
 from care_qdrant.model.pair import CareModel
@@ -99,15 +98,6 @@ def test_weights_without_a_table_are_refused(tmp_path: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")
     with pytest.raises(ModelError, match="holds no table of token vectors"):
         describe_side(folder, "query")
-
-
-def test_it_is_not_timed_against_a_class_that_cannot_load_it(static_pair: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is static, which the stock class cannot load"):
-        CliRunner().invoke(
-            query_encoder,
-            ["--model", str(static_pair), "--output", str(tmp_path / "speed.json")],
-            catch_exceptions=False,
-        )
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n"])
