@@ -44,13 +44,7 @@ class Part:
 
 
 def encode_unit(work: Work, manifest: Manifest, unit: Unit, model: DocumentModel, batch_tokens: int) -> Receipt:
-    """Write the part of a unit, and then its receipt.
-
-    Raises:
-        FingerprintMismatch: The model is another one than the job's.
-        InputError: The rows are not the ones that were planned.
-        EncodingError: Not one text of the unit could be encoded.
-    """
+    """Write the part of a unit, and then its receipt."""
     if model.contract().fingerprint != manifest.fingerprint:
         raise FingerprintMismatch(
             f"{work.url}: is a job of model {manifest.model_name!r} ({manifest.fingerprint[:12]}), and this worker has "
@@ -82,12 +76,7 @@ def encode_unit(work: Work, manifest: Manifest, unit: Unit, model: DocumentModel
 
 
 def read_part(work: Work, manifest: Manifest, receipt: Receipt) -> Iterator[Part]:
-    """Return a part, some chunks at a time, after checking that it is the one of its receipt.
-
-    Raises:
-        NotVerified: It is missing, cut off, or another file.
-        FingerprintMismatch: Another model made it.
-    """
+    """Return a part, some chunks at a time, after checking that it is the one of its receipt."""
     content = work.read(f"parts/{receipt.unit}.parquet")
     if content is None or hashlib.sha256(content).hexdigest() != receipt.sha256:
         found = "is missing" if content is None else "is not the file of its receipt"

@@ -123,19 +123,7 @@ def forecast(
     encoder: Callable[[], Encoder],
     settings: ForecastSettings,
 ) -> Forecast:
-    """Say what a job would take.
-
-    Args:
-        documents: Number of those that are there.
-        sample: Some of them.
-        job: Its settings.
-        counter: Tokenizer of the documents.
-        encoder: Loads the document encoder; called only if its speed is not given.
-        settings: What the job would run on.
-
-    Raises:
-        InputError: There is no document that could be encoded.
-    """
+    """Say what a job would take."""
     cut = [each for each in cut_documents(sample, counter, job.overflow) if not isinstance(each, Reject)]
     chunks = [chunk for each in cut for chunk in each]
     if not chunks:

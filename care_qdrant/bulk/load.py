@@ -58,24 +58,7 @@ def load(
     grpc: bool = True,
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> IngestReport:
-    """Load the parts of a job, or one loader's share of them.
-
-    Args:
-        work: The job.
-        client: An open Qdrant.
-        collection: Its name.
-        part: Number of this loader and count of all, from 1; the last one to finish builds the index.
-        storage: How a new collection holds its vectors.
-        retries: How patient to be with a server.
-        grpc: Write over gRPC where that port answers.
-        on_progress: Called after each batch.
-
-    Raises:
-        InputError: A unit has no part yet.
-        NotVerified: A part is not the one of its receipt.
-        ContractError: The collection belongs to another model.
-        QdrantError: Qdrant refused or could not be reached; loading again goes on from there.
-    """
+    """Load the parts of a job, or one loader's share of them."""
     manifest, receipts = _finished(work)
     target = Collection(client, collection, retries)
     target = target.sibling(target.aliases().get(collection, collection))
@@ -120,21 +103,6 @@ def load_points(
 
     A point whose text is not that of the part any more is left alone, as are points that were added since: the report
     counts how many points have the vector.
-
-    Args:
-        work: The job.
-        client: An open Qdrant.
-        collection: Name or alias of the collection, or of a copy of it.
-        part: Number of this loader and count of all, from 1.
-        settings: How a new vector is stored.
-        retries: How patient to be with a server.
-        on_progress: Called after each window and each batch.
-
-    Raises:
-        InputError: A unit has no part yet, or an attach to the collection is refused.
-        NotVerified: A part is not the one of its receipt.
-        ContractError: Another model made the vectors of this name.
-        QdrantError: Qdrant refused or could not be reached; loading again goes on from there.
     """
     manifest, receipts = _finished(work)
     vectors = _vectors(manifest)
@@ -313,16 +281,7 @@ def verify(
     retries: RetryPolicy | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> BulkVerification:
-    """Compare each part with what the collection holds: every point and hash, a sample of vectors, the graph's recall.
-
-    Args:
-        work: The job.
-        client: An open Qdrant.
-        collection: Its name.
-        threads: Units that are compared at once.
-        retries: How patient to be with a server.
-        on_progress: Called with units done and all.
-    """
+    """Compare each part with the collection: every point and hash, a sample of vectors, the recall of the graph."""
     manifest, receipts = _finished(work)
     target = Collection(client, collection, retries)
     target = target.sibling(target.aliases().get(collection, collection))

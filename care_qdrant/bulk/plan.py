@@ -42,20 +42,7 @@ def plan(
     sparse: bool,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> Manifest:
-    """Cut a corpus into units and write the manifest; a corpus that has grown gets more units, and keeps those it had.
-
-    Args:
-        corpus: Files, folders, or URLs that fsspec opens.
-        work: Where the job is, or will be.
-        draft: The settings of the job, without units.
-        counter: Tokenizer of the documents.
-        sparse: Whether the collection gets BM25 vectors, too.
-        on_progress: Called with the number of rows that were read.
-
-    Raises:
-        InputError: There is no document; the job has other settings; rows that it has planned were changed.
-        FingerprintMismatch: The job is one of another model.
-    """
+    """Cut a corpus into units and write the manifest; a corpus that has grown gets more units and keeps its own."""
     former = work.manifest() if work.read(MANIFEST) is not None else None
     if former is not None:
         require_same(former, draft, work.url, sparse=sparse)
@@ -124,21 +111,13 @@ def corpus_files(corpus: Sequence[str]) -> list[CorpusFile]:
 
 
 def corpus_documents(corpus: Sequence[str], job: Manifest) -> Iterator[Document]:
-    """Return the documents of a corpus, without a look at what repeats what.
-
-    Raises:
-        InputError: A file is not there or cannot be read.
-    """
+    """Return the documents of a corpus, without a look at what repeats what."""
     for file in corpus_files(corpus):
         yield from (row for row in rows_of(file, job) if isinstance(row, Document))
 
 
 def unit_rows(work: Work, manifest: Manifest, unit: Unit) -> Iterator[Row]:
-    """Return the rows of a unit, without those that earlier rows repeat.
-
-    Raises:
-        InputError: They are not the ones that were planned.
-    """
+    """Return the rows of a unit, without those that earlier rows repeat."""
     digest = hashlib.sha256()
     repeated = frozenset(unit.repeated)
     with ExitStack() as stack:
@@ -155,11 +134,7 @@ def unit_rows(work: Work, manifest: Manifest, unit: Unit) -> Iterator[Row]:
 
 
 def unit_documents(work: Work, unit: Unit) -> Iterator[Document]:
-    """Return the texts of a unit of points; the id of each is that of its point, as JSON.
-
-    Raises:
-        InputError: Its file is gone.
-    """
+    """Return the texts of a unit of points; the id of each is that of its point, as JSON."""
     content = work.read(unit.file)
     if content is None:
         raise InputError(f"{work.url}/{unit.file}: is not there any more; plan the collection into a new folder")

@@ -39,20 +39,7 @@ def plan_points(
     text_field: str | None = None,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> Manifest:
-    """Write the texts of the points that lack the model's vector into a job; planning again adds what is new.
-
-    Args:
-        target: The collection; nothing is written to it.
-        work: Where the job is, or will be.
-        draft: The settings of the job, without units.
-        counter: Tokenizer of the documents.
-        text_field: Payload field with the text; None takes what attach would take.
-        on_progress: Called with the number of points that were read.
-
-    Raises:
-        InputError: There is no text, no point lacks the vector, or the job has other settings.
-        ContractError: Another model made the vectors of this name.
-    """
+    """Write the texts of the points that lack the model's vector into a job; planning again adds what is new."""
     former = work.manifest() if work.read(MANIFEST) is not None else None
     contract = VectorContract(draft.fingerprint, draft.model_name, draft.dim, draft.distance)
     field = text_field or (former.text_field if former is not None else None)
@@ -81,12 +68,7 @@ def plan_points(
 
 
 def sampled_texts(target: Collection, draft: Manifest, text_field: str | None) -> tuple[int, list[Document]]:
-    """Return about how many points lack the model's vector, and the texts of some points.
-
-    Raises:
-        InputError: There is no text.
-        ContractError: Another model made the vectors of this name.
-    """
+    """Return about how many points lack the model's vector, and the texts of some points."""
     contract = VectorContract(draft.fingerprint, draft.model_name, draft.dim, draft.distance)
     layout = examine(target, draft.vector_name, contract, text_field).require_layout()
     payloads = [record.payload or {} for record in target.sample(SAMPLED)]

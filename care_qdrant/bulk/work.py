@@ -111,12 +111,7 @@ class Work:
         self._root = PurePosixPath(root)
 
     def manifest(self) -> Manifest:
-        """Read the manifest.
-
-        Raises:
-            InputError: There is none, or the storage refuses to be read.
-            NewerFormat: A newer version wrote it.
-        """
+        """Read the manifest."""
         try:
             raw = self.read(MANIFEST)
         except OSError as error:

@@ -239,18 +239,7 @@ def encode_units(
     address: str | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> EncodeReport:
-    """Encode the units that have no part yet.
-
-    Args:
-        work: The job.
-        manifest: What it is.
-        settings: For each worker.
-        shard: Take each n-th unit, from the i-th, as ``(i, n)``.
-        runner: ``local`` or ``ray``.
-        workers: Encoders at once; None is one, or what a Ray cluster has room for.
-        address: Of the Ray cluster; None starts one on this machine.
-        on_progress: Called with tokens done and all of this share.
-    """
+    """Encode the units that have no part yet."""
     number, of = shard
     work.remove_drafts()
     share = manifest.units[number - 1 :: of]

@@ -190,11 +190,7 @@ def read_text(file: io.BufferedReader, name: str, fields: Fields) -> Iterator[Do
 
 
 def _split_front_matter(text: str) -> tuple[dict[str, Any], str]:
-    """Return what the YAML in front of a text says, and the text behind it.
-
-    Raises:
-        ValueError: It is no YAML, with the reason in one line.
-    """
+    """Return what the YAML in front of a text says, and the text behind it."""
     import yaml  # type: ignore[import-untyped]
 
     found = _FRONT_MATTER.match(text)

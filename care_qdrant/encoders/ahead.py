@@ -36,13 +36,7 @@ def report_of(encoder: Encoder) -> dict[str, Any]:
 
 
 def run_ahead(jobs: Iterable[J], run: Callable[[J], R], calls: Callable[[], int]) -> Generator[tuple[J, R], None, None]:
-    """Yield each job with its result, in order, while later jobs run in threads.
-
-    Args:
-        jobs: Taken in the calling thread, no more of them ahead than twice the calls.
-        run: Called from several threads at a time, or from the calling thread where one call is enough.
-        calls: Number of calls at a time; asked for at the first job, since that may load an encoder.
-    """
+    """Yield each job with its result, in order, while later jobs run in threads."""
     jobs = iter(jobs)
     first = next(jobs, None)
     if first is None:
@@ -72,11 +66,7 @@ class Meter:
     """Counts tokens, padding, and the part of the time in which an encoder worked; for any number of threads."""
 
     def __init__(self, capacity: int = 1) -> None:
-        """Start at zero.
-
-        Args:
-            capacity: Calls that can be worked on at a time: of several processes, each is idle on its own.
-        """
+        """Start at zero."""
         self._capacity, self._lock, self._active = capacity, threading.Lock(), 0
         self.reset()
 

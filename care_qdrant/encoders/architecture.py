@@ -60,18 +60,7 @@ def native_folder(folder: Path) -> Iterator[Path]:
 
 
 def native_config(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Translate a configuration of the published family.
-
-    Args:
-        config: Content of its ``config.json``.
-        path: Named in errors.
-
-    Returns:
-        A configuration of transformers' own ``gte``.
-
-    Raises:
-        ModelError: It has a setting that transformers' own architecture lacks.
-    """
+    """Translate a configuration of the published family."""
     for key, expected in _REQUIRED.items():
         if config.get(key, expected) != expected:
             raise ModelError(

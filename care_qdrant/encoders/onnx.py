@@ -54,24 +54,7 @@ class OnnxEncoder:
         workers: int = 1,
         geometry: Geometry = "unit",
     ) -> None:
-        """Load tokenizer and graph.
-
-        Args:
-            folder: The folder of the side, which holds ``tokenizer.json``.
-            onnx_file: The graph, relative to the folder.
-            dim: Length of each vector.
-            max_tokens: Longest input, special tokens and prompt included.
-            prompt: Put before each text unless the caller gives another.
-            special_tokens: Whether the encoder reads the markers that its tokenizer puts around a text.
-            threads: Cores that one run may use.
-            batch_tokens: Padded tokens of one run.
-            workers: Runs that one call may have at a time: the calling thread alone, or this many threads of its own.
-            geometry: Whether the graph gives unit vectors, or cuts them after normalising.
-
-        Raises:
-            IncompleteModel: A file is missing.
-            ModelError: A file cannot be read, or the graph gives another dimension.
-        """
+        """Load tokenizer and graph."""
         self.dim, self.max_tokens, self.prompt, self.batch_tokens = dim, max_tokens, prompt, batch_tokens
         self._workers, self._geometry = workers, geometry
         self._tokenizer = _load_tokenizer(folder, max_tokens)
@@ -96,11 +79,7 @@ class OnnxEncoder:
         )
 
     def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
-        """Encode texts into unit vectors, in order: ``(len(texts), dim)`` float32. None is the model's own prompt.
-
-        Raises:
-            EncodingError: A text has no tokens, or the graph gave a vector that is not of unit length.
-        """
+        """Encode texts into unit vectors, in order: ``(len(texts), dim)`` float32. None is the model's own prompt."""
         token_ids = [self._read(text, prompt).ids for text in texts]
         if not all(token_ids):
             empty = token_ids.index([])
@@ -171,12 +150,7 @@ def _load_tokenizer(folder: Path, max_tokens: int) -> Tokenizer:
 
 
 def session_options(threads: int, *, exact_kernels: bool) -> onnxruntime.SessionOptions:
-    """Return the options of a session.
-
-    Args:
-        threads: Cores that one run may use.
-        exact_kernels: Take the slower int8 kernels that are exact on every CPU (`care_qdrant.encoders.saturation`).
-    """
+    """Return the options of a session."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1

@@ -29,20 +29,7 @@ class ProcessEncoder:
         prompt: str,
         dtype: Dtype = "auto",
     ) -> None:
-        """Start the processes, and wait until each has loaded the model.
-
-        Args:
-            folder: A saved sentence-transformers model.
-            side: Which of its two roles it plays here.
-            devices: One for each process, as torch names them: ``cuda:0,cuda:1``, or ``cpu,cpu``.
-            counter: Of the same model.
-            dim: Length of each vector.
-            prompt: Put before each text unless the caller gives another.
-            dtype: Of the weights.
-
-        Raises:
-            EncodingError: A process could not load the model; it has said why on stderr.
-        """
+        """Start the processes, and wait until each has loaded the model."""
         self.dim, self.max_tokens, self.prompt, self._counter = dim, counter.max_tokens, prompt, counter
         self._devices, self.meter = tuple(devices), Meter(len(devices))
         self.calls = 2 * len(devices)
@@ -59,11 +46,7 @@ class ProcessEncoder:
             raise EncodingError(f"an encoder did not start on {', '.join(devices)}; its reason is above") from error
 
     def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
-        """Encode texts into unit vectors, in order, in one of the processes: ``(len(texts), dim)`` float32.
-
-        Raises:
-            EncodingError: A process died, or gave no usable vector.
-        """
+        """Encode texts into unit vectors, in order, in one of the processes: ``(len(texts), dim)`` float32."""
         try:
             with self.meter.running():
                 vectors, counts = self._pool.submit(_run, list(texts), prompt).result()

@@ -82,11 +82,7 @@ def make_reference(
 
 
 def load_reference(path: Path) -> ReferenceVectors:
-    """Read reference vectors.
-
-    Raises:
-        InputError: The file is missing or holds something else.
-    """
+    """Read reference vectors."""
     try:
         return _REFERENCE.validate_json(path.read_bytes())
     except (OSError, ValidationError, json.JSONDecodeError) as error:
@@ -115,23 +111,7 @@ class ServerEncoder:
         api_key: str | None = None,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
-        """Set up; nothing is sent yet.
-
-        Args:
-            endpoints: Base URLs, as ``http://localhost:8000/v1``, which have the route ``embeddings``.
-            model: Name of the model on the servers.
-            tokenizer: The pair's own tokenizer.
-            reference: Vectors that each answer must reproduce; None checks nothing.
-            dim: Dimension of the pair; a server may return longer vectors (Matryoshka).
-            max_tokens: Maximal input length, special tokens and prompt included; the rest is cut off.
-            prompt: Prepended to each text.
-            special_tokens: Whether the encoder reads the markers that its tokenizer puts around a text.
-            is_cut: Whether vectors are normalised at their full width, then cut; otherwise cut, then normalised.
-            sent: Input format.
-            batch_tokens: Tokens per request.
-            api_key: Bearer token.
-            patience_seconds: Longest time without an answer of any endpoint.
-        """
+        """Set up; nothing is sent yet."""
         remember_secret(api_key)
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self.dim, self.max_tokens, self.prompt = dim, max_tokens, prompt
@@ -152,13 +132,7 @@ class ServerEncoder:
         self._markers = special_tokens
 
     def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
-        """Encode texts into unit vectors, in order: ``(len(texts), dim)`` float32. None is the model's own prompt.
-
-        Raises:
-            Unreachable: No server answered for the patience.
-            ModelError: All servers have other weights.
-            EncodingError: A server refused a request, or returned unusable vectors again and again.
-        """
+        """Encode texts into unit vectors, in order: ``(len(texts), dim)`` float32. None is the model's own prompt."""
         prompt = self.prompt if prompt is None else prompt
         encodings = [self._cut(prompt + text) for text in texts]
         vectors = np.empty((len(texts), self.dim), dtype=np.float32)
@@ -179,12 +153,7 @@ class ServerEncoder:
         return [len(encode(self.prompt + text, add_special_tokens=self._markers).ids) for text in texts]
 
     def check(self) -> float:
-        """Compare a server with all reference vectors, and return the smallest cosine.
-
-        Raises:
-            ModelError: All servers have other weights.
-            Unreachable: None answers.
-        """
+        """Compare a server with all reference vectors, and return the smallest cosine."""
         return self._embed([], 0, range(len(self._reference.texts) if self._reference else 0))[1]
 
     def report(self) -> dict[str, Any]:
@@ -344,11 +313,7 @@ class _Endpoints:
                 self._failed(endpoint, problem, start, least_delay)
 
     def refuse(self, endpoint: _Endpoint, reason: str, texts: int) -> None:
-        """Ask a server no more until `PROBATION_SECONDS` are over, then once.
-
-        Raises:
-            ModelError: No other server is left that gives the right vectors.
-        """
+        """Ask a server no more until `PROBATION_SECONDS` are over, then once."""
         with self._condition:
             endpoint.refused, endpoint.limit = reason, 1.0
             endpoint.resumes_at = time.monotonic() + PROBATION_SECONDS

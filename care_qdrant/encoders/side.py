@@ -43,11 +43,7 @@ class Side:
         return self.pooling != "static"
 
     def task_prompt(self, task: str | None) -> str:
-        """Return the prompt of a task; None is the side's own prompt.
-
-        Raises:
-            InputError: The model has no prompt of that name.
-        """
+        """Return the prompt of a task; None is the side's own prompt."""
         if task is None:
             return self.prompt
         if task not in self.tasks:

@@ -84,12 +84,7 @@ class FastEmbedSparse:
 
 
 def document_terms(encoder: SparseQueryEncoder, texts: Sequence[str]) -> list[SparseQuery]:
-    """Return what is stored of documents, one of each, for the queries of an encoder to find.
-
-    Args:
-        encoder: One with ``documents``, such as `FastEmbedSparse`, or one that takes both sides alike: `native_bm25`.
-        texts: Of the documents.
-    """
+    """Return what is stored of documents, one of each, for the queries of an encoder to find."""
     if (documents := getattr(encoder, "documents", None)) is not None:
         rows = zip(*documents(list(texts)), strict=True)
         return [models.SparseVector(indices=indices, values=values) for indices, values in rows]

@@ -30,11 +30,6 @@ def reads_nothing(texts: Sequence[str], counter: TokenCounter) -> list[bool]:
 
 
 def uncut_length(encoding: Encoding, special_tokens: int) -> int:
-    """Return the tokens that a text has, those that were cut off included.
-
-    Args:
-        encoding: Of a tokenizer that truncates.
-        special_tokens: How many it puts around each part.
-    """
+    """Return the tokens that a text has, those that were cut off included."""
     parts = [encoding, *encoding.overflowing]
     return sum(len(part.ids) for part in parts) - special_tokens * (len(parts) - 1)

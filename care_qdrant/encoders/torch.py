@@ -61,15 +61,7 @@ class TorchEncoder:
         max_tokens: int | None = None,
         batch_tokens: int | None = None,
     ) -> None:
-        """Set up a loaded model for one role.
-
-        Args:
-            model: As `load_sentence_transformer` returns it.
-            side: Which of its two roles it plays here.
-            prompt: Put before each text; None takes the model's own.
-            max_tokens: Longest input; None takes the model's own limit.
-            batch_tokens: Padded tokens of one forward pass; None takes what suits the device.
-        """
+        """Set up a loaded model for one role."""
         self._model = model
         self._encode = self._model.encode_query if side == "query" else self._model.encode_document
         self.max_tokens = self._limit(max_tokens)
@@ -100,12 +92,7 @@ class TorchEncoder:
         }
 
     def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
-        """Encode texts into unit vectors, in order: ``(len(texts), dim)`` float32.
-
-        Raises:
-            EncodingError: A text has no token that the model reads, or is too long for the memory, or the model gave a
-                vector of another length.
-        """
+        """Encode texts into unit vectors, in order: ``(len(texts), dim)`` float32."""
         prompt = self.prompt if prompt is None else prompt
         read = self._tokenise(texts, prompt)
         lengths = [len(ids) for ids in read] if read is not None else self._cut_lengths(texts, prompt)

@@ -14,16 +14,7 @@ from care_qdrant.types import Vectors
 
 
 def require_usable(vectors: Vectors, shape: tuple[int, int], name_of: Callable[[int], str]) -> None:
-    """Check the vectors of one batch.
-
-    Args:
-        vectors: What the encoder returned.
-        shape: Expected, ``(texts, dim)``.
-        name_of: Returns what a row was made of, as "document 'd7'".
-
-    Raises:
-        EncodingError: A vector has the wrong shape, is not finite or has no length.
-    """
+    """Check the vectors of one batch."""
     if vectors.shape != shape:
         raise EncodingError(f"the document encoder gave vectors of shape {vectors.shape}; expected {shape}")
     norms = np.linalg.norm(vectors, axis=1)
@@ -38,17 +29,7 @@ def require_usable(vectors: Vectors, shape: tuple[int, int], name_of: Callable[[
 def require_lengths(
     vectors: Vectors, texts: Sequence[str], geometry: Geometry = "unit", *, tolerance: float = 1e-3
 ) -> None:
-    """Check that an encoder gave unit vectors, or parts of unit vectors where they are cut.
-
-    Args:
-        vectors: One row per text.
-        texts: What was encoded.
-        geometry: Of the encoder's side; cut rows may have any length between the tolerance and 1.
-        tolerance: Largest difference of a row's length from 1.
-
-    Raises:
-        EncodingError: A row has another length; a text in which the model reads nothing is named as such.
-    """
+    """Check that an encoder gave unit vectors, or parts of unit vectors where they are cut."""
     norms = np.linalg.norm(vectors, axis=1)
     is_usable = np.abs(norms - 1) < tolerance if geometry == "unit" else (norms > tolerance) & (norms < 1 + tolerance)
     bad = np.flatnonzero(~is_usable)
@@ -64,11 +45,7 @@ def require_lengths(
 
 
 def require_torch() -> None:
-    """Refuse an installation that cannot run a torch encoder; imports nothing.
-
-    Raises:
-        MissingExtra: Torch or sentence-transformers are not installed.
-    """
+    """Refuse an installation that cannot run a torch encoder; imports nothing."""
     with needs_extra("ingest", "the document encoder"):
         for package in ("torch", "sentence_transformers"):
             if find_spec(package) is None:

@@ -161,21 +161,6 @@ def attach_bm25(
     """Add to every point of a collection the BM25 vector of its text, as ingestion writes it; needs no model.
 
     The first run reads all texts once more before, for their mean length, which the contract keeps.
-
-    Args:
-        client: An open Qdrant.
-        collection: Name or alias; with an alias, the collection that is behind it now.
-        vector_name: None takes ``bm25``.
-        settings: How; quantization and storage are those of dense vectors, and not used.
-        retries: How often to try a call again.
-        stop: When it is set, the run ends after the batch that is being made, with a report of what it has done.
-        on_preflight: Called before anything is written.
-        on_progress: Called after each window and each batch.
-
-    Raises:
-        InputError: As for `attach_vector`.
-        ContractError: Another analyser, or another tool, made the vectors of this name.
-        QdrantError: Qdrant refused or could not be reached; what was written stays, and another run goes on from there.
     """
     settings, name = settings or AttachSettings(), vector_name or bm25.VECTOR_NAME
     target = Collection(client, collection, retries).resolve()
@@ -339,11 +324,7 @@ class _Run:
         return report
 
     def _remove(self, text_gone: Sequence[tuple[Collection, Sequence[PointId]]]) -> int:
-        """Remove the vector, and then its hash, from points whose text is gone; return their number.
-
-        Raises:
-            InputError: They are too large a fraction of those that have it.
-        """
+        """Remove the vector, and then its hash, from points whose text is gone; return their number."""
         removed = sum(len(ids) for _, ids in text_gone)
         if removed:
             covered, largest = self.collection.count_with_vector(self.vector_name), self.settings.max_delete_fraction
@@ -387,15 +368,6 @@ def watch(run_pass: Callable[[], Pass], seconds: float, stop: threading.Event) -
     A pass fails where a server cannot be reached, where another process has the folder open, or where there are too few
     documents at the moment: the next one tries again. Whatever else goes wrong is raised, since trying again would not
     help.
-
-    Args:
-        run_pass: Opens the database, does its work and closes it, so that others can open a folder in between.
-        seconds: From the end of a pass to the beginning of the next.
-        stop: Ends the waiting at once; a pass that is under way is expected to look at it, too.
-
-    Raises:
-        InputError: ``seconds`` is negative.
-        CareError: A pass raised it.
     """
     if seconds < 0:
         raise InputError(f"--watch is {seconds}; expected seconds, 0 or more")

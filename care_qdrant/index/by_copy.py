@@ -189,17 +189,7 @@ def attach_by_copy(
 
 
 def plan_copy(collection: Collection, alias: str | None, vector_name: str, contract: VectorContract) -> CopyPlan:
-    """Return what a copy would be; nothing is written.
-
-    Args:
-        collection: The collection, or an alias of it.
-        alias: What readers search afterwards; None takes the name of ``collection``, which then must be an alias.
-        vector_name: To be added.
-        contract: Of the model that makes it.
-
-    Raises:
-        InputError: There is no such collection, the alias has the name of one, or another alias points at it.
-    """
+    """Return what a copy would be; nothing is written."""
     given, origin = collection.name, collection.resolve()
     source = origin.name
     alias = alias or (given if given != source else None)

@@ -68,18 +68,7 @@ class Copied:
 
 
 def prepare_target(target: Collection, schema: CollectionSchema, metadata: Mapping[str, Any]) -> None:
-    """Create the target of a copy, or check the one that an interrupted run left; resumable at any moment.
-
-    Args:
-        target: To create where it does not exist.
-        schema: Of the source.
-        metadata: Of a new target.
-
-    Raises:
-        ContractError: The target exists with other vectors, or of another model.
-        ServerTooOld: The server keeps no metadata.
-        QdrantError: Qdrant refused or could not be reached.
-    """
+    """Create the target of a copy, or check the one that an interrupted run left; resumable at any moment."""
     if not target.exists():
         create_like(target, schema, metadata)
     target.refresh().require_same(schema, target.count())
@@ -96,20 +85,7 @@ def copy_points(
     is_new: bool,
     on_progress: OnProgress = lambda _done, _total: None,
 ) -> Copied:
-    """Make the target hold every point of the source.
-
-    Args:
-        source: To read from.
-        target: A collection with the same schema; in a dry run it need not exist.
-        vectors: The dense vectors of the target.
-        settings: How.
-        is_new: The target is empty or does not exist, so nothing needs to be compared.
-        on_progress: Called after each request.
-
-    Raises:
-        InputError: A point of the target differs, and ``overwrite`` is off.
-        QdrantError: A side refused or could not be reached; what was stored stays.
-    """
+    """Make the target hold every point of the source."""
     sample = Reservoir[PointId](settings.sample)
     copy = _Copy(source, target, measures(vectors), settings, is_new, source.count(), on_progress)
     size = _page_size(source if settings.dry_run else target, vectors)
@@ -131,15 +107,6 @@ def copy_by_snapshot(source: Collection, target: Collection, longest_seconds: fl
 
     The server fetches the snapshot from itself, by the URL that this client uses. If this process is killed, the
     snapshot stays on the server.
-
-    Args:
-        source: To copy.
-        target: An empty collection with the same vectors and number of shards; its metadata stay as they are.
-        longest_seconds: How long one request may take.
-        sample: Number of ids to draw.
-
-    Raises:
-        QdrantError: The server refused, or cannot fetch the snapshot.
     """
     recover_snapshot(source, target, longest_seconds)
     drawn = Reservoir[PointId](sample)
@@ -149,12 +116,7 @@ def copy_by_snapshot(source: Collection, target: Collection, longest_seconds: fl
 
 
 def require_snapshots(collection: Collection) -> None:
-    """Refuse a Qdrant that has no snapshots of whole collections.
-
-    Raises:
-        InputError: The database is embedded, or the server has several nodes, each of which makes a snapshot of its
-            own part.
-    """
+    """Refuse a Qdrant that has no snapshots of whole collections."""
     if collection.is_embedded:
         raise InputError("the embedded database makes no snapshots: leave out --via snapshot")
     status = collection.call("asking for its nodes", collection.client.cluster_status)
@@ -170,17 +132,6 @@ def verify_copy(
     """Count both sides exactly, and compare the points of a sample.
 
     A count does not show that documents were edited meanwhile, but an ingestion that has begun leaves its entry.
-
-    Args:
-        source: What was copied.
-        target: The copy.
-        vectors: The dense vectors of the target.
-        sample: Ids of points.
-        beside: A vector that only the target has.
-
-    Raises:
-        InputError: An ingestion into the source has begun and has not ended.
-        NotVerified: They differ.
     """
     source.refresh().require_whole()
     expected, found = source.count(), target.count()

@@ -41,12 +41,7 @@ class RunGuard:
     """Whether another run was interrupted, or writes at the same time: chunks of either may be left behind."""
 
     def check(self) -> None:
-        """Check that the collection is still the one that the run started with: one request.
-
-        Raises:
-            ContractError: It was replaced, or its vectors belong to another model now.
-            Rejected: It was deleted.
-        """
+        """Check that the collection is still the one that the run started with: one request."""
         schema = self.collection.refresh()
         check_contract(schema, self.vectors.vector_name, self.vectors.dense)
         if self.vectors.sparse is not None:
@@ -67,9 +62,6 @@ class RunGuard:
         """Leave the trace of this run in the collection's metadata, before its first write.
 
         A key for the points of one collection may not do that: a run with it looks for chunks left behind in any case.
-
-        Raises:
-            Rejected: The key may not write points either.
         """
         if self.has_begun or self.cannot_note:
             return

@@ -300,11 +300,7 @@ class _Run:
         )
 
     def _finish(self, before: int) -> int:
-        """Count exactly, and return the number of points that carry the vector.
-
-        Raises:
-            QdrantError: There are fewer points than were acknowledged.
-        """
+        """Count exactly, and return the number of points that carry the vector."""
         if self.settings.dry_run and self.is_new:
             return 0
         points = self.collection.count_with_vector(self.vectors.vector_name)

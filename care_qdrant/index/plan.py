@@ -56,12 +56,7 @@ class ChunkTask:
         return self.stored is None or self.stored.vectors.get(vector_name) != self.hashes[vector_name]
 
     def point(self, vectors: PointVectors, vector: Vectors | None) -> models.PointStruct:
-        """Build the point, with those of its vectors that have to be written.
-
-        Args:
-            vectors: What it carries.
-            vector: The dense vector, (dim,); None leaves the stored one.
-        """
+        """Build the point, with those of its vectors that have to be written."""
         written: dict[str, Any] = {} if vector is None else {vectors.vector_name: vector}
         if vectors.sparse is not None and self.lacks(SPARSE_VECTOR_NAME):
             terms = _sparse_vector(self.chunk, vectors.sparse)
@@ -95,14 +90,7 @@ class Plan(Window[ChunkTask]):
 def make_plan(
     collection: Collection, vectors: PointVectors, documents: Sequence[Sequence[Chunk]], *, is_new: bool
 ) -> Plan:
-    """Compare the chunks of a window with what is stored.
-
-    Args:
-        collection: Where they are or will be.
-        vectors: What its points carry.
-        documents: The chunks of each document.
-        is_new: The collection is new or does not exist, so nothing needs to be asked.
-    """
+    """Compare the chunks of a window with what is stored."""
     plan = Plan(collection, documents=len(documents))
     ids = [chunk.point_id for chunks in documents for chunk in chunks]
     stored = {} if is_new else read_stored(collection, ids)
@@ -118,12 +106,7 @@ def make_plan(
 
 
 def points_of_other_writers(collection: Collection, document_ids: Sequence[str]) -> list[PointId]:
-    """Return the stored points of documents that ingestion did not write, as LlamaIndex nodes with random ids.
-
-    Args:
-        collection: Where.
-        document_ids: Ids of the documents, at most a window of them.
-    """
+    """Return the stored points of documents that ingestion did not write, as LlamaIndex nodes with random ids."""
     return [
         record.id
         for page in collection.scroll("looking for other writers", where=_others(document_ids), payload=False)
@@ -160,11 +143,7 @@ def read_stored(collection: Collection, ids: Sequence[str]) -> dict[str, Stored]
 
 
 def check_vectors(vectors: Vectors, tasks: Sequence[ChunkTask], dim: int) -> None:
-    """Refuse what Qdrant might accept and never find again.
-
-    Raises:
-        EncodingError: A vector has the wrong shape, is not finite or has no length.
-    """
+    """Refuse what Qdrant might accept and never find again."""
     require_usable(vectors, (len(tasks), dim), lambda row: f"document {tasks[row].chunk.document.id!r}")
 
 

@@ -50,18 +50,7 @@ class PointWindow(Window[PointTask]):
 def read_windows(
     collection: Collection, layout: Layout, vector_name: str, fingerprint: str, counter: TokenCounter
 ) -> Iterator[PointWindow]:
-    """Read all points of a collection and return those that need a vector, some thousand at a time.
-
-    Args:
-        collection: To read.
-        layout: Where the texts are.
-        vector_name: The vector to complete.
-        fingerprint: Of its model.
-        counter: Of the same model.
-
-    Raises:
-        InputError: A payload has a value of its own under the key at which attach keeps its hashes.
-    """
+    """Read all points of a collection and return those that need a vector, some thousand at a time."""
     for part in collection.parts():
         yield from _read_part(part, layout, vector_name, fingerprint, counter)
 
@@ -174,13 +163,7 @@ def other_text_field(layout: Layout, payload: Mapping[str, Any]) -> str | None:
 
 
 def other_field_warning(points: int, in_other_field: int, text_field: str) -> str | None:
-    """Return what to say of points with their text in another field, None where they are a negligible fraction.
-
-    Args:
-        points: Number of points that were read.
-        in_other_field: Number of those with no text under ``text_field``, and one in another field.
-        text_field: From which the vector is made.
-    """
+    """Return what to say of points with their text in another field, None where they are a negligible fraction."""
     if in_other_field < max(1, NOTICEABLE_FRACTION * points):
         return None
     return (
@@ -201,11 +184,7 @@ def is_key_of_others(payload: Mapping[str, Any]) -> bool:
 
 
 def require_free_key(collection: str, payload: Mapping[str, Any], point_id: PointId) -> None:
-    """Refuse a payload in which the hash of a text would replace a value of the user's own.
-
-    Raises:
-        InputError: It has such a value.
-    """
+    """Refuse a payload in which the hash of a text would replace a value of the user's own."""
     if is_key_of_others(payload):
         raise InputError(
             f"collection {collection!r}: payloads have a key {CARE_KEY!r} of their own (that of point {point_id!r} is "

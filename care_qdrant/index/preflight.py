@@ -52,11 +52,7 @@ class Preflight:
         return self.has_vector and not self.sampled and not self.problems
 
     def require_layout(self) -> Layout:
-        """Return where the texts are, in a collection that is not emptied.
-
-        Raises:
-            CareError: The first of the problems.
-        """
+        """Return where the texts are, in a collection that is not emptied."""
         if self.problems or self.layout is None:
             raise self.problems[0]
         return self.layout
@@ -70,15 +66,7 @@ def examine(
     *,
     in_place: bool = True,
 ) -> Preflight:
-    """Examine a collection as an attach would.
-
-    Args:
-        collection: Not an alias.
-        vector_name: To be added, or to be completed.
-        contract: Of the model that would make it, or of BM25.
-        text_field: Where the user says the text is; None takes what an earlier run took, or guesses.
-        in_place: The vector is for this collection; False where it is for a copy of it.
-    """
+    """Examine a collection as an attach would."""
     schema, points, sample = collection.schema, collection.count(), collection.sample(SAMPLE_POINTS)
     payloads = [record.payload or {} for record in sample]
     has_vector = vector_name in {*schema.dense, *schema.sparse}

@@ -27,11 +27,7 @@ class KnownItems:
 def wait_until_indexed(
     collection: Collection, longest_seconds: float, *, sleep: Callable[[float], None] = time.sleep
 ) -> None:
-    """Wait until the server has built the search index; before that, it would answer by brute force.
-
-    Raises:
-        NotVerified: It is not done in time, or the server reports a failure.
-    """
+    """Wait until the server has built the search index; before that, it would answer by brute force."""
     info = collection.wait_for_optimizer(longest_seconds, POLL_SECONDS, sleep=sleep)
     if info.status is models.CollectionStatus.RED:
         raise NotVerified(f"collection {collection.name!r}: the server reports {info.optimizer_status}")
@@ -48,15 +44,6 @@ def check_known_items(
     """Search the target with vectors of the source, each of which has to find its own point.
 
     Dot products, multivectors and sparse vectors are left out: there, another point may rightly come first.
-
-    Args:
-        source: Where the vectors are read.
-        target: Where they are searched.
-        vectors: The dense vectors, by name.
-        ids: Points to look for.
-
-    Raises:
-        NotVerified: Less than `LEAST_FRACTION` were found under one of the names.
     """
     points = source.retrieve(ids, payload=False, vectors=True)
     asked, found = 0, 0

@@ -96,15 +96,7 @@ class Tally:
     def progress(
         self, stored: int, share_read: float | None, limit: float | None, work: Meter, device: Meter
     ) -> Progress:
-        """Return the state of the run.
-
-        Args:
-            stored: Points that were acknowledged in this run.
-            share_read: Fraction of the corpus that was read, in [0, 1].
-            limit: Most documents that the run reads.
-            work: Of the batches.
-            device: Of the encoder's device.
-        """
+        """Return the state of the run."""
         tokens_per_second = work.tokens_per_second
         stored += self.unchanged
         expected = self.documents / share_read if share_read else None

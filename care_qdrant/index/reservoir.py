@@ -11,12 +11,7 @@ class Reservoir(Generic[T]):
     """Items of which each had the same chance to be drawn (Vitter 1985, algorithm R)."""
 
     def __init__(self, size: int, seed: int | None = None) -> None:
-        """Start empty.
-
-        Args:
-            size: Most items that are kept.
-            seed: Of the draw; None draws differently in each run.
-        """
+        """Start empty."""
         self.drawn: list[T] = []
         self.seen = 0
         """Number of items that could have been drawn."""

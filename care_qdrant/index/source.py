@@ -48,14 +48,7 @@ class Reading:
 def open_source(
     corpus: CorpusPath | Iterable[Document], reading: Reading, shard: tuple[int, int] = (1, 1), *, dry_run: bool = False
 ) -> Iterator[Source]:
-    """Open a corpus for one reading; the rows are read lazily.
-
-    Args:
-        corpus: Files; or documents.
-        reading: How files are read.
-        shard: Number and count, for the name of the rejects file.
-        dry_run: Leave the rejects file of an earlier run alone.
-    """
+    """Open a corpus for one reading; the rows are read lazily."""
     if not _is_path(corpus):
         documents: Iterable[Document] = corpus  # type: ignore[assignment]  # no path
         yield Source(check_document(replace(document, line=number)) for number, document in enumerate(documents, 1))
@@ -79,11 +72,7 @@ def _is_path(corpus: CorpusPath | Iterable[Document]) -> TypeGuard[CorpusPath]:
 
 
 def _readable(rows: Iterator[Document | Reject]) -> Iterator[Document | Reject]:
-    """Return the rows of a file after a look at the first ones: that they are rows, and that their fields are known.
-
-    Raises:
-        InputError: Every one of the first rows is rejected.
-    """
+    """Return the rows of a file after a look at the first ones: that they are rows, and that their fields are known."""
     first = list(islice(rows, FIRST_ROWS))
     reasons = Counter(row.reason for row in first if isinstance(row, Reject))
     if first and reasons.total() == len(first):
@@ -97,11 +86,7 @@ def _readable(rows: Iterator[Document | Reject]) -> Iterator[Document | Reject]:
 
 
 def require_document(rows: Iterator[Document | Reject], collection: str) -> Iterator[Document | Reject]:
-    """Return the rows again after making sure that there is a document to make a collection of.
-
-    Raises:
-        InputError: There is none.
-    """
+    """Return the rows again after making sure that there is a document to make a collection of."""
     first: list[Document | Reject] = []
     for row in rows:
         first.append(row)

@@ -18,19 +18,6 @@ def delete_missing(
     """Delete the points of documents that the corpus does not have.
 
     Two passes: the first only counts, so that nothing is deleted where the guard would stop it.
-
-    Args:
-        collection: Where.
-        seen: Every document of the corpus, with its number of chunks.
-        in_shard: Returns whether a document id belongs to this run's shard of the corpus.
-        max_fraction: Largest fraction of the stored points that may be deleted, in [0, 1].
-        dry_run: Only count.
-
-    Returns:
-        The number of points that were deleted, or would be.
-
-    Raises:
-        InputError: More than ``max_fraction`` would be deleted.
     """
     stored = missing = 0
     for points in _points(collection, in_shard):
@@ -54,14 +41,6 @@ def delete_surplus_chunks(collection: Collection, seen: Seen, *, in_shard: Calla
 
     A killed run, or two concurrent ones with different chunking, can leave chunks behind that no chunk before them
     leads to. Documents that the corpus does not have, or that were rejected, are left alone.
-
-    Args:
-        collection: Where.
-        seen: Every document of the corpus, with its number of chunks.
-        in_shard: Returns whether a document id belongs to this run's shard of the corpus.
-
-    Returns:
-        The number of points that were deleted.
     """
     deleted = 0
     for points in _points(collection, in_shard):

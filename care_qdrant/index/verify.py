@@ -188,20 +188,7 @@ def verify_bm25(
     settings: VerifySettings | None = None,
     retries: RetryPolicy | None = None,
 ) -> VerifyReport:
-    """Check the BM25 vectors of a collection as `verify_collection` checks those of a model; needs no model.
-
-    Args:
-        client: An open Qdrant.
-        collection: Name or alias.
-        vector_name: None takes the one by the analyser of this package.
-        text_field: Payload field with the text; None takes what attach took, or guesses.
-        settings: What counts as right.
-        retries: How often to try a call again.
-
-    Raises:
-        ContractError: Another analyser, or another tool, made the vectors.
-        InputError: There is no such collection or vector, or no text in its payloads.
-    """
+    """Check the BM25 vectors of a collection as `verify_collection` checks those of a model; needs no model."""
     settings, target = settings or VerifySettings(), Collection(client, collection, retries).resolve()
     name = vector_name or find_bm25(target.schema) or bm25.VECTOR_NAME
     contract = check_sparse_contract(target.schema, name, bm25.ANALYSER)

@@ -42,15 +42,7 @@ class Versions:
 
 
 def read_versions(collection: Collection, alias: str) -> Versions:
-    """Look up an alias and its versions.
-
-    Args:
-        collection: Any collection of the Qdrant.
-        alias: That readers search.
-
-    Raises:
-        InputError: ``alias`` is the name of a collection.
-    """
+    """Look up an alias and its versions."""
     names = collection.names()
     if alias in names:
         raise InputError(
@@ -64,13 +56,7 @@ def read_versions(collection: Collection, alias: str) -> Versions:
 
 
 def delete_old(live: Collection, versions: Versions, keep: int) -> list[str]:
-    """Delete versions that are older than the live one and that no alias points at; return their names.
-
-    Args:
-        live: The version behind the alias.
-        versions: As they were before the alias was switched to it.
-        keep: How many of the older ones stay; the one that the live one replaced is the first of them.
-    """
+    """Delete versions that are older than the live one and that no alias points at; return their names."""
     used, number = set(live.aliases().values()), versions.number(live.name)
     older = [name for name in versions.records if versions.number(name) < number and name not in used]
     older.sort(key=lambda name: (name == versions.live, versions.number(name)), reverse=True)

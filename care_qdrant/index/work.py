@@ -95,14 +95,7 @@ class Worker(Generic[T]):
         begin: Callable[[Any], None],
         on_batch: Callable[[Any, Sequence[T]], None],
     ) -> None:
-        """Encode and write windows.
-
-        Args:
-            windows: Made in a thread of their own, some ahead.
-            collection: Where they are written.
-            begin: Called with each window before its first write.
-            on_batch: Called with the window and the tasks of each batch that was encoded.
-        """
+        """Encode and write windows."""
         tune_embedded(collection.client, collection.name)
         with closing(read_ahead(windows, WINDOWS_AHEAD)) as ready, Sender(collection) as self.sender:
             batches = self._batches(ready, begin)

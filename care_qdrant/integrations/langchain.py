@@ -27,15 +27,7 @@ class CareEmbeddings(Embeddings):
         precision: Precision = "auto",
         query_task: str | None = None,
     ) -> None:
-        """Open a pair; no weights are read.
-
-        Args:
-            model: CARE folder, hub name, ``built-in``, or any sentence-transformers model.
-            revision: Branch, tag or commit on the hub.
-            device: Of torch models; None takes the fastest there is.
-            precision: Of the ONNX query encoder.
-            query_task: Task of the model whose prompt queries get; None is the model's own prompt.
-        """
+        """Open a pair; no weights are read."""
         self.model = CareModel.load(model, revision=revision, device=device, precision=precision)
         self._query_prompt = None if query_task is None else self.model.query_prompt(query_task)
 

@@ -99,13 +99,7 @@ class Card:
 
 
 def read_card(folder: Path) -> Card:
-    """Read and check the card of a CARE folder, without opening a weight file.
-
-    Raises:
-        IncompleteModel: There is no card, or it lacks a field.
-        NewerFormat: a newer version wrote it.
-        AlteredModel: Its fingerprint is not that of its own content.
-    """
+    """Read and check the card of a CARE folder, without opening a weight file."""
     path = folder / CARD_FILE
     if not path.is_file():
         raise IncompleteModel(f"{folder}: has no {CARD_FILE}, so it is not a CARE folder")

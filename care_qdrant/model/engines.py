@@ -191,24 +191,7 @@ def served_encoder(
     references: tuple[Reference, ...],
     load_own: Callable[[], Encoder],
 ) -> Encoder:
-    """Return an encoder on servers that have given the model's own vectors.
-
-    Args:
-        engine: Which servers.
-        name: Of the model.
-        fingerprint: Of the model.
-        dim: Length of each vector.
-        side: What the document encoder does with a text.
-        geometry: Whether its vectors are cut after normalising.
-        tokenizer_file: Its ``tokenizer.json``.
-        references: Vectors of the card, which its fingerprint is bound to.
-        load_own: Loads the document encoder here; called only where there is no other source of reference vectors.
-
-    Raises:
-        InputError: The file of reference vectors is missing.
-        ModelError: The reference vectors are of another model, or all servers return other vectors.
-        Unreachable: No server answers.
-    """
+    """Return an encoder on servers that have given the model's own vectors."""
     from care_qdrant.encoders.server import ServerEncoder
 
     encoder = ServerEncoder(

@@ -14,10 +14,6 @@ def add_onnx(folder: Path) -> Card:
 
     The fingerprint stays, and with it every collection that the model made. The folder is usable at any moment but one
     between writing the graph and writing the card, when it is refused; calling this again mends that.
-
-    Raises:
-        ModelError: The folder is not whole, or the document encoder cannot be exported.
-        MissingExtra: Torch, sentence-transformers or onnx are not installed.
     """
     path = f"document/{DOCUMENT_ONNX}"
     if path not in read_card(folder).files:

@@ -99,14 +99,6 @@ def export_document_encoder(document_folder: Path, probe_texts: Sequence[str] = 
 
     The graph is small: it reads the weights of ``model.safetensors`` beside it (`care_qdrant.model.shared_weights`).
     There is no int8 form of other weights: documents are encoded once, and what that loses is lost for every query.
-
-    Args:
-        document_folder: A complete sentence-transformers model.
-        probe_texts: Documents on which the graph is compared with sentence-transformers.
-
-    Raises:
-        MissingExtra: Torch, sentence-transformers or onnx are not installed.
-        ModelError: The model cannot be exported, or the exported graph gives other vectors.
     """
     tower = _load_tower(document_folder)
     import onnx
@@ -144,11 +136,7 @@ def _stores_int8(folder: Path) -> bool:
 
 
 def make_side_references(folder: Path) -> tuple[Reference, ...]:
-    """Return the reference vectors of a saved encoder, whose folder is named after its side.
-
-    Raises:
-        MissingExtra: Torch, sentence-transformers or onnx are not installed.
-    """
+    """Return the reference vectors of a saved encoder, whose folder is named after its side."""
     return _references(_load_tower(folder), folder.name)
 
 

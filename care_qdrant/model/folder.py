@@ -139,11 +139,7 @@ def verify_checkpoint(folder: Path, sides: Iterable[str] | None = None) -> Card:
 
 
 def describe_side(folder: Path, side: str) -> tuple[Side, int]:
-    """Read from a saved sentence-transformers model how it encodes one side, and its output dimension.
-
-    Raises:
-        ModelError: It is not a model of the kind that a CARE folder holds.
-    """
+    """Read from a saved sentence-transformers model how it encodes one side, and its output dimension."""
     modules = _read_json(folder / "modules.json")
     by_type = {module["type"].rsplit(".", 1)[-1]: folder / module["path"] for module in modules}
     is_static = "StaticEmbedding" in by_type

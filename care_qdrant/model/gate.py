@@ -50,14 +50,7 @@ def compare(
     document_vectors: Vectors | None = None,
     relevant: Sequence[Collection[int]] | None = None,
 ) -> Gate:
-    """Measure the int8 vectors of some queries against their float32 ones.
-
-    Args:
-        fp32: (queries, dim) unit rows.
-        int8: The same queries' int8 vectors.
-        document_vectors: (documents, dim) unit rows to rank; None leaves the ranking figures out.
-        relevant: For each query the rows of the documents that answer it; None leaves nDCG out.
-    """
+    """Measure the int8 vectors of some queries against their float32 ones."""
     cosines = np.einsum("qd,qd->q", fp32.astype(np.float64), int8.astype(np.float64))
     overlap = ndcg_fp32 = ndcg_int8 = None
     if document_vectors is not None:
@@ -92,12 +85,7 @@ def _ndcg(best: list[list[int]], relevant: Sequence[Collection[int]]) -> float:
 
 
 def binary_ndcg(best: Sequence[object], relevant: Collection[object]) -> float:
-    """Return the binary nDCG@10 of one query, from 0 to 1.
-
-    Args:
-        best: What it found, best first; the first ten count.
-        relevant: What it should find, at least one.
-    """
+    """Return the binary nDCG@10 of one query, from 0 to 1."""
     discounts = 1 / np.log2(np.arange(TOP) + 2)
     gain = sum(discounts[rank] for rank, one in enumerate(best[:TOP]) if one in relevant)
     return float(gain / discounts[: len(relevant)].sum())

@@ -31,20 +31,6 @@ def import_model(
 
     Only the query encoder is loaded. The files of the document encoder are copied, or merged with their adapter, one by
     one.
-
-    Args:
-        sources: Folder or hub name of both encoders, or of the query encoder and of the document encoder.
-        folder: Destination.
-        name: Of the pair.
-        revision: Branch, tag or commit of the sources on the hub; the commit is recorded.
-        base: Folder or hub name of the base of a document adapter; None means the one that the adapter names.
-        license: SPDX identifier; None reads it from the model card.
-        probe_texts: Real queries, on which int8 has to pass its gate. Without them int8 is exported and float32 used.
-
-    Raises:
-        InputError: There are more than two sources, or one holds no pair.
-        ModelError: The weights are incomplete, or need remote code.
-        MissingExtra: The extras ``ingest`` and ``onnx`` are not installed.
     """
     from care_qdrant.model.export_onnx import export_query_encoder
 

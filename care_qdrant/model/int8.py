@@ -37,12 +37,7 @@ _CONSTANTS: dict[str, npt.NDArray[Any]] = {
 
 
 def quantize(fp32_file: Path, int8_file: Path) -> None:
-    """Write the int8 rendering of a float32 graph.
-
-    Raises:
-        MissingExtra: Onnx is not installed.
-        ModelError: The graph has neither a matrix product with a constant weight nor a table of token vectors.
-    """
+    """Write the int8 rendering of a float32 graph."""
     with needs_extra("onnx", "the int8 export"):
         import onnx
 

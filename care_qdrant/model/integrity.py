@@ -11,12 +11,7 @@ from care_qdrant.model.card import Card
 
 @contextmanager
 def verified(folder: Path, card: Card, side: str, paths: Iterable[str]) -> Iterator[None]:
-    """Check one side of a CARE folder before the block that loads it, and that nothing changed meanwhile after it.
-
-    Raises:
-        IncompleteModel: A file is missing.
-        AlteredModel: A file differs from the one that was saved, is not listed, or changed during the block.
-    """
+    """Check one side of a CARE folder before the block that loads it, and that nothing changed meanwhile after it."""
     paths = list(paths)
     refuse_unlisted(folder, card, side)
     before = [_state(folder / path) for path in paths]
@@ -28,12 +23,7 @@ def verified(folder: Path, card: Card, side: str, paths: Iterable[str]) -> Itera
 
 
 def verify_files(folder: Path, card: Card, paths: Iterable[str]) -> None:
-    """Check single files of a CARE folder against its card.
-
-    Raises:
-        IncompleteModel: A file is missing.
-        AlteredModel: A file differs from the one that was saved.
-    """
+    """Check single files of a CARE folder against its card."""
     for path in paths:
         expected, file = card.files[path], folder / path
         if not file.is_file():
@@ -50,9 +40,6 @@ def refuse_unlisted(folder: Path, card: Card, side: str) -> None:
     """Refuse files of a side that the card does not list: a stray ``adapter_config.json`` changes vectors by itself.
 
     Hidden files and texts for people are no part of a model.
-
-    Raises:
-        AlteredModel: There is one.
     """
     for path in list_files(folder / side, folder):
         is_hidden = any(part.startswith(".") for part in Path(path).parts)
@@ -64,11 +51,7 @@ def refuse_unlisted(folder: Path, card: Card, side: str) -> None:
 
 
 def list_files(side: Path, root: Path) -> list[str]:
-    """Return the files of a side in order, as paths relative to the CARE folder.
-
-    Raises:
-        IncompleteModel: The side is missing.
-    """
+    """Return the files of a side in order, as paths relative to the CARE folder."""
     if not side.is_dir():
         raise IncompleteModel(f"{root}: the folder {side.name}/ is missing")
     return sorted(file.relative_to(root).as_posix() for file in side.rglob("*") if file.is_file())

@@ -42,11 +42,7 @@ def join_encoders(
 
 
 def read_probe_texts(path: Path) -> list[str]:
-    """Read the ``text`` of each JSON line.
-
-    Raises:
-        InputError: A line is not JSON or has no text.
-    """
+    """Read the ``text`` of each JSON line."""
     texts = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:

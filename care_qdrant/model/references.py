@@ -36,11 +36,7 @@ class Reference:
 
 
 def make_references(encode: Callable[[list[str]], Vectors]) -> tuple[Reference, ...]:
-    """Encode the reference texts.
-
-    Args:
-        encode: Returns one unit row per text, computed from the weights that the fingerprint covers.
-    """
+    """Encode the reference texts."""
     rows = encode(list(REFERENCE_TEXTS)).astype("<f4")
     return tuple(
         Reference(text, base64.b64encode(row.tobytes()).decode("ascii"))
@@ -62,17 +58,7 @@ def references_digest(fingerprint: str, references: Sequence[Reference]) -> str:
 def check_references(
     encode: Callable[[list[str]], Vectors], references: Sequence[Reference], file: Path, min_cosine: float
 ) -> None:
-    """Refuse an encoder that gives other vectors than the weights under the fingerprint.
-
-    Args:
-        encode: Of the encoder that was loaded from ``file``.
-        references: Of the card; none, as in folders of format 1, cannot be checked.
-        file: Named in the error.
-        min_cosine: Lowest cosine of a vector with its reference, in [-1, 1].
-
-    Raises:
-        AlteredModel: A vector differs.
-    """
+    """Refuse an encoder that gives other vectors than the weights under the fingerprint."""
     if not references:
         return
     expected = np.stack([np.frombuffer(base64.b64decode(reference.vector), "<f4") for reference in references])

@@ -60,16 +60,6 @@ def merge_adapter(base: Path, adapter: Path, folder: Path, dtype: "torch.dtype |
     """Write the weights of a base with an adapter merged into them, in as many files as the base has.
 
     W + s B A in float32, stored in the dtype of the base.
-
-    Args:
-        base: A transformers model in safetensors files.
-        adapter: A LoRA adapter as peft saves it.
-        folder: Where the merged files go; it exists.
-        dtype: Of what is written; None keeps that of each tensor.
-
-    Raises:
-        IncompleteModel: A file or a tensor is missing.
-        ModelError: The adapter is no plain LoRA, or belongs to another base.
     """
     from safetensors.torch import load_file
 

@@ -19,13 +19,6 @@ def write_sides(source: Path, folders: dict[str, Path]) -> None:
     """Copy the modules of each route into a complete sentence-transformers model.
 
     A route that does not normalise gets the module that does: the model compares by cosine, which it leaves as it is.
-
-    Args:
-        source: A model whose one module is a Router.
-        folders: Destination of ``query`` and of ``document``.
-
-    Raises:
-        ModelError: There is no route of that name, or the model compares by another function than the cosine.
     """
     router, settings = _read(source / "router_config.json"), _read(source / "config_sentence_transformers.json")
     for side, folder in folders.items():

@@ -46,12 +46,7 @@ class _Stored:
 
 
 def share_weights(model: "ModelProto", folder: Path) -> None:
-    """Replace the float32 and int8 weights of a graph by references to equal tensors of the folder's safetensors files.
-
-    Args:
-        model: The graph, to be saved in ``folder``: onnxruntime opens no external file above it.
-        folder: A saved sentence-transformers model.
-    """
+    """Replace float32 and int8 weights of a graph by references to equal tensors of the folder's safetensors files."""
     from onnx import helper, numpy_helper
 
     stored = dict(_index(folder))

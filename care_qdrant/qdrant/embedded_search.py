@@ -42,13 +42,7 @@ _COLUMNS: "WeakKeyDictionary[Any, dict[str, SparseColumn]]" = WeakKeyDictionary(
 
 
 def search_arrays(client: QdrantClient, collection: str, request: models.QueryRequest) -> Found | None:
-    """Return the answer to a BM25 or a fused request, None for any other, which is left to qdrant-client.
-
-    Args:
-        client: Of an embedded database.
-        collection: Its name.
-        request: A sparse search; or a fusion of searches as `care_qdrant.search.fusion` builds it.
-    """
+    """Return the answer to a BM25 or a fused request, None for any other, which is left to qdrant-client."""
     local: Any = getattr(client._client, "collections", {}).get(collection)
     if not all(hasattr(local, name) for name in _READ):
         return None

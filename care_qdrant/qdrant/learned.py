@@ -77,15 +77,7 @@ def signs(vector: Vectors) -> str:
 
 
 def agreement(queries: Vectors, vectors: Vectors) -> npt.NDArray[np.float64]:
-    """Return how far the product of each stored vector with its own text stands out among those with other texts.
-
-    Args:
-        queries: The learned encoder's vectors of some texts, (texts, dim).
-        vectors: The vectors stored for them, (texts, dim).
-
-    Returns:
-        In standard deviations of the products with other texts, (texts,): around 0 for a vector of another model.
-    """
+    """Return how far the product of each stored vector with its own text stands out among those with other texts."""
     scores = queries.astype(np.float64) @ (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).T
     scores -= scores.mean(axis=0)
     scores -= scores.mean(axis=1, keepdims=True)  # what a text or a vector has in common with all others tells nothing

@@ -12,11 +12,7 @@ from care_qdrant.qdrant.retry import RetryPolicy
 
 
 def recover_snapshot(source: Collection, target: Collection, longest_seconds: float) -> None:
-    """Let the server make a snapshot of one collection, recover it into another, and delete it; one attempt each.
-
-    Raises:
-        QdrantError: The server refused, or cannot fetch the snapshot.
-    """
+    """Let the server make a snapshot of one collection, recover it into another, and delete it; one attempt each."""
     options = source.client.init_options
     with closing(QdrantClient(**{**options, "timeout": max(1, round(longest_seconds))})) as client:
         # One attempt: a second snapshot, or a recovery over one that still goes on, would do more harm than an error.

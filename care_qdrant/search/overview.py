@@ -78,14 +78,6 @@ def floor(
 
     Each of its own questions is searched, and the best hit *without its own document* counts: what a question of this
     collection's field finds in other documents, a query from elsewhere (another language, another subject) does not.
-
-    Args:
-        retriever: Searches the collection in the mode whose scores are to be judged.
-        questions: Of `overview`; the first `FLOOR_QUESTIONS` are asked.
-        encode: As in `Retriever.search`.
-
-    Returns:
-        The `FLOOR_QUANTILE` of the best scores; None where there are fewer than `MIN_QUESTIONS` of them.
     """
     asked = questions[:FLOOR_QUESTIONS]
     found = retriever.search([question.text for question in asked], 2, encode=encode)

@@ -58,11 +58,7 @@ class Query:
         return resolved.alpha if self.fusion == "linear" else DEFAULT_ALPHA
 
     def requests(self, resolved: ResolvedCollection) -> list[models.QueryRequest]:
-        """Return one request per list, or a single one for two lists that Qdrant fuses; none for a text without terms.
-
-        Args:
-            resolved: The collection that is asked.
-        """
+        """Return a request per list, or one for two lists that Qdrant fuses; none for a text without terms."""
         max_limit = resolved.limits.query
         if self.is_hybrid and self.fusion is not None:
             fused = fused_request(
@@ -112,13 +108,7 @@ class Query:
 
 
 def find(resolved: ResolvedCollection, queries: Sequence[Query], what: str = "searching") -> list[list[list[Hit]]]:
-    """Ask a collection in one call, and return the hits of each list that each query asked for, best first.
-
-    Args:
-        resolved: The checked collection.
-        queries: What to ask; one without requests has no list.
-        what: For messages.
-    """
+    """Ask a collection in one call, and return the hits of each list that each query asked for, best first."""
     requests = [query.requests(resolved) for query in queries]
     answers = iter(resolved.collection.search(what, [request for each in requests for request in each]))
     return [[[resolved.read(point) for point in next(answers)] for _ in each] for each in requests]

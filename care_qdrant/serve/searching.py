@@ -111,11 +111,7 @@ class Searching:
         return found
 
     async def names(self) -> Sequence[str]:
-        """Return the collections that are served: those that were configured, or the only one that is there.
-
-        Raises:
-            Refusal: None was configured, and there is none, or several.
-        """
+        """Return the collections that are served: those that were configured, or the only one that is there."""
         if self._settings.collections or self._settings.open_qdrant is None:
             return self._settings.collections
         if self._only is None:

@@ -42,11 +42,7 @@ def check_allowed(models: Iterable["CareModel"], file: Path | None) -> None:
 
 
 async def check_answers(pair: ServedPair, side: Side) -> None:
-    """Encode the references of the folder as requests do, alone and in a batch, and compare.
-
-    Raises:
-        AlteredModel: A vector is not that of the folder, or depends on the texts beside it.
-    """
+    """Encode the references of the folder as requests do, alone and in a batch, and compare."""
     card = pair.model.card
     files = None if card is None else card.onnx if side == "query" else card.document_onnx
     references = files.references if files is not None else ()

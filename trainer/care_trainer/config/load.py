@@ -66,12 +66,7 @@ def refusal(where: str, problems: Sequence[str]) -> InputError:
 
 
 def problems_of(error: ValidationError, root: type = Run) -> list[str]:
-    """Return one line for each of pydantic's errors: where, what was expected, and what was found.
-
-    Args:
-        error: What the validation of ``root`` raised.
-        root: The dataclass that the file as a whole is parsed into.
-    """
+    """Return one line for each of pydantic's errors: where, what was expected, and what was found."""
     return [_problem(found, root) for found in error.errors(include_url=False)]
 
 

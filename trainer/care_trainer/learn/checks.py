@@ -76,11 +76,6 @@ def chance_share(vectors: Vectors, tokens: TokenLists, vocabulary: int) -> float
     one of them belongs to another text. Chance puts half of its ranks behind the middle, so twice the fraction there
     is the share of chance (Storey, 2002, with lambda 0.5). Only the half of the texts that have the nearest others is
     asked: the rest may have no text like them.
-
-    Args:
-        vectors: Stored vectors, (texts, width).
-        tokens: Tokens of these texts.
-        vocabulary: Number of different tokens.
     """
     near = vectors @ vectors.T
     np.fill_diagonal(near, -np.inf)
