@@ -70,10 +70,13 @@ def progress_bar(label: str, verb: str = "stored") -> Iterator[Callable[[Progres
 def points_bar(label: str, verb: str = "stored") -> Iterator[Callable[[int, int], None]]:
     """Return a function that shows how many things, and of how many, are dealt with; a total of 0 is none."""
     with _painter(label, verb) as paint:
-        start = time.monotonic()
+        start, before = time.monotonic(), None
 
         def show(done: int, total: int) -> None:
-            left = (time.monotonic() - start) * (total - done) / done if done and total else None
+            nonlocal before
+            before = done if before is None else before
+            new = done - before
+            left = (time.monotonic() - start) * (total - done) / new if new > 0 and total else None
             paint(done, total or None, left, [])
 
         yield show

@@ -5,7 +5,7 @@ Everything is written under another name and moved, or uploaded whole: a reader 
 
 import json
 import os
-import time
+import tempfile
 import uuid
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
@@ -139,6 +139,10 @@ class Work:
         parts = self._list("parts")
         return {receipt.unit: receipt for receipt in receipts if parts.get(f"{receipt.unit}.parquet") == receipt.bytes}
 
+    def finished(self) -> set[str]:
+        """Return the names of the units that have a receipt, of all workers; reads none of them."""
+        return {name.removesuffix(".json") for name in self._list("receipts")}
+
     def write_receipt(self, receipt: Receipt) -> None:
         """Declare a unit done."""
         self.write(f"receipts/{receipt.unit}.json", json.dumps(asdict(receipt)).encode())
@@ -169,10 +173,13 @@ class Work:
 
     def remove_drafts(self) -> None:
         """Remove what killed workers have left half written, a day after: no unit takes that long to write."""
-        if self._is_local:
-            for draft in Path(str(self._root)).glob("*/.*"):
-                if time.time() - draft.stat().st_mtime > DRAFT_SECONDS:
-                    draft.unlink(missing_ok=True)
+        if not self._is_local:
+            return
+        with tempfile.NamedTemporaryFile(dir=self._root) as probe:  # the storage's clock, not that of this machine
+            now = os.fstat(probe.fileno()).st_mtime
+        for draft in Path(str(self._root)).glob("*/.*"):
+            if now - draft.stat().st_mtime > DRAFT_SECONDS:
+                draft.unlink(missing_ok=True)
 
     def _list(self, folder: str) -> dict[str, int]:
         """Return the files of a folder with their lengths in bytes; drafts are none."""

@@ -23,6 +23,8 @@ from care_qdrant.errors import CareError, needs_extra
 logger = logging.getLogger(__name__)
 
 ATTEMPTS = 3
+LIST_SECONDS = 15.0
+"""How often a worker of several looks what the others have done, for its progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,21 +241,26 @@ def encode_units(
     address: str | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> EncodeReport:
-    """Encode the units that have no part yet."""
+    """Encode the units that have no part yet; progress counts the tokens of all workers of the job."""
     number, of = shard
     work.remove_drafts()
     share = manifest.units[number - 1 :: of]
     done = work.receipts()
     todo = [unit for unit in share if unit.name not in done]
-    tokens = sum(unit.tokens for unit in share)
-    start, finished = time.perf_counter(), tokens - sum(unit.tokens for unit in todo)
-    sizes = {unit.name: unit.tokens for unit in todo}
-    on_progress(finished, tokens)
+    start, listed = time.perf_counter(), time.monotonic()
+    sizes = {unit.name: unit.tokens for unit in manifest.units}
+    finished = done.keys() & sizes.keys()
+    on_progress(sum(sizes[name] for name in finished), manifest.tokens)
 
     def note(receipt: Receipt) -> None:
-        nonlocal finished
-        finished += sizes[receipt.unit]
-        on_progress(finished, tokens)
+        nonlocal finished, listed
+        logger.info(
+            "unit %s: %d chunks, %d tokens, %.1f s", receipt.unit, receipt.chunks, receipt.tokens, receipt.seconds
+        )
+        finished.add(receipt.unit)
+        if of > 1 and time.monotonic() - listed > LIST_SECONDS:
+            finished, listed = finished | (work.finished() & sizes.keys()), time.monotonic()
+        on_progress(sum(sizes[name] for name in finished), manifest.tokens)
 
     outcome = Outcome()
     if todo:

@@ -21,6 +21,7 @@ class Seen:
         self._database.execute("PRAGMA journal_mode = OFF")
         self._database.execute("PRAGMA synchronous = OFF")
         self._database.execute("CREATE TABLE seen (id BLOB PRIMARY KEY, hash TEXT, chunks INT) WITHOUT ROWID")
+        self._database.execute("BEGIN")  # and never end: a fifth less time for each document
 
     def __enter__(self) -> Self:
         return self

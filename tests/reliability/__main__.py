@@ -66,28 +66,32 @@ def kill_ingest(trials: int, documents: int, dim: int, seed: int, scratch: Path 
 @click.option("--documents", type=click.IntRange(1), default=96, show_default=True, help="Size of the corpus.")
 @click.option(
     "--engine",
-    type=click.Choice(["array", "ray", "s3"]),
+    type=click.Choice(["array", "ray", "s3", "cluster"]),
     default="array",
     show_default=True,
-    help="What runs it; s3 kills nothing, and lets the object storage misbehave.",
+    help="What runs it; s3 kills nothing, and lets the object storage misbehave; cluster loads, too.",
 )
 @seed_option
 @output_option
 def kill_bulk(trials: int, documents: int, engine: str, seed: int, output: Path) -> None:
     """Kill the encoders of a bulk job: four jobs of an array, two of them with the same share; or of a Ray cluster.
 
-    With s3, an S3 server throttles, resets connections, halves uploads and answers, and lets credentials expire.
+    With s3, an S3 server throttles, resets connections, halves uploads and answers, and lets credentials expire. With
+    cluster, encoders, loaders and nodes of a real cluster of three are killed (QDRANT_BINARY names the program).
 
     \b
     Example:
       python -m tests.reliability kill-bulk --engine ray --trials 12 --output benchmarks/results/bulk-kill-ray.json
     """
-    from tests.reliability.bulk import array_trials, ray_trials
+    from tests.reliability.bulk import array_trials, cluster_trials, ray_trials
     from tests.reliability.object_storage import storage_trials
 
+    runs = {"array": array_trials, "ray": ray_trials, "s3": storage_trials}
     with tempfile.TemporaryDirectory() as name:
-        run = {"array": array_trials, "ray": ray_trials, "s3": storage_trials}[engine]
-        found = _shown(run(Path(name), documents, trials, seed))
+        if engine == "cluster":
+            found = _shown(cluster_trials(Path(name), documents, trials, seed, _binary()))
+        else:
+            found = _shown(runs[engine](Path(name), documents, trials, seed))
     _save(output, found, documents=documents, seed=seed)
 
 

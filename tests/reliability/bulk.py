@@ -1,4 +1,4 @@
-"""Bulk encoding under kills: jobs of an array, and a Ray cluster that loses actors, a node and its driver."""
+"""Bulk jobs under kills: an array of jobs, a Ray cluster, and encoders and loaders beside a real cluster."""
 
 import hashlib
 import json
@@ -9,14 +9,35 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.reliability.trials import Trial
+from qdrant_client import QdrantClient
+
+from care_qdrant.bulk.encode import encode_unit
+from care_qdrant.bulk.load import load
+from care_qdrant.bulk.load import verify as compare
+from care_qdrant.bulk.plan import plan
+from care_qdrant.bulk.work import Manifest, Work
+from care_qdrant.index.ingest import ingest
+from care_qdrant.index.settings import IngestSettings
+from care_qdrant.qdrant.connection import open_client
+from care_qdrant.qdrant.create import Storage
+from tests.reliability.processes import QdrantCluster
+from tests.reliability.ready_model import ReadyModel, write_corpus
+from tests.reliability.replicas import await_settled, compare_replicas
+from tests.reliability.sample_collection import Contents, differing, point_contents
+from tests.reliability.trials import END_SECONDS, FORKSERVER, GONE_SECONDS, Trial
 
 SHARES = 3
 UNIT_ROWS = 8
+DIM = 64
+UNITS = 8
+TEXTS_PER_SECOND = 400.0
+"""Speed of the encoder of a job on a cluster, which sleeps, so that kills fall into its work."""
+LOAD_SECONDS = 3.0
+"""In which a loader is killed; loading takes about as long."""
 
 
 def make_job(folder: Path, documents: int) -> tuple[Path, dict[str, str], float]:
@@ -114,6 +135,106 @@ def ray_trials(folder: Path, documents: int, trials: int, seed: int) -> Iterator
             shutil.rmtree(place)
     finally:
         cluster.shutdown()
+
+
+def cluster_trials(folder: Path, documents: int, trials: int, seed: int, binary: str) -> Iterator[Trial]:
+    """Kill encoders, and then a loader, a node of a real cluster of three, or both; equal to direct ingestion or not.
+
+    Each of two encoders and two loaders is a process. What was killed is run once more; a loader whose node was killed
+    has to finish by itself, with another node. Each shard is there twice.
+    """
+    draw = random.Random(seed)
+    corpus = write_corpus(folder / "corpus.jsonl", documents, sentences=3)
+    model, storage = ReadyModel(DIM, texts_per_second=TEXTS_PER_SECOND), Storage(shards=3, replicas=2)
+    job = Work(f"{folder}/job")
+    draft = Manifest(
+        "ready", model.name, model.contract().fingerprint, DIM, "Cosine", model.name, unit_rows=documents // UNITS
+    )
+    plan([str(corpus)], job, draft, model.document_tokenizer, sparse=True)
+    (servers := folder / "cluster").mkdir()
+    with QdrantCluster(binary, servers) as cluster:
+        with open_client(url=cluster.url) as client:
+            ingest(
+                str(corpus), ReadyModel(DIM), client, "direct", settings=IngestSettings(sparse=True), storage=storage
+            )
+            wanted, state = _contents(client, "direct"), _settings(client, "direct")
+        for number in range(trials):
+            victim = ("loader", "node", "loader and node")[number % 3]
+            name = f"bulk-{number}"
+            shutil.copytree(folder / "job", folder / name)
+            place = f"{folder}/{name}"
+            encoders = [_process(_encode_share, place, share) for share in (1, 2)]
+            time.sleep(draw.uniform(0.0, 0.6 * documents / TEXTS_PER_SECOND))
+            encoders[number % 2].kill()
+            for encoder in encoders:
+                encoder.join()
+            parts = len(part_hashes(Path(place)))
+            for share in (1, 2):
+                _encode_share(place, share)
+            loaders = [_process(_load_share, place, cluster.url, name, share) for share in (1, 2)]
+            time.sleep(after := draw.uniform(0.0, LOAD_SECONDS))
+            was_running = all(loader.is_alive() for loader in loaders)
+            if "node" in victim:
+                cluster.kill()
+            if "loader" in victim:
+                loaders[number % 2].kill()
+            if "node" in victim:
+                time.sleep(draw.uniform(*GONE_SECONDS))
+                cluster.start()
+            for loader in loaders:
+                loader.join(END_SECONDS)
+            gave_up = [loader.exitcode for loader in loaders].count(1) + sum(each.is_alive() for each in loaders)
+            for share in (1, 2) if "loader" in victim else ():
+                _load_share(place, cluster.url, name, share)
+            await_settled(cluster.urls)
+            with open_client(url=cluster.url) as client:
+                found = _contents(client, name)
+                verified = compare(Work(place), client, name)
+                same_settings = _settings(client, name) == state
+            violations = {
+                "missing points": len(wanted.keys() - found.keys()),
+                "wrong points": differing(found, wanted),
+                "gave up": gave_up,
+                "problems that verify found": len(verified.problems),
+                "index or storage not as direct ingestion leaves them": int(not same_settings),
+            }
+            observed = {"parts after the kill": parts, "points": len(found)}
+            yield Trial(f"bulk on a cluster: {victim} killed", round(after, 2), was_running, observed, violations)
+            shutil.rmtree(place)
+        points, unequal = compare_replicas(cluster.urls)
+        yield Trial("replicas compared", 0, False, {"points": points}, {"unequal points": unequal})
+
+
+def _process(run: Callable[..., None], *arguments: Any) -> Any:
+    process = FORKSERVER.Process(target=run, args=arguments)
+    process.start()
+    return process
+
+
+def _encode_share(place: str, share: int) -> None:
+    """Encode every second unit that has no part yet."""
+    work, model = Work(place), ReadyModel(DIM, texts_per_second=TEXTS_PER_SECOND)
+    manifest, done = work.manifest(), work.receipts()
+    for unit in manifest.units[share - 1 :: 2]:
+        if unit.name not in done:
+            encode_unit(work, manifest, unit, model, 16_384)
+
+
+def _load_share(place: str, url: str, collection: str, share: int) -> None:
+    with open_client(url=url) as client:
+        load(Work(place), client, collection, part=(share, 2), storage=Storage(shards=3, replicas=2))
+
+
+def _contents(client: QdrantClient, name: str) -> Contents:
+    records, _ = client.scroll(name, limit=1_000_000, with_payload=True, with_vectors=True, consistency="all")
+    return {record.id: point_contents(record) for record in records}
+
+
+def _settings(client: QdrantClient, name: str) -> dict[str, Any]:
+    """Return how a collection is set up: a load that was not finished leaves its index deferred."""
+    config = client.get_collection(name).config.model_dump()
+    del config["metadata"]
+    return config
 
 
 def _violations(place: Path, whole: dict[str, str], report: dict[str, Any]) -> dict[str, int]:

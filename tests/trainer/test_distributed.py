@@ -1,4 +1,4 @@
-"""Two processes see each other's candidates and end with the weights that one process with twice the batch has."""
+"""Processes, of one host or of two, see each other's candidates and end with the weights of one with all the batch."""
 
 import os
 import re
@@ -13,6 +13,7 @@ from care_trainer import pipeline
 from care_trainer.config import Run
 from safetensors.numpy import load_file
 
+from tests.reliability.network import Network, may_build
 from tests.trainer.tiny_run import stage, tiny_run
 
 STAGES = (
@@ -59,6 +60,24 @@ def _weights(run: Run, *sides: str) -> dict[str, np.ndarray]:
     return {f"{file.relative_to(run.output)}: {key}": value for file in files for key, value in load_file(file).items()}
 
 
+def _two_hosts(root: Path, *overrides: str) -> list[int]:
+    """Run two processes on each of two hosts, in network namespaces, over a folder that both see."""
+    (root / "train.py").write_text(SCRIPT, encoding="utf-8")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    with Network(2) as network:
+        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
+        command += ["--master-addr", network.address(0), "--master-port", "29400"]
+        arguments = [str(root / "train.py"), str(root / "run.toml"), "-1", *overrides]
+        hosts = [
+            subprocess.Popen(
+                [*network.prefix(rank), *command, "--node-rank", str(rank), *arguments],
+                env={**environment, "GLOO_SOCKET_IFNAME": "eth0"},
+            )
+            for rank in range(2)
+        ]
+        return [host.wait(550) for host in hosts]
+
+
 @pytest.fixture(scope="module")
 def double(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Two processes, with adapters on the document side, uninterrupted."""
@@ -80,6 +99,19 @@ def test_two_processes_train_what_one_does(double: Run, tmp_path: Path) -> None:
         np.testing.assert_allclose(ours[name], value, atol=3e-4, err_msg=name)
     temperatures = [pipeline.read_record(Path(run.output) / "unsupervised")["temperature"] for run in (single, double)]
     assert temperatures[0] == pytest.approx(temperatures[1], rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks for it
+@pytest.mark.skipif(not may_build(), reason="network namespaces need root, and ip of iproute2")
+def test_four_processes_on_two_hosts_train_what_two_do(double: Run, tmp_path: Path) -> None:
+    run = _run(tmp_path, 4, ADAPTER)
+    assert _two_hosts(tmp_path, WITHOUT_DROPOUT) == [0, 0]
+    ours, theirs = _weights(run, "query", "document"), _weights(double, "query", "document")
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        np.testing.assert_allclose(ours[name], value, atol=3e-4, err_msg=name)
 
 
 @pytest.mark.slow
