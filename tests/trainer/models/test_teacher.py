@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +9,11 @@ from care_trainer.losses.embedding import EmbeddingLoss
 from care_trainer.losses.objectives import AlignObjective, Batch, InfoNce
 from care_trainer.models import teacher, towers
 from care_trainer.models.teacher import teacher_vectors
+from click.testing import CliRunner
 from sentence_transformers import SentenceTransformer
 
-from care_qdrant.errors import EncodingError
+from care_qdrant.cli import care
+from care_qdrant.errors import EncodingError, InputError
 from tests.trainer.tiny_run import pairs
 
 TEXTS = [row["query"] for row in pairs()[:20]]
@@ -44,6 +47,34 @@ def test_vectors_are_the_teachers_own_and_computed_once(document_folder: Path, t
     again = teacher_vectors(load, document_folder, TEXTS, tmp_path, dim=32)
     np.testing.assert_array_equal(found, again)
     assert load.encoded == len(TEXTS)
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_vectors_of_a_bulk_job_are_taken_where_they_are_the_encoders(
+    document_folder: Path, tmp_path: Path, right: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    rows = [json.dumps({"id": str(number), "text": text}) for number, text in enumerate(TEXTS[:15])]
+    corpus.write_text("\n".join(rows), encoding="utf-8")
+    model = document_folder
+    if not right:
+        model = tmp_path / "other"
+        other = towers.load(document_folder)
+        with torch.no_grad():
+            other[0].model.embed_tokens.weight.copy_(torch.randn_like(other[0].model.embed_tokens.weight))
+        other.save(str(model))
+    job = f"{tmp_path}/job"
+    commands = ["plan", str(corpus), job, "--model", str(model), "--overflow", "truncate"], ["encode", job]
+    for command in commands:
+        assert CliRunner().invoke(care, ["bulk", *command]).exit_code == 0
+    load = _Counting(document_folder)
+    found = teacher_vectors(load, document_folder, TEXTS, tmp_path / "run", dim=32, cache=tmp_path / "c", jobs=[job])
+    expected = towers.load(document_folder).encode_document(TEXTS)
+    np.testing.assert_allclose(found, expected, atol=2e-3)
+    assert load.encoded == (teacher.SAMPLED_TEXTS + 5 if right else teacher.SAMPLED_TEXTS + len(TEXTS))
+    assert ("another model" in caplog.text) is not right
+    with pytest.raises(InputError, match="teacher_cache"):
+        teacher_vectors(load, document_folder, TEXTS, tmp_path / "run", dim=32, jobs=[job])
 
 
 def test_an_interrupted_computation_goes_on(

@@ -219,6 +219,9 @@ class Run:
     """Minutes between two checkpoints of a stage. 0 means after every step."""
     teacher_cache: Name | None = None
     """Folder of document vectors that runs share, so that an encoder reads each text once. None is off."""
+    teacher_jobs: tuple[Name, ...] = ()
+    """Jobs of ``care bulk encode`` over the texts: where a sample agrees with the encoder of a stage, their vectors go
+    into ``teacher_cache``."""
     dataloader_workers: CountOrZero = 0
     """Processes that read and tokenise batches ahead. 0 does so between the steps."""
     tf32: bool = False

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from sentence_transformers import SentenceTransformer
 
-from care_qdrant.errors import EncodingError
+from care_qdrant.errors import EncodingError, InputError, needs_extra
 from care_qdrant.types import Vectors
 from care_trainer import distributed
 from care_trainer.disk import writing
@@ -28,6 +28,10 @@ logger = logging.getLogger(__name__)
 Encode = Callable[[list[str]], npt.NDArray[Any]]
 PIECE_ROWS = 4096
 """Vectors computed between two records of what is done."""
+SAMPLED_TEXTS = 8
+"""Texts of each part of a bulk job that are encoded again, to know whose vectors it holds."""
+LEAST_COSINE = 0.999
+"""Of a vector in float16 that was computed on another device to the encoder's own."""
 
 
 def _silent(_: int) -> None:
@@ -44,17 +48,25 @@ def teacher_vectors(
     batch_size: int = 64,
     prompt: str | None = None,
     cache: Path | None = None,
+    jobs: Sequence[str] = (),
     report: Callable[[int], None] = _silent,
 ) -> Half:
     """Return the teacher's vectors of texts, computing those that are missing.
 
     In distributed training each process computes a part; a resumed run may have another number of processes.
     """
+    if jobs and cache is None:
+        raise InputError("teacher_jobs: their vectors go into teacher_cache, which is not given")
     encoder = encoder_digest(teacher_folder, prompt)
     file, processes = folder / "vectors.f16", distributed.processes()
+    encode: Encode = encoding(teacher, batch_size=batch_size, prompt=prompt)
+    shared = None if cache is None else VectorCache(cache, encoder, dim)
     with distributed.main_process_first() as is_main:
         if is_main:
             _prepare(folder, file, [_key(encoder, texts), PIECE_ROWS], len(texts), dim)
+            if shared is not None:
+                for job in jobs:
+                    _read_job(job, shared, encode, dim)
         done = _done(folder)
     processes.wait_for_everyone()  # all have read what is done before anyone does more
     pieces = range(0, len(texts), PIECE_ROWS)
@@ -62,9 +74,8 @@ def teacher_vectors(
     report(min(len(texts), len(done) * PIECE_ROWS))
     mine = missing[processes.process_index :: processes.num_processes]
     if mine:
-        encode: Encode = encoding(teacher, batch_size=batch_size, prompt=prompt)
-        if cache is not None:
-            encode = functools.partial(VectorCache(cache, encoder, dim).encode, encode=encode)
+        if shared is not None:
+            encode = functools.partial(shared.encode, encode=encode)
         vectors = np.memmap(file, dtype=np.float16, mode="r+", shape=(len(texts), dim))
         own = folder / f"done.{processes.process_index}.json"
         finished = _read(own)
@@ -77,6 +88,38 @@ def teacher_vectors(
             report(len(piece) * processes.num_processes)
     processes.wait_for_everyone()
     return np.memmap(file, dtype=np.float16, mode="r", shape=(len(texts), dim))
+
+
+def _read_job(url: str, cache: VectorCache, encode: Encode, dim: int) -> None:
+    """Read the vectors of a bulk job into a cache, each part once, unless a sample differs from the encoder's own."""
+    with needs_extra("bulk", "teacher_jobs"):
+        from care_qdrant.bulk.encode import read_part
+        from care_qdrant.bulk.work import Work
+    work = Work(url)
+    manifest, noted = work.manifest(), cache.folder / "jobs.txt"
+    if manifest.dim != dim:
+        raise InputError(f"teacher_jobs: {url} has {manifest.dim} dimensions, and the run has {dim}")
+    read = set(noted.read_text(encoding="utf-8").split()) if noted.exists() else set[str]()
+    for receipt in (each for each in work.receipts().values() if each.sha256 not in read):
+        for number, part in enumerate(read_part(work, manifest, receipt)):
+            vectors = {chunk.embedded_text: vector for chunk, vector in zip(part.chunks, part.vectors, strict=True)}
+            if number == 0:
+                sample = list(vectors)[:SAMPLED_TEXTS]
+                own = np.asarray(encode(sample), np.float32)
+                theirs = np.stack([vectors[text] for text in sample])
+                norms = np.linalg.norm(own, axis=1) * np.linalg.norm(theirs, axis=1)
+                if (cosine := float(((own * theirs).sum(axis=1) / norms).min())) < LEAST_COSINE:
+                    logger.warning(
+                        "%s: not used, since unit %s has other vectors than the encoder of this stage gives "
+                        "(cosine %.3f): another model, prompt or pooling",
+                        url,
+                        receipt.unit,
+                        cosine,
+                    )
+                    return
+            cache.encode(list(vectors), lambda missing: np.stack([vectors[text] for text in missing]))  # noqa: B023
+        with noted.open("a", encoding="utf-8") as lines:
+            lines.write(f"{receipt.sha256}\n")
 
 
 def _prepare(folder: Path, file: Path, key: list[Any], rows: int, dim: int) -> None:

@@ -101,6 +101,7 @@ class Context:
             dim=self.run.dim,
             prompt=prompt,
             cache=Path(self.run.teacher_cache) if self.run.teacher_cache else None,
+            jobs=self.run.teacher_jobs,
             report=report,
         )
 
