@@ -91,13 +91,15 @@ class QdrantSearch(AbsEncoder):
                 len(corpus),
                 EMBEDDED_LIMIT,
             )
+        collection = self.collection(name, str(task_metadata.dataset["revision"]))
+        logger.info("%s: the corpus of %s is collection %s", self.system.name, name, collection)
         began = time.perf_counter()
         with self.progress(f"{self.system.name}: {name}") as on_progress:
             report = ingest(
                 _documents(corpus),
                 self.system.model,
                 self.client,
-                self.collection(name, str(task_metadata.dataset["revision"])),
+                collection,
                 settings=IngestSettings(overflow="truncate", sparse=True),
                 on_progress=on_progress,
             )

@@ -8,7 +8,7 @@ import hashlib
 import json
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import cast
@@ -31,7 +31,7 @@ from care_qdrant.index.settings import IngestSettings
 from care_qdrant.progress import Progress
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.contracts import SparseContract, VectorContract
-from care_qdrant.qdrant.create import PointVectors, Storage, create_collection, finish_load, join_collection
+from care_qdrant.qdrant.create import Index, PointVectors, Storage, create_collection, finish_load, join_collection
 from care_qdrant.qdrant.layout import Layout, guess_layout
 from care_qdrant.qdrant.payload import content_hash
 from care_qdrant.qdrant.quantization import record_rescoring
@@ -54,13 +54,15 @@ def load(
     *,
     part: tuple[int, int] = (1, 1),
     storage: Storage | None = None,
+    shard_key: str | None = None,
+    indexes: Mapping[str, Index] | None = None,
     retries: RetryPolicy | None = None,
     grpc: bool = True,
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> IngestReport:
     """Load the parts of a job, or one loader's share of them."""
     manifest, receipts = _finished(work)
-    target = Collection(client, collection, retries)
+    target = Collection(client, collection, retries, shard_key=shard_key)
     target = target.sibling(target.aliases().get(collection, collection))
     vectors = _vectors(manifest)
     if join_collection(target, manifest.vector_name, vectors.dense, sparse=vectors.sparse is not None) is None:
@@ -71,6 +73,8 @@ def load(
         overflow=manifest.overflow,
         sparse=vectors.sparse is not None,
         shard=_Loader(number, of),
+        shard_key=shard_key,
+        indexes=indexes or {},
         finish=False,
         grpc=grpc,
     )

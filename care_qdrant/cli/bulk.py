@@ -278,6 +278,8 @@ def load(
     on_disk: bool,
     shards: int | None,
     replicas: int | None,
+    shard_key: str | None,
+    indexes: tuple[str, ...],
 ) -> None:
     """Load the parts of WORK into a collection; needs no model and no GPU.
 
@@ -294,13 +296,13 @@ def load(
     from care_qdrant.bulk.load import load_points
     from care_qdrant.index.attach import AttachSettings
     from care_qdrant.progress import points_bar, progress_bar
-    from care_qdrant.qdrant.create import Storage
+    from care_qdrant.qdrant.create import Storage, parse_indexes
     from care_qdrant.qdrant.retry import RetryPolicy
 
     retries = RetryPolicy(patience)
     if opened.manifest().collection is not None:
-        if shards or replicas:
-            raise click.UsageError("--shards and --replicas are for a new collection; this job adds a vector to one")
+        if shards or replicas or shard_key or indexes:
+            raise click.UsageError("--shards, --replicas, --shard-key, --index: this job adds a vector to a collection")
         kind = None if quantization == "none" else quantization
         adding = AttachSettings(quantization=kind, on_disk=on_disk)
         with target.open() as client, points_bar(collection) as show_points:
@@ -319,6 +321,8 @@ def load(
             collection,
             part=shard,
             storage=storage,
+            shard_key=shard_key,
+            indexes=parse_indexes(indexes),
             retries=retries,
             grpc=target.may_grpc,
             on_progress=show,

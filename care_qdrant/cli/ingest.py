@@ -106,7 +106,6 @@ _run_options = add_options(
         show_default=True,
         help="Padded tokens of one batch of the encoder.",
     ),
-    click.option("--shard-key", help="Write to the shards of this key, made where they are missing; needs a cluster."),
     click.option("--sparse", type=click.Choice(["bm25"]), help="Also write a sparse vector, for hybrid search."),
     click.option(
         "--replace-others",
@@ -135,14 +134,15 @@ storage_options = add_options(
     click.option("--on-disk", is_flag=True, help="Keep the vectors on disk."),
     click.option("--shards", type=click.IntRange(min=1), help="Number of shards.  [default: left to the server]"),
     click.option("--replicas", type=click.IntRange(min=1), help="Copies of each shard.  [default: left to the server]"),
-)
-_index_option = click.option(
-    "--index",
-    "indexes",
-    multiple=True,
-    metavar="KEY[=TYPE]",
-    help="Payload index for filters, also of a collection that is there: keyword (default), integer, float, bool, "
-    "datetime, text, uuid, or tenant. Repeatable.",
+    click.option("--shard-key", help="Write to the shards of this key, made where they are missing; needs a cluster."),
+    click.option(
+        "--index",
+        "indexes",
+        multiple=True,
+        metavar="KEY[=TYPE]",
+        help="Payload index for filters, also of a collection that is there: keyword (default), integer, float, bool, "
+        "datetime, text, uuid, or tenant. Repeatable.",
+    ),
 )
 
 
@@ -175,7 +175,6 @@ _index_option = click.option(
 @row_options
 @_run_options
 @storage_options
-@_index_option
 @json_option
 @log_options
 @click.version_option(__version__, prog_name="care-ingest")

@@ -1,5 +1,6 @@
 """The path of production against mteb's own: the same model must give the same scores."""
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,10 @@ from mteb.models.model_meta import ModelMeta, ScoringFunction
 from mteb.types import PromptType
 from qdrant_client import QdrantClient
 
+from care_qdrant.bulk.encode import encode_unit
+from care_qdrant.bulk.load import load
+from care_qdrant.bulk.plan import plan
+from care_qdrant.bulk.work import Manifest, Work
 from care_qdrant.encoders.side import Side
 from care_qdrant.errors import InputError
 from care_qdrant.model.card import Card
@@ -193,6 +198,27 @@ def test_a_second_run_encodes_no_document(client: QdrantClient, task_directory: 
     assert [indexing.encoded for indexing in first.indexed.values()] == [5, 5]
     assert [indexing.encoded for indexing in again.indexed.values()] == [0, 0]
     assert scores[0] == scores[1]
+
+
+def test_a_corpus_that_was_encoded_and_loaded_in_bulk_is_not_encoded_again(
+    client: QdrantClient, task_directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    model, job = hash_pair(), Work(f"{tmp_path}/job")
+    task = loaded(task_directory)[0]
+    search = QdrantSearch(evaluated(model), client, through="core")
+    scores = evaluate(search, [task], tmp_path / "direct").scores
+    [collection] = re.findall("collection (bench-\\S+)", caplog.text)
+    client.delete_collection(collection)
+    draft = Manifest("", model.name, model.fingerprint, model.dim, "Cosine", model.name, overflow="truncate")
+    corpus = str(task_directory / "retrieval/corpus.jsonl")
+    manifest = plan([corpus], job, draft, model.document_tokenizer, sparse=True)
+    for unit in manifest.units:
+        encode_unit(job, manifest, unit, model, 1_000)
+    load(job, client, collection)
+    again = QdrantSearch(evaluated(model), client, through="core")
+    assert evaluate(again, [task], tmp_path / "bulk").scores == scores
+    assert [indexing.encoded for indexing in again.indexed.values()] == [0]
 
 
 def test_another_corpus_never_meets_old_points(client: QdrantClient, task_directory: Path) -> None:

@@ -263,6 +263,16 @@ def test_several_loaders_leave_the_index_to_the_last(server: StandIn, corpus: Pa
     assert checked.recall > 0.9
 
 
+def test_payload_indexes_are_there_before_the_points(server: StandIn, corpus: Path, tmp_path: Path) -> None:
+    make_plan(corpus, tmp_path / "job")
+    encode_all(tmp_path / "job")
+    client = QdrantClient(server.url)
+    load(Work(str(tmp_path / "job")), client, "bulk", indexes={"n": "integer"})
+    assert client.get_collection("bulk").payload_schema["n"].data_type == "integer"
+    order = [(request.method, request.path.rsplit("/", 1)[-1]) for request in server.requests]
+    assert order.index(("PUT", "index")) < order.index(("PUT", "points"))
+
+
 def run_care(*arguments: str, **settings: Any) -> "subprocess.Popen[str]":
     command = [sys.executable, "-c", "from care_qdrant.cli import main; main()", "bulk", *arguments]
     return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **settings)

@@ -1,5 +1,6 @@
 """Collections with shards by key, as one node of a cluster has them."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +8,10 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant import Document, IngestSettings, Retriever, ingest
+from care_qdrant.bulk.encode import encode_unit
+from care_qdrant.bulk.load import load
+from care_qdrant.bulk.plan import plan
+from care_qdrant.bulk.work import Manifest, Work
 from care_qdrant.encoders import bm25
 from care_qdrant.errors import InputError, QdrantError
 from care_qdrant.index.attach import attach_vector
@@ -63,6 +68,19 @@ def test_each_key_holds_and_finds_its_own_documents(client: QdrantClient) -> Non
     assert set(found(client, SOUTH[3].text, "north")) == {document.id for document in NORTH}
     assert found(client, SOUTH[3].text, "south")[0] == found(client, SOUTH[3].text)[0] == "s3"
     assert len(found(client, SOUTH[3].text)) == 40
+
+
+def test_a_bulk_job_goes_to_the_shards_of_a_key(client: QdrantClient, tmp_path: Path) -> None:
+    model, job, corpus = HashModel(max_tokens=512), Work(f"{tmp_path}/job"), tmp_path / "corpus.jsonl"
+    lines = [json.dumps({"id": document.id, "text": document.text}) for document in NORTH]
+    corpus.write_text("\n".join(lines), encoding="utf-8")
+    draft = Manifest("", model.name, model.fingerprint, model.dim, "Cosine", model.name)
+    manifest = plan([str(corpus)], job, draft, model.document_tokenizer, sparse=True)
+    for unit in manifest.units:
+        encode_unit(job, manifest, unit, model, 1_000)
+    load(job, client, "corpus", shard_key="north")
+    assert (put(client, NORTH, "north"), put(client, SOUTH, "south")) == (0, 20)
+    assert [Collection(client, "corpus", shard_key=key).count() for key in ("north", "south", None)] == [20, 20, 40]
 
 
 def test_a_sync_deletes_and_a_change_writes_under_its_own_key_alone(client: QdrantClient) -> None:
