@@ -92,9 +92,8 @@ class QdrantSearch(AbsEncoder):
                 EMBEDDED_LIMIT,
             )
         collection = self.collection(name, str(task_metadata.dataset["revision"]))
-        logger.info("%s: the corpus of %s is collection %s", self.system.name, name, collection)
         began = time.perf_counter()
-        with self.progress(f"{self.system.name}: {name}") as on_progress:
+        with self.progress(f"{self.system.name}: {collection}") as on_progress:
             report = ingest(
                 _documents(corpus),
                 self.system.model,

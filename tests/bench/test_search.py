@@ -1,7 +1,7 @@
 """The path of production against mteb's own: the same model must give the same scores."""
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from care_qdrant.encoders.side import Side
 from care_qdrant.errors import InputError
 from care_qdrant.model.card import Card
 from care_qdrant.model.pair import CareModel
+from care_qdrant.progress import Progress
 from care_qdrant.types import Vectors
 from tests.bench.conftest import CORPUS
 from tests.standin.server import StandIn
@@ -201,14 +202,20 @@ def test_a_second_run_encodes_no_document(client: QdrantClient, task_directory: 
 
 
 def test_a_corpus_that_was_encoded_and_loaded_in_bulk_is_not_encoded_again(
-    client: QdrantClient, task_directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    client: QdrantClient, task_directory: Path, tmp_path: Path
 ) -> None:
-    caplog.set_level("INFO")
+    labels: list[str] = []
+
+    @contextmanager
+    def noting(label: str) -> Iterator[Callable[[Progress], None]]:
+        labels.append(label)
+        yield lambda _: None
+
     model, job = hash_pair(), Work(f"{tmp_path}/job")
     task = loaded(task_directory)[0]
-    search = QdrantSearch(evaluated(model), client, through="core")
+    search = QdrantSearch(evaluated(model), client, through="core", progress=noting)
     scores = evaluate(search, [task], tmp_path / "direct").scores
-    [collection] = re.findall("collection (bench-\\S+)", caplog.text)
+    collection = labels[0].split(": ")[1]
     client.delete_collection(collection)
     draft = Manifest("", model.name, model.fingerprint, model.dim, "Cosine", model.name, overflow="truncate")
     corpus = str(task_directory / "retrieval/corpus.jsonl")

@@ -164,7 +164,9 @@ def cluster_trials(folder: Path, documents: int, trials: int, seed: int, binary:
             shutil.copytree(folder / "job", folder / name)
             place = f"{folder}/{name}"
             encoders = [_process(_encode_share, place, share) for share in (1, 2)]
-            time.sleep(draw.uniform(0.0, 0.6 * documents / TEXTS_PER_SECOND))
+            while not part_hashes(Path(place)):  # how long processes start depends on what else the machine does
+                time.sleep(0.01)
+            time.sleep(draw.uniform(0.0, 0.4 * documents / TEXTS_PER_SECOND))
             encoders[number % 2].kill()
             for encoder in encoders:
                 encoder.join()
