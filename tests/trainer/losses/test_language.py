@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from care_trainer.losses.language import (
     IGNORED,
     CausalLoss,
     RetroMaeLoss,
+    chunk_rows,
     chunked_cross_entropy,
     decoder_visibility,
     mask_tokens,
@@ -120,6 +122,13 @@ def test_a_cross_entropy_in_chunks_is_that_of_all_logits(monkeypatch: pytest.Mon
         found.append((loss.detach(), head.weight.grad, hidden.grad))
     for whole, chunked in zip(*found, strict=True):
         torch.testing.assert_close(chunked, whole, rtol=1e-5, atol=1e-7)
+
+
+def test_a_chunk_keeps_a_gpu_busy_and_takes_a_sixteenth_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=80 * 2**30))
+    assert chunk_rows(250_048, torch.device("cpu")) == 134
+    rows = chunk_rows(250_048, torch.device("cuda"))
+    assert rows > 1024 and rows * 250_048 * 12 <= 5 * 2**30
 
 
 PEAK = """
