@@ -36,8 +36,10 @@ from care_trainer.config import Stage
 from care_trainer.data.collators import PairCollator
 from care_trainer.data.sampling import EpochSampler, Sources
 from care_trainer.disk import writing
-from care_trainer.distributed import processes
+from care_trainer.distributed import agree, processes
+from care_trainer.losses.keys import Features, is_flat, without_keys
 from care_trainer.training.callbacks import COMPLETE_FILE, KeepBest, Metrics, OwnGradients, Watch
+from care_trainer.training.recompute import needs_checkpoints
 
 logger = logging.getLogger(__name__)
 
@@ -118,6 +120,8 @@ def fit(model: SentenceTransformer, loss: nn.Module, rows: Dataset, job: Job) ->
         trainer.add_callback(best)
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
+    if job.stage.gradient_checkpointing and job.stage.cached and torch.cuda.is_available():
+        trainer.args.activation_checkpointing = trainer.needs_checkpoints()
     checkpoint = last_checkpoint(job.folder) if job.resume else None
     _keep_batch_size(job, resumed=checkpoint is not None)
     with writing(lambda: _unwritten(job.folder)), _matmul_precision("high" if job.tf32 else "highest"):
@@ -246,6 +250,19 @@ class _Trainer(SentenceTransformerTrainer):
         tokens = tokens_of(inputs) * processes().num_processes  # those of the others are about as many
         self.job.report(self.state.global_step + 1, self.state.max_steps, loss.item(), tokens)
         return loss
+
+    def needs_checkpoints(self) -> bool:
+        """Return whether the memory of the main process's GPU leaves no way but to recompute activations."""
+        model: Any = self.model.train()
+
+        def columns(rows: int) -> list[Features]:
+            batch = self.data_collator([self.train_dataset[row % len(self.train_dataset)] for row in range(rows)])
+            features, _ = self.collect_features(self._prepare_inputs(batch))
+            return [without_keys(column) for column in features if not is_flat(column)]
+
+        longest = self.job.stage.max_tokens or model.max_seq_length
+        free, _ = torch.cuda.mem_get_info()
+        return agree([needs_checkpoints(model, self.job.stage, columns, longest, free)])[0]
 
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
         """Leave out sentence-transformers' model card: the CARE folder has its own."""
