@@ -28,6 +28,7 @@ from care_trainer.data.report import describe
 from care_trainer.distributed import free_memory, processes
 from care_trainer.export.checkpoint import export
 from care_trainer.models import towers
+from care_trainer.stages.context import rows_folder
 from care_trainer.training.loop import Interrupted, peak_memory_bytes, reset_peak_memory
 
 STEPS = 3
@@ -155,6 +156,11 @@ def _run(run: Run, name: str, depths: Depths, full: Depths, rows: int | None) ->
     work = Path(run.output) / name
     small = _small(run, work, depths, full, rows)
     parts = {}
+    if processes().is_main_process:  # all runs read the same files: once
+        rows_folder(run).mkdir(parents=True, exist_ok=True)
+        work.mkdir()
+        rows_folder(small).symlink_to(rows_folder(run).resolve(), target_is_directory=True)
+    processes().wait_for_everyone()
     pipeline.run_stages(replace(small, stage=()), resume=True)
     for stage in small.stage:
         stage_label, clock = stage_name(stage), _Clock()

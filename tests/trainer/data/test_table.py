@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from care_trainer.config import Data
+from care_trainer.data import table
 from care_trainer.data.sampling import EpochSampler
 from care_trainer.data.table import pair_rows, text_rows
 
@@ -69,6 +70,21 @@ def test_a_table_is_written_once_and_anew_when_file_settings_or_columns_change(t
     write_jsonl(tmp_path / "rows.jsonl", ROWS[2:])
     assert len(pair_rows(data, root, folder)) == 2
     assert len(list(folder.iterdir())) == 4
+
+
+def test_processes_of_their_own_write_the_same_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, root, folder = _data(tmp_path, weights={"b": 0.5})
+    write_jsonl(
+        tmp_path / "rows.jsonl", [{**row, "query": f"{row['query']}{at // 2}"} for at in range(600) for row in ROWS]
+    )
+    pair_rows(data, root, folder)
+    monkeypatch.setattr(table, "LARGE", 0)
+    pair_rows(data, root, tmp_path / "parallel")
+    (alone,), (parallel,) = folder.iterdir(), (tmp_path / "parallel").iterdir()
+    assert parallel.name == alone.name and parallel.read_bytes() == alone.read_bytes()
+    write_jsonl(tmp_path / "rows.jsonl", [*ROWS, {"query": "alone"}])
+    with pytest.raises(InputError, match=r"rows.jsonl:5: is no pair"):
+        pair_rows(data, root, tmp_path / "parallel")
 
 
 def test_bad_rows_leave_no_table(tmp_path: Path) -> None:

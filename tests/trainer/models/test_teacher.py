@@ -27,15 +27,13 @@ class _Counting:
 
     def __call__(self) -> SentenceTransformer:
         model = towers.load(self.folder)
-        encode = model.encode_document
 
-        def counting(texts: list[str], **options: object) -> object:
+        def count(_: object, features: tuple[dict[str, torch.Tensor]]) -> None:
             if self.stop_after is not None and self.encoded >= self.stop_after:
                 raise KeyboardInterrupt
-            self.encoded += len(texts)
-            return encode(texts, **options)
+            self.encoded += len(features[0]["input_ids"])
 
-        model.encode_document = counting  # type: ignore[method-assign]
+        model.register_forward_pre_hook(count)
         return model
 
 

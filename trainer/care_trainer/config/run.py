@@ -218,7 +218,8 @@ class Run:
     checkpoint_minutes: PositiveOrZero = 5.0
     """Minutes between two checkpoints of a stage. 0 means after every step."""
     teacher_cache: Name | None = None
-    """Folder of document vectors that runs share, so that an encoder reads each text once. None is off."""
+    """Folder that runs share: document vectors, so that an encoder reads each text once, and tables of rows. None is
+    off."""
     teacher_jobs: tuple[Name, ...] = ()
     """Jobs of ``care bulk encode`` over the texts: where a sample agrees with the encoder of a stage, their vectors go
     into ``teacher_cache``."""

@@ -26,10 +26,11 @@ def diverse_pairs(data: Data, root: Path) -> Iterator[Pair]:
     if data.diversify is None:
         yield from iter_pairs(data, root)
     else:
-        yield from compress(iter_pairs(data, root), _kept(data.diversify, iter_pairs(data, root)))
+        asked = ((pair.query, pair.positive) for pair in iter_pairs(data, root))
+        yield from compress(iter_pairs(data, root), diverse(data.diversify, asked))
 
 
-def _kept(settings: Diversify, pairs: Iterator[Pair]) -> Flags:
+def diverse(settings: Diversify, pairs: Iterator[tuple[str, str]]) -> Flags:
     """Return for each pair whether it stays; without a side, as many stay as with both, from all over the data."""
     new_queries, new_documents = _new_texts(settings, pairs)
     both = new_queries & new_documents
@@ -40,7 +41,7 @@ def _kept(settings: Diversify, pairs: Iterator[Pair]) -> Flags:
     return kept
 
 
-def _new_texts(settings: Diversify, pairs: Iterator[Pair]) -> tuple[Flags, Flags]:
+def _new_texts(settings: Diversify, pairs: Iterator[tuple[str, str]]) -> tuple[Flags, Flags]:
     from sentence_transformers import SentenceTransformer
 
     from care_qdrant.model.hub import find_folder
@@ -51,7 +52,7 @@ def _new_texts(settings: Diversify, pairs: Iterator[Pair]) -> tuple[Flags, Flags
     new_queries: list[bool] = []
     new_documents: list[bool] = []
     while batch := list(islice(pairs, BATCH_PAIRS)):
-        asked, answers = [pair.query for pair in batch], [pair.positive for pair in batch]
+        asked, answers = map(list, zip(*batch, strict=True))
         vectors: Vectors = model.encode_query(asked, show_progress_bar=False, normalize_embeddings=True)
         new_queries += queries.add(asked, vectors)
         vectors = model.encode_document(answers, show_progress_bar=False, normalize_embeddings=True)

@@ -1,24 +1,27 @@
 """Reads training data: JSONL rows to pairs and texts, filtered, cut and deduplicated."""
 
+import functools
 import gzip
 import hashlib
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from care_qdrant.errors import InputError
 from care_qdrant.types import embedded_text
 from care_trainer.config import Data, Side
 
 Row = TypeVar("Row")
-
+Rows = Iterable[tuple[dict[str, Any], str]]
+"""Objects of JSONL files, each with ``file:line`` for messages."""
 
 _OWN_KEYS = {"query", "positive", "positives", "negative", "negatives", "pos", "neg", "sentence1", "sentence2", "score"}
 _OWN_KEYS |= {"text", "source", "prompt"}
@@ -62,14 +65,7 @@ class Text:
 
 def iter_pairs(data: Data, root: Path) -> Iterator[Pair]:
     """Yield the pairs of a data set, each once, in the order of the files."""
-
-    def read() -> Iterator[Pair]:
-        for row, where in _rows(data, root):
-            yield from _pairs(row, where, data.max_characters)
-
-    yield from _distinct(
-        read, lambda pair: _digest(pair.prompt + pair.query, pair.positive, *[""] * (pair.score is not None)), data
-    )
+    yield from _distinct(lambda: pairs_in(_rows(data, root), data), pair_digest, data)
 
 
 def iter_texts(
@@ -79,14 +75,33 @@ def iter_texts(
 
     These are the self-pairs of Stage I: query-side ones come from queries, document-side ones from documents.
     """
+    yield from _distinct(lambda: texts_in(_rows(data, root), data, sides, joined=joined), text_digest, data)
 
-    def read() -> Iterator[Text]:
-        for row, where in _rows(data, root):
+
+def pairs_in(rows: Rows, data: Data) -> Iterator[Pair]:
+    """Yield the pairs of rows that a data set keeps."""
+    for row, where in rows:
+        if is_kept(row, where, data):
+            yield from _pairs(row, where, data.max_characters)
+
+
+def texts_in(rows: Rows, data: Data, sides: Sequence[Side], *, joined: bool) -> Iterator[Text]:
+    """Yield the texts of rows that a data set keeps."""
+    for row, where in rows:
+        if is_kept(row, where, data):
             is_pair = joined and any(key in row for key in ("query", "sentence1"))
             for text in _joined(row, where, data) if is_pair else _texts(row, where, data.max_characters, sides):
                 yield Text(text, source_of(row, where), _others(row))
 
-    yield from _distinct(read, lambda text: _digest(text.text), data)
+
+def pair_digest(pair: Pair) -> int:
+    """Hash what makes two pairs equal."""
+    return _digest(pair.prompt + pair.query, pair.positive, *[""] * (pair.score is not None))
+
+
+def text_digest(text: Text) -> int:
+    """Hash what makes two texts equal."""
+    return _digest(text.text)
 
 
 def _distinct(read: Callable[[], Iterator[Row]], digest: Callable[[Row], int], data: Data) -> Iterator[Row]:
@@ -94,7 +109,12 @@ def _distinct(read: Callable[[], Iterator[Row]], digest: Callable[[Row], int], d
 
     Reads twice rather than hold what was seen: eight bytes a row, where a set of digests would be a hundred.
     """
-    digests = np.fromiter((digest(row) for row in read()), dtype=np.uint64)
+    kept = distinct(np.fromiter((digest(row) for row in read()), dtype=np.uint64), data)
+    yield from compress(read(), kept)
+
+
+def distinct(digests: npt.NDArray[np.uint64], data: Data) -> npt.NDArray[np.bool_]:
+    """Return which rows come for the first time, (rows,), at most ``max_rows``."""
     first = np.sort(np.unique(digests, return_index=True)[1])[: data.max_rows]
     if not len(first):
         raise InputError(
@@ -103,7 +123,7 @@ def _distinct(read: Callable[[], Iterator[Row]], digest: Callable[[Row], int], d
         )
     kept = np.zeros(len(digests), dtype=bool)
     kept[first] = True
-    yield from compress(read(), kept)
+    return kept
 
 
 def license_of(row: Mapping[str, Any]) -> str:
@@ -123,7 +143,8 @@ def is_kept(row: Mapping[str, Any], where: str, data: Data) -> bool:
 
 def file_hashes(data: Data, root: Path) -> dict[str, str]:
     """Return the SHA-256 of each file of a data set by name; a stage records them."""
-    return {name: _sha256(existing(root / name)) for name in data.files}
+    stats = {name: existing(root / name).stat() for name in data.files}
+    return {name: _sha256(root / name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()}
 
 
 def open_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -144,8 +165,13 @@ def open_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 def read_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield the objects of a JSONL file, each with ``file:line`` for messages."""
-    for number, line in open_lines(existing(path)):
-        where = f"{path.name}:{number}"
+    return parsed(path.name, open_lines(existing(path)))
+
+
+def parsed(name: str, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the objects of numbered lines of a file, each with ``file:line`` for messages."""
+    for number, line in lines:
+        where = f"{name}:{number}"
         try:
             row = json.loads(line)
         except ValueError as error:
@@ -167,9 +193,7 @@ def retrieval_file(folder: Path, name: str) -> Path:
 
 def _rows(data: Data, root: Path) -> Iterator[tuple[dict[str, Any], str]]:
     for name in data.files:
-        for row, where in read_rows(root / name):
-            if is_kept(row, where, data):
-                yield row, where
+        yield from read_rows(root / name)
 
 
 def _pairs(row: Mapping[str, Any], where: str, limit: int | None) -> Iterator[Pair]:
@@ -273,6 +297,7 @@ def _digest(*parts: str) -> int:
     return int.from_bytes(hashlib.blake2b("\x1f".join(parts).encode(), digest_size=8).digest())
 
 
-def _sha256(path: Path) -> str:
+@functools.cache
+def _sha256(path: Path, _size: int, _changed: int) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,41 +1,61 @@
 """The rows of a stage as a memory-mapped Arrow table: memory does not grow with the corpus.
 
-JSONL is read once a run and written, filtered and deduplicated, into one file below the run's output. Every stage and
-every process maps that file, in the order of the JSONL: a batch is read from disk when it is trained on.
+JSONL is read once, by all cores where it is large, and written, filtered and deduplicated, into one file that has its
+name of all that decides its rows. Every stage and process maps that file, in the order of the JSONL: a batch is read
+from disk when it is trained on.
 """
 
 import dataclasses
 import hashlib
 import json
 import math
+import multiprocessing
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 from datasets import Dataset
 
+from care_qdrant.encoders.ahead import run_ahead
+from care_qdrant.encoders.onnx import usable_cores
 from care_qdrant.errors import InputError
 from care_trainer.config import Data, Side
-from care_trainer.data.diversity import diverse_pairs
-from care_trainer.data.read import Pair, file_hashes, iter_texts, text_key
-from care_trainer.data.sampling import Sources
+from care_trainer.data.diversity import diverse
+from care_trainer.data.read import (
+    distinct,
+    existing,
+    file_hashes,
+    open_lines,
+    pair_digest,
+    pairs_in,
+    parsed,
+    text_digest,
+    text_key,
+    texts_in,
+)
 from care_trainer.disk import writing
 
+if TYPE_CHECKING:
+    from care_trainer.data.sampling import Sources  # with sentence-transformers: seconds for each process that parses
+
 ROWS_FOLDER = "rows"
-"""Name of the folder below a run's output, while it has stages to train."""
-LAYOUT = 2
+"""Name of the folder below a run's output until the pair is exported, or below its cache."""
+LAYOUT = 3
 """Version of the layout, part of the key: a file of another layout is not read."""
 PIECE_ROWS = 1024
-"""Rows written at once."""
+"""Rows written at once, and lines that a process parses at once."""
+LARGE = 1 << 26
+"""Bytes of JSONL from which processes of their own are worth their start."""
 _PAIR_COLUMNS = {"query": pa.string(), "positive": pa.string(), "negatives": pa.list_(pa.string())}
 _OWN_COLUMNS = {"prompt": pa.string(), "source": pa.string(), "score": pa.float32(), "label": pa.int64()}
-_FIGURES = {"weight": pa.float64(), "characters": pa.int32()}
+_FIGURES = {"weight": pa.float64(), "characters": pa.int32(), "digest": pa.uint64()}
 
 
 @dataclass(frozen=True)
@@ -49,7 +69,7 @@ class Rows:
     """How often an epoch draws each row, (rows,)."""
     characters: npt.NDArray[np.int32]
     """Characters of all texts of each row, (rows,)."""
-    sources: Sources
+    sources: "Sources"
     """Number of each row's source, (rows,), and the names of the sources."""
 
     def __len__(self) -> int:
@@ -58,12 +78,7 @@ class Rows:
 
 def pair_rows(data: Data, root: Path, folder: Path, *, by_source: bool = False) -> Rows:
     """Return the columns query, positive and negatives (a list), and those of the row."""
-
-    def values(pair: Pair) -> list[Any]:
-        score = math.nan if pair.score is None else pair.score
-        return [pair.query, pair.positive, list(pair.negatives), pair.prompt, pair.source, score]
-
-    rows = _rows(data, root, folder, _PAIR_COLUMNS, map(values, diverse_pairs(data, root)))
+    rows = _rows(data, root, folder, _PAIR_COLUMNS)
     _refuse_mixed(rows, data, by_source)
     return rows
 
@@ -136,8 +151,7 @@ def text_rows(
     data: Data, root: Path, folder: Path, sides: Sequence[Side] = ("query", "document"), *, joined: bool = False
 ) -> Rows:
     """Return the column text: every text of the given sides of pairs, and every single text, once."""
-    texts = ([text.text, "", text.source, math.nan] for text in iter_texts(data, root, sides, joined=joined))
-    return _rows(data, root, folder, {"text": pa.string()}, texts, [*sides, joined])
+    return _rows(data, root, folder, {"text": pa.string()}, sides, joined)
 
 
 def _rows(
@@ -145,15 +159,16 @@ def _rows(
     root: Path,
     folder: Path,
     texts: dict[str, pa.DataType],
-    rows: Iterator[list[Any]],
-    kind: Sequence[Side | bool] = (),
+    sides: Sequence[Side] = (),
+    joined: bool = False,
 ) -> Rows:
-    key = json.dumps(
-        [LAYOUT, list(texts), list(kind), dataclasses.asdict(data), file_hashes(data, root)], sort_keys=True
-    )
+    hashes = file_hashes(data, root)
+    kind = [*sides, joined] if sides else []
+    key = json.dumps([LAYOUT, list(texts), kind, dataclasses.asdict(data), hashes], sort_keys=True)
     path = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.arrow"
     if not path.exists():
-        _write(path, pa.schema({**texts, **_OWN_COLUMNS, **_FIGURES}), rows, data)
+        with writing(f"{path}: the rows cannot be written"):
+            _write(path, pa.schema({**texts, **_OWN_COLUMNS, **_FIGURES}), _Parse(data, tuple(sides), joined), root)
     table = Dataset.from_file(str(path))
     sources = table.data.column("source").dictionary_encode().combine_chunks()
     return Rows(
@@ -164,27 +179,93 @@ def _rows(
     )
 
 
-def _write(path: Path, schema: pa.Schema, rows: Iterator[list[Any]], data: Data) -> None:
-    partial, written = path.with_suffix(".partial"), 0
+@dataclass(frozen=True)
+class _Parse:
+    """Makes columns of lines; a process of its own gets it by pickling."""
+
+    data: Data
+    sides: tuple[Side, ...]
+    """Of single texts; empty for pairs."""
+    joined: bool
+
+    def __call__(self, piece: tuple[str, list[tuple[int, str]]]) -> list[list[Any]]:
+        rows = parsed(*piece)
+        if self.sides:
+            texts = list(texts_in(rows, self.data, self.sides, joined=self.joined))
+            own = [[text.text, "", text.source, math.nan] for text in texts]
+            digests = list(map(text_digest, texts))
+        else:
+            pairs = list(pairs_in(rows, self.data))
+            own = [
+                [p.query, p.positive, list(p.negatives), p.prompt, p.source, math.nan if p.score is None else p.score]
+                for p in pairs
+            ]
+            digests = list(map(pair_digest, pairs))
+        weights = [self.data.weights.get(source, 1.0) for *_, source, _ in own]
+        characters = [sum(map(_characters, texts)) for *texts, _, _, _ in own]
+        return [*map(list, zip(*own, strict=True)), [0] * len(own), weights, characters, digests]
+
+
+def _pieces(data: Data, root: Path) -> Iterator[tuple[str, list[tuple[int, str]]]]:
+    for name in data.files:
+        lines = open_lines(existing(root / name))
+        while piece := list(islice(lines, PIECE_ROWS)):
+            yield Path(name).name, piece
+
+
+def _parsed(parse: _Parse, root: Path) -> Iterator[list[list[Any]]]:
+    """Yield the columns of all pieces, in order."""
+    pieces = _pieces(parse.data, root)
+    if sum((root / name).stat().st_size for name in parse.data.files) < LARGE:
+        yield from map(parse, pieces)
+        return
+    count = usable_cores()
+    with ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as pool:
+        yield from (
+            found for _, found in run_ahead(pieces, lambda piece: pool.submit(parse, piece).result(), lambda: count)
+        )
+
+
+def _write(path: Path, schema: pa.Schema, parse: _Parse, root: Path) -> None:
+    """Write all rows, then those that stay, each with its number: JSON is read once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    everything, partial = path.with_suffix(".all"), path.with_suffix(".partial")
     try:
-        with writing(f"{path}: the rows cannot be written"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
-                while piece := list(islice(rows, PIECE_ROWS)):
-                    stream.write_batch(pa.RecordBatch.from_arrays(_arrays(piece, written, schema, data), schema=schema))
-                    written += len(piece)
-            partial.replace(path)
+        with pa.OSFile(str(everything), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
+            digests = [np.zeros(0, np.uint64)]
+            for columns in _parsed(parse, root):
+                if columns[-1]:
+                    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+                    stream.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
+                    digests.append(arrays[-1].to_numpy())
+        kept = distinct(np.concatenate(digests), parse.data)
+        if parse.data.diversify is not None and not parse.sides:
+            kept[kept] = diverse(parse.data.diversify, _texts_of(everything, kept))
+        with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
+            written = 0
+            for batch in _kept_batches(everything, kept):
+                labels = pa.array(np.arange(written, written + len(batch)), pa.int64())
+                stream.write_batch(batch.set_column(schema.get_field_index("label"), schema.field("label"), labels))
+                written += len(batch)
+        partial.replace(path)
     finally:
+        everything.unlink(missing_ok=True)
         partial.unlink(missing_ok=True)
 
 
-def _arrays(piece: list[list[Any]], start: int, schema: pa.Schema, data: Data) -> list[Any]:
-    texts_and_own = list(zip(*piece, strict=True))
-    labels = range(start, start + len(piece))
-    weights = [data.weights.get(source, 1.0) for *_, source, _ in piece]
-    characters = [sum(map(_characters, texts)) for *texts, _, _, _ in piece]
-    columns = [*texts_and_own, labels, weights, characters]
-    return [pa.array(column, type=field.type) for column, field in zip(columns, schema, strict=True)]
+def _kept_batches(path: Path, kept: npt.NDArray[np.bool_]) -> Iterator[pa.RecordBatch]:
+    with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as stream:
+        start = 0
+        for batch in stream:
+            found = batch.filter(pa.array(kept[start : start + len(batch)]))
+            start += len(batch)
+            if len(found):
+                yield found
+
+
+def _texts_of(path: Path, kept: npt.NDArray[np.bool_]) -> Iterator[tuple[str, str]]:
+    for batch in _kept_batches(path, kept):
+        yield from zip(batch.column("query").to_pylist(), batch.column("positive").to_pylist(), strict=True)
 
 
 def _characters(texts: str | list[str]) -> int:

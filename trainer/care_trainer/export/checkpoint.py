@@ -1,6 +1,7 @@
 """Exports a finished run as one CARE folder, and checks that its vectors are those of the trained encoders."""
 
 import json
+import shutil
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -23,6 +24,7 @@ from care_trainer.data.table import pair_rows, scored
 from care_trainer.distributed import free_memory
 from care_trainer.export.model_card import render
 from care_trainer.models import towers
+from care_trainer.stages.context import rows_folder
 
 TOLERANCE = 1e-4
 """Largest accepted difference of a coordinate between trained and merged vectors, both float32; it is about 1e-6."""
@@ -47,6 +49,8 @@ def export(run: Run, command: str) -> Card:
         onnx = _write_onnx(run, folders["query"], pairs, documents) if _exports(folders["query"]) else None
         records = [pipeline.read_record(output / stage_name(stage)) for stage in run.stage]
         data = _data_sources(run)
+        if run.teacher_cache is None:
+            shutil.rmtree(rows_folder(run), ignore_errors=True)
         return write_checkpoint(
             output / run.name,
             name=run.name,
@@ -154,12 +158,11 @@ def _store_as(folder: Path, dtype: torch.dtype) -> None:
 def _probe_pairs(run: Run) -> list[Pair]:
     """Return pairs from all over a data set, whose queries and documents test the int8 query encoder."""
     data = run.data[run.export.probe or next(stage.data for stage in reversed(run.stage) if stage.data)]
-    with tempfile.TemporaryDirectory(dir=run.output, prefix=".probe.") as temporary:
-        rows = pair_rows(data, Path(run.data_root), Path(temporary), by_source=True)
-        pairs = np.flatnonzero(~scored(rows)) if not scored(rows).all() else np.arange(len(rows))
-        step = max(1, len(pairs) // run.export.probe_texts)
-        chosen = rows.columns.select(pairs[::step][: run.export.probe_texts])
-        return [Pair(query, positive) for query, positive in zip(chosen["query"], chosen["positive"], strict=True)]
+    rows = pair_rows(data, Path(run.data_root), rows_folder(run), by_source=True)
+    pairs = np.flatnonzero(~scored(rows)) if not scored(rows).all() else np.arange(len(rows))
+    step = max(1, len(pairs) // run.export.probe_texts)
+    chosen = rows.columns.select(pairs[::step][: run.export.probe_texts])
+    return [Pair(query, positive) for query, positive in zip(chosen["query"], chosen["positive"], strict=True)]
 
 
 def _history(record: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 from sentence_transformers import SentenceTransformer
 
-from care_qdrant.errors import EncodingError, InputError, needs_extra
+from care_qdrant.encoders.torch import TorchEncoder
+from care_qdrant.errors import InputError, needs_extra
 from care_qdrant.types import Vectors
 from care_trainer import distributed
 from care_trainer.disk import writing
@@ -45,7 +46,6 @@ def teacher_vectors(
     folder: Path,
     *,
     dim: int,
-    batch_size: int = 64,
     prompt: str | None = None,
     cache: Path | None = None,
     jobs: Sequence[str] = (),
@@ -59,7 +59,7 @@ def teacher_vectors(
         raise InputError("teacher_jobs: their vectors go into teacher_cache, which is not given")
     encoder = encoder_digest(teacher_folder, prompt)
     file, processes = folder / "vectors.f16", distributed.processes()
-    encode: Encode = encoding(teacher, batch_size=batch_size, prompt=prompt)
+    encode: Encode = encoding(teacher, prompt=prompt)
     shared = None if cache is None else VectorCache(cache, encoder, dim)
     with distributed.main_process_first() as is_main:
         if is_main:
@@ -135,18 +135,11 @@ def _prepare(folder: Path, file: Path, key: list[Any], rows: int, dim: int) -> N
 
 
 def encoding(
-    teacher: Callable[[], SentenceTransformer], *, batch_size: int = 64, prompt: str | None = None
+    teacher: Callable[[], SentenceTransformer], *, prompt: str | None = None
 ) -> Callable[[list[str]], Vectors]:
-    """Return a function that encodes texts as documents; it loads the encoder on its first call."""
-    load = functools.cache(teacher)
-
-    def encode(texts: list[str]) -> Vectors:
-        vectors: Vectors = load().encode_document(texts, prompt=prompt, batch_size=batch_size, show_progress_bar=False)
-        if not np.isfinite(vectors).all():
-            raise EncodingError("the teacher gave a vector that is not finite")
-        return vectors
-
-    return encode
+    """Return a function that encodes documents, in batches of tokens; it loads the encoder on its first call."""
+    load = functools.cache(lambda: TorchEncoder(teacher().eval(), "document", prompt=prompt))
+    return lambda texts: load().encode(texts)
 
 
 def _key(encoder: str, texts: Sequence[str]) -> str:

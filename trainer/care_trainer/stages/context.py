@@ -30,8 +30,8 @@ def silent(_what: str, _step: int, _steps: int, _loss: float, _tokens: int) -> N
 
 
 def rows_folder(run: Run) -> Path:
-    """Return the folder of the Arrow tables, which all stages of a run share."""
-    return Path(run.output) / table.ROWS_FOLDER
+    """Return the folder of the Arrow tables, which all stages of a run share, or all runs with the same cache."""
+    return Path(run.teacher_cache or run.output) / table.ROWS_FOLDER
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Context:
             self.report(f"teacher {column}", done, len(texts), float("nan"), 0)
 
         return teacher_vectors(
-            lambda: self.load("document"),
+            self._teacher,
             self.document,
             texts,
             self.folder / "teacher" / column,
@@ -104,6 +104,13 @@ class Context:
             jobs=self.run.teacher_jobs,
             report=report,
         )
+
+    def _teacher(self) -> SentenceTransformer:
+        """Load the newest document encoder with its adapters in its weights, which then cost nothing a text."""
+        encoder = self.load("document")
+        if self.run.document.quantization is None:
+            towers.merge(encoder)
+        return encoder
 
     def stored_documents(self, rows: Rows) -> tuple[Documents, Half]:
         """Return the distinct documents of pairs and the newest document encoder's vectors of them."""
