@@ -10,14 +10,20 @@ import logging
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from care_qdrant.encoders.weights import ADAPTER_CONFIG, readable_model
 from care_qdrant.errors import IncompleteModel, ModelError, needs_extra
 from care_qdrant.model.hub import fetch_document_side
+from care_qdrant.model.references import CHECK_FILE, check_adapter_vectors
 from care_qdrant.model.rewrite import merge_adapter, write_weights
+from care_qdrant.types import Vectors
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +81,7 @@ def write_query_side(source: Path, folder: Path) -> int:
         similarity_fn_name="dot",
         device="cpu",
     )
+    check_adapter_vectors(partial(plain_vectors, model), source)
     model.save_pretrained(str(folder), create_model_card=False)
     return width
 
@@ -93,10 +100,12 @@ def write_document_side(source: Path, folder: Path, dim: int, base: str | None =
     """
     folder.mkdir(parents=True)
     with needs_extra("ingest", "the import of a model"):
-        import sentence_transformers  # noqa: F401
+        from sentence_transformers import SentenceTransformer
     _write_whole(source, folder, base)
     _write_tokenizer(folder)
     _write_modules(folder, dim)
+    if (source / CHECK_FILE).is_file():
+        check_adapter_vectors(partial(plain_vectors, SentenceTransformer(str(folder), device="cpu").float()), source)
 
 
 @contextmanager
@@ -116,12 +125,9 @@ def _write_whole(source: Path, folder: Path, base: str | None = None) -> None:
     if (source / ADAPTER_CONFIG).is_file():
         weights = _base(source, base)
         merge_adapter(weights, source, folder)
-        logger.warning(
-            "not checked: that %s was trained on %s: another base of the same shape cannot be told from it; score the "
-            "pair before you use it",
-            source,
-            weights,
-        )
+        if not (source / CHECK_FILE).is_file():
+            said = "not checked: that %s was trained on %s: another base of the same shape cannot be told from it; "
+            logger.warning(said + "score the pair before you use it", source, weights)
     else:
         with readable_model(source):
             write_weights(source, folder)
@@ -129,6 +135,12 @@ def _write_whole(source: Path, folder: Path, base: str | None = None) -> None:
         found = next((place / name for place in (source, weights) if (place / name).is_file()), None)
         if found is not None:
             shutil.copyfile(found, folder / name)
+
+
+def plain_vectors(model: "SentenceTransformer", texts: list[str]) -> Vectors:
+    """Encode texts without any prompt."""
+    vectors: Vectors = model.encode(texts, prompt="", show_progress_bar=False)
+    return vectors
 
 
 def _base(adapter: Path, base: str | None) -> Path:

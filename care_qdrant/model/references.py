@@ -8,8 +8,9 @@ the ONNX file of another model together with its hashes.
 
 import base64
 import hashlib
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,10 @@ REFERENCE_TEXTS = (
     "What does an HbA1c of 6.5 % mean?",
     "孩子发烧三天，体温 38.5℃，咳嗽有痰，需要吃消炎药吗？",
 )
+CHECK_FILE = "check_vectors.json"
+"""Beside an adapter: without them another base of the same shape cannot be told from its own."""
+_ADAPTER_MARGIN = 0.02
+"""Allowed below a cosine of 1: weights that were rounded to bfloat16 when they were merged, another device."""
 COSINE_MARGIN = 0.005
 """Allowed below the lowest cosine that was measured at export: other texts, another CPU."""
 
@@ -59,16 +64,35 @@ def check_references(
     encode: Callable[[list[str]], Vectors], references: Sequence[Reference], file: Path, min_cosine: float
 ) -> None:
     """Refuse an encoder that gives other vectors than the weights under the fingerprint."""
-    if not references:
+    if references and not (lowest := _least_cosine(encode, references, file)) >= min_cosine:
+        raise AlteredModel(
+            f"{file}: gives other vectors than the model's weights (cosine {lowest:.3f}, expected at least "
+            f"{min_cosine:.3f}): it was exported from another model. Restore the file, or export the model again"
+        )
+
+
+def keep_check_vectors(encode: Callable[[list[str]], Vectors], folder: Path) -> None:
+    """Write what an adapter over its own base makes of the reference texts beside it."""
+    references = [asdict(reference) for reference in make_references(encode)]
+    (folder / CHECK_FILE).write_text(json.dumps(references, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+
+
+def check_adapter_vectors(encode: Callable[[list[str]], Vectors], adapter: Path) -> None:
+    """Refuse an adapter that gives other vectors than those beside it; where none are, nothing can be checked."""
+    if not (adapter / CHECK_FILE).is_file():
         return
+    references = [Reference(**kept) for kept in json.loads((adapter / CHECK_FILE).read_text(encoding="utf-8"))]
+    if not (lowest := _least_cosine(encode, references, adapter)) >= 1 - _ADAPTER_MARGIN:
+        raise AlteredModel(
+            f"{adapter}: gives other vectors than those in {CHECK_FILE} (cosine {lowest:.3f}): its base is another "
+            "model of the same shape; give the base that it was trained on"
+        )
+
+
+def _least_cosine(encode: Callable[[list[str]], Vectors], references: Sequence[Reference], file: Path) -> float:
     expected = np.stack([np.frombuffer(base64.b64decode(reference.vector), "<f4") for reference in references])
     found = encode([reference.text for reference in references])
     if found.shape != expected.shape:
         raise AlteredModel(f"{file}: gives vectors of shape {found.shape}; the model's are {expected.shape}")
     # Of unit vectors the cosine; of vectors that were cut to less, the length counts, too.
-    lowest = float((np.einsum("td,td->t", found, expected) / np.square(expected).sum(axis=1)).min())
-    if not lowest >= min_cosine:
-        raise AlteredModel(
-            f"{file}: gives other vectors than the model's weights (cosine {lowest:.3f}, expected at least "
-            f"{min_cosine:.3f}): it was exported from another model. Restore the file, or export the model again"
-        )
+    return float((np.einsum("td,td->t", found, expected) / np.square(expected).sum(axis=1)).min())

@@ -48,9 +48,14 @@ def written_vectors(source: Path, side: str, folder: Path) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def right(published: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
-    scratch = tmp_path_factory.mktemp("right")
-    return {side: written_vectors(published / side, side, scratch / side) for side in SIDES}
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where both sides lie as sentence-transformers saves them, after `right`."""
+    return tmp_path_factory.mktemp("whole")
+
+
+@pytest.fixture(scope="module")
+def right(published: Path, whole: Path) -> dict[str, np.ndarray]:
+    return {side: written_vectors(published / side, side, whole / side) for side in SIDES}
 
 
 def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> None:
@@ -315,6 +320,21 @@ def old_layout(source: Path, folder: Path) -> Path:
     modules[0]["path"] = inner.name
     (folder / "modules.json").write_text(json.dumps(modules))
     return folder
+
+
+@pytest.mark.parametrize("layout", ["flat", "0_Transformer"])
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("kind", BROKEN)
+def test_broken_weights_are_refused_in_both_layouts_of_sentence_transformers(
+    right: dict[str, np.ndarray], whole: Path, layout: str, side: str, kind: str, tmp_path: Path
+) -> None:
+    flat = shutil.copytree(whole / side, tmp_path / side)
+    folder = flat if layout == "flat" else old_layout(flat, tmp_path / "old")
+    query, document, reason = BROKEN[kind]
+    (query if side == "query_encoder" else document)(folder if layout == "flat" else folder / layout)
+    for load in (towers.load, load_sentence_transformer):
+        with pytest.raises(ModelError, match=reason):
+            load(folder)
 
 
 @pytest.mark.parametrize("side", ["query", "document"])

@@ -1,6 +1,7 @@
 """Runs the stages in order, each in its own folder; a resume skips finished ones."""
 
 import dataclasses
+import functools
 import hashlib
 import importlib.util
 import json
@@ -15,6 +16,8 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from care_qdrant.errors import InputError, MissingExtra
+from care_qdrant.model.published import plain_vectors
+from care_qdrant.model.references import keep_check_vectors
 from care_trainer import evaluation
 from care_trainer.config import Run, Stage, stage_name
 from care_trainer.data.read import existing, file_hashes, retrieval_file
@@ -22,7 +25,7 @@ from care_trainer.disk import writing
 from care_trainer.distributed import free_memory, main_process_first, processes
 from care_trainer.models.towers import ADAPTER_FILE
 from care_trainer.stages import align, base, contrastive, distill, joint, language, prune, static
-from care_trainer.stages.context import Context, Report, Trained, rows_folder, silent
+from care_trainer.stages.context import Context, Report, Trained, silent
 from care_trainer.training.loop import drop_checkpoints
 
 logger = logging.getLogger(__name__)
@@ -69,8 +72,6 @@ def run_stages(
     for number, stage in enumerate(run.stage):
         if only in (None, stage_name(stage)):
             records.append(_ensure_stage(run, stage, run.stage[:number], output, resume, report, deadline))
-    if only is None and processes().is_main_process:
-        shutil.rmtree(rows_folder(run), ignore_errors=True)
     return records
 
 
@@ -280,7 +281,9 @@ def _save(models: dict[str, SentenceTransformer], folder: Path) -> None:
         try:
             with writing(f"{folder / side}: cannot be saved; the stages before this one are whole"):
                 model.save_pretrained(str(partial), create_model_card=False)
-                _order_adapter(partial / ADAPTER_FILE)
+                if (partial / ADAPTER_FILE).exists():
+                    _order_adapter(partial / ADAPTER_FILE)
+                    keep_check_vectors(functools.partial(plain_vectors, model), partial)
             shutil.rmtree(folder / side, ignore_errors=True)
             partial.rename(folder / side)
         finally:
@@ -289,8 +292,6 @@ def _save(models: dict[str, SentenceTransformer], folder: Path) -> None:
 
 def _order_adapter(path: Path) -> None:
     """Sort what peft writes in the order of a set, another one in each process: equal encoders have equal files."""
-    if not path.exists():
-        return
     config = json.loads(path.read_text(encoding="utf-8"))
     if isinstance(config["target_modules"], list):  # else a pattern
         config["target_modules"].sort()

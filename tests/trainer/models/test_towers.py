@@ -1,15 +1,21 @@
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from care_trainer import pipeline
 from care_trainer.config import Lora, Run, Tower
 from care_trainer.models import towers
+from care_trainer.stages.context import Context, silent
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense
 
-from care_qdrant.errors import InputError
+from care_qdrant.errors import AlteredModel, InputError
 from care_qdrant.model.pair import CareModel
 
 OWN = Tower(base="base", pooling="own")
@@ -114,6 +120,35 @@ def test_adapters_are_merged_outside_the_reloaded_model(base: Run, tmp_path: Pat
     assert not (tmp_path / "merged/adapter_config.json").exists()
     found = SentenceTransformer(str(tmp_path / "merged")).encode_document(TEXTS)
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks for it
+def test_a_teacher_has_its_adapters_in_its_weights(base: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = _lora_document(base, tmp_path / "document")
+    expected, loaded, load = towers.load(folder).encode_document(TEXTS), [], towers.load
+
+    def noting(*arguments: Any) -> SentenceTransformer:
+        loaded.append(load(*arguments))
+        return loaded[-1]
+
+    monkeypatch.setattr(towers, "load", noting)
+    context = Context(base, base.stage[0], tmp_path / "stage", folder, folder, resume=False, report=silent)
+    np.testing.assert_allclose(context.stored_vectors(TEXTS, "text"), expected, atol=1e-3)
+    assert len(loaded) == 1 and not any("lora_" in name for name, _ in loaded[0].named_parameters())
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks for it
+def test_an_adapter_over_another_base_of_the_same_shape_is_refused(base: Run, tmp_path: Path) -> None:
+    document = towers.load(_lora_document(base, tmp_path / "source"))
+    pipeline._save({"document": document}, tmp_path)
+    np.testing.assert_array_equal(towers.load(tmp_path / "document").encode(TEXTS), document.encode(TEXTS))
+    [own, other] = [tmp_path / "document/adapter_config.json", shutil.copytree(_bases(base)[1], tmp_path / "other")]
+    weights = load_file(other / "model.safetensors")
+    save_file({name: value.flip(0) for name, value in weights.items()}, other / "model.safetensors", {"format": "pt"})
+    config = json.loads(own.read_text(encoding="utf-8"))
+    own.write_text(json.dumps({**config, "base_model_name_or_path": str(other)}), encoding="utf-8")
+    with pytest.raises(AlteredModel, match="another model of the same shape"):
+        towers.load(tmp_path / "document")
 
 
 @pytest.mark.parametrize("side", ["query", "document"])

@@ -11,6 +11,7 @@ import importlib.util
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,6 +30,8 @@ from care_qdrant.encoders.weights import readable_model
 from care_qdrant.errors import InputError, MissingExtra, ModelError
 from care_qdrant.model.card import CARD_FILE
 from care_qdrant.model.hub import fetch_document_side
+from care_qdrant.model.published import plain_vectors
+from care_qdrant.model.references import check_adapter_vectors
 from care_trainer.config import Geometry, Lora, Side, Tower
 
 logger = logging.getLogger(__name__)
@@ -287,6 +290,8 @@ def load(folder: Path, tower: Tower | None = None) -> SentenceTransformer:
     if (folder / ADAPTER_FILE).exists():
         _adapters_in_float32(encoder)
         set_peft_model_state_dict(transformer_of(encoder).model, load_file(folder / _ADAPTER_WEIGHTS))
+        if tower is None or tower.quantization is None:
+            check_adapter_vectors(partial(plain_vectors, encoder), folder)
     return encoder
 
 
