@@ -1,8 +1,8 @@
-"""Candidates for relabelling: documents that a system ranks high and nobody judged (the paper's section E).
+"""Candidates for relabelling: documents ranked high that nobody judged, or that the labels call relevant (section E).
 
-There, an LLM judged the top 50 of gte-multilingual-base on two public sets, and found 8.6 and 19.0 relevant documents
-per query that the labels miss (table 13). Here the candidates are collected; a person, or an LLM, judges them, and the
-labels come back in.
+In the paper, an LLM judged the top 50 of gte-multilingual-base on two public sets, and found 8.6 and 19.0 relevant
+documents per query that the labels miss (table 13). Here the candidates are collected; a person, or an LLM, judges
+them, and the labels come back in.
 """
 
 import json
@@ -33,8 +33,34 @@ class AuditSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class Relabelled:
+    """The paper's table 13: documents a query, over those that were labelled anew, which are taken for true."""
+
+    original: float
+    """Relevant before."""
+    labelled: float
+    """Relevant now."""
+    false_positives: float
+    """Relevant before, and not now."""
+    false_negatives: float
+    """Relevant now, and not before."""
+
+
+def relabelled(qrels: Qrels, judged: Qrels) -> Relabelled:
+    """Compare the judgements of an audit with the labels that were there."""
+    pairs = [
+        (qrels[query].get(document, 0) > 0, grade > 0)
+        for query, grades in judged.items()
+        for document, grade in grades.items()
+    ]
+    before, now = sum(old for old, _ in pairs), sum(new for _, new in pairs)
+    wrong, missed = (pairs.count(kind) for kind in ((True, False), (False, True)))
+    return Relabelled(*(count / len(qrels) for count in (before, now, wrong, missed)))
+
+
+@dataclass(frozen=True, slots=True)
 class AuditCandidate:
-    """One unjudged document of one query."""
+    """One document of one query that was not judged, or is relevant by its label."""
 
     query_id: str
     document_id: str
@@ -44,6 +70,8 @@ class AuditCandidate:
     """Systems that rank it within the depth."""
     query: str
     document: str
+    grade: int | None
+    """None if it was not judged; else above 0: its label is what is checked."""
     label: None = None
     """Filled in by the annotator: the paper's scale is S, A, B, C, D (table 21); S and A count as relevant."""
 
@@ -68,13 +96,13 @@ def candidates(
     documents: Mapping[str, str],
     depth: int = DEPTH,
 ) -> Iterator[AuditCandidate]:
-    """Yield the unjudged documents of each query, sorted by the number of systems that found them, then by rank."""
+    """Yield the documents of each query to judge, sorted by the number of systems that found them, then by rank."""
     for query, grades in qrels.items():
         rankings = {system: ranked(run.get(query, {}))[:depth] for system, run in runs.items()}
         found: dict[str, list[str]] = {}
         for system, ranking in rankings.items():
             for document in ranking:
-                if document not in grades:
+                if grades.get(document, 1) > 0:
                     found.setdefault(document, []).append(system)
         first = min((_first_positive(ranking, grades) for ranking in rankings.values()), default=0)
         places = {document: rankings[systems[0]].index(document) for document, systems in found.items()}
@@ -87,6 +115,7 @@ def candidates(
                 found_by=found[document],
                 query=queries[query],
                 document=documents[document],
+                grade=grades.get(document),
             )
 
 

@@ -104,7 +104,9 @@ def report(result: Path) -> None:
 )
 @click.option("--depth", type=click.IntRange(1), default=50, show_default=True, help="Number of ranks to look at.")
 def audit(task_directory: Path, result: Path, output: Path, depth: int) -> None:
-    """Export the unjudged documents that a saved RESULT ranks high on the retrieval task of TASK_DIRECTORY.
+    """Export documents that a saved RESULT ranks high on the retrieval task of TASK_DIRECTORY, to be judged.
+
+    These are the unjudged ones, and those that the labels call relevant.
 
     Labels of this field miss relevant documents (paper, section E and table 13). The fraction of unjudged documents is
     printed for each system; the file has one line per query and document, most frequently found first.
@@ -135,18 +137,20 @@ def audit(task_directory: Path, result: Path, output: Path, depth: int) -> None:
 def rejudge(task_directory: Path, result: Path, judged: Path) -> None:
     """Score a saved RESULT on TASK_DIRECTORY before and after the labels of JUDGED, an annotated file of the audit.
 
-    Nothing is searched again, and the result is not changed.
+    Nothing is searched again, and the result is not changed. A label that was there stays; what the new ones say of it
+    is counted.
 
     \b
     Example:
       care-bench rejudge examples/sample results/sample build/to-judge.jsonl
     """
-    from care_benchmarks.audit import add_judgements, read_judgements
+    from care_benchmarks.audit import add_judgements, read_judgements, relabelled
     from care_benchmarks.measures import CONDENSED, per_query
     from care_qdrant.console.table import table
 
     task, runs = _saved_retrieval(task_directory, result)
-    both = task.qrels, add_judgements(task.qrels, read_judgements(judged))
+    labels = read_judgements(judged)
+    both = task.qrels, add_judgements(task.qrels, labels)
     rows = []
     for system, ranking in runs.items():
         scored = [per_query(qrels, ranking) for qrels in both]
@@ -158,6 +162,11 @@ def rejudge(task_directory: Path, result: Path, judged: Path) -> None:
         rows.append([system, *cells])
     names = [f"{name} {when}" for name in ("nDCG@10", "condensed", "judged@10") for when in ("before", "after")]
     click.echo(table(["system", *names], rows, width=1_000))
+    found = relabelled(task.qrels, labels)
+    click.echo(
+        f"relevant documents a query, of those labelled: {found.original:.2f} before, {found.labelled:.2f} now; "
+        f"{found.false_positives:.2f} false positives, {found.false_negatives:.2f} false negatives (paper, table 13)"
+    )
 
 
 def _saved_retrieval(task_directory: Path, result: Path) -> "tuple[LoadedTask, dict[str, Run]]":

@@ -5,12 +5,46 @@ by others was available. Averages are left out: they follow. Nothing was measure
 """
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from scipy import stats
+
 CMEDQA_1, CMEDQA_2 = "CMedQAv1-reranking", "CMedQAv2-reranking"
 RETRIEVAL, RERANK, STS = "CMedTEB-Retrieval", "CMedTEB-Rerank", "CMedTEB-STS-qd"
+
+
+NEW_TASKS = (RETRIEVAL, RERANK, STS)
+_FEWEST_MODELS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class RankCorrelation:
+    """Whether the new tasks rank models as the public ones do (table 2)."""
+
+    models: int
+    rho: float
+    """Spearman's, from -1 to 1."""
+    p_value: float
+
+
+def rank_correlation(figures: Iterable[Mapping[str, float]]) -> RankCorrelation | None:
+    """Correlate models' averages on both CMedQA sets with those on the three new tasks.
+
+    Args:
+        figures: Scores by task of each model; one without all five tasks is left out.
+
+    Returns:
+        None of fewer than four models.
+    """
+    groups = (CMEDQA_1, CMEDQA_2), NEW_TASKS
+    whole = [own for own in figures if all(task in own for group in groups for task in group)]
+    if len(whole) < _FEWEST_MODELS:
+        return None
+    averages = [[sum(own[task] for task in group) / len(group) for own in whole] for group in groups]
+    found = stats.spearmanr(*averages)
+    return RankCorrelation(len(whole), float(found.statistic), float(found.pvalue))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from care_benchmarks.charts import Bar, Point, bars, scatter
-from care_benchmarks.paper import TABLES, Row
+from care_benchmarks.paper import TABLES, Row, rank_correlation
 from care_benchmarks.results import Result, System, TaskInfo
 from care_benchmarks.statistics import RESAMPLES
 from care_qdrant.errors import redact
@@ -55,6 +55,7 @@ def _context(result: Result) -> dict[str, Any]:
             for table in TABLES
             if (rows := [(row, here) for row in table.rows if (here := _reproduced_here(row, result))])
         ],
+        "ranks": rank_correlation({score.task: score.value for score in system.scores} for system in result.systems),
         "parameters": format_parameters,
         "resamples": f"{RESAMPLES:,}",
     }

@@ -4,10 +4,12 @@ from pathlib import Path
 import pytest
 from care_benchmarks.audit import (
     AuditSummary,
+    Relabelled,
     add_judgements,
     audit,
     candidates,
     read_judgements,
+    relabelled,
     write_candidates,
 )
 
@@ -29,19 +31,30 @@ def test_candidates_that_more_systems_found_come_first(tmp_path: Path) -> None:
     texts = {name: name.upper() for name in "abcxyz"}
     rows = list(candidates(QRELS, {"ours": RUN, "other": OTHER}, {"q1": "问一", "q2": "问二"}, texts))
     assert [(row.query_id, row.document_id, row.rank, row.found_by) for row in rows] == [
+        ("q1", "a", 4, ["ours", "other"]),
         ("q1", "z", 5, ["ours", "other"]),
         ("q1", "x", 1, ["ours"]),
         ("q1", "y", 3, ["ours"]),
+        ("q2", "c", 1, ["ours"]),
         ("q2", "x", 2, ["ours"]),
     ]
-    assert write_candidates(iter(rows), tmp_path / "build" / "out.jsonl") == 4
+    assert [row.grade for row in rows] == [1, None, None, None, 2, None], "an irrelevant one is not judged again"
+    assert write_candidates(iter(rows), tmp_path / "build" / "out.jsonl") == 6
     first = json.loads((tmp_path / "build" / "out.jsonl").read_text(encoding="utf-8").splitlines()[0])
-    assert first["query"] == "问一" and first["document"] == "Z" and first["label"] is None
+    assert first["query"] == "问一" and first["document"] == "A" and first["label"] is None
 
 
 def test_above_the_first_positive_means_of_every_system() -> None:
     rows = list(candidates(QRELS, {"ours": RUN}, {"q1": "", "q2": ""}, dict.fromkeys("abcxyz", "")))
     assert {row.document_id for row in rows if row.above_first_positive} == {"x", "y"}
+
+
+def test_what_the_labels_miss_and_what_they_have_too_much() -> None:
+    """Table 13: labelled = original - false positives + false negatives, for both of its rows."""
+    judged = {"q1": {"a": 0, "x": 1, "y": 1, "b": 0}, "q2": {"c": 1, "x": 1}}
+    found = relabelled(QRELS, judged)
+    assert found == Relabelled(original=1.0, labelled=2.0, false_positives=0.5, false_negatives=1.5)
+    assert found.labelled == found.original - found.false_positives + found.false_negatives
 
 
 def test_judgements_come_back_in_and_old_ones_stay(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from tests.bench.test_cli import commands
 
 SCRIPTS = {
     "benchmarks.experiments.fusion": "main",
+    "benchmarks.experiments.gap_chart": "main",
     "benchmarks.experiments.index_variants": "main",
     "benchmarks.experiments.instructions": "main",
     "benchmarks.experiments.learn_choices": "main",
@@ -28,6 +29,7 @@ SCRIPTS = {
     "benchmarks.perf.ingestion": "ingestion",
     "benchmarks.perf.learning": "main",
     "benchmarks.perf.query_encoder": "main",
+    "benchmarks.perf.rehearsal_width": "main",
     "benchmarks.perf.scale": "main",
     "benchmarks.perf.serve_clients": "main",
     "benchmarks.perf.serve_comparison": "main",

@@ -10,15 +10,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from care_trainer.cli import care_train
 from care_trainer.config import Align, Contrastive, Joint, Run, Stage, find_config, load_run
 from care_trainer.models import towers
 from care_trainer.training.loop import Job, _arguments
 from click.testing import CliRunner
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense
 
 from care_qdrant.model.pair import CareModel
 from care_qdrant.model.published import DOCUMENT_TASKS, QUERY_TASKS
+from tests.tiny import query_tower
 from tests.trainer.bases import gte_mlm_base, qwen3_base
 from tests.trainer.tiny_run import pairs, write_world
 
@@ -117,7 +120,7 @@ def _short(name: str, batch: int) -> list[str]:
 
 
 def _size(name: str) -> str:
-    return "global_batch_size" if name in PAPER else "batch_size"
+    return "global_batch_size" if name in (*PAPER, "fine-tuned") else "batch_size"
 
 
 @pytest.mark.slow
@@ -167,6 +170,45 @@ def test_the_papers_chain_on_stand_ins_of_its_base_models(name: str, tmp_path: P
     assert np.einsum("td,td->t", documents / lengths, rounded).min() > 0.999
     base = towers.load(tmp_path / "out/base/document").encode_document(texts)
     assert np.abs(base - document.encode_document(texts)).max() > 1e-5, "the adapter trained"
+
+
+def test_a_baseline_of_table_3_is_fine_tuned_with_its_own_dense_layer(tmp_path: Path) -> None:
+    """As Conan-embedding-v1 and stella-base-zh-v3-1792d, whose vectors are wider than their transformer."""
+    inner = SentenceTransformer(str(query_tower(tmp_path / "inner")), device="cpu")
+    dense = Dense(32, 56, activation_function=torch.nn.Tanh())
+    base = SentenceTransformer(modules=[*list(inner.children())[:2], dense], device="cpu")
+    base.save_pretrained(str(tmp_path / "base"), create_model_card=False)
+    _gzipped(tmp_path / "data/fine_tuning.jsonl.gz", [*pairs()])
+    scored = [
+        {"sentence1": row["query"], "sentence2": row["positive"], "score": at % 2} for at, row in enumerate(pairs())
+    ]
+    _gzipped(tmp_path / "data/sts.jsonl.gz", scored)
+    folder = _run(
+        "fine-tuned",
+        *(f"{side}.base={tmp_path / 'base'}" for side in ("query", "document")),
+        "dim=56",
+        f"output={tmp_path / 'out'}",
+        f"data_root={tmp_path / 'data'}",
+        "export.probe_texts=8",
+        *_short("fine-tuned", 8),
+    )
+    texts = [row["query"] for row in pairs()[:4]]
+    tuned = SentenceTransformer(str(folder / "document"), device="cpu")
+    [own] = [module for module in tuned if isinstance(module, Dense)]
+    assert isinstance(own.activation_function, torch.nn.Tanh)
+    assert not torch.equal(own.linear.weight, dense.linear.weight.cpu()), "it trained"
+    care = CareModel.load(str(folder), precision="fp32")
+    np.testing.assert_allclose(care.encode_query(texts), tuned.encode(texts), atol=1e-5)
+    np.testing.assert_allclose(care.encode_document(texts), tuned.encode(texts), atol=1e-5)
+
+
+def test_what_the_guide_varies_are_settings() -> None:
+    guide = (Path(__file__).parents[3] / "docs/training.md").read_text(encoding="utf-8")
+    settings = re.findall(r"`--set\s(\S+)`", guide.partition("What the paper varies otherwise")[2].partition("\n\n")[0])
+    assert len(settings) == 4
+    for setting in settings:
+        name = "small" if "scratch" in setting else "care-0.3b-4b"
+        assert load_run(find_config(name), [setting]) != load_run(find_config(name))
 
 
 @pytest.mark.slow
