@@ -124,7 +124,7 @@ def _trainer(vocabulary: Vocabulary, alphabet: list[str], pieces: Sequence[str] 
 def write_query_base(tower: Tower, tokenizer: Tokenizer, folder: Path) -> None:
     """Save a BERT with random weights and its tokenizer, ``[CLS] text [SEP]``, in a folder."""
     scratch = _shape(tower)
-    fast = _fast(tokenizer, f"{CLS} $A {SEP}", tower)
+    fast = fast_tokenizer(tokenizer, f"{CLS} $A {SEP}", tower.max_tokens)
     config = BertConfig(
         vocab_size=len(fast),
         hidden_size=scratch.hidden,
@@ -142,7 +142,7 @@ def write_query_base(tower: Tower, tokenizer: Tokenizer, folder: Path) -> None:
 def write_document_base(tower: Tower, tokenizer: Tokenizer, folder: Path) -> None:
     """Save a Qwen3 with random weights and its tokenizer, ``text [EOS]``, in a folder."""
     scratch = _shape(tower)
-    fast = _fast(tokenizer, f"$A {EOS}", tower)
+    fast = fast_tokenizer(tokenizer, f"$A {EOS}", tower.max_tokens)
     config = Qwen3Config(
         vocab_size=len(fast),
         hidden_size=scratch.hidden,
@@ -165,7 +165,8 @@ def _shape(tower: Tower) -> Scratch:
     return tower.scratch
 
 
-def _fast(tokenizer: Tokenizer, template: str, tower: Tower) -> PreTrainedTokenizerFast:
+def fast_tokenizer(tokenizer: Tokenizer, template: str, max_tokens: int) -> PreTrainedTokenizerFast:
+    """Return a trained tokenizer as transformers saves it, with its special tokens placed by a template."""
     own = Tokenizer.from_str(tokenizer.to_str())
     marks = [(mark, own.token_to_id(mark)) for mark in (CLS, SEP, EOS)]
     own.post_processor = processors.TemplateProcessing(single=template, special_tokens=marks)
@@ -178,7 +179,7 @@ def _fast(tokenizer: Tokenizer, template: str, tower: Tower) -> PreTrainedTokeni
         mask_token=MASK,
         eos_token=EOS,
         padding_side="right",
-        model_max_length=tower.max_tokens,
+        model_max_length=max_tokens,
     )
 
 
