@@ -93,6 +93,12 @@ class TorchEncoder:
 
     def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
         """Encode texts into unit vectors, in order: ``(len(texts), dim)`` float32."""
+        vectors = self.forward(texts, prompt=prompt)
+        require_lengths(vectors, texts, self._geometry, tolerance=_TOLERANCE)
+        return vectors
+
+    def forward(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
+        """Encode texts without looking at the vectors: one of a text that the model does not weigh is zero."""
         prompt = self.prompt if prompt is None else prompt
         read = self._tokenise(texts, prompt)
         lengths = [len(ids) for ids in read] if read is not None else self._cut_lengths(texts, prompt)
@@ -120,7 +126,6 @@ class TorchEncoder:
                 todo.extendleft(reversed([[batch[index] for index in part] for part in parts]))
             else:
                 self.budget.fits(padded)
-        require_lengths(vectors, texts, self._geometry, tolerance=_TOLERANCE)
         return vectors
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from sentence_transformers import SentenceTransformer
 
 from care_qdrant.encoders.torch import TorchEncoder
-from care_qdrant.errors import InputError, needs_extra
+from care_qdrant.errors import EncodingError, InputError, needs_extra
 from care_qdrant.types import Vectors
 from care_trainer import distributed
 from care_trainer.disk import writing
@@ -139,7 +139,14 @@ def encoding(
 ) -> Callable[[list[str]], Vectors]:
     """Return a function that encodes documents, in batches of tokens; it loads the encoder on its first call."""
     load = functools.cache(lambda: TorchEncoder(teacher().eval(), "document", prompt=prompt))
-    return lambda texts: load().encode(texts)
+
+    def encode(texts: list[str]) -> Vectors:
+        vectors = load().forward(texts)
+        if not np.isfinite(vectors).all():
+            raise EncodingError("the teacher gave a vector that is not finite")
+        return vectors
+
+    return encode
 
 
 def _key(encoder: str, texts: Sequence[str]) -> str:
