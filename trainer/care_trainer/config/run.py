@@ -224,7 +224,7 @@ class Run:
     """Jobs of ``care bulk encode`` over the texts: where a sample agrees with the encoder of a stage, their vectors go
     into ``teacher_cache``."""
     dataloader_workers: CountOrZero = 0
-    """Processes that read and tokenise batches ahead. 0 does so between the steps."""
+    """Processes that read and tokenise batches ahead, at most one a core. 0 does so between the steps."""
     tf32: bool = False
     """Multiply float32 matrices in TF32 where the device has it."""
     report_to: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from transformers import PrinterCallback, ProgressCallback, set_seed
 from transformers.integrations.integration_utils import TensorBoardCallback
 
+from care_qdrant.encoders.onnx import usable_cores
 from care_qdrant.errors import InputError, TrainingError
 from care_trainer.config import Stage
 from care_trainer.data.collators import PairCollator
@@ -226,7 +227,7 @@ def _arguments(job: Job) -> SentenceTransformerTrainingArguments:
         report_to=[tracker for tracker in job.report_to if tracker != "tensorboard"] or "none",
         run_name=f"{job.folder.parent.name}/{job.folder.name}",
         disable_tqdm=True,
-        dataloader_num_workers=job.workers,
+        dataloader_num_workers=min(job.workers, usable_cores()),
         dataloader_pin_memory=torch.cuda.is_available(),
     )
 
