@@ -30,7 +30,7 @@ def _imported(path: Path) -> set[str]:
 def test_imports_point_downwards() -> None:
     floor = {name: number for number, names in enumerate(ORDER) for name in names}
     parts = {path.name.removesuffix(".py"): path for path in PACKAGE.iterdir() if path.is_dir() or path.suffix == ".py"}
-    assert set(parts) - {"__init__", "__pycache__", "configs", "presets"} == set(floor)
+    assert set(parts) - {"__init__", "__pycache__", "configs"} == set(floor)
     upwards = [
         f"{file.relative_to(PACKAGE)} imports {other}"
         for name in floor

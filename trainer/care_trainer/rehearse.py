@@ -23,7 +23,7 @@ from care_qdrant.errors import InputError, TrainingError
 from care_qdrant.model.pair import CareModel
 from care_trainer import pipeline
 from care_trainer.config import Run, Side, Stage, Tower, stage_name
-from care_trainer.config.stages import Joint, Prune
+from care_trainer.config.stages import Prune
 from care_trainer.data.report import describe
 from care_trainer.distributed import free_memory, processes
 from care_trainer.export.checkpoint import export
@@ -204,8 +204,6 @@ def _small(run: Run, work: Path, depths: Depths, full: Depths, rows: int | None)
         changed = replace(stage, max_steps=STEPS, evaluate_steps=None, patience=None)
         if rows is not None:
             changed = replace(changed, batch_size=rows, global_batch_size=None)
-        if isinstance(changed, Joint):
-            changed = replace(changed, instead_of=None)
         if isinstance(changed, Prune):
             changed = replace(changed, layers=min(changed.layers, depths["document"] - 1))
         stages.append(changed)

@@ -98,7 +98,7 @@ def test_values_that_do_not_fit_together_are_refused(tmp_path: Path, override: s
         ("document.lora={ ranks = 8 }", "document.lora.ranks: unknown key (known: rank, alpha, dropout, targets)"),
         ("data.pairs.weights={ a = -1 }", "data.pairs.weights.a: expected at least 0, found -1"),
         ("data.pairs.diversify={ query_threshold = 3.0 }", "diversify.query_threshold: expected at most 2, found 3.0"),
-        ("stage.joint.instead_of={ kind = 'align', x = 1 }", "stage[1].instead_of.x: unknown key (known: kind, data"),
+        ("stage.joint.x=1", "stage[1].x: unknown key (known: kind, data"),
         ("name=''", "name: expected a text that is not empty, found ''"),
     ],
 )

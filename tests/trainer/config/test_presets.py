@@ -77,9 +77,6 @@ def test_what_changes_inside_a_stage(recipe: Run) -> None:
     assert isinstance(doubled, Contrastive) and doubled.epochs == 2
     longer = find("longer-joint", "joint")
     assert isinstance(longer, Joint) and longer.epochs == 3
-    texts, equal = find("equal-texts", "joint"), find("equal-compute", "joint")
-    assert isinstance(texts, Joint) and texts.instead_of == recipe.stage[4] and texts.cost == "texts"
-    assert isinstance(equal, Joint) and equal.instead_of == recipe.stage[4] and equal.cost == "operations"
 
 
 def test_the_settings_of_table_11_differ_in_what_is_left_out_alone(recipe: Run) -> None:
@@ -102,38 +99,6 @@ def test_the_papers_tables_have_a_preset_for_each_row(recipe: Run, table: str) -
     own = [name for name, preset in PRESETS.items() if table in preset.table.split(", ")]
     assert len(own) >= rows
     assert len({apply_preset(recipe, name).stage for name in own}) == (1 if table == "11" else len(own))
-
-
-def test_an_overlay_of_ones_own_is_applied_and_its_problems_are_named(recipe: Run, tmp_path: Path) -> None:
-    overlay = tmp_path / "hotter.toml"
-    overlay.write_text('extends = "without-align"\n[stage.joint]\ntemperature = "= joint.temperature * 2"\n')
-    changed = apply_preset(recipe, str(overlay))
-    assert changed.name == "tiny-hotter" and _kinds(changed)[-2:] == ["document", "joint"]
-    assert changed.stage[-1] == replace(recipe.stage[-1], temperature=0.04)
-    overlay.write_text("[stage.joint]\ntemperature = 0.0\nheat = 1\n")
-    with pytest.raises(
-        InputError, match=r"2 problem\(s\)\n.*temperature: expected a number above 0.*\n.*heat: unknown"
-    ):
-        apply_preset(recipe, str(overlay))
-
-
-@pytest.mark.parametrize(
-    ("overlay", "problem"),
-    [
-        ('drop = "align"', "drop: expected a list, found 'align'"),
-        ('drop = ["alingn"]', "names a stage 'alingn'; expected one of"),
-        ('[[insert]]\nkind = "new"', "inserts a stage of kind 'new'; expected static"),
-        ('[stage.joint]\nepochs = "= joint.epoch * 2"', "'= joint.epoch \\* 2' cannot be computed"),
-        ('[stage.joint]\nepochs = "= joint.epochs ** 2"', "cannot be computed"),
-        ('extends = "none"', "there is no such preset"),
-        ('colour = "red"', "colour: unknown key"),
-    ],
-)
-def test_a_wrong_overlay_is_refused(recipe: Run, tmp_path: Path, overlay: str, problem: str) -> None:
-    path = tmp_path / "wrong.toml"
-    path.write_text(overlay, encoding="utf-8")
-    with pytest.raises(InputError, match=problem):
-        apply_preset(recipe, str(path))
 
 
 def test_a_preset_that_does_not_fit_is_refused(tmp_path: Path) -> None:

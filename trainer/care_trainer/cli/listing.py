@@ -1,4 +1,4 @@
-"""``care-train configs`` and ``care-train presets``: the shipped TOML files, listed or printed."""
+"""``care-train configs``, ``presets`` and ``init``: what is shipped, listed or written."""
 
 from pathlib import Path
 
@@ -28,19 +28,15 @@ def configs(context: click.Context) -> None:
 @configs.command()
 @click.argument("name")
 def show(name: str) -> None:
-    """Print the commented TOML of the shipped configuration or preset NAME.
+    """Print the commented TOML of the shipped configuration NAME.
 
     \b
     Example:
       care-train configs show nano
     """
-    from care_trainer.config import shipped_configs
-    from care_trainer.config.presets import PRESETS
+    from care_trainer.config import find_config
 
-    shipped = {path.stem: path for path in shipped_configs()} | {key: preset.path for key, preset in PRESETS.items()}
-    if name not in shipped:
-        raise InputError(f"{name}: no shipped configuration or preset (see: care-train configs, care-train presets)")
-    click.echo(shipped[name].read_text(encoding="utf-8"), nl=False)
+    click.echo(find_config(name).read_text(encoding="utf-8"), nl=False)
 
 
 @click.command()

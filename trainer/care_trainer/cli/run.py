@@ -32,7 +32,7 @@ set_option = click.option(
 @click.option("--stage", help="Name of the only stage to run; those before it must be finished. Default: all.")
 @click.option("--resume", is_flag=True, help="Keep finished stages, and continue an interrupted one where it stopped.")
 @set_option
-@click.option("--preset", help="Name of a comparison (see: care-train presets), or a TOML overlay. Default: none.")
+@click.option("--preset", help="Name of a comparison (see: care-train presets). Default: none.")
 @click.option("--push", metavar="REPOSITORY", help="Private hub repository that receives the pair. Default: none.")
 @click.option(
     "--minutes",
@@ -102,7 +102,7 @@ def run(
 @click.option("--layers", type=click.IntRange(min=2), help="Layers of each encoder, to run on a CPU. Default: all.")
 @click.option("--rows", type=click.IntRange(min=2), help="Rows of a step and process. Default: those of CONFIG.")
 @set_option
-@click.option("--preset", help="Name of a comparison, or a TOML overlay. Default: none.")
+@click.option("--preset", help="Name of a comparison. Default: none.")
 def rehearse(config: str, layers: int | None, rows: int | None, overrides: tuple[str, ...], preset: str | None) -> None:
     """Run CONFIG for three steps a stage, with checkpoint, resume, export and import, and forecast the whole.
 

@@ -1,6 +1,6 @@
 """The settings of a run: TOML, parsed into strict frozen models before anything is loaded.
 
-`run` and `stages` hold the models, `load` parses a file, `presets` applies an overlay.
+`run` and `stages` hold the models, `load` parses a file, `presets` has the paper's comparisons.
 """
 
 from care_trainer.config.load import find_config, load_run, shipped_configs

@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 
 from care_qdrant.errors import InputError
 from care_trainer.config.run import Run, Tower
-from care_trainer.config.stages import STAGE_TYPES, Joint, PairStage, Stage, stage_name
+from care_trainer.config.stages import STAGE_TYPES, PairStage, Stage, stage_name
 
 _EXPECTED = {
     "string_type": "a string",
@@ -200,8 +200,6 @@ def _stage_problems(where: str, stage: Stage, run: Run) -> Iterator[str]:
         yield f"{where}.evaluate_steps: needs an [evaluation] and a stage that trains for retrieval"
     if stage.patience is not None and stage.evaluate_steps is None:
         yield f"{where}.patience: needs evaluate_steps"
-    if isinstance(stage, Joint) and stage.freeze_document and stage.instead_of is not None:
-        yield f"{where}.instead_of: needs both sides to train; with frozen documents give it epochs"
 
 
 def _tower_problems(side: str, tower: Tower, run: Run) -> Iterator[str]:

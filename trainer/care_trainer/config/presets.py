@@ -1,58 +1,21 @@
-"""Presets: the paper's comparisons as TOML overlays of a run, with the same data and models and one thing different.
-
-An overlay has the keys of a run, which replace the run's own, and these of its own:
-
-- ``table``, ``description``: where the comparison comes from, and what it changes.
-- ``extends``: a preset that is applied first.
-- ``drop``: kinds of stages that are left out.
-- ``[stage.KIND]``: settings of all stages of a kind. There must be one.
-- ``[[insert]]``: a stage that is added ``before`` a kind, or at the end; ``copy_of`` takes over a stage's settings.
-
-A text that starts with ``= `` is computed from the run before the change: ``= joint.epochs + align.epochs``. Where a
-kind is expected there may be one of the words in `_kinds`. A missing stage is refused, but for a reference with ``?``.
-"""
+"""Presets: the paper's comparisons, as changes of a run with the same data and models and one thing different."""
 
 import dataclasses
-import json
-import operator
-from collections.abc import Mapping
-from dataclasses import dataclass
-from importlib.resources import files
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
 from care_qdrant.errors import InputError
-from care_trainer.config.load import parse_run, problems_of, read_toml, refusal
-from care_trainer.config.run import Run
-from care_trainer.config.stages import STAGE_TYPES
+from care_trainer.config.load import parse_run
+from care_trainer.config.run import Diversify, Run
+from care_trainer.config.stages import Align, Distill, Joint, Prune, Stage
 
 PRUNED_LAYERS = 3
 """Layers of the document encoder that a pruned query encoder keeps; a smaller one keeps half of its layers."""
-_OPERATORS = {"+": operator.add, "*": operator.mul, "/": operator.truediv}
+QUERY_STAGES = ("static", "retromae", "unsupervised", "supervised")
 
-Values = dict[str, Any]
-
-
-class _Overlay(BaseModel):
-    """The keys of an overlay that are its own; the others are those of a run."""
-
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
-
-    table: str = ""
-    description: str = ""
-    extends: str | None = None
-    drop: tuple[str, ...] = ()
-    stage: dict[str, Values] = Field(default_factory=dict)
-    insert: tuple[Values, ...] = ()
-
-
-def _read(path: Path) -> _Overlay:
-    try:
-        return _Overlay.model_validate_json(json.dumps(read_toml(path), default=str))
-    except ValidationError as error:
-        raise refusal(str(path), problems_of(error)) from None
+Change = Callable[[Run], Run]
 
 
 @dataclass(frozen=True)
@@ -63,149 +26,148 @@ class Preset:
     """Table of arXiv 2604.10937, ``control`` for what the paper lacks, or ``–``."""
     description: str
     """What the preset changes, in one line."""
-    path: Path
-    """File of the overlay."""
-
-
-def _shipped() -> dict[str, Preset]:
-    found = {}
-    for path in sorted(Path(str(files("care_trainer") / "presets")).glob("*.toml")):
-        overlay = _read(path)
-        found[path.stem] = Preset(overlay.table, overlay.description, path)
-    return dict(sorted(found.items(), key=lambda item: _first_table(item[1])))
-
-
-def _first_table(preset: Preset) -> int:
-    first = preset.table.split(",")[0]
-    return int(first) if first.isdigit() else 100
-
-
-PRESETS: dict[str, Preset] = _shipped()
+    change: Change
 
 
 def apply_preset(run: Run, name: str) -> Run:
     """Return the run with a preset's change, under its own name and output folder."""
-    path = _path(name)
-    values = _apply(json.loads(json.dumps(dataclasses.asdict(run))), path)
-    own = {"name": f"{run.name}-{path.stem}", "output": f"{run.output}-{path.stem}"}
-    return parse_run({**values, **own}, f"{run.name} with preset {name}")
+    if name not in PRESETS:
+        raise InputError(f"--preset {name}: there is no such preset (there are: {', '.join(PRESETS)})")
+    changed = replace(PRESETS[name].change(run), name=f"{run.name}-{name}", output=f"{run.output}-{name}")
+    return parse_run(dataclasses.asdict(changed), f"{run.name} with preset {name}")
 
 
-def _path(name: str) -> Path:
-    if name in PRESETS:
-        return PRESETS[name].path
-    if Path(name).suffix == ".toml" and Path(name).is_file():
-        return Path(name)
-    raise InputError(f"--preset {name}: there is no such preset (there are: {', '.join(PRESETS)}), and no such file")
+def _all(*changes: Change) -> Change:
+    return lambda run: reduce(lambda changed, change: change(changed), changes, run)
 
 
-def _apply(values: Values, path: Path) -> Values:
-    overlay = _read(path)
-    if overlay.extends is not None:
-        values = _apply(values, _path(overlay.extends))
-    dropped = {kind for word in overlay.drop for kind in _kinds(values, word)}
-    changed = {_changed_kind(values, word): own for word, own in overlay.stage.items()}
-    inserted = [_inserted(values, dict(item)) for item in overlay.insert]
-    stages: list[Values] = []
-    for stage in values["stage"]:
-        stages += [new for before, new in inserted if before is stage]
-        if stage["kind"] not in dropped:
-            stages.append(_merged(values, stage, changed.get(stage["kind"], {})))
-    stages += [new for before, new in inserted if before is None]
-    return {**_merged(values, values, overlay.model_extra or {}), "stage": stages}
+def _without(*kinds: str) -> Change:
+    return lambda run: replace(run, stage=tuple(stage for stage in run.stage if not _is_one(run, stage, kinds)))
 
 
-def _kinds(values: Values, word: str) -> tuple[str, ...]:
-    """Return the kinds of stages that a word of an overlay stands for."""
-    # A static table is the initialisation of the query encoder alone where the document encoder is pretrained.
-    static = ("static",) if values["document"]["base"] is not None else ()
-    groups = {
-        "query-initialisation": (*static, "retromae", "unsupervised", "supervised"),
-        "query-training": (*static, "supervised"),
-        "pair-training": ("supervised", "joint"),
-    }
-    if word not in groups and word not in STAGE_TYPES:
-        raise InputError(f"the preset names a stage {word!r}; expected one of {', '.join([*groups, *STAGE_TYPES])}")
-    return groups.get(word, (word,))
+def _is_one(run: Run, stage: Stage, kinds: tuple[str, ...]) -> bool:
+    # A static table initialises both encoders, unless the document encoder is pretrained.
+    return stage.kind in kinds and (stage.kind != "static" or run.document.base is not None)
 
 
-def _stage(values: Values, word: str) -> Values:
-    """Return the first stage of a kind, or the last of a group of kinds."""
-    kinds = _kinds(values, word)
-    found: list[Values] = [stage for stage in values["stage"] if stage["kind"] in kinds]
-    if not found:
-        raise InputError(f"{values['name']}: has no stage {' or '.join(map(repr, kinds))}, which the preset changes")
-    return found[0] if kinds == (word,) else found[-1]
+def _find(run: Run, *kinds: str) -> Any:
+    """Return the last stage of some kinds."""
+    for stage in reversed(run.stage):
+        if _is_one(run, stage, kinds):
+            return stage
+    raise InputError(f"{run.name}: has no stage {' or '.join(map(repr, kinds))}, which the preset changes")
 
 
-def _changed_kind(values: Values, word: str) -> str:
-    absent = all(stage["kind"] != "document" for stage in values["stage"])
-    if word == "document" and absent and values["document"]["base"] is not None:
-        return word  # pretrained, and trained no further
-    return str(_stage(values, word)["kind"])
+def _set(kind: str, **settings: Any) -> Change:
+    def change(run: Run) -> Run:
+        _find(run, kind)
+        return replace(run, stage=tuple(replace(each, **settings) if each.kind == kind else each for each in run.stage))
+
+    return change
 
 
-def _inserted(values: Values, item: Values) -> tuple[Values | None, Values]:
-    """Return the stage that a new one goes before, or None for the end, and the new one."""
-    before = _stage(values, item.pop("before")) if "before" in item else None
-    copied = _stage(values, item.pop("copy_of")) if "copy_of" in item else {}
-    if item.get("kind") not in STAGE_TYPES:
-        raise InputError(f"the preset inserts a stage of kind {item.get('kind')!r}; expected {', '.join(STAGE_TYPES)}")
-    kept = {field.name for field in dataclasses.fields(STAGE_TYPES[item["kind"]])} - {"kind", "name"}
-    return before, _merged(values, {key: value for key, value in copied.items() if key in kept}, item)
+def _twice(*kinds: str) -> Change:
+    return lambda run: _set((stage := _find(run, *kinds)).kind, epochs=2 * stage.epochs)(run)
 
 
-def _merged(values: Values, base: Mapping[str, Any] | None, changes: Mapping[str, Any]) -> Values:
-    """Return a table with changes, table by table; the formulas in them are computed from the run's values."""
-    merged = dict(base or {})
-    for key, change in changes.items():
-        name = _computed(values, key)
-        nested = isinstance(change, dict)
-        merged[name] = _merged(values, merged.get(name), change) if nested else _computed(values, change)
-    return merged
+def _symmetric_document(run: Run) -> Run:
+    run = replace(_without(*QUERY_STAGES, "align", "joint")(run), symmetric="document")
+    # A pretrained document encoder that no stage trains stays as it is.
+    is_trained = any(stage.kind == "document" for stage in run.stage)
+    return _twice("document")(run) if is_trained or run.document.base is None else run
 
 
-def _computed(values: Values, value: Any) -> Any:
-    if not isinstance(value, str) or not value.startswith("= "):
-        return value
-    first, *rest = value.removeprefix("= ").split()
-    try:
-        result = _reference(values, first)
-        if rest:
-            operation, right = rest
-            result = _OPERATORS[operation](result, _reference(values, right))
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(
-            f"the preset's {value!r} cannot be computed ({error}); expected a setting as in '= joint.epochs', "
-            "or two terms with +, * or / between them"
-        ) from error
-    return result
+_SYMMETRIC_QUERY = _all(
+    lambda run: replace(run, symmetric="query"),
+    _without("document", "causal", "align", "joint"),
+    _twice("static", "supervised"),
+)
 
 
-def _reference(values: Values, name: str) -> Any:
-    """Return a number, a stage, a setting of a stage (``align.epochs``), or a figure of the document encoder."""
-    if name.isdigit():
-        return int(name)
-    word, _, key = name.removesuffix("?").partition(".")
-    if word == "document" and key in ("hidden", "pruned-layers"):
-        return _hidden(values) if key == "hidden" else _pruned_layers(values)
-    if name.endswith("?") and all(stage["kind"] != word for stage in values["stage"]):
-        return None
-    stage = _stage(values, word)
-    if key == "name":
-        return stage["name"] or stage["kind"]
-    return stage[key] if key else stage
+def _diversified(sides: Any) -> Change:
+    def change(run: Run) -> Run:
+        name = _find(run, "supervised").data
+        own = replace(run.data[name].diversify or Diversify(), sides=sides)
+        return replace(run, data={**run.data, name: replace(run.data[name], diversify=own)})
+
+    return _all(_SYMMETRIC_QUERY, change)
 
 
-def _pruned_layers(values: Values) -> int:
-    scratch = values["document"]["scratch"]
-    return PRUNED_LAYERS if scratch is None else min(PRUNED_LAYERS, scratch["layers"] // 2)
+def _on_pairs(run: Run) -> Run:
+    """Return Stage I on the data of Stage II; batch, loss and epochs stay those of Stage I (table 20)."""
+    return _set("align", data=_find(run, "joint").data, pairs=True)(run)
 
 
-def _hidden(values: Values) -> int:
-    document = values["document"]
-    if document["scratch"] is not None:
-        return int(document["scratch"]["hidden"])
-    from transformers import AutoConfig
+def _pruned(**settings: Any) -> Change:
+    def change(run: Run) -> Run:
+        align, scratch = _find(run, "align"), run.document.scratch
+        layers = PRUNED_LAYERS if scratch is None else min(PRUNED_LAYERS, scratch.layers // 2)
+        left = _without(*QUERY_STAGES, "joint")(_widened(run)).stage
+        at = left.index(align)
+        prune = Prune(kind="prune", layers=layers, evaluate=align.evaluate)
+        pruned = replace(_widened(run), stage=(*left[:at], prune, *left[at:]))
+        return _set("align", **settings)(pruned)
 
-    return int(AutoConfig.from_pretrained(document["base"], revision=document["revision"]).hidden_size)
+    return change
+
+
+def _widened(run: Run) -> Run:
+    """Return the run at the document encoder's width, 2560 in table 7, with a projection of the query's base."""
+    if run.document.scratch is not None:
+        hidden = run.document.scratch.hidden
+    else:
+        from transformers import AutoConfig
+
+        hidden = AutoConfig.from_pretrained(run.document.base, revision=run.document.revision).hidden_size
+    return replace(run, dim=int(hidden), query=replace(run.query, projection=True))
+
+
+def _hotelmatch(run: Run) -> Run:
+    run = _without("align")(_widened(run))
+    return _set("joint", document_learning_rate=_find(run, "joint").learning_rate / 10)(run)
+
+
+def _distill(run: Run) -> Run:
+    teacher = next((stage.teacher_prompt for stage in run.stage if isinstance(stage, Align)), None)
+    own = {field.name for field in dataclasses.fields(Distill)} - {"kind", "name"}
+    copied = {key: value for key, value in vars(_find(run, "supervised", "joint")).items() if key in own}
+    student = Distill(**{**copied, "kind": "distill", "teacher_prompt": teacher})
+    left = _without("align", "joint")(run)
+    return replace(left, symmetric="query", stage=(*left.stage, student))
+
+
+def _longer_joint(run: Run) -> Run:
+    joint: Joint = _find(run, "joint")
+    return _all(_without("align"), _set("joint", epochs=joint.epochs + _find(run, "align").epochs))(run)
+
+
+_KALE = _pruned(contrastive_weight=0.0, mse_weight=0.0, kl_weight=1.0)
+_FINE_TUNING_ONLY = _all(_SYMMETRIC_QUERY, _without("retromae", "unsupervised"))
+_SCALINGNOTE = _all(_without("joint"), _set("align", sides=("query",), contrastive_weight=0.0))
+
+PRESETS: dict[str, Preset] = {
+    "symmetric-document": Preset("4", "the document encoder on both sides, twice the epochs", _symmetric_document),
+    "symmetric-query": Preset("4, 12", "the query encoder on both sides, twice the epochs", _SYMMETRIC_QUERY),
+    "without-align": Preset("5", "no Stage I", _without("align")),
+    "without-contrastive": Preset("5", "Stage I with the distance alone", _set("align", contrastive_weight=0.0)),
+    "without-document-init": Preset("5", "the document encoder is the base model", _without("document")),
+    "without-joint": Preset("5, 6", "no Stage II", _without("joint")),
+    "without-mse": Preset("5", "Stage I with the contrastive term alone", _set("align", mse_weight=0.0)),
+    "without-query-init": Preset("5", "the query encoder goes into Stage I untrained", _without(*QUERY_STAGES)),
+    "fine-tuning-data": Preset("6", "Stage I on pairs, the document side frozen", _on_pairs),
+    "fine-tuning-data-only": Preset("6", "the same, and no Stage II", _all(_on_pairs, _without("joint"))),
+    "distill": Preset("7", "a symmetric student learns the document encoder's scores", _distill),
+    "kale": Preset("7", "three layers of the document encoder, KL divergence", _KALE),
+    "scalingnote": Preset("7", "Stage I on queries alone by distance, no Stage II; set up by guess", _SCALINGNOTE),
+    "wang-lyu": Preset("7", "three layers of the document encoder, distance", _pruned(contrastive_weight=0.0)),
+    "diversified": Preset("11", "symmetric query encoder, no near-duplicates on either side", _diversified("both")),
+    "diversified-queries": Preset("11", "the same, near-duplicate queries left out", _diversified("query")),
+    "undiversified": Preset("11", "the same, as many pairs, near-duplicates stay", _diversified("none")),
+    "fine-tuning-only": Preset("12", "symmetric query encoder, supervised stage alone", _FINE_TUNING_ONLY),
+    "retromae-fine-tuning": Preset("12", "and RetroMAE", _all(_SYMMETRIC_QUERY, _without("unsupervised"))),
+    "hotelmatch": Preset("–", "up-projection to the document's dimension, a tenth of the rate there", _hotelmatch),
+    "longer-joint": Preset("control", "no Stage I, its epochs given to Stage II: equal data passes", _longer_joint),
+    "pruned": Preset("control", "the layers of KALE and Wang & Lyu with Stage I's own objective", _pruned()),
+    "without-retromae": Preset("–", "the pair, its query encoder without RetroMAE", _without("retromae")),
+    "without-unsupervised": Preset("–", "the pair, its query encoder without it", _without("unsupervised")),
+}

@@ -185,10 +185,6 @@ class Joint(PairStage):
     kind: Literal["joint"]
     freeze_document: bool = False
     """Train the query encoder alone, so that the vectors of a live index stay valid."""
-    instead_of: Align | None = None
-    """A Stage I that is left out and whose cost this stage spends: a control that the paper lacks."""
-    cost: Literal["texts", "operations"] = "operations"
-    """The cost of ``instead_of``: texts that pass an encoder, or floating-point operations."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -1,7 +1,5 @@
 """Stage ``joint`` (Stage II): both encoders on retrieval data, queries against the other side's documents."""
 
-from dataclasses import replace
-
 from care_qdrant.errors import InputError
 from care_trainer.config import Joint
 from care_trainer.data.collators import PairCollator
@@ -11,7 +9,6 @@ from care_trainer.losses.objectives import FrozenDocuments
 from care_trainer.models import towers
 from care_trainer.stages.context import Context, Trained, train_student
 from care_trainer.stages.contrastive import info_nce_of, pair_objective
-from care_trainer.stages.match_compute import match_compute
 from care_trainer.training.loop import fit
 
 
@@ -30,14 +27,13 @@ def train_joint(context: Context) -> Trained:
         document.requires_grad_(False)
     else:
         document, trainable["document"] = context.load_trainable("document")
-    stage = match_compute(context, query, document)
     model, info_nce = towers.pair(query, document), info_nce_of(stage, run.geometry)
     loss = embedding_loss(model, pair_objective(stage, info_nce), stage)
     rows = context.pair_rows()
     negatives = [f"negative_{number}" for number in range(1, stage.hard_negatives + 1)]
     routes = {"query": "query", **dict.fromkeys(("positive", *negatives), "document")}
     prompts = {column: run.query.prompt if side == "query" else run.document.prompt for column, side in routes.items()}
-    job = replace(context, stage=stage).job(
+    job = context.job(
         rows,
         routes=routes,
         score=context.scoring(lambda: model),
