@@ -94,11 +94,13 @@ PROGRAMS = pytest.mark.parametrize(
 def test_every_program_takes_the_options_of_the_log(program: str, module: str) -> None:
     code = f"import sys; sys.argv[0] = {program!r}; from {module} import main; main()"
     done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, timeout=60)
-    assert all(option in done.stdout for option in ("-v, --verbose", "-q, --quiet", "--log-format"))
+    assert "--verbose" in done.stdout and "--quiet" in done.stdout
 
 
-@PROGRAMS
-def test_every_program_says_its_version(program: str, module: str) -> None:
+@pytest.mark.parametrize(
+    ("program", "module"), [("care", "care_qdrant.cli"), ("care-ingest", "care_qdrant.cli.ingest")]
+)
+def test_the_version_is_said(program: str, module: str) -> None:
     code = f"import sys; sys.argv[0] = {program!r}; from {module} import main; main()"
     done = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout.strip()) == (0, f"{program}, version {__version__}")
@@ -127,14 +129,14 @@ def test_a_run_of_the_benchmark_without_its_extra_is_one_line(missing: str, tmp_
 
 
 @pytest.mark.parametrize(
-    ("arguments", "grpc", "may_grpc"),
-    [([], False, True), (["--grpc-port", "6334"], True, True), (["--grpc-port", "0"], False, False)],
+    ("port", "grpc", "may_grpc"),
+    [({}, False, True), ({"QDRANT_GRPC_PORT": "6334"}, True, True), ({"QDRANT_GRPC_PORT": "0"}, False, False)],
 )
-def test_the_port_of_grpc_says_whether_calls_take_it(arguments: list[str], grpc: bool, may_grpc: bool) -> None:
+def test_the_port_of_grpc_says_whether_calls_take_it(port: dict[str, str], grpc: bool, may_grpc: bool) -> None:
     @click.command()
     @target_options
     def command(target: Target) -> None:
         click.echo(f"{target.grpc} {target.may_grpc} {target.api_key}")
 
-    done = CliRunner(env={"QDRANT_API_KEY": "k"}).invoke(command, ["--url", "http://host", *arguments])
+    done = CliRunner(env={"QDRANT_API_KEY": "k", **port}).invoke(command, ["--url", "http://host"])
     assert done.output.split() == [str(grpc), str(may_grpc), "k"]

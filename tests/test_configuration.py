@@ -1,7 +1,6 @@
 """Where options come from: the command line, the environment, care.toml; and what a command does to a target."""
 
 import http.server
-import json
 import subprocess
 import sys
 import threading
@@ -81,12 +80,6 @@ def test_the_command_line_comes_before_the_file(tmp_path: Path) -> None:
     assert "no Qdrant server answers" in done.stderr
 
 
-def test_two_databases_on_the_command_line_are_refused() -> None:
-    result = CliRunner().invoke(care, ["collections", "--path", "a", "--url", "http://b"])
-    assert result.exit_code == 2
-    assert "two different databases" in result.stderr
-
-
 @pytest.mark.parametrize("arguments", [["collections"], ["search", "糖"], ["doctor", "c"], ["detach", "c"]])
 def test_a_command_that_reads_makes_no_folder(tmp_path: Path, arguments: list[str]) -> None:
     done = program(CARE, *arguments, "--path", "typo")
@@ -157,4 +150,3 @@ def test_the_card_reads_like_one() -> None:
     assert "runs on onnxruntime" in shown
     assert all(len(line) < 120 for line in shown.splitlines())
     assert "{" not in shown
-    assert json.loads(CliRunner().invoke(care, ["model", "info", "--json"]).output)["name"] == "care-nano"

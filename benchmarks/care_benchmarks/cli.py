@@ -1,7 +1,6 @@
 """``care-bench``: evaluation on CMedTEB-shaped tasks. Commands import what they run, so that `--help` opens at once."""
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,6 @@ import click
 from typing_extensions import override
 
 from care_benchmarks.run_command import run
-from care_qdrant import __version__
 from care_qdrant.console import run as run_program
 from care_qdrant.console.groups import CONTEXT, Program
 from care_qdrant.console.logs import log_options
@@ -33,7 +31,6 @@ class _Program(Program):
 
 
 @click.group(cls=_Program, context_settings=CONTEXT)
-@click.version_option(__version__, prog_name="care-bench")
 @log_options
 def care_bench() -> None:
     """Evaluate retrieval systems through Qdrant and LlamaIndex: accuracy, statistics and speed.
@@ -102,8 +99,7 @@ def report(result: Path) -> None:
 @click.option(
     "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="JSON Lines file to annotate."
 )
-@click.option("--depth", type=click.IntRange(1), default=50, show_default=True, help="Number of ranks to look at.")
-def audit(task_directory: Path, result: Path, output: Path, depth: int) -> None:
+def audit(task_directory: Path, result: Path, output: Path) -> None:
     """Export documents that a saved RESULT ranks high on the retrieval task of TASK_DIRECTORY, to be judged.
 
     These are the unjudged ones, and those that the labels call relevant.
@@ -121,12 +117,12 @@ def audit(task_directory: Path, result: Path, output: Path, depth: int) -> None:
     task, runs = _saved_retrieval(task_directory, result)
     rows = []
     for system, ranking in runs.items():
-        summary = audit(task.qrels, ranking, depth)
+        summary = audit(task.qrels, ranking)
         shares = f"{summary.unjudged_share:.3f}", f"{summary.unjudged_per_query:.1f}"
         rows.append([system, *shares, f"{summary.above_first_positive_per_query:.1f}"])
     header = ["system", "unjudged share", "unjudged per query", "above the first positive"]
     click.echo(table(header, rows, width=1_000))
-    count = write_candidates(candidates(task.qrels, runs, task.queries, task.documents, depth), output)
+    count = write_candidates(candidates(task.qrels, runs, task.queries, task.documents), output)
     click.echo(f"{output}: {count:,} candidates", err=True)
 
 
@@ -193,47 +189,6 @@ def _read_runs(result: Path, task: str, systems: list[str]) -> "dict[str, Run]":
         if path.is_file():
             runs[system] = json.loads(path.read_text(encoding="utf-8"))["default"]["test"]
     return runs
-
-
-@care_bench.command()
-@click.argument("names", nargs=-1)
-@click.option(
-    "--cmedteb",
-    envvar="CARE_CMEDTEB",
-    show_envvar=True,
-    metavar="REPOSITORY",
-    help="Hub data set that holds CMedTEB, as organisation/name; it is written to --directory.",
-)
-@click.option("--revision", help="Branch, tag or commit of that data set.  [default: its main branch]")
-@click.option(
-    "--directory",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("CMedTEB"),
-    show_default=True,
-    help="Directory that receives CMedTEB.",
-)
-def fetch(names: tuple[str, ...], cmedteb: str | None, revision: str | None, directory: Path) -> None:
-    """Download the mteb sets NAMES (all four if none is named) into the cache that runs read.
-
-    Where CMedTEB is published could not be confirmed when this was written, so its repository is an option. The
-    exit code is 1 if a set cannot be had.
-
-    \b
-    Example:
-      care-bench fetch CMedQAv1-reranking CMedQAv2-reranking
-      care-bench fetch --cmedteb organisation/CMedTEB --directory CMedTEB
-    """
-    from care_benchmarks.fetch import CMEDTEB, fetch_directory, fetch_task
-    from care_benchmarks.tasks import HUB_TASKS
-
-    wanted = names or (() if cmedteb else HUB_TASKS)
-    fetched = [fetch_task(name) for name in wanted]
-    if cmedteb:
-        fetched.append(fetch_directory(CMEDTEB, cmedteb, directory, revision))
-    for each in fetched:
-        click.echo(f"{each.name}: {'usable' if each.usable else 'cannot be had'}: {each.detail}")
-    if not all(each.usable for each in fetched):
-        sys.exit(1)
 
 
 def main() -> None:

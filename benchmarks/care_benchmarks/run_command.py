@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from care_qdrant.console.options import Target, engine_options
-from care_qdrant.errors import InputError, redact, remember_secret
+from care_qdrant.console.groups import GroupedCommand
+from care_qdrant.console.options import engine_options, precision, target_of
+from care_qdrant.errors import InputError, redact
 
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
@@ -17,31 +18,16 @@ if TYPE_CHECKING:
     from care_benchmarks.results import Result
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
-_GROUPS = {
-    "Systems": ("--model", "--control", "--precision", "--device"),
-    "Result": ("--output", "--name", "--without-texts", "--mteb-reference"),
-    "Speed": ("--no-speed", "--no-cold-start", "--clients", "--samples"),
-    "Qdrant": ("--path", "--url", "--api-key", "--grpc", "--through"),
-    "Documents of the first model": ("--engine", "--endpoint", "--reference-vectors", "--dtype"),
-}
-"""Groups of `--help` → prefixes of their options, the everyday ones first."""
 
 
-class _GroupedCommand(click.Command):
-    """A command whose `--help` lists the options in groups."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        grouped: dict[str, list[tuple[str, str]]] = {title: [] for title in [*_GROUPS, "Other"]}
-        for option in self.get_params(ctx):
-            if isinstance(option, click.Option) and (record := option.get_help_record(ctx)):
-                titles = (title for title, prefixes in _GROUPS.items() if record[0].startswith(prefixes))
-                grouped[next(titles, "Other")].append(record)
-        for title, records in grouped.items():
-            with formatter.section(title):
-                formatter.write_dl(records)
-
-
-@click.command(cls=_GroupedCommand)
+@click.command(
+    cls=GroupedCommand,
+    groups={
+        "Systems": ["models", "engine_words", "controls"],
+        "Result": ["output", "without_texts", "mteb_reference", "speed"],
+        "Qdrant": ["place", "through"],
+    },
+)
 @click.argument("tasks", nargs=-1, required=True)
 @click.option(
     "--model",
@@ -58,34 +44,25 @@ class _GroupedCommand(click.Command):
     type=click.Choice(["bm25", "hybrid", "document", "query"]),
     help="Control of the first model; document and query use one of its encoders on both sides; repeatable.",
 )
-@click.option(
-    "--precision",
-    type=click.Choice(["auto", "int8", "fp32"]),
-    default="auto",
-    show_default=True,
-    help="Precision of ONNX query encoders.",
-)
 @click.option("--output", type=_FOLDER, required=True, help="Folder of the result.")
-@click.option("--name", help="Name of the run in its report.  [default: the first task directory]")
 @click.option("--without-texts", is_flag=True, help="Keep the texts of the tasks out of the report.")
 @click.option("--mteb-reference", is_flag=True, help="Evaluate dense systems with mteb's own runner as well.")
-@click.option("--no-speed", is_flag=True, help="Measure no speed.")
-@click.option("--no-cold-start", is_flag=True, help="Start no fresh processes to measure the cold start.")
 @click.option(
-    "--clients",
-    multiple=True,
-    type=click.IntRange(1),
-    help="Number of concurrent clients of a load; repeatable.  [default: 1 4 16]",
+    "--speed",
+    type=click.Choice(["full", "quick", "none"]),
+    default="full",
+    show_default=True,
+    help="Measure loads of 1, 4 and 16 clients with 200 queries each and the cold start; or a load of 2 clients alone.",
 )
-@click.option("--samples", type=click.IntRange(1), default=200, show_default=True, help="Queries per load.")
 @click.option(
+    "--url",
     "--path",
-    type=_FOLDER,
-    help="Folder of the embedded database, which is unpickled when it is opened.  [default: OUTPUT/qdrant]",
+    "place",
+    envvar="QDRANT_URL",
+    show_envvar=True,
+    help="URL of a Qdrant server, or folder of an embedded database, which is unpickled when it is opened.  "
+    "[default: OUTPUT/qdrant]",
 )
-@click.option("--url", envvar="QDRANT_URL", show_envvar=True, help="URL of a Qdrant server, instead of a folder.")
-@click.option("--api-key", envvar="QDRANT_API_KEY", show_envvar=True, help="API key of the server.")
-@click.option("--grpc", is_flag=True, help="Send points over gRPC.")
 @click.option(
     "--through",
     type=click.Choice(["llama-index", "core"]),
@@ -94,7 +71,7 @@ class _GroupedCommand(click.Command):
     help="Code path of dense queries: LlamaIndex's retriever, or care_qdrant.Retriever.",
 )
 @engine_options
-def run(tasks: tuple[str, ...], output: Path, name: str | None, **options: Any) -> None:
+def run(tasks: tuple[str, ...], output: Path, **options: Any) -> None:
     """Score models on TASKS: directories, or names of mteb's Chinese medical sets.
 
     The result folder receives result.json, per_query.json, report.md, report.html, the rankings, and mteb's result
@@ -107,17 +84,15 @@ def run(tasks: tuple[str, ...], output: Path, name: str | None, **options: Any) 
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("care_benchmarks").setLevel(logging.INFO)
-    created = _create_tasks(tasks, name)
-    _print(_run(created, output, name or _default_name(tasks), options))
+    _print(_run(_create_tasks(tasks), output, _default_name(tasks), options))
     click.echo(f"report: {output / 'report.html'}", err=True)
 
 
-def _create_tasks(tasks: tuple[str, ...], name: str | None) -> "list[AbsTask]":
+def _create_tasks(tasks: tuple[str, ...]) -> "list[AbsTask]":
     from care_benchmarks.tasks import HUB_TASKS, directory_tasks, hub_task
 
     directories = [task for task in tasks if task not in HUB_TASKS]
-    prefix = name if len(directories) == 1 else None
-    found = [task for directory in directories for task in directory_tasks(Path(directory), prefix)]
+    found = [task for directory in directories for task in directory_tasks(Path(directory))]
     found += [hub_task(task) for task in tasks if task in HUB_TASKS]
     (twice, times), *_ = Counter(task.metadata.name for task in found).most_common(1) or [("", 0)]
     if times > 1:
@@ -131,20 +106,18 @@ def _run(tasks: "list[AbsTask]", output: Path, name: str, options: dict[str, Any
     from care_benchmarks.systems import load_systems
     from care_qdrant.progress import progress_bar
 
-    speed = SpeedSettings(options["clients"] or (1, 4, 16), options["samples"], not options["no_cold_start"])
+    speeds = {"full": SpeedSettings(), "quick": SpeedSettings((2,), 3, cold_start=False), "none": None}
     settings = RunSettings(
         through=options["through"],
-        speed=None if options["no_speed"] else speed,
+        speed=speeds[options["speed"]],
         mteb_reference=options["mteb_reference"],
         texts=not options["without_texts"],
     )
     models = options["models"] or ("built-in",)
     systems = load_systems(
-        models, options["controls"], options["engine"], precision=options["precision"], device=options["device"]
+        models, options["controls"], options["engine"], precision=precision(), device=options["device"]
     )
-    store = None if options["url"] and options["path"] is None else options["path"] or output / "qdrant"
-    remember_secret(options["api_key"])
-    target = Target(store, options["url"] if store is None else None, options["api_key"], options["grpc"])
+    target = target_of(options["place"] or str(output / "qdrant"))
     with target.open(create=True) as client:
         return run(
             name,
@@ -154,7 +127,7 @@ def _run(tasks: "list[AbsTask]", output: Path, name: str, options: dict[str, Any
             output,
             settings=settings,
             command=_command_line(),
-            store=store,
+            store=target.path,
             progress=progress_bar,
         )
 

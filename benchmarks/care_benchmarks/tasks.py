@@ -96,7 +96,7 @@ def load_task(task: AbsTask) -> LoadedTask:
     except Exception as error:  # The hub, its cache and its loaders raise many types, none of them defined here.
         raise InputError(
             f"{name}: its data cannot be loaded ({type(error).__name__}: {first_line(error)}); "
-            f"care-bench fetch {name} says whether they can be had"
+            "download them where there is a network, and run there once"
         ) from error
     dataset: Any = task.dataset
     split: Any = dataset.get("default", dataset)[task.eval_splits[0]]
@@ -217,7 +217,7 @@ def hub_task(name: str) -> AbsTask:
     if name not in HUB_TASKS:
         raise InputError(
             f"task {name!r} is unknown; mteb has {', '.join(HUB_TASKS)}. CMedTEB is not in mteb: "
-            "fetch it into a directory with care-bench fetch, and pass the directory"
+            "download it into a directory (hf download --repo-type dataset), and pass the directory"
         )
     return get_task(name)
 

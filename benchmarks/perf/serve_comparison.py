@@ -222,7 +222,7 @@ def _least_cosine(server: Server, texts: Sequence[str], expected: Vectors) -> fl
 
 
 def _ours(model: Path, precision: str) -> str:
-    options = ("serve", "--model", str(model), "--precision", precision, "--port", "{port}", "--no-access-log")
+    options = ("serve", "--model", str(model), "--precision", precision, "--port", "{port}")
     return shlex.join((*PROGRAM, *options))
 
 

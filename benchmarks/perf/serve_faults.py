@@ -44,7 +44,7 @@ def main() -> None:
         keys = Path(folder, "keys")
         keys.write_text(f"{KEY}\n")
         log = Path(folder, "log")
-        command = [sys.executable, "-c", "from care_qdrant.cli import main; main()", "--log-format", "json"]
+        command = [sys.executable, "-c", "from care_qdrant.cli import main; main()"]
         command += [
             "serve",
             "--port",
@@ -54,7 +54,6 @@ def main() -> None:
             "--keys",
             str(keys),
             "--documents",
-            "--no-access-log",
         ]
         with log.open("wb") as errors:
             process = subprocess.Popen(command, stderr=errors)

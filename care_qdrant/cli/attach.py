@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
-from care_qdrant.console.options import ENGINE, Target, model_options, patience_option, sparse_option, target_options
+from care_qdrant.console.options import (
+    Target,
+    batch_tokens,
+    model_options,
+    retries,
+    sparse_option,
+    target_options,
+)
 from care_qdrant.console.reports import show_report
 
 if TYPE_CHECKING:
@@ -27,13 +34,11 @@ if TYPE_CHECKING:
     cls=GroupedCommand,
     context_settings=CONTEXT,
     groups={
-        "Options": ["model", "path", "url", "sparse", "vector_name", "text_field", "watch_seconds"],
+        "Options": ["model", "engine_words", "place", "sparse", "vector_name", "text_field", "watch_seconds"],
         "Deletion": ["max_delete_fraction", "change_text_field"],
         "New vector": ["quantization", "on_disk"],
         "Copy behind an alias, for servers before 1.18": ["via", "alias"],
-        "Speed": ["points_per_second", "batch_tokens"],
-        "Engine of documents": ENGINE,
-        "Server": ["grpc_port", "patience"],
+        "Speed": ["points_per_second"],
     },
 )
 @click.argument("collection")
@@ -69,13 +74,6 @@ if TYPE_CHECKING:
     help="Highest number of points to write in a second.  [default: no limit]",
 )
 @click.option(
-    "--batch-tokens",
-    type=click.IntRange(1),
-    default=16_384,
-    show_default=True,
-    help="Padded tokens of one batch of the document encoder.",
-)
-@click.option(
     "--watch",
     "watch_seconds",
     type=click.FloatRange(0),
@@ -92,7 +90,6 @@ if TYPE_CHECKING:
     "--as", "alias", help="Alias to switch to the copy, with --via copy.  [default: COLLECTION, where it is an alias]"
 )
 @target_options
-@patience_option
 @model_options(documents=True)
 def command(
     collection: str,
@@ -104,12 +101,10 @@ def command(
     quantization: Literal["int8", "turbo", "product", "binary", "none"],
     on_disk: bool,
     points_per_second: float | None,
-    batch_tokens: int,
     watch_seconds: float | None,
     via: Literal["in-place", "copy"],
     alias: str | None,
     target: Target,
-    patience: float,
     load_model: "Callable[[], CareModel]",
 ) -> None:
     """Add to every point of COLLECTION a vector of the model, made of the text in its payload.
@@ -129,7 +124,6 @@ def command(
       care attach articles --url http://localhost:6333 --via copy --as articles-live
     """
     from care_qdrant.index.attach import AttachSettings, attach_bm25, attach_vector
-    from care_qdrant.qdrant.retry import RetryPolicy
 
     if via == "copy" and watch_seconds is not None:
         raise click.UsageError(
@@ -144,28 +138,28 @@ def command(
         quantization=None if quantization == "none" else quantization,
         on_disk=on_disk,
         points_per_second=points_per_second,
-        batch_tokens=batch_tokens,
+        batch_tokens=batch_tokens(),
         max_delete_fraction=max_delete_fraction,
         change_text_field=change_text_field,
     )
-    retries = RetryPolicy(patience)
+    policy = retries()
     if via == "copy":
-        _attach_by_copy(target, collection, load_model(), alias, vector_name, settings, retries)
+        _attach_by_copy(target, collection, load_model(), alias, vector_name, settings, policy)
         return
     model = None if sparse is not None else load_model()
     attach: Attach = attach_bm25 if model is None else partial(attach_vector, model=model)
     attach = partial(attach, collection=collection, vector_name=vector_name, settings=settings)
     if watch_seconds is not None:
-        _watch(target, attach, retries, watch_seconds)
+        _watch(target, attach, policy, watch_seconds)
     else:
-        _attach(target, collection, attach, retries)
+        _attach(target, collection, attach, policy)
 
 
-def _attach(target: Target, collection: str, attach: "Attach", retries: "RetryPolicy") -> None:
+def _attach(target: Target, collection: str, attach: "Attach", policy: "RetryPolicy") -> None:
     from care_qdrant.progress import points_bar
 
     with target.open() as client, points_bar(collection) as show:
-        report = attach(client, retries=retries, on_preflight=_tell, on_progress=show)
+        report = attach(client, retries=policy, on_preflight=_tell, on_progress=show)
     _print_report(report)
     if not report.points:
         click.echo("the collection has no points at the moment, so there was nothing to do", err=True)
@@ -180,7 +174,7 @@ def _attach_by_copy(
     alias: str | None,
     vector_name: str | None,
     settings: "AttachSettings",
-    retries: "RetryPolicy",
+    policy: "RetryPolicy",
 ) -> None:
     from care_qdrant.index.by_copy import attach_by_copy
     from care_qdrant.progress import points_bar
@@ -193,7 +187,7 @@ def _attach_by_copy(
             alias,
             vector_name=vector_name,
             settings=settings,
-            retries=retries,
+            retries=policy,
             on_plan=_tell_plan,
             on_preflight=_tell,
             on_progress=show,
@@ -202,13 +196,13 @@ def _attach_by_copy(
     _warn(report.attached)
 
 
-def _watch(target: Target, attach: "Attach", retries: "RetryPolicy", seconds: float) -> None:
+def _watch(target: Target, attach: "Attach", policy: "RetryPolicy", seconds: float) -> None:
     """Attach again and again, until a signal."""
     from care_qdrant.console.watching import passes
     from care_qdrant.index.attach import WATCHING
 
     # The next pass goes on, and a signal must not wait for minutes.
-    policy = replace(retries, attempts=WATCHING.attempts)
+    policy = replace(policy, attempts=WATCHING.attempts)
 
     def run_pass(stop: threading.Event) -> "AttachReport":
         with target.open() as client:

@@ -9,7 +9,7 @@ import click
 
 from care_qdrant.cli.ingest import ShardType, row_options, storage_options
 from care_qdrant.console.groups import CONTEXT, Program
-from care_qdrant.console.options import Target, engine_options, model_options, patience_option, target_options
+from care_qdrant.console.options import Target, batch_tokens, engine_options, model_options, retries, target_options
 from care_qdrant.console.reports import show_report
 
 if TYPE_CHECKING:
@@ -63,7 +63,6 @@ def _open(url: str) -> "Work":
 )
 @click.option("--collection", help="Collection whose points get the vector, in the place of CORPUS.")
 @target_options
-@patience_option
 @click.option("--dry-run", is_flag=True, help="Write nothing; report tokens, hours, bytes, memory and nodes.")
 @click.option("--documents", type=click.IntRange(1), help="With --dry-run: as if there were so many like these.")
 @click.option(
@@ -74,13 +73,6 @@ def _open(url: str) -> "Work":
 @click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="With --dry-run: their number.")
 @click.option(
     "--price", "price_per_hour", type=click.FloatRange(0), help="With --dry-run: price of an hour of a worker."
-)
-@click.option(
-    "--node-gib",
-    type=click.FloatRange(0, min_open=True),
-    default=64.0,
-    show_default=True,
-    help="With --dry-run: memory of a node of the database, in GiB.",
 )
 def plan(
     corpus: tuple[str, ...],
@@ -97,13 +89,11 @@ def plan(
     unit_rows: int,
     collection: str | None,
     target: Target,
-    patience: float,
     dry_run: bool,
     documents: int | None,
     tokens_per_second: float | None,
     workers: int,
     price_per_hour: float | None,
-    node_gib: float,
 ) -> None:
     """Cut CORPUS, or the points of a collection, into units, and write the list of them to WORK.
 
@@ -132,7 +122,6 @@ def plan(
     from care_qdrant.corpus.rows import Fields
     from care_qdrant.progress import points_bar
     from care_qdrant.qdrant.collection import Collection
-    from care_qdrant.qdrant.retry import RetryPolicy
 
     model = load_model()
     contract = model.contract()
@@ -154,9 +143,9 @@ def plan(
         place = None
         if collection is not None:
             client = stack.enter_context(target.open())
-            place = Collection(client, collection, RetryPolicy(patience)).resolve()
+            place = Collection(client, collection, retries()).resolve()
         if dry_run:
-            settings = ForecastSettings(documents, tokens_per_second, workers, price_per_hour, node_gib)
+            settings = ForecastSettings(documents, tokens_per_second, workers, price_per_hour)
             show_report(_forecast(corpus, place, text_field, draft, model, settings))
             return
         show = stack.enter_context(points_bar("rows", "read"))
@@ -219,9 +208,6 @@ def _given_model() -> str:
 @click.option("--address", help="Of the Ray cluster.  [default: one of this machine]")
 @click.option("--model", help="Folder of the pair on this machine.  [default: as it was planned]")
 @engine_options
-@click.option(
-    "--batch-tokens", type=click.IntRange(1), default=16_384, show_default=True, help="Padded tokens of one batch."
-)
 def encode(
     work: str,
     shard: tuple[int, int],
@@ -231,7 +217,6 @@ def encode(
     model: str | None,
     device: str | None,
     engine: "Engine",
-    batch_tokens: int,
 ) -> None:
     """Encode the units of WORK that have no part yet.
 
@@ -251,7 +236,7 @@ def encode(
     from care_qdrant.progress import points_bar
 
     manifest = opened.manifest()
-    settings = WorkerSettings(opened.url, model or manifest.model, device, batch_tokens, engine)
+    settings = WorkerSettings(opened.url, model or manifest.model, device, batch_tokens(), engine)
     with points_bar("tokens", "encoded") as show:
         report = encode_units(
             opened, manifest, settings, shard=shard, runner=runner, workers=workers, address=address, on_progress=show
@@ -266,14 +251,12 @@ def encode(
 @click.option("--collection", required=True, help="Collection to write to.")
 @click.option("--shard", type=ShardType(), default="1/1", show_default=True, help="Load each n-th part, from the i-th.")
 @target_options
-@patience_option
 @storage_options
 def load(
     work: str,
     collection: str,
     shard: tuple[int, int],
     target: Target,
-    patience: float,
     quantization: Any,
     on_disk: bool,
     shards: int | None,
@@ -297,9 +280,8 @@ def load(
     from care_qdrant.index.attach import AttachSettings
     from care_qdrant.progress import points_bar, progress_bar
     from care_qdrant.qdrant.create import Storage, parse_indexes
-    from care_qdrant.qdrant.retry import RetryPolicy
 
-    retries = RetryPolicy(patience)
+    policy = retries()
     if opened.manifest().collection is not None:
         if shards or replicas or shard_key or indexes:
             raise click.UsageError("--shards, --replicas, --shard-key, --index: this job adds a vector to a collection")
@@ -307,7 +289,7 @@ def load(
         adding = AttachSettings(quantization=kind, on_disk=on_disk)
         with target.open() as client, points_bar(collection) as show_points:
             attached = load_points(
-                opened, client, collection, part=shard, settings=adding, retries=retries, on_progress=show_points
+                opened, client, collection, part=shard, settings=adding, retries=policy, on_progress=show_points
             )
         show_report(attached)
         if attached.covered + attached.without_text < attached.points:
@@ -323,7 +305,7 @@ def load(
             storage=storage,
             shard_key=shard_key,
             indexes=parse_indexes(indexes),
-            retries=retries,
+            retries=policy,
             grpc=target.may_grpc,
             on_progress=show,
         )
@@ -334,8 +316,7 @@ def load(
 @_work
 @click.option("--collection", required=True, help="Collection to compare.")
 @target_options
-@patience_option
-def verify(work: str, collection: str, target: Target, patience: float) -> None:
+def verify(work: str, collection: str, target: Target) -> None:
     """Compare every part of WORK with a collection, and write nothing.
 
     Every point and the hash of its text, a sample of the vectors, and how many of the nearest points the search graph
@@ -349,10 +330,9 @@ def verify(work: str, collection: str, target: Target, patience: float) -> None:
     from care_qdrant.bulk.load import verify as compare
     from care_qdrant.errors import NotVerified
     from care_qdrant.progress import points_bar
-    from care_qdrant.qdrant.retry import RetryPolicy
 
     with target.open() as client, points_bar("units", "compared") as show:
-        report = compare(opened, client, collection, retries=RetryPolicy(patience), on_progress=show)
+        report = compare(opened, client, collection, retries=retries(), on_progress=show)
     show_report(report)
     if report.problems:
         raise NotVerified(f"collection {report.collection!r}: " + "; ".join(report.problems))

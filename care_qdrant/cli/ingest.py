@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
+from copy import copy
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +16,11 @@ from care_qdrant.console import run
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
 from care_qdrant.console.logs import log_options
 from care_qdrant.console.options import (
-    ENGINE,
     Target,
     add_options,
-    json_option,
+    batch_tokens,
     model_options,
-    patience_option,
+    retries,
     target_options,
 )
 from care_qdrant.errors import REJECTED_ROWS_EXIT_CODE
@@ -99,13 +99,6 @@ _run_options = add_options(
         show_default=True,
         help="Ingest shard i of n disjoint ones, as in a job array.",
     ),
-    click.option(
-        "--batch-tokens",
-        type=click.IntRange(min=1),
-        default=16_384,
-        show_default=True,
-        help="Padded tokens of one batch of the encoder.",
-    ),
     click.option("--sparse", type=click.Choice(["bm25"]), help="Also write a sparse vector, for hybrid search."),
     click.option(
         "--replace-others",
@@ -151,11 +144,10 @@ storage_options = add_options(
     cls=GroupedCommand,
     context_settings=CONTEXT,
     groups={
-        "Options": ["collection", "model", "path", "url", "sparse", "sync", "dry_run", "limit", "as_json"],
+        "Options": ["collection", "model", "engine_words", "place", "sparse", "sync", "dry_run", "limit"],
         "Corpus": ["id_field", "text_field", "title_field", "encoding", "rejects", "overflow", "shard"],
-        "Model": ["vector_name", "batch_tokens"],
-        "Engine of documents": ENGINE,
-        "Server": ["grpc_port", "patience", "shard_key"],
+        "Model": ["vector_name"],
+        "Server": ["shard_key"],
         "Deletion": ["replace_others", "max_delete_fraction", "sync_despite_rejects"],
         "Storage of a new collection": [
             "quantization",
@@ -164,27 +156,22 @@ storage_options = add_options(
             "replicas",
             "indexes",
         ],
-        "Estimate and log": ["price_per_hour", "verbose", "quiet", "log_format"],
+        "Estimate and log": ["price_per_hour", "verbose"],
     },
 )
 @click.argument("corpus", nargs=-1, required=True)
 @_collection_options
 @target_options
-@patience_option
 @model_options(documents=True)
 @row_options
 @_run_options
 @storage_options
-@json_option
-@log_options
-@click.version_option(__version__, prog_name="care-ingest")
 def command(
     corpus: tuple[str, ...],
     collection: str | None,
     vector_name: str | None,
     target: Target,
     load_model: "Callable[[], CareModel]",
-    as_json: bool,
     **options: Any,
 ) -> None:
     """Put CORPUS into a named vector of a Qdrant collection.
@@ -196,8 +183,8 @@ def command(
 
     Documents that are stored already are neither encoded nor written again, so an interrupted run is finished by the
     same command. Rows that cannot be ingested go to CORPUS.rejects.jsonl with line number and reason; then the exit
-    code is 8. The report on stdout is a summary on a terminal, and one line of JSON in a pipe or with --json; a run
-    that is stopped reports, too.
+    code is 8. The report on stdout is a summary on a terminal, and one line of JSON in a pipe; a run that is stopped
+    reports, too.
 
     \b
     Example:
@@ -213,7 +200,6 @@ def command(
     from care_qdrant.index.source import Reading
     from care_qdrant.progress import progress_bar
     from care_qdrant.qdrant.create import Storage
-    from care_qdrant.qdrant.retry import RetryPolicy
 
     if corpus == (STDIN,) and collection is None:
         raise click.UsageError("standard input has no name: give --collection")
@@ -223,8 +209,7 @@ def command(
     model = load_model()
 
     def tell(report: "IngestReport") -> None:
-        summary = not as_json and sys.stdout.isatty()
-        shown = _summary(report, target, is_named, options["sync"]) if summary else None
+        shown = _summary(report, target, is_named, options["sync"]) if sys.stdout.isatty() else None
         click.echo(shown or json.dumps(asdict(report), ensure_ascii=False))
 
     verb = "compared" if options["dry_run"] else "stored"
@@ -248,7 +233,7 @@ def command(
                 options["encoding"],
                 options["rejects"],
             ),
-            retries=RetryPolicy(options["patience"]),
+            retries=retries(),
             on_progress=show,
             on_stopped=tell,
         )
@@ -346,13 +331,19 @@ def _settings(options: dict[str, Any], target: Target) -> "IngestSettings":
         replace_others=options["replace_others"],
         dry_run=options["dry_run"],
         price_per_hour=options["price_per_hour"],
-        batch_tokens=options["batch_tokens"],
+        batch_tokens=batch_tokens(),
         shard_key=options["shard_key"],
         indexes=parse_indexes(options["indexes"]),
         grpc=target.may_grpc,
     )
 
 
+program = copy(command)
+"""``care-ingest``: the command with the options that ``care ingest`` has from ``care``."""
+program.params = list(command.params)
+program = click.version_option(__version__, prog_name="care-ingest")(log_options(program))
+
+
 def main() -> None:
     """Run `care-ingest`."""
-    run(command)
+    run(program)

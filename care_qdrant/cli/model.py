@@ -1,9 +1,7 @@
 """``care model``: look at a CARE folder, check it, make one of two encoders."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,9 +21,8 @@ def command() -> None:
 
 @command.command()
 @click.argument("model", default="built-in")
-@click.option("--json", "as_json", is_flag=True, help="Print the whole card as JSON.")
-def info(model: str, as_json: bool) -> None:
-    """Show what MODEL says of itself, without reading its weights.
+def info(model: str) -> None:
+    """Show what MODEL says of itself (its care.json), without reading its weights.
 
     \b
     Example:
@@ -34,11 +31,7 @@ def info(model: str, as_json: bool) -> None:
     from care_qdrant.model.card import read_card
     from care_qdrant.model.hub import find_folder
 
-    card = read_card(find_folder(model))
-    if as_json:
-        click.echo(json.dumps(asdict(card), ensure_ascii=False, indent=2))
-        return
-    click.echo("\n".join(_lines(card)))
+    click.echo("\n".join(_lines(read_card(find_folder(model)))))
 
 
 def _lines(card: "Card") -> Iterator[str]:
@@ -152,8 +145,7 @@ def export_onnx(folder: Path) -> None:
 @command.command("reference-vectors")
 @click.argument("model")
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="JSON file to write.")
-@click.option("--device", help="Device of the document encoder: cpu, cuda, …  [default: the fastest there is]")
-def reference_vectors(model: str, output: Path, device: str | None) -> None:
+def reference_vectors(model: str, output: Path) -> None:
     """Encode a few known texts with the document encoder of MODEL, for --engine server on machines without it.
 
     A pair that care model export-onnx has seen has them in its card, and needs no file.
@@ -161,13 +153,13 @@ def reference_vectors(model: str, output: Path, device: str | None) -> None:
     \b
     Example:
       care model reference-vectors ./my-pair --output reference.json
-      care-ingest corpus.jsonl --model ./my-pair --engine server --endpoint http://localhost:8000/v1 \\
-        --reference-vectors reference.json
+      CARE_REFERENCE_VECTORS=reference.json \\
+        care-ingest corpus.jsonl --model ./my-pair --engine server --endpoint http://localhost:8000/v1
     """
     from care_qdrant.encoders.server import make_reference
     from care_qdrant.model.pair import CareModel
 
-    pair = CareModel.load(model, device=device)
+    pair = CareModel.load(model)
     reference = make_reference(pair.fingerprint, pair.encode_document)
     reference.save(output)
     click.echo(f"{output}: {len(reference.texts)} vectors of {reference.fingerprint[:12]}")
@@ -177,13 +169,12 @@ def reference_vectors(model: str, output: Path, device: str | None) -> None:
 @click.argument("query", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.argument("document", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--name", help="Of the pair.  [default: the folder's name]")
 @click.option(
     "--probe",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="JSON lines with a 'text': real queries. With them the query encoder is exported for onnxruntime.",
 )
-def join(query: Path, document: Path, folder: Path, name: str | None, probe: Path | None) -> None:
+def join(query: Path, document: Path, folder: Path, probe: Path | None) -> None:
     """Make a pair FOLDER of two saved sentence-transformers models, QUERY and DOCUMENT.
 
     It checks that both load, that their dimensions agree and that the document tokenizer appends its end marker. It
@@ -196,7 +187,7 @@ def join(query: Path, document: Path, folder: Path, name: str | None, probe: Pat
     from care_qdrant.model.join import join_encoders, read_probe_texts
 
     probe_texts = read_probe_texts(probe) if probe else None
-    card = join_encoders(query, document, folder, name=name or folder.name, probe_texts=probe_texts)
+    card = join_encoders(query, document, folder, name=folder.name, probe_texts=probe_texts)
     click.echo(f"{folder}: {card.name}, {card.dim} dimensions ({card.fingerprint[:12]})")
     click.echo(
         "not checked: that the two encoders share one space; score the pair on your data before you use it", err=True
@@ -206,7 +197,6 @@ def join(query: Path, document: Path, folder: Path, name: str | None, probe: Pat
 @command.command(name="import")
 @click.argument("sources", nargs=-1, required=True)
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--name", help="Name of the pair.  [default: the folder's name]")
 @click.option("--revision", help="Branch, tag or commit of the sources on the hub.  [default: the newest]")
 @click.option("--base", help="Folder or hub name of a document adapter's base.  [default: the one that it names]")
 @click.option("--license", help="SPDX identifier of the weights' license.  [default: read from the model card]")
@@ -218,7 +208,6 @@ def join(query: Path, document: Path, folder: Path, name: str | None, probe: Pat
 def import_command(
     sources: tuple[str, ...],
     folder: Path,
-    name: str | None,
     revision: str | None,
     base: str | None,
     license: str | None,
@@ -240,7 +229,7 @@ def import_command(
     card = import_model(
         sources,
         folder,
-        name=name or folder.name,
+        name=folder.name,
         revision=revision,
         base=base,
         license=license,

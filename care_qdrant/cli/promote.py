@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from care_qdrant.console.options import Target, grpc_port_option, server_key
+from care_qdrant.console.options import Target, grpc_port, server_key
 
 
 @click.command(name="promote")
@@ -19,7 +19,6 @@ from care_qdrant.console.options import Target, grpc_port_option, server_key
     help="Folder of the embedded database, which is unpickled when it is opened.",
 )
 @click.option("--url", envvar="QDRANT_URL", show_envvar=True, required=True, help="URL of the Qdrant server.")
-@grpc_port_option
 @click.option("--to", "name", help="Name of the collection on the server.  [default: the same name]")
 @click.option("--overwrite", is_flag=True, help="Replace points of the server that have other content.")
 @click.option("--dry-run", is_flag=True, help="Compare, and write nothing.")
@@ -27,7 +26,6 @@ def command(
     collection: str,
     path: Path,
     url: str,
-    grpc_port: int | None,
     name: str | None,
     overwrite: bool,
     dry_run: bool,
@@ -49,7 +47,7 @@ def command(
     from care_qdrant.qdrant.collection import Collection
 
     settings = CopySettings(overwrite=overwrite, dry_run=dry_run)
-    source, target = Target(path, None), Target(None, url, server_key(), grpc_port)
+    source, target = Target(path, None), Target(None, url, server_key(), grpc_port())
     with source.open() as folder, target.open() as server, points_bar(collection) as show:
         report = promote_collection(
             Collection(folder, collection), Collection(server, name or collection), settings, on_progress=show

@@ -27,10 +27,9 @@ _EXAMPLES = 3
     cls=GroupedCommand,
     context_settings=CONTEXT,
     groups={
-        "Options": ["collection", "model", "path", "url", "mode", "top_k", "conditions", "as_json"],
+        "Options": ["collection", "model", "place", "mode", "top_k", "conditions", "as_json"],
         "Vectors and fusion": ["vector_name", "fusion", "alpha", "task"],
-        "Index": ["exact", "hnsw_ef", "oversampling", "shard_key"],
-        "Model and server": ["precision", "grpc_port"],
+        "Index": ["exact", "shard_key"],
     },
 )
 @click.argument("query", required=False)
@@ -64,15 +63,9 @@ _EXAMPLES = 3
 )
 @click.option("--task", help="Task whose prompt the query gets; `care model info` lists them.")
 @click.option("--exact", is_flag=True, help="Compare with every vector instead of using the index.")
-@click.option("--hnsw-ef", type=click.IntRange(1), help="Candidates of the HNSW search.  [default: left to the server]")
-@click.option(
-    "--oversampling",
-    type=click.FloatRange(1),
-    help="Quantized candidates to rescore, as a multiple of top-k.  [default: left to the server]",
-)
 @click.option("--shard-key", help="Search the shards of this key alone, as --shard-key of care ingest.")
 @target_options
-@model_options(precision=True)
+@model_options()
 @json_option
 def command(
     query: str | None,
@@ -85,8 +78,6 @@ def command(
     alpha: float | None,
     task: str | None,
     exact: bool,
-    hnsw_ef: int | None,
-    oversampling: float | None,
     shard_key: str | None,
     target: Target,
     load_model: Callable[[], "CareModel"],
@@ -114,7 +105,6 @@ def command(
         raise InputError("the query is empty")
     _refuse_without_effect("hybrid" if mode == "auto" else mode, fusion)
     conditions_filter = parse_filter(conditions)
-    quantization = oversampling and models.QuantizationSearchParams(rescore=True, oversampling=oversampling)
     with target.open() as client:
         retriever = Retriever(
             client,
@@ -125,7 +115,7 @@ def command(
             vector_name=vector_name,
             fusion=fusion,
             alpha=alpha,
-            params=models.SearchParams(exact=exact, hnsw_ef=hnsw_ef, quantization=quantization or None),
+            params=models.SearchParams(exact=exact),
             shard_key=shard_key,
         )
         for each in _prompted(Collection(client, collection)) if query is None else [query]:
@@ -170,8 +160,6 @@ def _refuse_without_effect(mode: "Mode", fusion: "Fusion") -> None:
         ("task", mode != "sparse", "--mode dense or hybrid"),
         ("vector_name", mode != "sparse", "--mode dense or hybrid"),
         ("exact", mode != "sparse", "--mode dense or hybrid"),
-        ("hnsw_ef", mode != "sparse", "--mode dense or hybrid"),
-        ("oversampling", mode != "sparse", "--mode dense or hybrid"),
     ):
         # One in care.toml is for the searches that can use it.
         given = click.get_current_context().get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE

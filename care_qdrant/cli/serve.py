@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
-from care_qdrant.console.options import ENGINE, Target, engine_options, precision_option, target_options
+from care_qdrant.console.options import Target, engine_options, precision, target_options
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from qdrant_client import QdrantClient
 
     from care_qdrant.encoders.engine import Engine
-    from care_qdrant.model.pair import CareModel, Precision
+    from care_qdrant.model.pair import CareModel
 
 
 @click.command(
@@ -26,20 +26,18 @@ if TYPE_CHECKING:
     groups={
         "Options": [
             "models",
+            "engine_words",
             "documents",
             "collections",
             "mcp",
-            "path",
-            "url",
+            "place",
             "host",
             "port",
             "workers",
             "keys",
             "fingerprints",
         ],
-        "Operation": ["metrics_port", "access_log", "drain_seconds"],
-        "Query encoder and server": ["precision", "grpc_port"],
-        "Engine of documents": ENGINE,
+        "Operation": ["metrics_port", "drain_seconds"],
     },
 )
 @click.option(
@@ -88,9 +86,6 @@ if TYPE_CHECKING:
     "--metrics-port", type=click.IntRange(1, 65535), help="Port of /metrics, without keys.  [default: that of --port]"
 )
 @click.option(
-    "--access-log/--no-access-log", default=True, show_default=True, help="Print each request as a line of JSON."
-)
-@click.option(
     "--drain-seconds",
     type=click.FloatRange(0),
     default=3.0,
@@ -99,7 +94,6 @@ if TYPE_CHECKING:
 )
 @target_options
 @engine_options
-@precision_option
 def command(
     models: tuple[str, ...],
     documents: bool,
@@ -111,12 +105,10 @@ def command(
     keys: Path | None,
     fingerprints: Path | None,
     metrics_port: int | None,
-    access_log: bool,
     drain_seconds: float,
     target: Target,
     device: str | None,
     engine: "Engine",
-    precision: "Precision",
 ) -> None:
     """Serve encoders and searches over HTTP.
 
@@ -141,7 +133,7 @@ def command(
     def load_models() -> "list[CareModel]":
         from care_qdrant.model.pair import CareModel
 
-        return [CareModel.load(model, device=device, precision=precision, engine=engine) for model in models]
+        return [CareModel.load(model, device=device, precision=precision(), engine=engine) for model in models]
 
     def open_qdrant() -> "AbstractContextManager[QdrantClient]":
         from care_qdrant.qdrant.connection import open_client
@@ -173,17 +165,17 @@ def command(
         return
     from care_qdrant.serve.supervisor import serve
 
-    _set_up_access_log(access_log)
+    _set_up_access_log()
     if host not in LOOPBACK and keys is None:
         click.echo(f"warning: whoever can reach {host} may use this service; give --keys FILE", err=True)
     serve(settings, lambda address: click.echo(f"serving on {address}", err=True))
 
 
-def _set_up_access_log(wanted: bool) -> None:
-    """Send the access log to stdout, where it is wanted; everything else goes where the program's log goes."""
+def _set_up_access_log() -> None:
+    """Send the access log to stdout, but with --quiet; everything else goes where the program's log goes."""
     access = logging.getLogger("care_qdrant.serve.access")
     access.propagate = False
-    access.setLevel(logging.INFO if wanted else logging.WARNING)
+    access.setLevel(logging.getLogger("care_qdrant").level)
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(message)s"))
     access.addHandler(handler)

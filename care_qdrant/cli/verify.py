@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
-from care_qdrant.console.options import ENGINE, Target, model_options, sparse_option, target_options
+from care_qdrant.console.options import Target, model_options, sparse_option, target_options
 from care_qdrant.console.reports import show_report
 
 if TYPE_CHECKING:
@@ -19,10 +19,8 @@ if TYPE_CHECKING:
     cls=GroupedCommand,
     context_settings=CONTEXT,
     groups={
-        "Options": ["model", "path", "url", "sparse", "vector_name", "text_field"],
-        "What counts as right": ["sample", "least_known"],
-        "Server": ["grpc_port"],
-        "Engine of documents": ENGINE,
+        "Options": ["model", "engine_words", "place", "sparse", "vector_name", "text_field"],
+        "What counts as right": ["sample"],
     },
 )
 @click.argument("collection")
@@ -32,13 +30,6 @@ if TYPE_CHECKING:
 @click.option(
     "--sample", type=click.IntRange(1), default=64, show_default=True, help="Number of points to encode again."
 )
-@click.option(
-    "--least-known",
-    type=click.FloatRange(0, 1),
-    default=0.5,
-    show_default=True,
-    help="Least fraction of the sample that its own opening has to find.",
-)
 @target_options
 @model_options(documents=True)
 def command(
@@ -47,7 +38,6 @@ def command(
     vector_name: str | None,
     text_field: str | None,
     sample: int,
-    least_known: float,
     target: Target,
     load_model: "Callable[[], CareModel]",
 ) -> None:
@@ -65,7 +55,7 @@ def command(
     from care_qdrant.errors import NotVerified
     from care_qdrant.index.verify import VerifySettings, verify_bm25, verify_collection
 
-    settings = VerifySettings(sample, least_known=least_known)
+    settings = VerifySettings(sample)
     verify = verify_bm25 if sparse is not None else partial(verify_collection, model=load_model())
     with target.open() as client:
         report = verify(client, collection, vector_name=vector_name, text_field=text_field, settings=settings)

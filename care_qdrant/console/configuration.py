@@ -68,7 +68,13 @@ def _for_command(
         raise InputError(
             f"{where}: [{command.name}] has {unknown[0]!r}, which is none of its options: {', '.join(sorted(names))}"
         )
-    return {_parameter(command, key): value for key, value in {**general, **own}.items() if key in names}
+    found: dict[str, Any] = {}
+    for key, value in {**general, **own}.items():
+        if key in names:
+            param = _parameter(command, key)  # may have several spellings, and then several values
+            values = [*found.get(str(param.name), []), *(value if isinstance(value, list) else [value])]
+            found[str(param.name)] = values if param.multiple else value
+    return found
 
 
 def _options(command: click.Command) -> set[str]:
@@ -78,5 +84,5 @@ def _options(command: click.Command) -> set[str]:
     } - {"help", "version"}
 
 
-def _parameter(command: click.Command, key: str) -> str:
-    return next(param.name for param in command.params if f"--{key}" in param.opts and param.name)
+def _parameter(command: click.Command, key: str) -> click.Option:
+    return next(param for param in command.params if isinstance(param, click.Option) and f"--{key}" in param.opts)

@@ -2,13 +2,13 @@
 
 import json
 import logging
+import os
 import time
 from typing import Any
 
 import click
 from typing_extensions import override
 
-from care_qdrant.console.options import add_options
 from care_qdrant.errors import redact
 
 _LOGGERS = ("care_qdrant", "care_trainer", "care_benchmarks", "care_data", "llama_index.embeddings.care")
@@ -44,9 +44,10 @@ class _Stderr(logging.Handler):
 _handler = _Stderr()
 
 
-def set_up_logs(level: int = logging.INFO, form: str = "text") -> None:
+def set_up_logs(level: int = logging.INFO) -> None:
     """Send the messages of this project's packages to stderr."""
-    _handler.setFormatter(_JsonLines() if form == "json" else logging.Formatter("%(message)s"))
+    is_json = os.environ.get("CARE_LOG_FORMAT") == "json"
+    _handler.setFormatter(_JsonLines() if is_json else logging.Formatter("%(message)s"))
     for name in _LOGGERS:
         logger = logging.getLogger(name)
         logger.setLevel(level)
@@ -63,24 +64,17 @@ def log_error(message: str) -> None:
         click.echo(f"error: {redact(message)}", err=True)
 
 
-def _apply(ctx: click.Context, _parameter: click.Parameter, value: Any) -> Any:
-    # Each of the three options calls this; what the others said is remembered at the top.
-    said = ctx.find_root().meta.setdefault("care_qdrant.logs", {"verbose": False, "quiet": False, "form": "text"})
-    name = _parameter.name or ""
-    said["form" if name == "log_format" else name] = value or said["form" if name == "log_format" else name]
-    level = logging.DEBUG if said["verbose"] else logging.WARNING if said["quiet"] else logging.INFO
-    set_up_logs(level, said["form"])
+def _apply(_ctx: click.Context, _parameter: click.Parameter, value: Any) -> Any:
+    level = logging.INFO if value is None else logging.DEBUG if value else logging.WARNING
+    set_up_logs(level)
     return value
 
 
-log_options = add_options(
-    click.option("-v", "--verbose", is_flag=True, expose_value=False, callback=_apply, help="Log more, on stderr."),
-    click.option("-q", "--quiet", is_flag=True, expose_value=False, callback=_apply, help="Log only warnings."),
-    click.option(
-        "--log-format",
-        type=click.Choice(["text", "json"]),
-        expose_value=False,
-        callback=_apply,
-        help="Form of the log on stderr.  [default: text]",
-    ),
+log_options = click.option(
+    "-v/-q",
+    "--verbose/--quiet",
+    default=None,
+    expose_value=False,
+    callback=_apply,
+    help="Log more on stderr, or only warnings.",
 )

@@ -1,12 +1,13 @@
 """Options that several commands share."""
 
 import os
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from care_qdrant.encoders.engine import Engine
     from care_qdrant.model.pair import CareModel, Precision
+    from care_qdrant.qdrant.retry import RetryPolicy
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -49,7 +51,7 @@ class Target:
         if self.path is not None and not create and not self.path.is_dir():
             raise InputError(
                 f"{self.path}: there is no such folder, so no embedded database; make one with care ingest, or name "
-                "another with --path, or a server with --url"
+                "another, or a server, with --url"
             )
         return open_client(
             path=self.path, url=self.url, api_key=self.api_key, grpc=self.grpc, grpc_port=self.grpc_port or None
@@ -70,13 +72,24 @@ def add_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return add
 
 
-patience_option = click.option(
-    "--patience",
-    type=click.FloatRange(0),
-    default=600,
-    show_default=True,
-    help="Longest time, in seconds, to wait for a server that does not answer.",
-)
+def setting(variable: str, default: Any, kind: click.ParamType[Any]) -> Any:
+    """Return what an environment variable says, checked as an option would be."""
+    try:
+        return kind.convert(os.environ.get(variable, default), None, None)
+    except click.BadParameter as error:
+        raise click.BadParameter(error.message, param_hint=variable) from error
+
+
+def retries() -> "RetryPolicy":
+    """Return how long to wait for a server that does not answer."""
+    from care_qdrant.qdrant.retry import PATIENCE_SECONDS, RetryPolicy
+
+    return RetryPolicy(setting("CARE_PATIENCE", PATIENCE_SECONDS, click.FloatRange(0)))
+
+
+def batch_tokens() -> int:
+    """Return the padded tokens of one batch of a document encoder."""
+    return int(setting("CARE_BATCH_TOKENS", 16_384, click.IntRange(1)))
 
 
 sparse_option = click.option(
@@ -86,24 +99,17 @@ sparse_option = click.option(
 )
 
 
-path_option = click.option(
-    "--path",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of the embedded database. Open none from a stranger: its files are unpickled, and can run "
-    "code.  [default: qdrant]",
-)
-url_option = click.option(
+place_option = click.option(
     "--url",
+    "--path",
+    "place",
     envvar="QDRANT_URL",
     show_envvar=True,
-    help="URL of a Qdrant server, instead of a folder (its API key: QDRANT_API_KEY); or URLs of a cluster's nodes, "
-    "with commas between them: another one is used when one does not answer.",
-)
-grpc_port_option = click.option(
-    "--grpc-port",
-    type=click.IntRange(0, 65_535),
-    help="gRPC port of the server: send all calls on points over gRPC; 0: over HTTP.  [default: ingestion writes over "
-    "gRPC where the port after the URL's answers]",
+    default="qdrant",
+    show_default=True,
+    help="URL of a Qdrant server (its API key: QDRANT_API_KEY), or of a cluster's nodes, with commas between them: "
+    "another one is used when one does not answer. Or the folder of an embedded database. Open none from a stranger: "
+    "its files are unpickled, and can run code.",
 )
 
 
@@ -114,29 +120,34 @@ def server_key() -> str | None:
     return key
 
 
+def grpc_port() -> int | None:
+    """Return the gRPC port of the server: all calls on points go there; 0 keeps to HTTP, None lets ingestion choose."""
+    port = setting("QDRANT_GRPC_PORT", -1, click.IntRange(-1, 65_535))
+    return None if port < 0 else int(port)
+
+
+def target_of(place: str) -> Target:
+    """Return the server of a URL, or the embedded database of a folder."""
+    is_server = "://" in place or re.fullmatch(r"[\w.-]+:\d+", place)
+    return Target(None, place, server_key(), grpc_port()) if is_server else Target(Path(place), None)
+
+
 def target_options(command: Command) -> Command:
-    """Add ``--path --url --grpc-port``; the command takes one argument ``target: Target``."""
+    """Add ``--url``, which also takes a folder; the command takes one argument ``target: Target``."""
 
     @wraps(command)
-    def with_target(*args: Any, path: Path | None, url: str | None, grpc_port: int | None, **options: Any) -> Any:
-        if path is not None and url is not None:
-            path, url = _choose(path, url)
-        server = url if path is None else None
-        target = Target(None if server else (path or Path("qdrant")), server, server_key(), grpc_port)
-        return command(*args, target=target, **options)
+    def with_target(*args: Any, place: str, **options: Any) -> Any:
+        return command(*args, target=target_of(place), **options)
 
-    decorated: Command = add_options(path_option, url_option, grpc_port_option)(with_target)
+    decorated: Command = place_option(with_target)
     return decorated
 
 
-def model_options(*, documents: bool = False, precision: bool = False) -> Callable[[Command], Command]:
-    """Add ``--model`` and, for a command that encodes documents, `engine_options`; or ``--precision``.
+def model_options(*, documents: bool = False) -> Callable[[Command], Command]:
+    """Add ``--model`` and, for a command that encodes documents, `engine_options`.
 
     The command takes one argument ``load_model``, a function.
     """
-    added = [model_option]
-    if precision:
-        added.append(precision_option)
 
     def add(command: Command) -> Command:
         @wraps(command)
@@ -145,18 +156,17 @@ def model_options(*, documents: bool = False, precision: bool = False) -> Callab
             model: str,
             device: str | None = None,
             engine: "Engine | None" = None,
-            precision: "Precision" = "auto",
             **options: Any,
         ) -> Any:
             def load() -> "CareModel":
                 from care_qdrant.encoders.engine import LOCAL
                 from care_qdrant.model.pair import CareModel
 
-                return CareModel.load(model, device=device, precision=precision, engine=engine or LOCAL)
+                return CareModel.load(model, device=device, precision=precision(), engine=engine or LOCAL)
 
             return command(*args, load_model=load, **options)
 
-        decorated: Command = add_options(*added)(engine_options(with_model) if documents else with_model)
+        decorated: Command = model_option(engine_options(with_model) if documents else with_model)
         return decorated
 
     return add
@@ -170,125 +180,55 @@ model_option = click.option(
     show_envvar=True,
     help="CARE folder, hub name, built-in, or any sentence-transformers model.",
 )
-_engine_options = add_options(
-    click.option(
-        "--engine",
-        "engine_kind",
-        type=click.Choice(["torch", "onnx", "server"]),
-        help="What encodes documents; server: the servers of --endpoint.  [default: onnx where the model has "
-        "that file and no --device is given, else torch]",
-    ),
-    click.option(
-        "--endpoint",
-        "endpoints",
-        multiple=True,
-        metavar="URL[,URL]",
-        help="URL of an embeddings server that speaks OpenAI's protocol, as http://localhost:8000/v1 (its API key: "
-        "CARE_ENDPOINT_KEY). Several share the work. Repeatable.",
-    ),
-    click.option("--endpoint-model", metavar="NAME", help="Model name on the servers.  [default: the model's own]"),
-    click.option(
-        "--endpoint-input",
-        type=click.Choice(["tokens", "text", "text-without-prompt"]),
-        default="tokens",
-        show_default=True,
-        help="What servers get: token ids; texts, where they take no ids; texts without the prompt that they add.",
-    ),
-    click.option(
-        "--endpoint-tokens",
-        type=click.IntRange(1),
-        default=16_384,
-        show_default=True,
-        help="Most tokens of a request, which has two minutes: fewer for a server on a CPU.",
-    ),
-    click.option(
-        "--reference-vectors",
-        type=click.Path(path_type=Path, dir_okay=False),
-        help="Vectors that servers must reproduce (care model reference-vectors).  [default: those in the card, else "
-        "made here]",
-    ),
-    click.option(
-        "--device",
-        "--devices",
-        "device",
-        help="Device of torch: cpu, cuda, mps; several, as cuda:0,cuda:1 or cpu,cpu, or all GPUs, as all, encode "
-        "documents by a process each.  [default: the fastest there is]",
-    ),
-    click.option(
-        "--dtype",
-        type=click.Choice(["auto", "float32", "bfloat16"]),
-        default="auto",
-        show_default=True,
-        help="Precision of torch weights of documents; auto: float32 on a CPU, else bfloat16.",
-    ),
+engine_option = click.option(
+    "--engine",
+    "--endpoint",
+    "--device",
+    "--devices",
+    "engine_words",
+    multiple=True,
+    metavar="ENGINE|DEVICE|URL",
+    help="What encodes documents: onnx; torch, or its device: cpu, cuda, mps, or several with a process each, as "
+    "cuda:0,cuda:1 or cpu,cpu, or all GPUs, as all; or server, or URLs of servers that speak OpenAI's protocol, as "
+    "http://localhost:8000/v1 (API key: CARE_ENDPOINT_KEY). Repeatable: several URLs share the work.  [default: onnx "
+    "where the model has that file and no device is given, else torch]",
 )
-ENGINE = [
-    "engine_kind",
-    "endpoints",
-    "endpoint_model",
-    "endpoint_input",
-    "endpoint_tokens",
-    "reference_vectors",
-    "device",
-    "dtype",
-]
-"""Names of the parameters that `engine_options` adds, for a group of the help."""
+ENGINES = ("torch", "onnx", "server")
 
 
 def engine_options(command: Command) -> Command:
-    """Add what says how documents are encoded; the command takes ``device: str | None`` and ``engine: Engine``."""
+    """Add ``--engine``; the command takes ``device: str | None`` and ``engine: Engine``."""
 
     @wraps(command)
-    def with_engine(
-        *args: Any,
-        engine_kind: Any,
-        endpoints: tuple[str, ...],
-        endpoint_model: str | None,
-        endpoint_input: Any,
-        endpoint_tokens: int,
-        reference_vectors: Path | None,
-        dtype: Any,
-        **options: Any,
-    ) -> Any:
+    def with_engine(*args: Any, engine_words: tuple[str, ...], **options: Any) -> Any:
         from care_qdrant.encoders.engine import Engine
 
         key = os.environ.get("CARE_ENDPOINT_KEY")
         remember_secret(key)
-        urls = tuple(url.strip() for given in endpoints for url in given.split(",") if url.strip())
+        urls = tuple(url.strip() for word in engine_words if "://" in word for url in word.split(",") if url.strip())
+        kind = next((word for word in reversed(engine_words) if word in ENGINES), "server" if urls else None)
+        devices = [word for word in engine_words if word not in ENGINES and "://" not in word]
+        reference = os.environ.get("CARE_REFERENCE_VECTORS")
         engine = Engine(
-            engine_kind,
-            dtype=dtype,
+            cast(Any, kind),
+            dtype=setting("CARE_DTYPE", "auto", click.Choice(["auto", "float32", "bfloat16"])),
             endpoints=urls,
-            served_model=endpoint_model,
-            sent=endpoint_input,
-            request_tokens=endpoint_tokens,
-            reference=reference_vectors,
+            served_model=os.environ.get("CARE_ENDPOINT_MODEL"),
+            sent=setting("CARE_ENDPOINT_INPUT", "tokens", click.Choice(["tokens", "text", "text-without-prompt"])),
+            request_tokens=setting("CARE_ENDPOINT_TOKENS", 16_384, click.IntRange(1)),
+            reference=Path(reference) if reference else None,
             api_key=key,
         )
-        return command(*args, engine=engine, **options)
+        return command(*args, engine=engine, device=devices[-1] if devices else None, **options)
 
-    decorated: Command = _engine_options(with_engine)
+    decorated: Command = engine_option(with_engine)
     return decorated
 
 
-precision_option = click.option(
-    "--precision",
-    type=click.Choice(["auto", "int8", "fp32"]),
-    default="auto",
-    show_default=True,
-    help="Precision of ONNX query encoders; auto takes int8 where it passed its accuracy check at export.",
-)
+def precision() -> "Precision":
+    """Return the precision of ONNX query encoders; auto takes int8 where it passed its accuracy check at export."""
+    found: Precision = setting("CARE_PRECISION", "auto", click.Choice(["auto", "int8", "fp32"]))
+    return found
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-
-
-def _choose(path: Path, url: str) -> tuple[Path | None, str | None]:
-    """Keep one of two databases: the command line comes before the environment, and that before a file."""
-    order = [click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT]
-    context = click.get_current_context()
-    ranks = {}
-    for name in ("path", "url"):
-        source = context.get_parameter_source(name)
-        ranks[name] = order.index(source) if source in order else len(order)
-    if ranks["path"] == ranks["url"]:
-        raise click.UsageError("--path and --url name two different databases; give one")
-    return (path, None) if ranks["path"] < ranks["url"] else (None, url)

@@ -292,7 +292,7 @@ def _check_quantization(collection: Collection, report: VerifyReport, queries: S
         advice = (
             "none is recorded: run the command that wrote the vectors again, which measures and records it"
             if recorded is None
-            else f"{recorded.oversampling:g} is recorded: search with --oversampling {measured.oversampling:g}"
+            else f"{recorded.oversampling:g} is recorded: run the command that wrote the vectors again"
         )
         report.problems.append(
             f"searches of quantised vector {name!r} need oversampling {measured.oversampling:g} to lose at most "

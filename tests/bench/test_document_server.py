@@ -16,12 +16,17 @@ pytestmark = pytest.mark.timeout(600)
 def test_a_run_over_a_server_scores_like_the_pair_alone(
     pair_folder: Path, task_directory: Path, tmp_path: Path
 ) -> None:
-    shared = ["run", str(task_directory), "--model", str(pair_folder), "--no-speed"]
+    shared = ["run", str(task_directory), "--model", str(pair_folder), "--speed", "none"]
     with EmbeddingServer.serving(pair_folder / "document") as server:
         remote = ["--engine", "server", "--endpoint", server.url]
-        remote += ["--endpoint-tokens", "60", "--output", str(tmp_path / "remote")]
+        remote += ["--output", str(tmp_path / "remote")]
         for options in (remote, ["--output", str(tmp_path / "local")]):
-            assert CliRunner().invoke(care_bench, [*shared, *options], catch_exceptions=False).exit_code == 0
+            assert (
+                CliRunner(env={"CARE_ENDPOINT_TOKENS": "60"})
+                .invoke(care_bench, [*shared, *options], catch_exceptions=False)
+                .exit_code
+                == 0
+            )
     assert len(server.requests) > 4
     several = [request["input"][:-1] for request in server.requests[1:] if len(request["input"]) > 2]
     assert max(len(batch) * max(map(len, batch)) for batch in several) <= 60

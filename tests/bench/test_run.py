@@ -21,11 +21,11 @@ pytestmark = pytest.mark.timeout(600)
 Run = Callable[..., Result]
 
 CONTROLS = ["--control", "bm25", "--control", "hybrid", "--control", "document", "--control", "query"]
-QUICK = ["--clients", "2", "--samples", "3", "--no-cold-start"]
+QUICK = ["--speed", "quick"]
 
 
 def bench(*arguments: object) -> Result:
-    result = CliRunner().invoke(care_bench, [str(argument) for argument in arguments])
+    result = CliRunner(env={"CARE_PRECISION": "fp32"}).invoke(care_bench, [str(argument) for argument in arguments])
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
@@ -46,7 +46,7 @@ def clinic(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def saved(clinic: Path, pair_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A full run, and what it printed."""
     output = tmp_path_factory.mktemp("results") / "full"
-    options = ["--model", pair_folder, "--precision", "fp32", "--mteb-reference", *CONTROLS, *QUICK]
+    options = ["--model", pair_folder, "--mteb-reference", *CONTROLS, *QUICK]
     return output, bench("run", clinic, "--output", output, *options).stdout
 
 
@@ -97,7 +97,7 @@ def test_mtebs_own_runner_gives_the_same_scores_with_prompts_by_task(
     prompts = {"retrieval": "高血压 ", "rerank": "糖尿病 ", "sts": "头痛 "}
     folder = care_folder(tmp_path / "pair", onnx=True, query_tasks=prompts, document_tasks={"sts": "头痛 "})
     output = tmp_path / "result"
-    bench("run", clinic, "--output", output, "--model", folder, "--precision", "fp32", "--mteb-reference", "--no-speed")
+    bench("run", clinic, "--output", output, "--model", folder, "--mteb-reference", "--speed", "none")
     found = load_result(output).mteb_reference
     assert len(found) == 5
     for score in found:
@@ -163,7 +163,7 @@ def test_a_report_drawn_again_is_the_same(saved: tuple[Path, str], tmp_path: Pat
 
 
 def test_without_texts_no_text_of_the_tasks_is_written(clinic: Path, pair_folder: Path, tmp_path: Path) -> None:
-    options = ["--model", pair_folder, "--no-speed", "--without-texts", "--path", tmp_path / "qdrant"]
+    options = ["--model", pair_folder, "--speed", "none", "--without-texts", "--path", tmp_path / "qdrant"]
     bench("run", clinic, "--output", tmp_path / "out", *options)
     written = [file.read_text(encoding="utf-8") for file in (tmp_path / "out").rglob("*") if file.is_file()]
     assert len(written) > 5
@@ -196,7 +196,7 @@ def test_compare_refuses_other_data_under_the_same_name(
     saved: tuple[Path, str], pair_folder: Path, tmp_path: Path
 ) -> None:
     other = conftest.write_jsonl(tmp_path / "clinic/sts.jsonl", conftest.STS[:3]).parent
-    bench("run", other, "--model", pair_folder, "--no-speed", "--output", tmp_path / "other")
+    bench("run", other, "--model", pair_folder, "--speed", "none", "--output", tmp_path / "other")
     with pytest.raises(InputError, match="has other data"):
         bench("compare", tmp_path / "other", saved[0])
 
@@ -222,17 +222,8 @@ def test_audit_refuses_another_task(saved: tuple[Path, str], clinic: Path, tmp_p
         bench("audit", changed, saved[0], "--output", tmp_path / "judge.jsonl")
 
 
-def test_fetch_says_what_cannot_be_had() -> None:
-    """Tests run without a network: the real loader fails, and the reason is printed."""
-    result = bench("fetch", "CMedQAv1-reranking")
-    assert result.exit_code == 1
-    assert result.stdout.startswith("CMedQAv1-reranking: cannot be had: ")
-    with pytest.raises(InputError, match="is unknown"):
-        bench("fetch", "CMedTEB-Retrieval")
-
-
 def test_a_set_that_cannot_be_had_stops_a_run_in_one_line(pair_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"MedicalRetrieval: its data cannot be loaded .*care-bench fetch"):
+    with pytest.raises(InputError, match=r"MedicalRetrieval: its data cannot be loaded .*network"):
         bench("run", "MedicalRetrieval", "--model", pair_folder, "--output", tmp_path / "out")
 
 

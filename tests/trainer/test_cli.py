@@ -75,7 +75,7 @@ def test_a_whole_run_prints_the_folder_and_its_curves_and_can_be_resumed(tmp_pat
 
 def test_statistics_count_what_an_epoch_draws(tmp_path: Path) -> None:
     tiny_run(tmp_path, stage("joint"), stage("align"))
-    found = json.loads(_invoke("data", "stats", str(tmp_path / "run.toml"), "--set", "data.pairs.weights.b=0.5"))
+    found = json.loads(_invoke("data", "check", str(tmp_path / "run.toml"), "--set", "data.pairs.weights.b=0.5"))
     assert found["joint"]["rows"] == 48
     assert found["joint"]["rows_an_epoch"] == 36
     assert found["joint"]["sources"]["b"] == {"rows": 24, "weight": 0.5}
@@ -84,7 +84,7 @@ def test_statistics_count_what_an_epoch_draws(tmp_path: Path) -> None:
 
 def test_statistics_leave_out_a_stage_that_reads_nothing(tmp_path: Path) -> None:
     tiny_run(tmp_path, {"kind": "prune", "layers": 1}, stage("joint"))
-    assert list(json.loads(_invoke("data", "stats", str(tmp_path / "run.toml")))) == ["joint"]
+    assert list(json.loads(_invoke("data", "check", str(tmp_path / "run.toml")))) == ["joint"]
 
 
 def test_a_leak_of_the_evaluation_set_is_refused(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_leak_of_the_evaluation_set_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="96 training texts are in the evaluation set"):
         _invoke("data", "check", str(tmp_path / "run.toml"))
     write_jsonl(tmp_path / "data/pairs.jsonl", [{"query": "另一个问题", "positive": "另一个回答"}])
-    assert "no leak" in _invoke("data", "check", str(tmp_path / "run.toml"))
+    assert json.loads(_invoke("data", "check", str(tmp_path / "run.toml")))["joint"]["rows"] == 1
 
 
 def test_a_run_says_that_its_scores_are_leaked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -105,13 +105,12 @@ def test_the_four_commands_in_their_order(tmp_path: Path, pair_folder: Path) -> 
     assert json.loads(done.stdout)["covered"] == 12
     assert "note: the collection has an unnamed vector" in done.stderr
 
-    lenient = ["--least-known", "0"]
-    good = CliRunner().invoke(verify.command, [NAME, *path, *model, *lenient], catch_exceptions=False)
+    good = CliRunner().invoke(verify.command, [NAME, *path, *model], catch_exceptions=False)
     assert json.loads(good.stdout)["problems"] == []
     client = QdrantClient(path=str(tmp_path))
     client.delete_vectors(NAME, ["tiny-pair"], [1])
     client.close()
-    bad = CliRunner().invoke(verify.command, [NAME, *path, *model, *lenient])
+    bad = CliRunner().invoke(verify.command, [NAME, *path, *model])
     assert isinstance(bad.exception, NotVerified)
     assert json.loads(bad.stdout)["covered"] == 11
 

@@ -48,8 +48,8 @@ def run(*arguments: str | Path, stdin: bytes | None = None) -> Result:
     return CliRunner().invoke(command, list(map(str, arguments)), input=stdin, catch_exceptions=False)
 
 
-def start(*arguments: str | Path, **options: object) -> "subprocess.Popen[str]":
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TQDM_DISABLE": "0"}
+def start(*arguments: str | Path, log: str = "text", **options: object) -> "subprocess.Popen[str]":
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TQDM_DISABLE": "0", "CARE_LOG_FORMAT": log}
     command_line = [sys.executable, "-c", PROGRAM, *map(str, arguments)]
     settings = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
     return subprocess.Popen(command_line, text=True, env=environment, **settings)  # type: ignore[call-overload,no-any-return]
@@ -184,10 +184,10 @@ def test_the_format_is_said_in_one_line(write_corpus: WriteCorpus, tmp_path: Pat
     assert "t.csv: table, comma separated, columns id, text" in errors
     process = start(tmp_path / "t.csv", "-q")
     assert process.communicate(timeout=60)[1] == ""
-    process = start(tmp_path / "t.csv", "--log-format", "json")
+    process = start(tmp_path / "t.csv", log="json")
     [line] = process.communicate(timeout=60)[1].splitlines()
     assert json.loads(line)["level"] == "info"
-    process = start(tmp_path / "nothing.csv", "--log-format", "json")
+    process = start(tmp_path / "nothing.csv", log="json")
     entry = json.loads(process.communicate(timeout=60)[1])
     assert entry["level"] == "error" and "does not exist" in entry["message"]
 

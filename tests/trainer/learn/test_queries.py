@@ -1,48 +1,14 @@
-"""Query logs with the old model's vectors: from a file, and from an embedding service that may not cost too much."""
+"""Query logs with the old model's vectors."""
 
 import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
 import pytest
 from care_trainer.learn.quality import agreement
-from care_trainer.learn.queries import Endpoint, SpendingCap, embed_with_endpoint, read_queries
+from care_trainer.learn.queries import read_queries
 
-from care_qdrant.errors import EncodingError, InputError
-
-TEXTS = [f"question {number}" for number in range(100)]
-
-
-class Service(BaseHTTPRequestHandler):
-    """Answers as OpenAI's embeddings route does, in reverse order; a model called "broken" fails."""
-
-    requests = 0
-
-    def do_POST(self) -> None:  # the name that the base class calls
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        type(self).requests += 1
-        rows = [{"index": n, "embedding": [float(len(text)), 1.0]} for n, text in enumerate(body["input"])]
-        answer = json.dumps({"data": rows[::-1], "usage": {"total_tokens": 3 * len(rows)}}).encode()
-        self.send_response(500 if body["model"] == "broken" else 200)
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def log_message(self, *_: object) -> None:
-        """Print nothing."""
-
-
-@pytest.fixture
-def url() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Service)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/v1/embeddings"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+from care_qdrant.errors import InputError
 
 
 def write(path: Path, rows: list[dict[str, object]]) -> Path:
@@ -95,30 +61,6 @@ def test_a_line_that_cannot_be_used(tmp_path: Path, line: str, message: str) -> 
     path.write_text(line, encoding="utf-8")
     with pytest.raises(InputError, match=message):
         read_queries(path, 2)
-
-
-def test_an_endpoint_encodes_in_order(url: str, tmp_path: Path) -> None:
-    embed = embed_with_endpoint(Endpoint(url, "any", usd_per_million_tokens=1.0, max_usd=1.0))
-    path = write(tmp_path / "log.jsonl", [{"text": text} for text in TEXTS])
-    lengths = np.array([[len(text), 1] for text in TEXTS], dtype=np.float32)
-    expected = lengths / np.linalg.norm(lengths, axis=1, keepdims=True)
-    log = read_queries(path, 2, embed).log
-    assert log is not None
-    np.testing.assert_allclose(log.vectors, expected, atol=1e-6)
-
-
-def test_no_request_is_sent_that_could_pass_the_cap(url: str) -> None:
-    Service.requests = 0
-    # The first 64 questions may cost 64 * 11 bytes, the second request would pass the cap.
-    embed = embed_with_endpoint(Endpoint(url, "any", usd_per_million_tokens=1e6, max_usd=64 * 11.0))
-    with pytest.raises(SpendingCap, match=r"64 of 100 questions cost 192\.0000 USD; the next 36 may cost"):
-        embed([text.ljust(11) for text in TEXTS[:64]] + [text.ljust(20) for text in TEXTS[64:]])
-    assert Service.requests == 1
-
-
-def test_an_endpoint_that_fails_is_named(url: str) -> None:
-    with pytest.raises(EncodingError, match="gave no embeddings"):
-        embed_with_endpoint(Endpoint(url, "broken", usd_per_million_tokens=0, max_usd=1.0))(["a"])
 
 
 def test_agreement_of_the_old_model_with_itself_is_complete(tmp_path: Path) -> None:

@@ -91,19 +91,6 @@ def test_below_the_limit_it_exits_with_the_reason(tmp_path: Path) -> None:
         CliRunner().invoke(care, arguments, catch_exceptions=False)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--query-model", "x"], "give --queries"),
-        (["--queries", __file__, "--query-endpoint", "http://localhost"], "needs --endpoint-model"),
-        (["--queries", __file__, "--query-endpoint", "http://localhost", "--query-model", "x"], "give one"),
-    ],
-)
-def test_options_that_contradict(options: list[str], message: str, tmp_path: Path) -> None:
-    done = CliRunner().invoke(care, ["learn", "articles", "--path", str(tmp_path), *options])
-    assert done.exit_code == 2 and message in done.output
-
-
 def test_an_update_of_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is not there"):
         CliRunner().invoke(care, ["learn", "a", "--update", "--output", str(tmp_path / "none")], catch_exceptions=False)

@@ -2,7 +2,6 @@
 
 import click
 
-from care_qdrant import __version__
 from care_qdrant.console import run as run_program
 from care_qdrant.console.groups import CONTEXT, Program
 from care_qdrant.console.logs import log_options
@@ -15,7 +14,6 @@ from care_trainer.cli.start import start
 
 
 @click.group(cls=Program, context_settings=CONTEXT)
-@click.version_option(__version__, prog_name="care-train")
 @log_options
 def care_train() -> None:
     """Train an asymmetric pair, from base models to a CARE folder.

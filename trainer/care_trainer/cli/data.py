@@ -23,24 +23,10 @@ def data() -> None:
 @data.command()
 @click.argument("config")
 @set_option
-def stats(config: str, overrides: tuple[str, ...]) -> None:
+def check(config: str, overrides: tuple[str, ...]) -> None:
     """Print rows, sources, weights and lengths of each stage of CONFIG, as JSON.
 
-    \b
-    Example:
-      care-train data stats nano --set data_root=data
-    """
-    from care_trainer.config import find_config, load_run
-    from care_trainer.data.report import describe
-
-    click.echo(json.dumps(describe(load_run(find_config(config), overrides)), ensure_ascii=False, indent=2))
-
-
-@data.command()
-@click.argument("config")
-@set_option
-def check(config: str, overrides: tuple[str, ...]) -> None:
-    """Read all data of CONFIG, and exit with an error when it holds a text of the evaluation set.
+    It ends with an error where the training data hold a text of the evaluation set.
 
     \b
     Example:
@@ -50,12 +36,11 @@ def check(config: str, overrides: tuple[str, ...]) -> None:
     from care_trainer.data.report import describe, leaks
 
     loaded = load_run(find_config(config), overrides)
-    figures = describe(loaded)
+    click.echo(json.dumps(describe(loaded), ensure_ascii=False, indent=2))
     if loaded.evaluation is not None and (found := leaks(loaded)):
         raise InputError(
             f"{len(found)} training texts are in the evaluation set, among them:\n  " + "\n  ".join(found[:10])
         )
-    click.echo(f"{sum(stage['rows'] for stage in figures.values())} rows in {len(figures)} stages, no leak")
 
 
 @data.command(name="self-pairs")

@@ -6,12 +6,12 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from care_qdrant.console.groups import GroupedCommand
-from care_qdrant.console.options import Target, add_options, target_options
+from care_qdrant.console.options import Target, target_options
 from care_qdrant.console.reports import show_report
 
 if TYPE_CHECKING:
@@ -19,45 +19,14 @@ if TYPE_CHECKING:
     from care_trainer.learn.queries import QueryFile
     from care_trainer.learn.settings import LearnSettings
 
-_log_options = add_options(
-    click.option(
-        "--queries",
-        type=click.Path(path_type=Path, exists=True, dir_okay=False),
-        help="JSON lines with the 'text' of real questions and the 'vector' that the old model gives each: half of "
-        "them are trained on, the other half measures the agreement with that model. Lines with 'relevant', a list of "
-        "ids of points or documents, are never trained on and need no vector: on them, the learned encoder, BM25 and "
-        "both are measured.",
-    ),
-    click.option("--query-model", help="Model that encodes --queries, where they have no vectors: folder or hub name."),
-    click.option("--query-endpoint", help="URL of the OpenAI-compatible embeddings route that encodes --queries."),
-    click.option("--endpoint-model", help="Name of the model at --query-endpoint."),
-    click.option("--usd-per-million-tokens", type=click.FloatRange(0), help="Price of --query-endpoint in US dollars."),
-    click.option(
-        "--max-usd",
-        type=click.FloatRange(0, min_open=True),
-        default=1.0,
-        show_default=True,
-        help="US dollars that --query-endpoint may cost at most; the next request is not sent if it could pass them.",
-    ),
-)
-
 
 @click.command(
     name="learn",
     cls=GroupedCommand,
     groups={
-        "Options": ["vector_name", "output", "update", "watch_seconds", "force", "path", "url", "seed"],
+        "Options": ["vector_name", "output", "update", "watch_seconds", "force", "place"],
         "Reading": ["text_field", "sample"],
-        "Old model": [
-            "queries",
-            "query_model",
-            "query_endpoint",
-            "endpoint_model",
-            "usd_per_million_tokens",
-            "max_usd",
-            "document",
-        ],
-        "Server": ["grpc_port"],
+        "Old model": ["queries", "document"],
     },
 )
 @click.argument("collection")
@@ -77,7 +46,6 @@ _log_options = add_options(
     show_default=True,
     help="Points to read at most, drawn at random.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the sample, the split and the training.")
 @click.option("--update", is_flag=True, help="Continue from the folder that an earlier run wrote to --output.")
 @click.option(
     "--watch",
@@ -92,7 +60,14 @@ _log_options = add_options(
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Folder of the sentence-transformers model that made the vectors, to become the document side.",
 )
-@_log_options
+@click.option(
+    "--queries",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="JSON lines with the 'text' of real questions and the 'vector' that the old model gives each: half of "
+    "them are trained on, the other half measures the agreement with that model. Lines with 'relevant', a list of "
+    "ids of points or documents, are never trained on and need no vector: on them, the learned encoder, BM25 and "
+    "both are measured.",
+)
 @target_options
 def command(
     collection: str,
@@ -100,13 +75,12 @@ def command(
     output: Path | None,
     text_field: str | None,
     sample: int,
-    seed: int,
     update: bool,
     watch_seconds: float | None,
     force: bool,
     document: Path | None,
+    queries: Path | None,
     target: Target,
-    **log: Any,
 ) -> None:
     """Learn a query encoder from the vectors of COLLECTION, so that queries no longer need the model that made them.
 
@@ -128,7 +102,7 @@ def command(
     from care_trainer.learn.learn import learn
     from care_trainer.learn.settings import LearnSettings
 
-    settings = LearnSettings(sample=sample, seed=seed)
+    settings = LearnSettings(sample=sample)
     folder = output or Path(f"{collection}-queries")
     if update and not folder.is_dir():
         raise InputError(f"{folder}: is not there; --update continues from the folder of an earlier run")
@@ -139,7 +113,7 @@ def command(
         vector_name=vector_name,
         text_field=text_field,
         document=document,
-        questions=_questions(**log),
+        questions=_questions(queries),
         force=force,
     )
     if watch_seconds is None:
@@ -195,7 +169,7 @@ def _learn(
     from care_trainer.learn.settings import FOLDER, UPDATE
 
     if update:
-        settings = replace(UPDATE, sample=settings.sample, seed=settings.seed)
+        settings = replace(UPDATE, sample=settings.sample)
     with target.open() as client, parts_bar() as show:
 
         def note(part: str, done: int, total: int) -> None:
@@ -217,28 +191,8 @@ def _learn(
         )
 
 
-def _questions(
-    queries: Path | None,
-    query_model: str | None,
-    query_endpoint: str | None,
-    endpoint_model: str | None,
-    usd_per_million_tokens: float | None,
-    max_usd: float,
-) -> "Callable[[int], QueryFile] | None":
+def _questions(queries: Path | None) -> "Callable[[int], QueryFile] | None":
     """Return what reads the file of questions, None where there is none."""
-    if queries is None:
-        if query_model or query_endpoint:
-            raise click.UsageError("--query-model and --query-endpoint encode questions: give --queries")
-        return None
-    if query_model and query_endpoint:
-        raise click.UsageError("--query-model and --query-endpoint both encode the queries; give one")
-    if query_endpoint and (endpoint_model is None or usd_per_million_tokens is None):
-        raise click.UsageError("--query-endpoint needs --endpoint-model and --usd-per-million-tokens (0 if it is free)")
-    from care_trainer.learn.queries import Endpoint, embed_with_endpoint, embed_with_model, read_queries
+    from care_trainer.learn.queries import read_queries
 
-    embed = None
-    if query_model:
-        embed = embed_with_model(query_model)
-    elif query_endpoint and endpoint_model is not None and usd_per_million_tokens is not None:
-        embed = embed_with_endpoint(Endpoint(query_endpoint, endpoint_model, usd_per_million_tokens, max_usd))
-    return lambda dim: read_queries(queries, dim, embed)
+    return None if queries is None else lambda dim: read_queries(queries, dim)

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     type=click.FloatRange(min=0, max=1),
     help="Dense only: a negative scores at most (1 - margin) times the positive's score.",
 )
-@click.option("--max-score", type=float, help="Highest score of a negative. Default: no limit.")
 @target_options
 @model_options()
 def mine(
@@ -44,7 +43,6 @@ def mine(
     negatives: int,
     ranks: tuple[int, int],
     margin: float,
-    max_score: float | None,
     target: Target,
     load_model: Callable[[], "CareModel"],
 ) -> None:
@@ -61,7 +59,7 @@ def mine(
     from care_trainer.data.mining import MiningRule, mine_pairs, similarity
     from care_trainer.data.read import iter_pairs
 
-    rule = MiningRule(negatives, ranks[0], ranks[1], margin if mode == "dense" else None, max_score)
+    rule = MiningRule(negatives, ranks[0], ranks[1], margin if mode == "dense" else None)
     read = list(iter_pairs(Data(files=(pairs.name,)), pairs.parent))
     model = load_model() if mode == "dense" else None
     found = 0

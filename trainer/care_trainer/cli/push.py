@@ -9,10 +9,7 @@ import click
 @click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.argument("repository")
 @click.option("--public", is_flag=True, help="Create a public repository, or upload to one. Without it, private only.")
-@click.option(
-    "--attempts", default=5, show_default=True, type=click.IntRange(min=1), help="Number of attempts of each request."
-)
-def push(folder: Path, repository: str, public: bool, attempts: int) -> None:
+def push(folder: Path, repository: str, public: bool) -> None:
     """Upload the CARE folder FOLDER to REPOSITORY on the Hugging Face hub, and print the commit's address.
 
     \b
@@ -21,4 +18,4 @@ def push(folder: Path, repository: str, public: bool, attempts: int) -> None:
     """
     from care_trainer.export.hub import push as upload
 
-    click.echo(upload(folder, repository, private=not public, attempts=attempts))
+    click.echo(upload(folder, repository, private=not public))

@@ -33,7 +33,6 @@ set_option = click.option(
 @click.option("--resume", is_flag=True, help="Keep finished stages, and continue an interrupted one where it stopped.")
 @set_option
 @click.option("--preset", help="Name of a comparison (see: care-train presets). Default: none.")
-@click.option("--push", metavar="REPOSITORY", help="Private hub repository that receives the pair. Default: none.")
 @click.option(
     "--minutes",
     type=click.FloatRange(min=0),
@@ -45,7 +44,6 @@ def run(
     resume: bool,
     overrides: tuple[str, ...],
     preset: str | None,
-    push: str | None,
     minutes: float | None,
 ) -> None:
     """Run the stages of CONFIG, a file or the name of a shipped configuration, and export the pair.
@@ -55,7 +53,6 @@ def run(
       care-train run nano --set data_root=data --resume
       care-train run my.toml --stage joint --set stage.joint.learning_rate=5e-5
       care-train run my.toml --preset without-align --set seed=1
-      care-train run my.toml --push organisation/care-mine
     """
     from care_trainer.config import find_config, load_run
     from care_trainer.config.presets import apply_preset
@@ -70,11 +67,7 @@ def run(
         from care_trainer.distributed import processes
         from care_trainer.export.checkpoint import export
         from care_trainer.export.curves import draw_curves
-        from care_trainer.export.hub import push as upload
-        from care_trainer.export.hub import require_token
         from care_trainer.pipeline import run_stages
-    if push is not None:
-        require_token()  # not after a night of training
     quiet()
     if loaded.evaluation is not None and processes().is_main_process and (found := leaks(loaded)):
         logging.getLogger("care_trainer").warning(
@@ -93,8 +86,6 @@ def run(
             draw_curves(loaded)
             folder = Path(loaded.output) / export(loaded, shlex.join(command)).name
             click.echo(str(folder))
-            if push is not None:
-                click.echo(upload(folder, push))
 
 
 @click.command()

@@ -118,7 +118,7 @@ def _widened(run: Run) -> Run:
     else:
         from transformers import AutoConfig
 
-        hidden = AutoConfig.from_pretrained(run.document.base, revision=run.document.revision).hidden_size
+        hidden = AutoConfig.from_pretrained(str(run.document.base), revision=run.document.revision).hidden_size
     return replace(run, dim=int(hidden), query=replace(run.query, projection=True))
 
 

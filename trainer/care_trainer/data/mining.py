@@ -32,8 +32,6 @@ class MiningRule:
     """Last rank that counts."""
     relative_margin: float | None = 0.05
     """A negative scores at most (1 - margin) times the positive's score; None is off."""
-    max_score: float | None = None
-    """A hit above this score is never a negative; None is off."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.first_rank <= self.last_rank:
@@ -73,8 +71,6 @@ def similarity(model: "CareModel") -> Callable[[Sequence[Pair]], Vectors]:
 
 def _negatives(pair: Pair, hits: Sequence[Hit], score: float, rule: MiningRule, answers: set[str]) -> list[str]:
     limit = score * (1 - rule.relative_margin) if rule.relative_margin is not None else np.inf
-    if rule.max_score is not None:
-        limit = min(limit, rule.max_score)
     texts = (
         embedded_text(hit.title, hit.text) for hit in hits[rule.first_rank - 1 : rule.last_rank] if hit.score <= limit
     )
