@@ -9,7 +9,7 @@ import click
 TARGET = Path(__file__).parent / "cli.md"
 PROGRAMS = {
     "care": ("care_qdrant.cli", "care"),
-    "care-ingest": ("care_qdrant.cli.ingest", "command"),
+    "care-ingest": ("care_qdrant.cli.ingest", "program"),
     "care-train": ("care_trainer.cli", "care_train"),
     "care-bench": ("care_benchmarks.cli", "care_bench"),
     "care-data": ("care_data.cli", "care_data"),

@@ -39,10 +39,10 @@ def program(script: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
 
 def test_a_file_gives_the_options_that_a_project_repeats(tmp_path: Path) -> None:
     (tmp_path / "care.toml").write_text('model = "./pair"\npath = "db"\n[ingest]\nsparse = "bm25"\nid-field = "key"\n')
-    assert read_defaults(ingest_command) == {"model": "./pair", "path": "db", "sparse": "bm25", "id_field": "key"}
+    assert read_defaults(ingest_command) == {"model": "./pair", "place": "db", "sparse": "bm25", "id_field": "key"}
     defaults = read_defaults(care)
     assert defaults["ingest"]["id_field"] == "key"
-    assert defaults["collections"] == {"path": "db"}
+    assert defaults["collections"] == {"place": "db"}
 
 
 def test_the_table_of_pyproject_is_read_and_other_tools_are_left_alone(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -73,9 +74,15 @@ def test_a_whole_run_prints_the_folder_and_its_curves_and_can_be_resumed(tmp_pat
     assert Path(_invoke(*arguments, "--resume").strip().splitlines()[-1]) == folder
 
 
+def _figures(root: Path, *options: str) -> dict[str, Any]:
+    """Return what is printed of data, leaked or not."""
+    printed = CliRunner().invoke(care_train, ["data", "check", str(root / "run.toml"), *options]).stdout
+    return dict(json.loads(printed))
+
+
 def test_statistics_count_what_an_epoch_draws(tmp_path: Path) -> None:
     tiny_run(tmp_path, stage("joint"), stage("align"))
-    found = json.loads(_invoke("data", "check", str(tmp_path / "run.toml"), "--set", "data.pairs.weights.b=0.5"))
+    found = _figures(tmp_path, "--set", "data.pairs.weights.b=0.5")
     assert found["joint"]["rows"] == 48
     assert found["joint"]["rows_an_epoch"] == 36
     assert found["joint"]["sources"]["b"] == {"rows": 24, "weight": 0.5}
@@ -84,7 +91,7 @@ def test_statistics_count_what_an_epoch_draws(tmp_path: Path) -> None:
 
 def test_statistics_leave_out_a_stage_that_reads_nothing(tmp_path: Path) -> None:
     tiny_run(tmp_path, {"kind": "prune", "layers": 1}, stage("joint"))
-    assert list(json.loads(_invoke("data", "check", str(tmp_path / "run.toml")))) == ["joint"]
+    assert list(_figures(tmp_path)) == ["joint"]
 
 
 def test_a_leak_of_the_evaluation_set_is_refused(tmp_path: Path) -> None:

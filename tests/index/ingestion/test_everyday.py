@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from care_qdrant import progress as progress_module
-from care_qdrant.cli.ingest import command
+from care_qdrant.cli.ingest import program
 from care_qdrant.errors import InputError
 from care_qdrant.index.ingest import ingest
 from care_qdrant.index.report import IngestReport
@@ -45,7 +45,7 @@ def _hash_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def run(*arguments: str | Path, stdin: bytes | None = None) -> Result:
-    return CliRunner().invoke(command, list(map(str, arguments)), input=stdin, catch_exceptions=False)
+    return CliRunner().invoke(program, list(map(str, arguments)), input=stdin, catch_exceptions=False)
 
 
 def start(*arguments: str | Path, log: str = "text", **options: object) -> "subprocess.Popen[str]":

@@ -95,9 +95,7 @@ def _read_line(line: str, where: str, dim: int) -> _Line:
         )
     if (vector is not None or relevant is None) and not _is_vector(vector, dim):
         found = f"{len(vector)} values" if isinstance(vector, list) else "none"
-        raise InputError(
-            f"{where}: expected a vector of {dim} numbers, that of the model which made the stored ones, found {found}"
-        )
+        raise InputError(f"{where}: expected a vector of {dim} numbers, found {found}")
     return _Line(text, vector, [str(one) for one in relevant or []])
 
 
