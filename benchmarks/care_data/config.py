@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from care_trainer.config.load import problems_of, read_toml, refusal
-from care_trainer.config.types import STRICT, Count, CountOrZero, Name, Positive, PositiveOrZero, Share
+from care_trainer.config.stages import STRICT, Count, CountOrZero, Name, Positive, PositiveOrZero, Share
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 

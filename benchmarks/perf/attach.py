@@ -20,8 +20,6 @@ from .measured import output_option, plain, save_measured, shown
 
 OLD_DIM = 8
 BATCH = 1_000
-SYNTHETIC_KEY = "synthetic_points"
-"""Key of a collection's metadata: the number of points that the stand-in's synthetic engine computes for it."""
 _SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -87,16 +85,16 @@ def speed(points: Sequence[int], rate: float, dim: int, output: Path) -> None:
     help="Sizes to measure; repeatable.",
 )
 @click.option("--dim", type=click.IntRange(1), default=8, show_default=True, help="Length of the vectors.")
+@click.option("--url", envvar="QDRANT_URL", show_envvar=True, required=True, help="URL of a Qdrant server.")
 @output_option
-def memory(points: Sequence[int], dim: int, output: Path) -> None:
+def memory(points: Sequence[int], dim: int, url: str, output: Path) -> None:
     """Compare the peak memory of attaching to a small and to a large collection on a server.
 
     \b
     Example:
       python -m benchmarks.perf.attach memory --output benchmarks/results/deployment-memory.json
     """
-    with standin_server("synthetic") as url:
-        results = [shown(measure_attach(url, number, dim)) for number in sorted(points)]
+    results = [shown(measure_attach(url, number, dim)) for number in sorted(points)]
     growth = round(results[-1].peak_memory_mib - results[0].peak_memory_mib, 1)
     save_measured(output, {"growth_mib": growth, "results": plain(results)})
 
@@ -119,9 +117,7 @@ def measure_attach(url: str, points: int, dim: int, rate: float | None = None) -
 
 def _fill(client: QdrantClient, name: str, points: int) -> None:
     old = models.VectorParams(size=OLD_DIM, distance=models.Distance.COSINE)
-    client.create_collection(name, vectors_config={"old": old}, metadata={SYNTHETIC_KEY: points})
-    if client.count(name).count:
-        return
+    client.create_collection(name, vectors_config={"old": old})
     for start in range(0, points, BATCH):
         rows = [
             models.PointStruct(

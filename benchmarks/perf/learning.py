@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 import numpy as np
-from care_trainer.learn import folder, training  # noqa: F401  # so that reading does not wait for torch
+from care_trainer.learn import training  # noqa: F401  # so that reading does not wait for torch
 from care_trainer.learn.learn import learn
 from care_trainer.learn.settings import LearnSettings
 from qdrant_client import QdrantClient, models

@@ -19,7 +19,6 @@ from care_benchmarks.tasks import directory_tasks
 from qdrant_client import QdrantClient
 
 from care_qdrant.qdrant.connection import open_client
-from tests.reliability.processes import standin_server
 
 from .measured import output_option, save_measured, scratch_option
 from .memory import Peak, watched_memory
@@ -56,12 +55,15 @@ class Scale:
 @click.option(
     "--where", type=click.Choice(["server", "embedded"]), default="server", show_default=True, help="Kind of Qdrant."
 )
+@click.option(
+    "--url", envvar="QDRANT_URL", default="http://localhost:6333", show_envvar=True, help="URL of the server."
+)
 @scratch_option
 @output_option
-def main(documents: int, dim: int, where: Where, scratch: Path | None, output: Path) -> None:
+def main(documents: int, dim: int, where: Where, url: str, scratch: Path | None, output: Path) -> None:
     """Run the harness over a large generated task, and measure the memory of its own process.
 
-    The server is the tests' stand-in over Qdrant's own engine (qdrant-edge), in a process of its own. Measure one size
+    Measure one size
     per process, since the figures are peaks. A million documents of 768 dimensions take 15 GB of disk for a while.
 
     \b
@@ -70,17 +72,17 @@ def main(documents: int, dim: int, where: Where, scratch: Path | None, output: P
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        found = measure_scale(Path(folder), where, documents, dim)
+        found = measure_scale(Path(folder), where, url, documents, dim)
     save_measured(output, asdict(found))
 
 
-def measure_scale(scratch: Path, where: Where, documents: int, dim: int) -> Scale:
+def measure_scale(scratch: Path, where: Where, url: str, documents: int, dim: int) -> Scale:
     """Run the harness over a generated task, as `care-bench run` does."""
     tasks = directory_tasks(write_task(scratch / "task", documents, QUERIES))
     pair = numbered_pair(dim)
     evaluated = EvaluatedSystem(pair.name, "vectors drawn from numbers", pair, "", "auto", None, "dense", 0, 0)
     settings = RunSettings(through="core", speed=SpeedSettings((1,), SAMPLES, cold_start=False))
-    with _opened(where, scratch / "store") as client, watched_memory() as peak:
+    with _opened(where, url, scratch / "store") as client, watched_memory() as peak:
         before = Peak(**asdict(peak))
         result = run("scale", [evaluated], tasks, client, scratch / "result", settings=settings, command="scale")
     [system] = result.systems
@@ -101,12 +103,12 @@ def measure_scale(scratch: Path, where: Where, documents: int, dim: int) -> Scal
 
 
 @contextmanager
-def _opened(where: Where, store: Path) -> Iterator[QdrantClient]:
+def _opened(where: Where, url: str, store: Path) -> Iterator[QdrantClient]:
     if where == "embedded":
         with open_client(path=store) as client:
             yield client
     else:
-        with standin_server("edge", path=store) as url, open_client(url=url) as client:
+        with open_client(url=url) as client:
             yield client
 
 

@@ -160,7 +160,7 @@ def command(
     )
     if mcp == "stdio":
         with needs_extra("mcp", "care serve --mcp"):
-            from care_qdrant.serve.stdio import serve_stdio
+            from care_qdrant.serve.mcp import serve_stdio
         serve_stdio(settings)
         return
     from care_qdrant.serve.supervisor import serve

@@ -4,10 +4,12 @@ The graph holds pooling and normalisation (`model.export_onnx`), so a text is: t
 one thread a call; documents may run several batches at once.
 """
 
+import base64
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +18,8 @@ import onnxruntime  # type: ignore[import-untyped]
 from tokenizers import Encoding, Tokenizer
 
 from care_qdrant.encoders import MAX_CHARACTERS_PER_TOKEN
-from care_qdrant.encoders.saturation import int8_saturates
+from care_qdrant.encoders.batching import uncut_length
 from care_qdrant.encoders.side import Geometry, Side
-from care_qdrant.encoders.tokens import uncut_length
 from care_qdrant.encoders.usable import require_lengths
 from care_qdrant.errors import EncodingError, IncompleteModel, ModelError
 from care_qdrant.types import Vectors
@@ -31,6 +32,22 @@ _LENGTH_STEP = 4
 to a neighbour's length would move float sums by their last bit, and int8 can turn a last bit into a level."""
 _CHARACTERS_PER_TOKEN = (8, MAX_CHARACTERS_PER_TOKEN)
 """How much of a long text is tokenised: the first is enough for ordinary text, the second bounds that of any other."""
+
+# One MatMulInteger of eight times 255 with eight times 127, as an ONNX model; a test rebuilds it.
+_PROBE = base64.b64decode(
+    "CAg6xAEKLAoBchIBYSIPQ29uc3RhbnRPZlNoYXBlKhMKBXZhbHVlKgcIARACSgH/oAEECiwKAWMSAWIiD0NvbnN0YW50T2ZT"
+    "aGFwZSoTCgV2YWx1ZSoHCAEQA0oBf6ABBAoYCgFhCgFiEgF5Ig1NYXRNdWxJbnRlZ2VyEgFwKhkIAhAHQgFyShABAAAAAAAA"
+    "AAgAAAAAAAAAKhkIAhAHQgFjShAIAAAAAAAAABAAAAAAAAAAYhMKAXkSDgoMCAYSCAoCCAEKAggQQgQKABAN"
+)
+_EXACT = 255 * 127 * 8
+
+
+@cache
+def int8_saturates() -> bool:
+    """Return whether the fast int8 kernels of this CPU clamp, by multiplying the largest values once."""
+    session = onnxruntime.InferenceSession(_PROBE, providers=["CPUExecutionProvider"])
+    (product,) = session.run(None, {})
+    return bool((product != _EXACT).any())
 
 
 class OnnxEncoder:

@@ -20,10 +20,9 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from care_qdrant.encoders.ahead import Meter
-from care_qdrant.encoders.batching import Budget, token_batches
+from care_qdrant.encoders.batching import Budget, token_batches, uncut_length
 from care_qdrant.encoders.engine import Dtype
 from care_qdrant.encoders.side import Geometry, static_limit
-from care_qdrant.encoders.tokens import uncut_length
 from care_qdrant.encoders.usable import require_lengths
 from care_qdrant.encoders.weights import readable_model
 from care_qdrant.errors import EncodingError, needs_extra

@@ -14,12 +14,19 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import InputError, NotVerified, ServerTooOld
 from care_qdrant.index.attach import AttachReport, AttachSettings, OnProgress, attach_vector
-from care_qdrant.index.copying import Copied, CopySettings, copy_points, prepare_target, verify_copy
+from care_qdrant.index.copying import (
+    Copied,
+    CopySettings,
+    KnownItems,
+    check_known_items,
+    copy_points,
+    prepare_target,
+    verify_copy,
+    wait_until_indexed,
+)
 from care_qdrant.index.preflight import Preflight, bytes_per_point, examine
-from care_qdrant.index.publish import KNOWN_ITEMS
-from care_qdrant.index.readiness import KnownItems, check_known_items, wait_until_indexed
+from care_qdrant.index.publish import KNOWN_ITEMS, read_versions
 from care_qdrant.index.settings import DocumentModel
-from care_qdrant.index.versions import read_versions
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.contracts import VectorContract, contract_metadata
 from care_qdrant.qdrant.create import QUANTIZATION, require_quantization

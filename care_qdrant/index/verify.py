@@ -10,7 +10,7 @@ import numpy as np
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.encoders import Encoder, bm25
-from care_qdrant.index.makers import Bm25Vectors
+from care_qdrant.index.attach import Bm25Vectors
 from care_qdrant.index.points import (
     expected_hash,
     other_field_warning,

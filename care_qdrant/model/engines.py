@@ -11,9 +11,9 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from care_qdrant.encoders import Encoder, TokenCounter
+from care_qdrant.encoders.batching import TokenizerFile
 from care_qdrant.encoders.engine import Dtype, Engine, Kind
 from care_qdrant.encoders.side import Geometry, Side
-from care_qdrant.encoders.tokens import TokenizerFile
 from care_qdrant.encoders.usable import require_torch
 from care_qdrant.errors import ModelError, redact
 from care_qdrant.model.card import STORED, Card, OnnxFiles, is_onnx

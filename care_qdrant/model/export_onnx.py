@@ -8,7 +8,7 @@ import logging
 import tempfile
 import warnings
 from collections.abc import Collection, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,10 +18,11 @@ from care_qdrant.encoders.onnx import OnnxEncoder
 from care_qdrant.encoders.torch import cuts_unit_vectors, no_progress_bars
 from care_qdrant.encoders.weights import read_tensors, readable_model, weight_files
 from care_qdrant.errors import InputError, ModelError, needs_extra
-from care_qdrant.model.card import DOCUMENT_ONNX, OnnxFiles
-from care_qdrant.model.folder import describe_side, geometry_of
+from care_qdrant.model.card import DOCUMENT_ONNX, FORMAT, Card, FileEntry, OnnxFiles, bind_references, read_card
+from care_qdrant.model.folder import describe_side, geometry_of, verify_checkpoint
 from care_qdrant.model.gate import compare
 from care_qdrant.model.int8 import quantize
+from care_qdrant.model.integrity import sha256
 from care_qdrant.model.references import REFERENCE_TEXTS, Reference, make_references
 from care_qdrant.model.shared_weights import share_weights
 from care_qdrant.types import Vectors
@@ -35,6 +36,30 @@ FP32_TOLERANCE = 1e-5
 """Largest difference of a coordinate from stock sentence-transformers; above it the export is refused."""
 
 logger = logging.getLogger(__name__)
+
+
+def add_onnx(folder: Path) -> Card:
+    """Export the document encoder of a CARE folder to ONNX, and bind the ONNX files of both sides to its fingerprint.
+
+    The fingerprint stays, and with it every collection that the model made. The folder is usable at any moment but one
+    between writing the graph and writing the card, when it is refused; calling this again mends that.
+    """
+    path = f"document/{DOCUMENT_ONNX}"
+    if path not in read_card(folder).files:
+        (folder / path).unlink(missing_ok=True)
+    card = verify_checkpoint(folder)
+    query = card.onnx and replace(card.onnx, references=make_side_references(folder / "query"))
+    document = export_document_encoder(folder / "document")
+    card = replace(
+        card,
+        files={**card.files, path: FileEntry(sha256(folder / path), (folder / path).stat().st_size)},
+        onnx=query,
+        document_onnx=document,
+        references_sha256=bind_references(card.fingerprint, query, document),
+        format=FORMAT,
+    )
+    card.save(folder)
+    return card
 
 
 def export_query_encoder(
@@ -163,7 +188,7 @@ def _load_tower(folder: Path) -> "SentenceTransformer":
 def _export_fp32(tower: "SentenceTransformer", file: Path) -> None:
     import torch
 
-    from care_qdrant.model.graph import QueryGraph, is_static
+    from care_qdrant.model.shared_weights import QueryGraph, is_static
 
     input_ids = torch.ones((2, 8), dtype=torch.int64)
     attention_mask = torch.tensor([[1] * 8, [1] * 5 + [0] * 3])

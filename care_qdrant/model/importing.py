@@ -1,20 +1,67 @@
 """A CARE folder of weights that others published: the CARE pairs, and stock asymmetric sentence-transformers models."""
 
+import json
 import logging
 import re
+import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from care_qdrant.errors import InputError
-from care_qdrant.model import published, router
+from care_qdrant.errors import InputError, ModelError
+from care_qdrant.model import published
 from care_qdrant.model.card import Card
 from care_qdrant.model.folder import write_checkpoint
 from care_qdrant.model.hub import fetch_document_side
 from care_qdrant.model.references import REFERENCE_TEXTS
 
 logger = logging.getLogger(__name__)
+
+_NORMALIZE = "sentence_transformers.base.modules.normalize.Normalize"
+
+
+def is_router(folder: Path) -> bool:
+    """Return whether a saved model has one route for queries and one for documents."""
+    return (folder / "modules.json").is_file() and (folder / "router_config.json").is_file()
+
+
+def write_sides(source: Path, folders: dict[str, Path]) -> None:
+    """Copy the modules of each route into a complete sentence-transformers model.
+
+    A route that does not normalise gets the module that does: the model compares by cosine, which it leaves as it is.
+    """
+    router, settings = _read(source / "router_config.json"), _read(source / "config_sentence_transformers.json")
+    for side, folder in folders.items():
+        paths = router["structure"].get(side)
+        if not paths:
+            raise ModelError(f"{source}: has no route {side!r} (it has: {', '.join(router['structure'])})")
+        kinds = [router["types"][path] for path in paths]
+        folder.mkdir(parents=True)
+        entries = []
+        for number, (path, kind) in enumerate(zip(paths, kinds, strict=True)):
+            name = "" if number == 0 else f"{number}_{kind.rsplit('.', 1)[-1]}"
+            shutil.copytree(source / path, folder / name, dirs_exist_ok=True)
+            entries.append({"idx": number, "name": str(number), "path": name, "type": kind})
+        if not any(kind.endswith(".Normalize") for kind in kinds):
+            if settings.get("similarity_fn_name") not in (None, "cosine"):
+                raise ModelError(f"{source}: compares vectors of any length by {settings['similarity_fn_name']}")
+            name = f"{len(kinds)}_Normalize"
+            (folder / name).mkdir()
+            entries.append({"idx": len(kinds), "name": str(len(kinds)), "path": name, "type": _NORMALIZE})
+        _write(folder / "modules.json", entries)
+        prompts = {side: (settings.get("prompts") or {}).get(side) or ""}
+        _write(folder / "config_sentence_transformers.json", {"prompts": prompts, "similarity_fn_name": "cosine"})
+
+
+def _read(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
+def _write(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 
 
 def import_model(
@@ -40,9 +87,9 @@ def import_model(
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".care-import-") as scratch:
         query, document = Path(scratch) / "query", Path(scratch) / "document"
-        is_stock = len(found) == 1 and router.is_router(found[0])
+        is_stock = len(found) == 1 and is_router(found[0])
         if is_stock:
-            router.write_sides(found[0], {"query": query, "document": document})
+            write_sides(found[0], {"query": query, "document": document})
         else:
             query_source, document_source = _published_sides(found)
             dim = published.write_query_side(query_source, query)

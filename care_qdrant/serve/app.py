@@ -11,16 +11,15 @@ from starlette.types import Receive, Scope, Send
 
 from care_qdrant.errors import needs_extra
 from care_qdrant.model.pair import CareModel
-from care_qdrant.serve import openapi, schemas
+from care_qdrant.serve import pages, schemas
 from care_qdrant.serve.embeddings import openai_embeddings, openai_models, tei_embed, tei_info
 from care_qdrant.serve.endpoint import Get, Post, Reply
 from care_qdrant.serve.gateway import METRICS_PATH, Exchange, Gateway, unknown_key, unknown_path
 from care_qdrant.serve.inference import SIDES, infer
-from care_qdrant.serve.keys import Keys, KeyScope
+from care_qdrant.serve.keys import Keys, KeyScope, Quotas
 from care_qdrant.serve.metrics import CONTENT_TYPE, Metrics
 from care_qdrant.serve.pages import PATHS, PageFile
 from care_qdrant.serve.pairs import Pairs, ServedPair
-from care_qdrant.serve.quotas import Quotas
 from care_qdrant.serve.refusal import Refusal
 from care_qdrant.serve.searching import Searching
 from care_qdrant.serve.selfcheck import check_answers
@@ -87,12 +86,12 @@ class Service:
 
     def _routes(self) -> Router:
         endpoints = self._endpoints()
-        description = openapi.describe(endpoints, keys_required=self._keys.required)
+        description = pages.describe(endpoints, keys_required=self._keys.required)
 
         async def describe(_: Exchange) -> dict[str, Any]:
             return description
 
-        endpoints.append(Get(openapi.PATH, "This description.", None, describe))
+        endpoints.append(Get(pages.PATH, "This description.", None, describe))
         routes = [Route(endpoint.path, endpoint) for endpoint in endpoints]
         routes += [Route(path, PageFile(path)) for path in PATHS]
         if self.mcp is not None:

@@ -7,7 +7,7 @@ text, and the pair of the collection answers, behind the same checks, keys and q
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from contextvars import ContextVar
 from typing import Annotated, Literal, TypeVar
 
@@ -20,12 +20,14 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from care_qdrant.errors import CareError
+from care_qdrant.serve.app import Service
 from care_qdrant.serve.endpoint import enter, in_time, read_body, while_connected
 from care_qdrant.serve.gateway import Exchange
 from care_qdrant.serve.refusal import refusal_of
 from care_qdrant.serve.schemas import Collections, FloorRequest, SearchRequest, WholeDocument
 from care_qdrant.serve.searching import Searching
-from care_qdrant.serve.settings import Limits
+from care_qdrant.serve.selfcheck import check_allowed
+from care_qdrant.serve.settings import Limits, ServeSettings
 from care_qdrant.version import __version__
 
 T = TypeVar("T")
@@ -41,6 +43,20 @@ _EXCHANGE: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
 """The HTTP request that a tool is called by; None over stdio."""
 
 Collection = Annotated[str | None, Field(description="Name, as list_collections says; null is the first one.")]
+
+
+def serve_stdio(settings: ServeSettings) -> None:
+    """Answer the assistant until it closes stdin. Logs go to stderr; stdout belongs to the protocol."""
+    models = settings.load_models()
+    check_allowed(models, settings.fingerprints_file)
+    with closing(Service(settings, models)) as service:
+        asyncio.run(_serve(service))
+
+
+async def _serve(service: Service) -> None:
+    await service.load()
+    assert service.mcp is not None  # set by `ServeSettings.mcp`
+    await service.mcp.server.run_stdio_async()
 
 
 class Found(BaseModel):

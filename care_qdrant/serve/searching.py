@@ -1,8 +1,10 @@
 """``POST /search``, ``POST /floor``, ``GET /collections``: the served collections, behind the checks of `Retriever`."""
 
 import asyncio
+import re
 import threading
 import time
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -23,7 +25,6 @@ from care_qdrant.search.fusion import Fusion
 from care_qdrant.search.overview import FLOOR_QUESTIONS, floor, overview
 from care_qdrant.search.retriever import Mode, Retriever
 from care_qdrant.serve import tracing
-from care_qdrant.serve.marks import mark
 from care_qdrant.serve.pairs import Pairs, ServedPair, check_texts
 from care_qdrant.serve.refusal import Refusal, invalid_body
 from care_qdrant.serve.schemas import (
@@ -47,6 +48,49 @@ _FLOOR_SECONDS = 600
 _EXAMPLES = 3
 _LAYOUT_POINTS = 32
 """Points that show where a collection keeps the ids of its documents."""
+
+MAX_TERMS = 64
+MAX_CHARACTERS = 5_000
+"""Of a text; what comes after is not marked."""
+_SEPARATORS = r"[\s-]?"
+
+
+def mark(query: str, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
+    """Return the spans of each text that are terms of the query: first character and end, in order, apart.
+
+    A single Han character counts only where the query has no two beside each other: it would mark half of the text.
+    """
+    terms = list(dict.fromkeys(bm25.terms(query)))
+    longer = [term for term in terms if len(term) > 1] or terms
+    if not longer:
+        return [[] for _ in texts]
+    # The longest first: an alternation takes the first that fits. Ahead only, because pairs of characters overlap.
+    patterns = sorted(map(_pattern, longer[:MAX_TERMS]), key=len, reverse=True)
+    found = re.compile(f"(?=({'|'.join(patterns)}))")
+    return [_spans(found, text[:MAX_CHARACTERS]) for text in texts]
+
+
+def _pattern(term: str) -> str:
+    """Return the pattern of a term in any of its spellings: IL-6 and IL6, 5 mg and 5mg; never inside a word."""
+    letters = _SEPARATORS.join(map(re.escape, term))
+    return rf"(?<![a-z0-9]){letters}(?![a-z0-9])" if term.isascii() else letters
+
+
+def _spans(found: re.Pattern[str], text: str) -> list[tuple[int, int]]:
+    characters: list[str] = []
+    places: list[int] = []
+    for place, character in enumerate(text):
+        normal = unicodedata.normalize("NFKC", character).lower()
+        characters.append(normal)
+        places += [place] * len(normal)
+    spans: list[tuple[int, int]] = []
+    for match in found.finditer("".join(characters)):
+        start, end = places[match.start(1)], places[match.end(1) - 1] + 1
+        if spans and start <= spans[-1][1]:
+            spans[-1] = (spans[-1][0], max(end, spans[-1][1]))
+        else:
+            spans.append((start, end))
+    return spans
 
 
 class Searching:

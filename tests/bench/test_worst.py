@@ -1,5 +1,5 @@
 from care_benchmarks.results import Answer, PerQuery
-from care_benchmarks.worst import ANSWERS, LONGEST_TEXT, QUERIES_PER_TASK, worst_queries
+from care_benchmarks.run import ANSWERS, LONGEST_TEXT, QUERIES_PER_TASK, worst_queries
 
 
 def test_worst_first_with_what_was_given_and_what_was_wanted() -> None:

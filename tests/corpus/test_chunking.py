@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from care_qdrant.corpus.chunking import cut_documents, sentence_spans, split
 from care_qdrant.corpus.rows import Reject
-from care_qdrant.encoders.tokens import TokenizerFile
+from care_qdrant.encoders.batching import TokenizerFile
 from care_qdrant.types import Chunk, Document, embedded_text
 from tests.tiny import HashEncoder, medical_texts
 

@@ -3,11 +3,11 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from care_qdrant.encoders import saturation
+from care_qdrant.encoders import onnx as engine
 
 
 def test_the_probe_is_the_product_that_it_says() -> None:
-    graph = onnx.load_model_from_string(saturation._PROBE).graph
+    graph = onnx.load_model_from_string(engine._PROBE).graph
     values = {node.output[0]: numpy_helper.to_array(node.attribute[0].t).tolist() for node in graph.node[:2]}
     shapes = {tensor.name: numpy_helper.to_array(tensor).tolist() for tensor in graph.initializer}
 
@@ -31,4 +31,4 @@ def test_what_it_says_of_this_cpu_is_what_this_cpu_does() -> None:
     (found,) = session.run(None, {"a": left})
     exact = np.array_equal(found, left.astype(np.int32) @ right.astype(np.int32))
 
-    assert saturation.int8_saturates() is not exact
+    assert engine.int8_saturates() is not exact

@@ -23,14 +23,11 @@ NodeFault = Literal["killed", "frozen", "cut", "moved"]
 
 
 @contextmanager
-def standin_server(
-    engine: Literal["local", "counting", "synthetic", "edge"] = "local", *, path: Path | None = None
-) -> Iterator[str]:
+def standin_server(engine: Literal["local", "counting"] = "local", *, path: Path | None = None) -> Iterator[str]:
     """Run the stand-in for a Qdrant server, and yield its URL.
 
     Args:
-        engine: ``local`` is qdrant-client's local mode; ``counting`` stores only the ids of points; ``synthetic``
-            computes points from their ids, as many as the collection's metadata say; ``edge`` is Qdrant's own engine.
+        engine: ``local`` is qdrant-client's local mode; ``counting`` stores only the ids of points.
         path: Folder of the engine's points; None keeps them in memory.
 
     Raises:

@@ -8,8 +8,7 @@ from qdrant_client import QdrantClient
 from care_qdrant.errors import Unreachable
 from care_qdrant.index.ingest import ingest
 from care_qdrant.search.retriever import Retriever
-from care_qdrant.serve.marks import mark
-from care_qdrant.serve.searching import Searching
+from care_qdrant.serve.searching import Searching, mark
 from care_qdrant.types import Document
 from tests.serve.conftest import aligned, pair
 from tests.tiny import TEXTS

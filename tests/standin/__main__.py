@@ -10,10 +10,7 @@ from tests.standin.server import StandIn
 _ENGINES = {
     "local": "tests.standin.engine:Engine",
     "counting": "tests.standin.counting:CountingEngine",
-    "synthetic": "tests.standin.synthetic:SyntheticEngine",
-    "edge": "tests.standin.edge:EdgeEngine",
 }
-"""Imported when chosen: not everybody has qdrant-edge."""
 
 
 @click.command()
@@ -24,8 +21,7 @@ _ENGINES = {
     "--engine",
     type=click.Choice(list(_ENGINES)),
     default="local",
-    help="qdrant-client's local mode; or, for measuring a client: only ids are remembered, points are computed from "
-    "their ids, or Qdrant's own engine searches points in --path.",
+    help="qdrant-client's local mode; or, for measuring a client: only ids are remembered.",
 )
 def main(port: int, path: str | None, version: str, engine: str) -> None:
     """Serve until the process is ended."""

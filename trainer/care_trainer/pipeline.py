@@ -24,7 +24,7 @@ from care_trainer.data.read import existing, file_hashes, retrieval_file
 from care_trainer.disk import writing
 from care_trainer.distributed import free_memory, main_process_first, processes
 from care_trainer.models.towers import ADAPTER_FILE
-from care_trainer.stages import align, base, contrastive, distill, joint, language, prune, static
+from care_trainer.stages import align, base, contrastive, joint, language, prune, static
 from care_trainer.stages.context import Context, Report, Trained, silent
 from care_trainer.training.loop import drop_checkpoints
 
@@ -46,7 +46,7 @@ STAGES: dict[str, Callable[[Context], Trained]] = {
     "align": align.train_align,
     "joint": joint.train_joint,
     "prune": prune.prune_document,
-    "distill": distill.train_distill,
+    "distill": align.train_distill,
 }
 
 

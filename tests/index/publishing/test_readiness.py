@@ -4,7 +4,7 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import NotVerified
-from care_qdrant.index.readiness import KnownItems, check_known_items, wait_until_indexed
+from care_qdrant.index.copying import KnownItems, check_known_items, wait_until_indexed
 from care_qdrant.qdrant.collection import Collection
 from tests.index.publishing.conftest import SCHEMAS, dense, fill
 from tests.standin import StandIn

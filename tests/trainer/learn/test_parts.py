@@ -3,11 +3,10 @@
 import numpy as np
 import torch
 from care_trainer.learn import table
-from care_trainer.learn.compose import Composer
 from care_trainer.learn.held_out import measure, ranks
 from care_trainer.learn.quality import fusion_alpha
 from care_trainer.learn.reading import principal_directions, sample_ids
-from care_trainer.learn.tokens import TokenLists, tokenize, train_tokenizer
+from care_trainer.learn.tokens import Composer, TokenLists, tokenize, train_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from qdrant_client import QdrantClient, models

@@ -5,11 +5,9 @@ import click
 from care_qdrant.console import run as run_program
 from care_qdrant.console.groups import CONTEXT, Program
 from care_qdrant.console.logs import log_options
-from care_trainer.cli.data import data
+from care_trainer.cli.data import data, mine
 from care_trainer.cli.listing import configs, init, presets
-from care_trainer.cli.mine import mine
-from care_trainer.cli.push import push
-from care_trainer.cli.run import rehearse, run
+from care_trainer.cli.run import push, rehearse, run
 from care_trainer.cli.start import start
 
 

@@ -22,14 +22,15 @@ from care_trainer.config.stages import (
     Causal,
     Contrastive,
     Distill,
+    Geometry,
     Joint,
     Prune,
     RetroMae,
+    Side,
     Stage,
     Static,
     stage_name,
 )
-from care_trainer.config.types import Geometry, Side
 
 __all__ = [
     "STAGE_TYPES",

@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from care_trainer.config.stages import AnyStage
-from care_trainer.config.types import (
+from care_trainer.config.stages import (
     STRICT,
+    AnyStage,
     Count,
     CountOrZero,
     Fraction,

@@ -1,21 +1,29 @@
 """Learns a query encoder from a collection: read, train, measure, write the folder, register it."""
 
 import shutil
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from qdrant_client import QdrantClient
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense, Normalize
 
+from care_qdrant.encoders.torch import no_progress_bars
 from care_qdrant.errors import needs_extra
 from care_qdrant.model.card import Card
+from care_qdrant.model.export_onnx import export_query_encoder
+from care_qdrant.model.folder import write_checkpoint
 from care_qdrant.model.hub import BUILT_IN
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.learned import PROBES, LearnedContract, agreement, probe_vectors, signs
 from care_qdrant.qdrant.retry import RetryPolicy
+from care_qdrant.types import Vectors
 from care_trainer.learn import quality
 from care_trainer.learn.held_out import HeldOut
 from care_trainer.learn.labelled import KnownLabels, LabelledQuality, find_labels, measure_labelled
@@ -33,6 +41,64 @@ _PROBED = 128
 """Points of which those become probes whose vectors agree best with their texts."""
 _GATE_DOCUMENTS = 1_000
 """Stored vectors among which the int8 form has to find what the full one finds."""
+
+
+@no_progress_bars()
+def write_folder(
+    folder: Path,
+    encoder: SentenceTransformer,
+    basis: Vectors | None,
+    *,
+    name: str,
+    document: Path | None,
+    probe_texts: Sequence[str],
+    document_vectors: Vectors,
+    temperature: float,
+    stage: Mapping[str, Any],
+    origin: Mapping[str, Any],
+) -> Card:
+    """Save a query encoder as a complete sentence-transformers model, export it and write the CARE folder."""
+    with tempfile.TemporaryDirectory(prefix="care-learn-") as scratch:
+        query = Path(scratch) / "query"
+        _write_encoder(query, encoder, basis)
+        onnx = export_query_encoder(query, probe_texts, document_vectors=document_vectors, keep_fp32=False)
+        return write_checkpoint(
+            folder,
+            name=name,
+            query=query,
+            document=document,
+            onnx=onnx,
+            temperature=temperature,
+            stages=[stage],
+            bases=[origin],
+            data=[{"source": origin["name"], "rows": stage["texts"], "license": "of the collection"}],
+            model_card=_model_card(name, origin, stage),
+        )
+
+
+def _write_encoder(folder: Path, encoder: SentenceTransformer, basis: Vectors | None) -> None:
+    modules: list[torch.nn.Module] = list(encoder.children())
+    if basis is not None:
+        width, dim = basis.shape
+        dense = Dense(width, dim, bias=False, activation_function=torch.nn.Identity())
+        with torch.no_grad():
+            dense.linear.weight.copy_(torch.from_numpy(basis.T))
+        modules.append(dense)
+    model = SentenceTransformer(
+        modules=[*modules, Normalize()],
+        prompts={"query": encoder.prompts.get("query") or ""},
+        similarity_fn_name="cosine",
+        device="cpu",
+    )
+    model.save_pretrained(str(folder), create_model_card=False)
+
+
+def _model_card(name: str, origin: Mapping[str, Any], stage: Mapping[str, Any]) -> str:
+    return (
+        f"# {name}\n\nA query encoder learned from {origin['name']}: {stage['texts']:,} texts and the vectors that are "
+        "stored for them. It encodes queries only. What it finds, what a query costs and when not to use it is in "
+        "`report.md`.\n"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +260,6 @@ def _write(
     stage: Mapping[str, Any],
     where: str,
 ) -> Card:
-    from care_trainer.learn.folder import write_folder
 
     output.parent.mkdir(parents=True, exist_ok=True)
     return write_folder(

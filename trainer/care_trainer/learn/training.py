@@ -19,14 +19,13 @@ from care_qdrant.types import Vectors, embedded_text
 from care_trainer.learn import held_out
 from care_trainer.learn import table as tables
 from care_trainer.learn.checks import require_belonging, require_learnable
-from care_trainer.learn.compose import Composer
 from care_trainer.learn.earlier import Earlier
 from care_trainer.learn.held_out import HeldOut
 from care_trainer.learn.queries import Questions
 from care_trainer.learn.reading import Pairs
 from care_trainer.learn.settings import LearnSettings
 from care_trainer.learn.start import built_in_tokenizer, is_chinese, mapped_start, token_vectors
-from care_trainer.learn.tokens import TokenLists, tokenize, train_tokenizer
+from care_trainer.learn.tokens import Composer, TokenLists, tokenize, train_tokenizer
 
 MAX_HELD_OUT = 1_000
 _MIN_HELD_OUT = 50

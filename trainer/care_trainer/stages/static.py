@@ -1,17 +1,44 @@
 """Stage ``static``: the from-scratch encoders start from one static embedding table, trained in minutes."""
 
+from collections.abc import Iterable
 from itertools import chain
+from typing import Any
 
 import torch
+from sentence_transformers import SentenceTransformer
+from torch import Tensor, nn
 
 from care_trainer.config import Static
 from care_trainer.data.collators import PairCollator
-from care_trainer.losses.static import StaticLoss
+from care_trainer.losses.embedding import drop_tokens
+from care_trainer.losses.keys import Features, text_keys, without_keys
+from care_trainer.losses.objectives import Batch
 from care_trainer.models import towers
 from care_trainer.models.static import Parts, random_static, start_from_static, static_module, static_table
 from care_trainer.stages.context import Context, Trained
 from care_trainer.stages.contrastive import info_nce_of, pair_objective
 from care_trainer.training.loop import fit
+
+
+class StaticLoss(nn.Module):
+    """An objective over the texts of a static encoder, in place of `EmbeddingLoss`."""
+
+    def __init__(self, model: SentenceTransformer, objective: nn.Module, parts: Parts, token_dropout: float) -> None:
+        super().__init__()
+        self.model: Any = model
+        self.objective, self.parts, self.token_dropout = objective, parts, token_dropout
+
+    def forward(self, sentence_features: Iterable[Features], labels: Tensor | None = None) -> Tensor:
+        """Return the loss of a batch, a scalar, from one flat feature dictionary for each column."""
+        columns = list(sentence_features)
+        vectors = [self.model(self._parts_of(without_keys(column)))["sentence_embedding"] for column in columns]
+        loss: Tensor = self.objective(Batch(vectors, [text_keys(column) for column in columns], labels))
+        return loss
+
+    def _parts_of(self, column: Features) -> Features:
+        ids, offsets = drop_tokens(column["input_ids"], column["offsets"], self.token_dropout)
+        ids, offsets = self.parts.expand(ids, offsets)
+        return {**column, "input_ids": ids, "offsets": offsets}
 
 
 def train_static(context: Context) -> Trained:

@@ -1,7 +1,6 @@
 """CARE for LlamaIndex: queries by the small encoder, documents by the large one."""
 
-from llama_index.embeddings.care.base import CareEmbedding
-from llama_index.embeddings.care.nodes import CareNodeText
+from llama_index.embeddings.care.base import CareEmbedding, CareNodeText
 from llama_index.embeddings.care.parser import CareNodeParser
 
 __all__ = ["CareEmbedding", "CareNodeParser", "CareNodeText"]

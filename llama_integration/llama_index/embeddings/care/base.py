@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from llama_index.core.base.embeddings.base import BaseEmbedding, Embedding
 from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, field_validator, model_validator
-from llama_index.core.schema import BaseNode
+from llama_index.core.schema import BaseNode, MetadataMode, Node, TextNode, TransformComponent
 from llama_index.embeddings.care.cache import RoleCache, embedding_queries
-from llama_index.embeddings.care.nodes import embed_title_and_text_only
 from llama_index.embeddings.care.pair import OnTruncation, PairSettings, SharedPair, shared_pair
 from typing_extensions import override
 
@@ -24,6 +23,48 @@ if TYPE_CHECKING:
 
 DOCUMENT_BATCH_SIZE = 512
 """Documents of one call: the encoder sorts them by length into batches of its own, the more the better."""
+
+TITLE_KEY = "title"
+
+
+class CareNodeText(TransformComponent):
+    """Makes nodes embed as ``care-ingest`` embeds documents: ``"title text"``, without the other metadata.
+
+    LlamaIndex puts ``"key: value"`` lines of all metadata in front of the text by default, and the vectors then differ
+    silently from those of the ingestion. `CareEmbedding` does this by itself when it is a transformation of an
+    ``IngestionPipeline``; ``VectorStoreIndex`` passes it finished texts, so there this goes into ``transformations``,
+    behind what splits documents: ``[SentenceSplitter(), CareNodeText()]``. The metadata stay on the node, for filters
+    and for display.
+    """
+
+    @classmethod
+    @override
+    def class_name(cls) -> str:
+        return "CareNodeText"
+
+    @override
+    def __call__(self, nodes: Sequence[BaseNode], **kwargs: Any) -> Sequence[BaseNode]:
+        for node in nodes:
+            embed_title_and_text_only(node)
+        return nodes
+
+
+def embed_title_and_text_only(node: BaseNode) -> None:
+    """Let a node's embedded text be `care_qdrant.types.embedded_text` of its title and its text.
+
+    LlamaIndex has one template for the embedding model and the language model, so both read the same.
+    """
+    excluded = sorted(key for key in node.metadata if key != TITLE_KEY)
+    node.excluded_embed_metadata_keys = node.excluded_llm_metadata_keys = excluded
+    node.metadata_template = "{value}"
+    if isinstance(node, Node | TextNode):
+        node.text_template = "{metadata_str} {content}"
+
+
+def embeds_other_metadata(node: BaseNode) -> bool:
+    """Return whether more than title and text of a node get embedded."""
+    shown = node.get_metadata_str(mode=MetadataMode.EMBED)
+    return shown not in ("", str(node.metadata.get(TITLE_KEY, "")))
 
 
 class CareEmbedding(BaseEmbedding):

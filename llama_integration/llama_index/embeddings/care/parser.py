@@ -7,8 +7,7 @@ from llama_index.core.bridge.pydantic import Field, SerializeAsAny, field_valida
 from llama_index.core.node_parser.interface import NodeParser
 from llama_index.core.node_parser.node_utils import IdFuncCallable, build_nodes_from_splits
 from llama_index.core.schema import BaseNode, Document, MetadataMode
-from llama_index.embeddings.care.base import CareEmbedding
-from llama_index.embeddings.care.nodes import TITLE_KEY, embed_title_and_text_only
+from llama_index.embeddings.care.base import TITLE_KEY, CareEmbedding, embed_title_and_text_only
 from typing_extensions import override
 
 from care_qdrant.corpus.chunking import split

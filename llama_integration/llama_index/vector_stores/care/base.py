@@ -20,8 +20,18 @@ from llama_index.core.vector_stores.types import (
     VectorStoreQueryMode,
     VectorStoreQueryResult,
 )
-from llama_index.embeddings.care.nodes import embeds_other_metadata
-from llama_index.vector_stores.care.filters import DOCUMENT_ID_KEY, document_filter, node_filter, query_filter
+from llama_index.embeddings.care.base import embeds_other_metadata
+from llama_index.vector_stores.care.filters import (
+    DOCUMENT_ID_KEY,
+    LEXICAL,
+    MODES,
+    choose_diverse,
+    clip_scores,
+    document_filter,
+    fuse_by_scaled_score,
+    node_filter,
+    query_filter,
+)
 from llama_index.vector_stores.care.origin import check_nodes, check_query
 from llama_index.vector_stores.care.points import (
     as_node,
@@ -33,7 +43,6 @@ from llama_index.vector_stores.care.points import (
     having_ids,
     merge_operations,
 )
-from llama_index.vector_stores.care.query import LEXICAL, MODES, choose_diverse, clip_scores, fuse_by_scaled_score
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
 from qdrant_client.local.async_qdrant_local import AsyncQdrantLocal
 from typing_extensions import override

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from llama_index.core.schema import BaseNode, MetadataMode
-from llama_index.embeddings.care.nodes import TITLE_KEY
+from llama_index.embeddings.care.base import TITLE_KEY
 
 from care_qdrant.errors import FingerprintMismatch, IncompleteModel, MissingExtra, SchemaMismatch
 from care_qdrant.qdrant.contracts import VectorContract
