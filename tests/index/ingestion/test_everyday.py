@@ -139,7 +139,7 @@ def test_a_refused_sync_reports_what_it_stored(write_corpus: WriteCorpus, tmp_pa
     [report] = reports
     assert (report.documents, report.unchanged, report.deleted) == (2, 2, 0)
     assert report.stopped is not None and "more than the 20%" in report.stopped
-    result = CliRunner().invoke(command, [str(shorter), "--sync"])
+    result = CliRunner().invoke(program, [str(shorter), "--sync"])
     assert isinstance(result.exception, InputError)
     assert json.loads(result.stdout)["stopped"]
 
