@@ -1,155 +1,106 @@
-"""Agreement of raters, with missing votes: Fleiss' and Cohen's kappa, Krippendorff's alpha, bootstrap intervals.
+"""How far judges agree: all together, in pairs, with experts, by group and by length; and who stands apart."""
 
-Every measure is a function of sums over items, so that an interval over resampled questions costs one multiplication.
-Fleiss' kappa (1971) takes items with different numbers of votes as Krippendorff's alpha (2011) does: those with two
-at least.
-"""
-
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from care_benchmarks.statistics import SEED, Interval
+from care_benchmarks.agreement import Votes, cohen_kappa, fleiss_kappa, krippendorff_alpha, raw_agreement
 
-Floats = npt.NDArray[np.float64]
-Votes = npt.NDArray[np.int64]
-"""Shape (items, raters): categories from 0, and -1 for a missing vote."""
-Level = Literal["nominal", "ordinal", "interval"]
+from care_data.config import Plan
+from care_data.files import read_rows
+from care_data.pool import CORPUS, QUERIES
+from care_data.prompts import GRADES, RELEVANT
+from care_data.source import shown
 
-RESAMPLES = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A measure with its 95 % bootstrap interval over questions."""
-
-    value: float
-    """NaN where there are too few votes, or one category alone."""
-    interval: Interval
-    items: int
-    """Items with at least two votes."""
+Pair = tuple[str, str]
+_STANDS_APART = 0.05  # gain of Krippendorff's alpha without a judge from which that judge is named
+_SMALLEST_GROUP = 20  # pairs of a group whose agreement is reported
 
 
-def fleiss_kappa(votes: Votes, categories: int, clusters: Sequence[object] | None = None) -> Estimate:
-    """Return Fleiss' kappa; 1 is agreement, 0 is chance."""
-    counts = _paired(_counts(votes, categories))
-    size = counts.sum(axis=1)
-    agreeing = ((counts**2).sum(axis=1) - size) / (size * (size - 1))
-    parts = np.column_stack([agreeing, np.ones_like(agreeing), counts])
-    return _estimate(parts, _fleiss, _kept_clusters(votes, clusters))
+def agreement_report(
+    plan: Plan,
+    ballots: Mapping[Pair, Mapping[str, int | None]],
+    experts: Mapping[Pair, Mapping[str, int]],
+    judges: Sequence[str],
+) -> dict[str, Any]:
+    """Return the agreement of judges and experts: all together, in pairs, by group and by length; who stands apart."""
+    questions = [query for query, _ in ballots]
+    grades = table(list(ballots.values()), judges)
+    votes = binary(grades)
+    whole = krippendorff_alpha(votes, 2, "nominal", questions)
+    others = {name: np.delete(votes, at, axis=1) for at, name in enumerate(judges) if len(judges) > 2}
+    alphas = {name: krippendorff_alpha(rest, 2).value for name, rest in others.items()}
+    without = {name: alpha for name, alpha in alphas.items() if not np.isnan(alpha)}
+    best = max(without, key=lambda name: without[name], default="")
+    return {
+        "fleiss_kappa_relevant": fleiss_kappa(votes, 2, questions).plain(),
+        "krippendorff_alpha_relevant": whole.plain(),
+        "krippendorff_alpha_grades": krippendorff_alpha(grades, len(GRADES), "ordinal", questions).plain(),
+        "pairs": pairs(votes, judges, questions),
+        "without": without,
+        "experts": _with_experts(ballots, experts, judges),
+        "outlier": best if best and without[best] - whole.value > _STANDS_APART else None,
+        "groups": _groups(plan, ballots, votes),
+    }
 
 
-def krippendorff_alpha(
-    votes: Votes, categories: int, level: Level = "nominal", clusters: Sequence[object] | None = None
-) -> Estimate:
-    """Return Krippendorff's alpha; 1 is agreement, 0 is chance."""
-    counts = _paired(_counts(votes, categories))
-    size = counts.sum(axis=1)
-    pairs = counts[:, :, None] * (counts[:, None, :] - np.eye(categories)) / (size - 1)[:, None, None]
-
-    def alpha(sums: Floats) -> Floats:
-        return _alpha(sums.reshape(-1, categories, categories), level)
-
-    return _estimate(pairs.reshape(len(pairs), categories**2), alpha, _kept_clusters(votes, clusters))
+def pairs(votes: Votes, raters: Sequence[str], questions: Sequence[str]) -> list[dict[str, Any]]:
+    """Return raw agreement and Cohen's kappa of every two raters."""
+    couples = ((votes[:, [i, j]], [raters[i], raters[j]]) for i, j in combinations(range(len(raters)), 2))
+    return [{"raters": names, **_both(columns, questions)} for columns, names in couples]
 
 
-def cohen_kappa(votes: Votes, categories: int, clusters: Sequence[object] | None = None) -> Estimate:
-    """Return Cohen's kappa of two raters."""
-    return _estimate(
-        _confusions(votes, categories), lambda sums: _cohen(sums, categories), _kept_clusters(votes, clusters)
-    )
+def table(ballots: Sequence[Mapping[str, int | None]], judges: Sequence[str]) -> Votes:
+    """Return the grades as a table, with -1 for a missing vote."""
+    rows = [[-1 if (grade := votes.get(judge)) is None else grade for judge in judges] for votes in ballots]
+    return np.asarray(rows, dtype=np.int64).reshape(len(rows), len(judges))
 
 
-def raw_agreement(votes: Votes, categories: int, clusters: Sequence[object] | None = None) -> Estimate:
-    """Return the share of items on which two raters agree, from 0 to 1."""
-    return _estimate(
-        _confusions(votes, categories),
-        lambda sums: _ratio(sums[:, :: categories + 1].sum(axis=1), sums.sum(axis=1)),
-        _kept_clusters(votes, clusters),
-    )
+def binary(grades: Votes) -> Votes:
+    """Return 1 for relevant, 0 for irrelevant, -1 for missing."""
+    return np.where(grades < 0, -1, (grades >= RELEVANT).astype(np.int64))
 
 
-def _counts(votes: Votes, categories: int) -> Floats:
-    return np.stack([(votes == category).sum(axis=1) for category in range(categories)], axis=1).astype(np.float64)
+def _both(votes: Votes, questions: Sequence[str]) -> dict[str, Any]:
+    measures = {"agreement": raw_agreement, "cohen_kappa": cohen_kappa}
+    return {name: measure(votes, 2, questions).plain() for name, measure in measures.items()}
 
 
-def _paired(counts: Floats) -> Floats:
-    kept: Floats = counts[counts.sum(axis=1) >= 2]
-    return kept
+def _with_experts(
+    ballots: Mapping[Pair, Mapping[str, int | None]],
+    experts: Mapping[Pair, Mapping[str, int]],
+    judges: Sequence[str],
+) -> dict[str, Any]:
+    """Compare each judge with each expert, and the experts with each other, on what experts rated."""
+    rated = [pair for pair in experts if pair in ballots]
+    names = sorted({name for pair in rated for name in experts[pair]})
+    if not names:
+        return {}
+    people = binary(table([experts[pair] for pair in rated], names))
+    machines = binary(table([ballots[pair] for pair in rated], judges))
+    questions = [query for query, _ in rated]
+    compared = [
+        {"judge": judge, "expert": expert, **_both(np.column_stack([machines[:, j], people[:, e]]), questions)}
+        for j, judge in enumerate(judges)
+        for e, expert in enumerate(names)
+    ]
+    return {"pairs": len(rated), "experts": names, "among_experts": pairs(people, names, questions), "judges": compared}
 
 
-def _confusions(votes: Votes, categories: int) -> Floats:
-    if votes.shape[1] != 2:
-        raise ValueError(f"{votes.shape[1]} raters; Cohen's kappa is of two")
-    kept = votes[(votes >= 0).all(axis=1)]
-    if not len(kept):
-        return np.zeros((0, categories**2))
-    one_hot: Floats = np.eye(categories**2)[kept[:, 0] * categories + kept[:, 1]]
-    return one_hot
-
-
-def _kept_clusters(votes: Votes, clusters: Sequence[object] | None) -> npt.NDArray[np.int64]:
-    """Return the number of the cluster of each item that has two votes."""
-    kept = (votes >= 0).sum(axis=1) >= 2
-    if clusters is None:
-        return np.arange(int(kept.sum()))
-    numbers: dict[object, int] = {}
-    own = [numbers.setdefault(cluster, len(numbers)) for cluster in clusters]
-    return np.unique(np.asarray(own, dtype=np.int64)[kept], return_inverse=True)[1]
-
-
-def _estimate(parts: Floats, measure: Callable[[Floats], Floats], clusters: npt.NDArray[np.int64]) -> Estimate:
-    if len(parts) == 0:
-        return Estimate(float("nan"), Interval(float("nan"), float("nan")), 0)
-    sums = np.zeros((int(clusters.max()) + 1, parts.shape[1]))
-    np.add.at(sums, clusters, parts)
-    value = float(measure(sums.sum(axis=0, keepdims=True))[0])
-    draw = np.random.default_rng(SEED)
-    weights = draw.multinomial(len(sums), np.full(len(sums), 1 / len(sums)), size=RESAMPLES)
-    found = measure(weights @ sums)
-    found = found[np.isfinite(found)]
-    low, high = np.percentile(found, [2.5, 97.5]) if len(found) else (np.nan, np.nan)
-    return Estimate(value, Interval(float(low), float(high)), len(parts))
-
-
-def _fleiss(sums: Floats) -> Floats:
-    observed = _ratio(sums[:, 0], sums[:, 1])
-    shares = sums[:, 2:] / sums[:, 2:].sum(axis=1, keepdims=True)
-    expected = (shares**2).sum(axis=1)
-    return _ratio(observed - expected, 1 - expected)
-
-
-def _cohen(sums: Floats, categories: int) -> Floats:
-    table = sums.reshape(-1, categories, categories)
-    total = table.sum(axis=(1, 2))
-    observed = _ratio(np.trace(table, axis1=1, axis2=2), total)
-    expected = _ratio((table.sum(axis=2) * table.sum(axis=1)).sum(axis=1), total**2)
-    return _ratio(observed - expected, 1 - expected)
-
-
-def _alpha(pairs: Floats, level: Level) -> Floats:
-    totals = pairs.sum(axis=2)
-    count = totals.sum(axis=1)
-    categories = pairs.shape[1]
-    expected = totals[:, :, None] * (totals[:, None, :] - np.eye(categories))
-    distance = _distance(totals, level)
-    return 1 - _ratio((count - 1) * (pairs * distance).sum(axis=(1, 2)), (expected * distance).sum(axis=(1, 2)))
-
-
-def _distance(totals: Floats, level: Level) -> Floats:
-    categories = totals.shape[1]
-    if level == "nominal":
-        return 1 - np.eye(categories)
-    if level == "interval":
-        values = np.arange(categories, dtype=np.float64)
-        return np.asarray((values[:, None] - values[None, :]) ** 2)
-    # Ordinal: how many values lie between the two, half of their own counted.
-    middle = np.cumsum(totals, axis=1) - totals / 2
-    return np.asarray((middle[:, :, None] - middle[:, None, :]) ** 2)
-
-
-def _ratio(above: Floats, below: Floats) -> Floats:
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(above / np.where(np.abs(below) < 1e-15, np.nan, below))
+def _groups(plan: Plan, ballots: Mapping[Pair, object], votes: Votes) -> dict[str, Any]:
+    """Return alpha by the group of the document or of the question, and by thirds of the document's length."""
+    key, wanted = plan.settings.vote.group_by, {document for _, document in ballots}
+    rows = {row["id"]: row for row in read_rows(plan.folder / CORPUS) if row["id"] in wanted}
+    asked = {row["id"]: row for row in read_rows(plan.folder / QUERIES)}
+    lengths = np.array([len(shown(rows[document])) for _, document in ballots])
+    thirds = np.searchsorted(np.quantile(lengths, [1 / 3, 2 / 3]), lengths)
+    named = {"length": [("short", "middle", "long")[third] for third in thirds]}
+    if key is not None:
+        named[key] = [str(rows[doc]["metadata"].get(key) or asked[query].get(key) or "") for query, doc in ballots]
+    found: dict[str, Any] = {}
+    for kind, names in named.items():
+        groups = {name: [at for at, each in enumerate(names) if each == name] for name in sorted({*names} - {""})}
+        large = {name: places for name, places in groups.items() if len(places) >= _SMALLEST_GROUP}
+        found[kind] = {name: krippendorff_alpha(votes[places], 2).plain() for name, places in large.items()}
+    return found

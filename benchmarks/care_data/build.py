@@ -9,22 +9,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from care_data.config import Plan
-from care_data.files import Rows, file_digest, read_json, read_rows, write_json, write_rows, write_text
+from care_data.files import LABELS, read_json, read_rows, write_json, write_rows, write_text
 from care_data.near import NearTexts
 from care_data.pool import CORPUS, POOL, QUERIES, collection_changes
+from care_data.prompts import render
 from care_data.source import shown
-from care_data.vote import LABELS
+from care_data.sts import PAIRS, drawn
 from care_qdrant import InputError
 
 BENCHMARK = "benchmark"
-_SHOWN = 5
-"""Leaks that an error names."""
+_SHOWN = 5  # leaks that an error names
+Qrels = dict[str, dict[str, int]]
 
 
-def run_build(plan: Plan) -> dict[str, Any]:
+def run_build(plan: Plan, _: bool = False) -> dict[str, Any]:
     """Write the benchmark, and return what its card says."""
     settings, folder = plan.settings.build, plan.folder
     target = folder / BENCHMARK
@@ -42,18 +41,22 @@ def run_build(plan: Plan) -> dict[str, Any]:
     answered = {query: grades for query, grades in qrels.items() if query not in repeated and any(grades.values())}
     if not answered:
         raise InputError("no question has a relevant document; there is nothing to score")
-    documents = {row["id"]: row for row in _documents(plan, answered)}
-    write_rows(target / "corpus.jsonl", ({"_id": name, **_texts(row)} for name, row in documents.items()))
+    wanted = {row["document_id"] for row in read_rows(folder / POOL)} | {
+        name for of in answered.values() for name in of
+    }
+    whole = settings.corpus == "whole"
+    documents = {row["id"]: row for row in read_rows(folder / CORPUS) if whole or row["id"] in wanted}
+    texts = ({"_id": name, "title": row.get("title") or "", "text": row["text"]} for name, row in documents.items())
+    write_rows(target / "corpus.jsonl", texts)
     write_rows(target / "queries.jsonl", ({"_id": name, "text": questions[name]["text"]} for name in answered))
     judged = [(query, document, grade) for query, row in answered.items() for document, grade in row.items()]
-    lines = ["query-id\tcorpus-id\tscore", *("\t".join(map(str, each)) for each in judged)]
-    write_text(target / "qrels" / "test.tsv", "\n".join(lines) + "\n")
     # One data set has one format: what mteb loads cannot be JSON Lines and a table at once.
     keys = ("query-id", "corpus-id", "score")
+    write_text(target / "qrels" / "test.tsv", "".join("\t".join(map(str, each)) + "\n" for each in (keys, *judged)))
     write_rows(target / "qrels" / "test.jsonl", (dict(zip(keys, each, strict=True)) for each in judged))
     reranked = write_rows(target / "rerank.jsonl", _rerank(plan, questions, answered, documents))
-    if settings.sts is not None:
-        write_rows(target / "sts.jsonl", read_rows(plan.at(settings.sts), "care-data sts"))
+    pairs = drawn(read_rows(folder / PAIRS, "care-data sts") if plan.settings.sts else ())
+    sts = write_rows(target / "sts.jsonl", pairs) if plan.settings.sts else 0
     disputed = [row for row in labels if row["label"] in ("disputed", "missing") and row["query_id"] in answered]
     write_rows(target / "disputed.jsonl", disputed)
     card = {
@@ -66,31 +69,22 @@ def run_build(plan: Plan) -> dict[str, Any]:
         "irrelevant": sum(not grade for _, _, grade in judged),
         "disputed": len(disputed),
         "rerank_questions": reranked,
+        "sts_pairs": sts,
         "collection_changed": collection_changes(plan),
         "origin": plan.settings.source.origin,
         "license": plan.settings.source.license,
-        "pool": read_json(folder / "pool.json"),
-        "vote": read_json(folder / "vote.json"),
-        "judging": read_json(folder / "judge.json") if plan.settings.judge else {"judges": [], "cost": 0.0},
     }
-    write_json(target / "card.json", card)
-    template = jinja2.Environment(
-        loader=jinja2.PackageLoader("care_data"), undefined=jinja2.StrictUndefined, trim_blocks=True
-    )
-    write_text(target / "README.md", template.get_template("card.md.j2").render(card=card) + "\n")
-    return {key: value for key, value in card.items() if key not in ("pool", "vote", "judging")} | {
-        "folder": str(target)
-    }
+    judging = read_json(folder / "judge.json") if plan.settings.judge else {"judges": [], "cost": 0.0}
+    reports = {"pool": read_json(folder / "pool.json"), "vote": read_json(folder / "vote.json"), "judging": judging}
+    write_json(target / "card.json", card | reports)
+    write_text(target / "README.md", render("card.md", card=card | reports) + "\n")
+    return card | {"folder": str(target)}
 
 
-def _texts(row: Mapping[str, Any]) -> dict[str, str]:
-    return {"title": str(row.get("title") or ""), "text": str(row["text"])}
-
-
-def _qrels(labels: Iterable[Mapping[str, Any]], folder: Path) -> dict[str, dict[str, int]]:
+def _qrels(labels: Iterable[Mapping[str, Any]], folder: Path) -> Qrels:
     """Return the grades of each question; near-duplicates have the label of the one that was judged."""
     copies = {(row["query_id"], row["document_id"]): row["duplicates"] for row in read_rows(folder / POOL)}
-    qrels: dict[str, dict[str, int]] = {}
+    qrels: Qrels = {}
     for row in labels:
         if row["label"] in ("relevant", "irrelevant"):
             for document in (row["document_id"], *copies[row["query_id"], row["document_id"]]):
@@ -98,36 +92,24 @@ def _qrels(labels: Iterable[Mapping[str, Any]], folder: Path) -> dict[str, dict[
     return qrels
 
 
-def _documents(plan: Plan, qrels: Mapping[str, Mapping[str, int]]) -> Iterator[dict[str, Any]]:
-    pooled = {row["document_id"] for row in read_rows(plan.folder / POOL)} | {
-        document for grades in qrels.values() for document in grades
-    }
-    for row in read_rows(plan.folder / CORPUS):
-        if plan.settings.build.corpus == "whole" or row["id"] in pooled:
-            yield row
-
-
 def _rerank(
-    plan: Plan,
-    questions: Mapping[str, Mapping[str, Any]],
-    qrels: Mapping[str, Mapping[str, int]],
-    documents: Mapping[str, Mapping[str, Any]],
+    plan: Plan, questions: Mapping[str, Any], qrels: Qrels, documents: Mapping[str, dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
     """Yield questions that have both, with a sample of their judged negatives [3.1]."""
     for query, grades in qrels.items():
-        positive = list(dict.fromkeys(shown(dict(documents[name])) for name, grade in grades.items() if grade))
-        others = dict.fromkeys(shown(dict(documents[name])) for name, grade in grades.items() if not grade)
+        positive, others = (
+            list(dict.fromkeys(shown(documents[name]) for name, grade in grades.items() if bool(grade) is side))
+            for side in (True, False)
+        )
         negative = [text for text in others if text not in set(positive)]
-        draw = random.Random(f"rerank {query}")
-        sample = draw.sample(negative, min(len(negative), plan.settings.build.rerank_negatives))
-        if positive and sample:
+        draw, most = random.Random(f"rerank {query}"), plan.settings.build.rerank_negatives
+        if positive and (sample := draw.sample(negative, min(len(negative), most))):
             yield {"query": questions[query]["text"], "positive": positive, "negative": sample}
 
 
 def _repeated(plan: Plan, questions: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Return the questions that nearly equal an earlier one, or a text of a training set, with the reason."""
-    near = NearTexts(plan.settings.build.near_duplicate)
-    found: dict[str, str] = {}
+    near, found = NearTexts(plan.settings.build.near_duplicate), dict[str, str]()
     for name, row in questions.items():
         if (other := near.find(row["text"])) is not None:
             found[name] = f"nearly equals question {other}"
@@ -143,19 +125,10 @@ def _repeated(plan: Plan, questions: Mapping[str, Mapping[str, Any]]) -> dict[st
 
 def _refuse_same_judges(plan: Plan) -> None:
     """A model trained on a judge's taste wins on a benchmark of that taste."""
-    own = {judge.family for judge in plan.settings.judge} | {each.family for each in plan.settings.vote.imported}
-    families: set[str] = set()
-    for file in plan.settings.build.train:
-        for row in read_rows(plan.at(file)):
-            families.update(row.get("judge_families") or ())
-    if (both := own & families) and not plan.settings.build.allow_same_judges:
+    rows = (row for file in plan.settings.build.train for row in read_rows(plan.at(file)))
+    both = set(plan.families) & {family for row in rows for family in row.get("judge_families") or ()}
+    if both and not plan.settings.build.allow_same_judges:
         raise InputError(
             f"judges of the family {', '.join(sorted(both))} labelled a training set, too: a model trained on it is "
             "favoured; take other judges, or set build.allow_same_judges = true and say so"
         )
-
-
-def build_inputs(plan: Plan) -> Rows:
-    """Return the digests of the files that decide the benchmark besides the earlier steps."""
-    files = [*plan.settings.build.train, *([plan.settings.build.sts] if plan.settings.build.sts else [])]
-    return [{"file": file, "digest": file_digest(plan.at(file))} for file in files]

@@ -1,16 +1,19 @@
 """The steps of a configuration in order; a step whose inputs are unchanged since it finished is not done again."""
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from care_data.build import BENCHMARK, build_inputs, run_build
+from care_data.build import BENCHMARK, run_build
 from care_data.config import Plan
-from care_data.files import digest, file_digest, read_json, write_json
+from care_data.files import LABELS, digest, file_digest, read_json, write_json
 from care_data.judging import JUDGEMENTS, run_judge
-from care_data.pool import CORPUS, POOL, pool_inputs, run_pool
-from care_data.vote import LABELS, run_vote
+from care_data.pool import CORPUS, POOL, QUERIES, run_pool
+from care_data.sheets import OPINIONS
+from care_data.sts import PAIRS, run_sts
+from care_data.vote import run_vote
 
 logger = logging.getLogger(__name__)
 
@@ -18,57 +21,65 @@ _DONE = "done.json"
 Report = dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step: its work, the tables of the configuration and the files that decide its result, and its own files."""
+
+    work: Callable[[Plan, bool], Report]
+    tables: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    named: Callable[[Plan], Iterable[str | None]] = lambda _: ()  # files that the configuration names
+
+    def digest(self, plan: Plan) -> str:
+        """Return the digest of all that decides the result, but for the collection, which is read once."""
+        settings = asdict(plan.settings)
+        settings["judging"].pop("max_cost")
+        files: list[Path] = [plan.folder / name for name in self.inputs]
+        files += [plan.at(name) for name in self.named(plan) if name]
+        return digest([settings[name] for name in self.tables], list(map(file_digest, files)))
+
+
 def run_chain(plan: Plan, *, replay: bool = False) -> dict[str, Report]:
     """Do the steps that are not done yet, and return what each of them reported."""
-    return {step: run_step(plan, step, replay=replay) for step in STEPS if step != "judge" or plan.settings.judge}
+    wanted = {"judge": bool(plan.settings.judge), "sts": plan.settings.sts is not None}
+    return {name: run_step(plan, name, replay=replay) for name in STEPS if wanted.get(name, True)}
 
 
-def run_step(plan: Plan, step: str, *, replay: bool = False) -> Report:
+def run_step(plan: Plan, name: str, *, replay: bool = False) -> Report:
     """Do one step, unless it is done: then return the report that it left."""
-    folder = plan.folder
+    folder, step = plan.folder, STEPS[name]
     state: dict[str, Any] = read_json(folder / _DONE) if (folder / _DONE).is_file() else {}
-    work, inputs, outputs = STEPS[step]
-    now = inputs(plan)
-    files = {name: file_digest(folder / name) for name in outputs}
-    before = state.get(step)
+    now, before = step.digest(plan), state.get(name)
+    files = {file: file_digest(folder / file) for file in step.outputs}
     if before and before["inputs"] == now and before["outputs"] == files and all(files.values()):
-        logger.info("%s: done already", step)
+        logger.info("%s: done already", name)
         report: Report = before["report"]
         return report
-    report = work(plan, replay)
-    files = {name: file_digest(folder / name) for name in outputs}
-    state[step] = {"inputs": now, "outputs": files, "report": report}
-    write_json(folder / _DONE, state)
+    report = step.work(plan, replay)
+    files = {file: file_digest(folder / file) for file in step.outputs}
+    write_json(folder / _DONE, state | {name: {"inputs": now, "outputs": files, "report": report}})
     return report
 
 
-def _judge_inputs(plan: Plan) -> str:
-    judging = {key: value for key, value in asdict(plan.settings.judging).items() if key != "max_cost"}
-    judges = [asdict(judge) for judge in plan.settings.judge]
-    return digest(judging, judges, file_digest(plan.folder / POOL), file_digest(plan.folder / CORPUS))
+def _pool_files(plan: Plan) -> Iterable[str | None]:
+    return [plan.settings.source.queries, *(each.path for each in plan.settings.retriever)]
 
 
-def _vote_inputs(plan: Plan) -> str:
-    vote = plan.settings.vote
-    files = [plan.folder / JUDGEMENTS, plan.folder / POOL]
-    files += [plan.at(path) for path in (*vote.sheets, *(each.path for each in vote.imported))]
-    return digest(asdict(vote), [judge.name for judge in plan.settings.judge], list(map(file_digest, files)))
+def _vote_files(plan: Plan) -> Iterable[str | None]:
+    return [*plan.settings.vote.sheets, *(each.path for each in plan.settings.vote.imported)]
 
 
-def _build_inputs(plan: Plan) -> str:
-    files = [file_digest(plan.folder / name) for name in (LABELS, "vote.json", "pool.json", "judge.json")]
-    source = plan.settings.source.origin, plan.settings.source.license
-    return digest(asdict(plan.settings.build), plan.settings.name, source, files, build_inputs(plan))
+def _sts_files(plan: Plan) -> Iterable[str | None]:
+    return [plan.settings.source.queries, plan.settings.sts and plan.settings.sts.dictionary]
 
 
-STEPS: Mapping[str, tuple[Callable[[Plan, bool], Report], Callable[[Plan], str], tuple[str, ...]]] = {
-    "pool": (lambda plan, _: run_pool(plan), pool_inputs, (POOL, CORPUS, "queries.jsonl", "pool.json")),
-    "judge": (lambda plan, replay: run_judge(plan, replay=replay), _judge_inputs, (JUDGEMENTS, "judge.json")),
-    "vote": (lambda plan, _: run_vote(plan), _vote_inputs, (LABELS, "vote.json")),
-    "build": (
-        lambda plan, _: run_build(plan),
-        _build_inputs,
-        tuple(f"{BENCHMARK}/{name}" for name in ("corpus.jsonl", "queries.jsonl", "qrels/test.tsv", "README.md")),
-    ),
+_BUILT = tuple(f"{BENCHMARK}/{name}" for name in ("corpus.jsonl", "queries.jsonl", "qrels/test.tsv", "README.md"))
+_DECIDES = (LABELS, "vote.json", "pool.json", "judge.json", PAIRS)
+STEPS: Mapping[str, Step] = {
+    "pool": Step(run_pool, ("source", "pool", "retriever"), (), (POOL, CORPUS, QUERIES, "pool.json"), _pool_files),
+    "judge": Step(run_judge, ("judging", "judge"), (POOL, CORPUS), (JUDGEMENTS, "judge.json")),
+    "vote": Step(run_vote, ("vote", "judge"), (JUDGEMENTS, POOL, OPINIONS), (LABELS, "vote.json"), _vote_files),
+    "sts": Step(run_sts, ("name", "judging", "judge", "vote", "sts", "source"), (), (PAIRS, "sts.json"), _sts_files),
+    "build": Step(run_build, ("name", "build", "source"), _DECIDES, _BUILT, lambda plan: plan.settings.build.train),
 }
-"""Step → its work, the digest of its inputs, and its files."""

@@ -1,9 +1,8 @@
 """``care-data``: a benchmark and training data from a collection. Commands import what they run when they run."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from typing_extensions import override
@@ -12,8 +11,16 @@ from care_qdrant import __version__, needs_extra
 from care_qdrant.console import run as run_program
 from care_qdrant.console.groups import CONTEXT, Program
 from care_qdrant.console.logs import log_options
+from care_qdrant.console.options import Target, model_options, target_options
 
-_CONFIG = click.Path(path_type=Path, dir_okay=False)
+if TYPE_CHECKING:
+    from care_data.config import Plan
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+output_option = click.option("--output", type=_FILE, required=True, help="File to write.")
+replay_option = click.option(
+    "--replay", is_flag=True, help="Answer every call from the ledger, without a network; a missing answer is an error."
+)
 
 
 class _Program(Program):
@@ -39,20 +46,26 @@ def care_data() -> None:
     """
 
 
-def _show(report: Any) -> None:
+@care_data.result_callback()
+def show(report: Any, **_: Any) -> None:
+    """Print what a command returns."""
     click.echo(json.dumps(report, ensure_ascii=False, indent=2, default=float))
 
 
-replay_option = click.option(
-    "--replay", is_flag=True, help="Answer every call from the ledger, without a network; a missing answer is an error."
-)
+def _load(_: click.Context, __: click.Parameter, config: Path | None) -> "Plan | None":
+    from care_data.config import load_plan
+
+    return load_plan(config) if config else None
+
+
+plan_argument = click.argument("plan", metavar="CONFIG", type=_FILE, callback=_load)
 
 
 @care_data.command("run")
-@click.argument("config", type=_CONFIG)
+@plan_argument
 @replay_option
-def run_all(config: Path, replay: bool) -> None:
-    """Do all steps of CONFIG that are not done yet: pool, judge, vote, build.
+def run_all(plan: "Plan", replay: bool) -> Any:
+    """Do all steps of CONFIG that are not done yet: pool, judge, vote, sts, build.
 
     A run that was killed goes on where it was; no stored answer is asked again.
 
@@ -61,57 +74,37 @@ def run_all(config: Path, replay: bool) -> None:
       care-data run clinic.toml
     """
     from care_data.chain import run_chain
-    from care_data.config import load_plan
 
-    _show(run_chain(load_plan(config), replay=replay))
+    return run_chain(plan, replay=replay)
 
 
-def _step(name: str, text: str) -> Callable[..., None]:
-    @care_data.command(name, help=f"{text}\n\n\b\nExample:\n  care-data {name} clinic.toml")
-    @click.argument("config", type=_CONFIG)
-    def command(config: Path) -> None:
+def _step(name: str, text: str, *options: click.Option) -> None:
+    @care_data.command(name, params=[*options], help=f"{text}\n\n\b\nExample:\n  care-data {name} clinic.toml")
+    @plan_argument
+    @replay_option
+    def step(plan: "Plan", replay: bool, dry_run: bool = False) -> Any:
         from care_data.chain import run_step
-        from care_data.config import load_plan
+        from care_data.judging import estimate
 
-        _show(run_step(load_plan(config), name))
-
-    return command
+        return estimate(plan) if dry_run else run_step(plan, name, replay=replay)
 
 
-pool = _step("pool", "Search the collection of CONFIG with every retriever, and fuse what they find for each question.")
-
-
-@care_data.command("judge")
-@click.argument("config", type=_CONFIG)
-@click.option("--dry-run", is_flag=True, help="Count the calls and their highest cost; nothing is sent.")
-@replay_option
-def judge(config: Path, dry_run: bool, replay: bool) -> None:
-    """Let the judges of CONFIG rate the pool. Answers are stored, and no stored answer is asked again.
-
-    \b
-    Example:
-      care-data judge clinic.toml --dry-run
-      care-data judge clinic.toml
-    """
-    from care_data.chain import run_step
-    from care_data.config import load_plan
-    from care_data.judging import estimate
-
-    plan = load_plan(config)
-    _show(estimate(plan) if dry_run else run_step(plan, "judge", replay=replay))
-
-
-vote = _step("vote", "Label the pool of CONFIG by the votes of its judges and experts, and report their agreement.")
-build = _step(
-    "build", "Write the benchmark of CONFIG: a task directory with a data card, for care-bench, BEIR and mteb."
+_step("pool", "Search the collection of CONFIG with every retriever, and fuse what they find for each question.")
+_step(
+    "judge",
+    "Let the judges of CONFIG rate the pool. Answers are stored, and no stored answer is asked again.",
+    click.Option(["--dry-run"], is_flag=True, help="Count the calls and their highest cost; nothing is sent."),
 )
+_step("vote", "Label the pool of CONFIG by the votes of its judges and experts, and report their agreement.")
+_step("sts", "Write sentence pairs from the questions and synonyms of CONFIG, as far as its judges confirm them.")
+_step("build", "Write the benchmark of CONFIG: a task directory with a data card, for care-bench, BEIR and mteb.")
 
 
 @care_data.command("export")
-@click.argument("config", type=_CONFIG)
+@plan_argument
 @click.option("--format", "form", type=click.Choice(["trec", "umbrela"]), required=True, help="Format of the file.")
-@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="File to write.")
-def export(config: Path, form: str, output: Path) -> None:
+@output_option
+def export(plan: "Plan", form: str, output: Path) -> Any:
     """Write the labels of CONFIG as TREC qrels, or its pool as requests for umbrela.
 
     \b
@@ -119,59 +112,116 @@ def export(config: Path, form: str, output: Path) -> None:
       care-data export clinic.toml --format trec --output clinic.qrels
       care-data export clinic.toml --format umbrela --output requests.jsonl
     """
-    from care_data.config import load_plan
-    from care_data.exchange import qrels_lines, umbrela_requests
-    from care_data.files import read_rows, write_rows, write_text
-    from care_data.vote import LABELS
+    from care_data.exchange import umbrela_requests, write_qrels
+    from care_data.files import write_rows
 
-    plan = load_plan(config)
-    if form == "umbrela":
-        count = write_rows(output, umbrela_requests(plan))
-    else:
-        lines = list(qrels_lines(read_rows(plan.folder / LABELS, "care-data vote")))
-        write_text(output, "\n".join(lines) + "\n")
-        count = len(lines)
-    _show({"file": str(output), "rows": count})
+    rows = write_rows(output, umbrela_requests(plan)) if form == "umbrela" else write_qrels(plan, output)
+    return {"file": str(output), "rows": rows}
 
 
 @care_data.command("review")
-@click.argument("config", type=_CONFIG)
-@click.option("--expert", required=True, help="Name of the expert who will fill the sheet in.")
-@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="Spreadsheet, .xlsx.")
+@plan_argument
+@click.option("--expert", help="Name of the expert who will fill in the spreadsheet.")
+@click.option("--output", type=_FILE, help="Spreadsheet to write, .xlsx.  [default: serve the page]")
 @click.option("--pairs", type=click.IntRange(1), default=60, show_default=True, help="Pairs to rate.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Decides the sample; experts share one.")
-def review(config: Path, expert: str, output: Path, pairs: int, seed: int) -> None:
-    """Write a sample of CONFIG's pairs for an expert, blind and in random order.
+@click.option("--port", type=click.IntRange(1, 65535), default=8090, show_default=True, help="Port of the page.")
+def review(plan: "Plan", expert: str | None, output: Path | None, pairs: int, seed: int, port: int) -> Any:
+    """Let experts rate a sample of CONFIG's pairs, blind and in random order: on a local page, or in a spreadsheet.
 
-    Name the filled-in sheet in vote.sheets and run care-data vote: it compares judges and experts.
+    The page stores each grade at once; name a filled-in sheet in vote.sheets. Then care-data vote compares judges and
+    experts.
 
     \b
     Example:
+      care-data review clinic.toml
       care-data review clinic.toml --expert li --output li.xlsx
     """
-    from care_data.config import load_plan
-    from care_data.sheets import sample_tasks, write_sheet
+    from care_data.sheets import OPINIONS, sample_tasks, write_sheet
 
-    tasks = sample_tasks(load_plan(config), pairs, seed)
-    write_sheet(output, tasks, expert)
-    _show({"file": str(output), "pairs": len(tasks)})
+    if (expert is None) != (output is None):
+        raise click.UsageError("a spreadsheet needs both --expert and --output; the page needs neither")
+    tasks = sample_tasks(plan, pairs, seed)
+    if output is not None and expert is not None:
+        write_sheet(output, tasks, expert)
+        return {"file": str(output), "pairs": len(tasks)}
+    import uvicorn
+
+    from care_data.review import review_app
+
+    click.echo(f"http://127.0.0.1:{port} shows {len(tasks)} pairs; Ctrl-C ends it", err=True)
+    uvicorn.run(review_app(plan, tasks), host="127.0.0.1", port=port, log_level="warning")
+    return {"file": str(plan.folder / OPINIONS), "pairs": len(tasks)}
 
 
 @care_data.command("pairs")
-@click.argument("config", type=_CONFIG)
-@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="JSON Lines to write.")
+@plan_argument
+@output_option
 @click.option("--negatives", type=click.IntRange(0), default=5, show_default=True, help="Most negatives of a pair.")
-def pairs(config: Path, output: Path, negatives: int) -> None:
+def pairs(plan: "Plan", output: Path, negatives: int) -> Any:
     """Write the labels of CONFIG as training pairs for care-train: disputed documents are in none.
 
     \b
     Example:
       care-data pairs train.toml --output pairs.jsonl
     """
-    from care_data.config import load_plan
-    from care_data.pairs import write_pairs
+    from care_data.exchange import write_pairs
 
-    _show(write_pairs(load_plan(config), output, negatives))
+    return write_pairs(plan, output, negatives)
+
+
+@care_data.command("anonymise")
+@click.argument("source", metavar="INPUT", type=_FILE)
+@output_option
+@click.option(
+    "--config", "plan", type=_FILE, callback=_load, help="With [anonymiser], a model.  [default: rules alone]"
+)
+@replay_option
+def anonymise(source: Path, output: Path, plan: "Plan | None", replay: bool) -> Any:
+    """Take personal data out of the texts of INPUT, by rules and by the [anonymiser] of a configuration.
+
+    The report counts what was found; a row that the model did not check is left out.
+
+    \b
+    Example:
+      care-data anonymise raw.jsonl --output clean.jsonl
+      care-data anonymise raw.jsonl --output clean.jsonl --config train.toml
+    """
+    from care_data.anonymise import run_anonymise
+
+    return run_anonymise(source, output, plan, replay=replay)
+
+
+@care_data.command("diversify")
+@click.argument("source", metavar="INPUT", type=_FILE)
+@output_option
+@click.option("--side", type=click.Choice(["query", "document"]), required=True, help="Text of a row, and encoder.")
+@click.option("-k", type=click.IntRange(1), default=5, show_default=True, help="Neighbours that are looked at.")
+@click.option("--threshold", type=float, help="Cosine of similar texts.  [default: query 0.85, document 0.78]")
+@click.option("--neighbours", type=click.IntRange(0), default=1, show_default=True, help="Similar texts allowed.")
+@click.option("--seed-rows", type=click.IntRange(0), default=0, show_default=True, help="First texts, always kept.")
+@click.option("--exact", is_flag=True, help="Let a server compare with every vector, instead of by its graph.")
+@click.option("--collection", default="care-data-diversify", show_default=True, help="Collection of the vectors.")
+@model_options(documents=True)
+@target_options
+def diversify(source: Path, output: Path, collection: str, target: Target, **options: Any) -> Any:
+    """Leave out rows of INPUT whose text is too similar to earlier ones: the paper's dynamic index filter [C.1].
+
+    The vectors are kept in a collection of their own, which is deleted in the end; a killed run goes on.
+
+    \b
+    Example:
+      care-data diversify questions.jsonl --side query --output diverse.jsonl
+      care-data diversify corpus.jsonl --side document --output diverse.jsonl --url http://localhost:6333
+    """
+    from care_trainer.data.diversity import THRESHOLDS, Filter, diversify_file
+
+    from care_qdrant import Collection
+
+    load_model, threshold = options.pop("load_model"), options.pop("threshold")
+    settings = Filter(threshold=THRESHOLDS[options["side"]] if threshold is None else threshold, **options)
+    with target.open(create=True) as client:
+        return diversify_file(source, output, settings, load_model(), Collection(client, collection))
 
 
 def main() -> None:

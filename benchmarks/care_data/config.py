@@ -1,4 +1,4 @@
-"""The TOML file of a benchmark: strict frozen models, and all problems of a file in one error."""
+"""The TOML file of a benchmark: strict tables, all problems of a file in one error; docs/data.md has all keys."""
 
 import json
 import os
@@ -23,56 +23,35 @@ class Retriever:
     """One system whose best documents enter the pool. BM25 is always one of them, under the name ``bm25``."""
 
     name: Name
-    """Name under which what it found is recorded."""
     kind: Literal["dense", "hybrid", "vector", "run"] = "dense"
     """``dense`` and ``hybrid`` search as `care search` does; ``vector`` searches a named vector that another program
     wrote; ``run`` reads the rankings of a file."""
-    model: Name = "built-in"
-    """Pair or sentence-transformers model that encodes the queries; the model on the server where ``url`` is set."""
-    vector_name: str | None = None
-    """Named vector to search. None takes the one that ``model`` made."""
-    url: str | None = None
-    """OpenAI-compatible embeddings endpoint, as ``https://host/v1``, for ``vector``. None encodes here."""
+    model: Name = "built-in"  # encodes the queries; the model on the server where url is set
+    vector_name: str | None = None  # None takes the one that model made
+    url: str | None = None  # OpenAI-compatible embeddings endpoint of a vector; None encodes here
     key_env: str | None = None
-    """Environment variable that holds the key of ``url``."""
-    path: str | None = None
-    """TREC run file of ``run``: query, Q0, document, rank, score, name in each line."""
-    family: str | None = None
-    """Models of one family find the same documents. None takes ``model``."""
+    path: str | None = None  # TREC run file: query, Q0, document, rank, score, name in each line
+    family: str | None = None  # models of one family find the same documents; None takes model
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Judge:
-    """One language model that rates documents."""
+    """One language model behind an OpenAI-compatible endpoint, and what it costs to ask it."""
 
     name: Name
-    """Name of its votes."""
-    url: Name
-    """OpenAI-compatible endpoint, as ``https://host/v1``."""
+    url: Name  # as https://host/v1
     model: Name
-    """Model name on the server."""
-    family: Name
-    """Who made the model; judges of one family err together."""
-    key_env: str | None = None
-    """Environment variable that holds the API key. None sends no key."""
-    tier: Annotated[int, Field(ge=1, le=2)] = 1
-    """1 rates everything; 2 rates what the judges of tier 1 dispute."""
-    input_price: PositiveOrZero = 0.0
-    """Price of a million input tokens, in any one currency."""
+    family: Name  # who made the model; judges of one family err together
+    key_env: str | None = None  # environment variable that holds the API key; None sends no key
+    tier: Annotated[int, Field(ge=1, le=2)] = 1  # 1 rates everything; 2 rates what tier 1 disputes
+    input_price: PositiveOrZero = 0.0  # of a million tokens, in any one currency
     output_price: PositiveOrZero = 0.0
-    """Price of a million output tokens."""
     requests_per_minute: Positive = 600.0
-    """Rate limit of the endpoint."""
     concurrency: Count = 4
-    """Calls at once."""
     timeout_seconds: Positive = 60.0
-    """Longest wait for one answer."""
-    max_tokens: Count = 512
-    """Longest answer, in tokens."""
-    retries: CountOrZero = 5
-    """Tries after the first one where the endpoint is busy or fails."""
-    max_wait_seconds: Positive = 60.0
-    """Longest wait between two tries."""
+    max_tokens: Count = 512  # of one answer
+    retries: CountOrZero = 5  # after the first try, where the endpoint is busy or fails
+    max_wait_seconds: Positive = 60.0  # between two tries
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -80,30 +59,21 @@ class Source:
     """Where the documents come from: a collection that LlamaIndex, another program or `care ingest` wrote."""
 
     collection: Name
-    path: str | None = None
-    """Folder of the embedded database. Exactly one of ``path`` and ``url``."""
-    url: str | None = None
-    """URL of a Qdrant server; its key is read from ``QDRANT_API_KEY``."""
-    queries: Name
-    """JSON Lines of the questions: ``id``, ``text``."""
+    path: str | None = None  # folder of the embedded database; exactly one of path and url
+    url: str | None = None  # of a Qdrant server; its key is read from QDRANT_API_KEY
+    queries: Name  # JSON Lines: id, text; license and source where a row has its own
     license: str = ""
-    """License of the texts, for the data card."""
     origin: str = ""
-    """Where the texts are from, for the data card."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Pool:
     """Which documents are judged."""
 
-    depth: Count = 50
-    """Documents of each retriever and query; the paper takes 500 for the benchmark and 50 for training [B, C.1]."""
-    limit: Count | None = None
-    """Most documents of a query after fusion. None keeps all."""
-    near_duplicate: Share = 0.9
-    """Texts whose character 4-grams overlap this much (Jaccard) are judged once."""
-    tested_family: str | None = None
-    """Family of the system that the benchmark is for; a pool of that family alone is warned about."""
+    depth: Count = 50  # of each retriever; the paper takes 500 for the benchmark and 50 for training [B, C.1]
+    limit: Count | None = None  # most documents of a query after fusion
+    near_duplicate: Share = 0.9  # Jaccard overlap of character 4-grams from which texts are judged once
+    tested_family: str | None = None  # of the system under test; a pool of that family alone is warned about
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -111,32 +81,22 @@ class Judging:
     """How the judges are asked."""
 
     language: Language = "zh"
-    """Language of the instructions."""
-    batch: Count = 10
-    """Documents of one call."""
-    stop_after: Count | None = None
-    """Ask no deeper after so many batches in a row without a relevant document. None judges the whole pool."""
-    anchors: CountOrZero = 20
-    """Queries whose first call carries three planted documents: irrelevant, long, and stuffed with its words."""
-    attempts: Count = 3
-    """Calls for documents that an answer left out, or that were not rated S, A, B, C or D."""
-    max_cost: Positive | None = None
-    """Spend no more, in the currency of the prices, unanswered calls included. None is no limit."""
-    allow_missing: bool = False
-    """Go on with the votes that are there when a judge cannot be reached."""
+    batch: Count = 10  # documents of one call
+    stop_after: Count | None = None  # ask no deeper after so many batches in a row without a relevant document
+    anchors: CountOrZero = 20  # queries whose first call has planted documents: irrelevant, long, stuffed
+    attempts: Count = 3  # calls for documents that an answer left out or did not rate
+    max_cost: Positive | None = None  # in the currency of the prices, unanswered calls included
+    allow_missing: bool = False  # go on without a judge that cannot be reached
     seed: int = 0
-    """Decides the order of the documents in a call, and the planted ones."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Imported:
-    """Judgements from elsewhere, as one more judge."""
+    """Judgements from elsewhere, as one more judge: TREC qrels, or umbrela's JSON Lines."""
 
     name: Name
     path: Name
-    """TREC qrels (query, 0, document, grade), or umbrela's JSON Lines with judgments."""
-    relevant_from: Count = 1
-    """Lowest grade that counts as relevant; umbrela's scale from 0 to 3 takes 2."""
+    relevant_from: Count = 1  # lowest relevant grade; umbrela's scale from 0 to 3 takes 2
     family: str = "imported"
 
 
@@ -144,39 +104,34 @@ class Imported:
 class Vote:
     """How votes become labels."""
 
-    rule: Rule = "unanimous"
-    """``unanimous`` is the paper's [B]; ``weighted`` weighs a judge by its agreement with the experts."""
+    rule: Rule = "unanimous"  # the paper's [B]; weighted weighs a judge by its agreement with the experts
     exclude: tuple[Name, ...] = ()
-    """Judges whose votes do not count."""
-    max_missing: Share = 0.2
-    """Refuse to label when more of the votes are missing."""
-    max_failed_anchors: Share = 0.5
-    """Refuse a judge that rates more of the planted documents relevant."""
-    sheets: tuple[Name, ...] = ()
-    """Spreadsheets that experts filled in (``care-data review``)."""
+    max_missing: Share = 0.2  # refuse to label when more of the votes are missing
+    max_failed_anchors: Share = 0.5  # refuse a judge that rates more of the planted documents relevant
+    sheets: tuple[Name, ...] = ()  # that experts filled in
     imported: tuple[Imported, ...] = ()
-    group_by: str | None = "department"
-    """Metadata key by which agreement is reported."""
+    group_by: str | None = "department"  # metadata key by which agreement is reported
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Sts:
+    """Sentence pairs of synonyms [3.1, table 22]."""
+
+    dictionary: Name  # JSON Lines: origin, replace; license where a row has its own
+    writer: Judge  # rewrites the questions
+    length_tolerance: Share = 0.3  # by which a positive may be longer or shorter than its question
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Build:
     """What is written as a benchmark."""
 
-    corpus: Literal["whole", "pooled"] = "whole"
-    """``pooled`` leaves out documents that no retriever found."""
-    rerank_negatives: Count = 20
-    """Judged negatives of a reranking query, at most."""
-    sts: str | None = None
-    """JSON Lines of sentence pairs (``care-data sts``) for an STS task."""
-    train: tuple[Name, ...] = ()
-    """Training sets that the benchmark must share no text with."""
-    near_duplicate: Share = 0.8
-    """Overlap (Jaccard of character 4-grams) from which two questions are one."""
-    drop: bool = False
-    """Leave out questions that repeat another one or a training set, instead of refusing them."""
-    allow_same_judges: bool = False
-    """Accept judges that also labelled a training set."""
+    corpus: Literal["whole", "pooled"] = "whole"  # pooled leaves out documents that no retriever found
+    rerank_negatives: Count = 20  # most judged negatives of a reranking query
+    train: tuple[Name, ...] = ()  # training sets that the benchmark must share no question with
+    near_duplicate: Share = 0.8  # overlap from which two questions are one
+    drop: bool = False  # leave out repeated questions instead of refusing them
+    allow_same_judges: bool = False  # accept judges that also labelled a training set
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -184,8 +139,7 @@ class Settings:
     """A whole configuration."""
 
     name: Name
-    folder: Name
-    """Folder of everything that is written, relative to the file."""
+    folder: Name  # of everything that is written, relative to the file
     source: Source
     pool: Pool = Field(default_factory=Pool)
     retriever: tuple[Retriever, ...] = ()
@@ -193,6 +147,8 @@ class Settings:
     judge: tuple[Judge, ...] = ()
     vote: Vote = Field(default_factory=Vote)
     build: Build = Field(default_factory=Build)
+    sts: Sts | None = None
+    anonymiser: Judge | None = None  # model that finds names that rules miss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,17 +163,19 @@ class Plan:
         """Return the folder that receives everything."""
         return self.root / self.settings.folder
 
+    @property
+    def families(self) -> list[str]:
+        """Return the families of all that labels; rows of training data carry them."""
+        imported, writer = self.settings.vote.imported, self.settings.sts and self.settings.sts.writer.family
+        return sorted({each.family for each in (*self.settings.judge, *imported)} | ({writer} if writer else set()))
+
     def at(self, path: str) -> Path:
         """Return a path of the file as one that can be opened."""
         return self.root / path
 
 
 def load_plan(path: Path) -> Plan:
-    """Read and check a configuration.
-
-    Raises:
-        InputError: The file is missing or wrong; all problems are named.
-    """
+    """Read and check a configuration; `InputError` names all its problems."""
     if not path.is_file():
         raise InputError(f"{path}: no such file; docs/data.md has a configuration to start from")
     try:
@@ -233,8 +191,7 @@ def secret(variable: str | None, what: str) -> str | None:
     """Return the key that an environment variable holds; it is hidden in all that is printed from now on."""
     if variable is None:
         return None
-    value = os.environ.get(variable)
-    if not value:
+    if not (value := os.environ.get(variable)):
         raise InputError(f"{what}: the environment variable {variable} is not set; it must hold the API key")
     remember_secret(value)
     return value

@@ -1,15 +1,22 @@
-"""TREC's and umbrela's formats, in and out."""
+"""Labels in other shapes: TREC's and umbrela's formats, in and out, and pairs that `care-train` reads (4.1, C.1)."""
 
-from collections.abc import Iterable, Iterator, Mapping
+import random
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from care_data.config import Plan
-from care_data.files import read_rows
+from care_data.files import LABELS, read_rows, write_rows, write_text
 from care_data.pool import CORPUS, POOL, QUERIES
 from care_data.prompts import GRADES, RELEVANT
-from care_data.source import shown
+from care_data.source import read_fields, shown
 from care_qdrant import InputError
+
+
+def corpus_texts(plan: Plan, names: Iterable[str]) -> dict[str, str]:
+    """Return the texts of documents as judges read them, by id."""
+    wanted = set(names)
+    return {row["id"]: shown(row) for row in read_rows(plan.folder / CORPUS) if row["id"] in wanted}
 
 
 def umbrela_requests(plan: Plan) -> Iterator[dict[str, Any]]:
@@ -17,8 +24,7 @@ def umbrela_requests(plan: Plan) -> Iterator[dict[str, Any]]:
     ranked: dict[str, list[dict[str, Any]]] = {}
     for row in read_rows(plan.folder / POOL, "care-data pool"):
         ranked.setdefault(row["query_id"], []).append(row)
-    wanted = {row["document_id"] for rows in ranked.values() for row in rows}
-    texts = {row["id"]: shown(row) for row in read_rows(plan.folder / CORPUS) if row["id"] in wanted}
+    texts = corpus_texts(plan, (row["document_id"] for rows in ranked.values() for row in rows))
     for question in read_rows(plan.folder / QUERIES):
         yield {
             "query": {"text": question["text"], "qid": question["id"]},
@@ -29,11 +35,14 @@ def umbrela_requests(plan: Plan) -> Iterator[dict[str, Any]]:
         }
 
 
-def qrels_lines(labels: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield TREC qrels of what is labelled relevant or irrelevant."""
-    for row in labels:
-        if row["label"] in ("relevant", "irrelevant"):
-            yield f"{row['query_id']} 0 {row['document_id']} {int(row['label'] == 'relevant')}"
+def write_qrels(plan: Plan, output: Path) -> int:
+    """Write what is labelled relevant or irrelevant as TREC qrels, and return the number of lines."""
+    rows = [
+        row for row in read_rows(plan.folder / LABELS, "care-data vote") if row["label"] in ("relevant", "irrelevant")
+    ]
+    pairs = (f"{row['query_id']} 0 {row['document_id']} {int(row['label'] == 'relevant')}\n" for row in rows)
+    write_text(output, "".join(pairs))
+    return len(rows)
 
 
 def read_judgements(path: Path, relevant_from: int) -> dict[tuple[str, str], int]:
@@ -41,23 +50,45 @@ def read_judgements(path: Path, relevant_from: int) -> dict[tuple[str, str], int
 
     Other scales have other steps, so a grade becomes A where it is relevant, and D where it is not.
     """
-    rows = _umbrela(path) if path.suffix in (".json", ".jsonl", ".gz") else _trec(path)
-    return {(query, document): RELEVANT if grade >= relevant_from else GRADES["D"] for query, document, grade in rows}
-
-
-def _trec(path: Path) -> Iterator[tuple[str, str, int]]:
-    if not path.is_file():
-        raise InputError(f"{path}: is not there; expected TREC qrels (vote.imported)")
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        fields = line.split()
-        if len(fields) != 4 or not fields[3].lstrip("-").isdigit():
-            raise InputError(f"{path}:{number}: is {line[:60]!r}; expected: query 0 document grade")
-        yield fields[0], fields[2], int(fields[3])
-
-
-def _umbrela(path: Path) -> Iterator[tuple[str, str, int]]:
-    for number, row in enumerate(read_rows(path), start=1):
+    rows: Iterable[tuple[Any, Any, Any]]
+    if path.suffix in (".json", ".jsonl", ".gz"):
+        rows = ((row.get("qid"), row.get("docid"), row.get("judgment")) for row in read_rows(path))
+    else:
+        rows = ((query, name, grade) for query, _, name, grade in read_fields(path, "query 0 document grade"))
+    found = {}
+    for number, (query, document, grade) in enumerate(rows, start=1):
         try:
-            yield str(row["qid"]), str(row["docid"]), int(row["judgment"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{path}:{number}: no judgment ({error}); expected qid, docid, judgment") from error
+            found[str(query), str(document)] = RELEVANT if int(grade) >= relevant_from else GRADES["D"]
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{path}:{number}: grade is {grade!r}; expected a number") from error
+    return found
+
+
+def write_pairs(plan: Plan, output: Path, negatives: int) -> dict[str, Any]:
+    """Write a row for each question and relevant document, with at most so many negatives drawn for it.
+
+    A document that nobody judged, or that is disputed, is neither a positive nor a negative: mined negatives that turn
+    out to answer the question become positives, and those that judges do not agree on go.
+    """
+    sides: dict[str, dict[str, list[str]]] = {}
+    for row in (rows := list(read_rows(plan.folder / LABELS, "care-data vote"))):
+        sides.setdefault(row["query_id"], {}).setdefault(row["label"], []).append(row["document_id"])
+    texts = corpus_texts(plan, (row["document_id"] for row in rows))
+    questions = {row["id"]: row for row in read_rows(plan.folder / QUERIES)}
+
+    def pairs() -> Iterator[dict[str, Any]]:
+        for query, of in sides.items():
+            usable = of.get("irrelevant", [])
+            for document in of.get("relevant", []):
+                draw = random.Random(f"0 {query} {document}").sample(usable, min(negatives, len(usable)))
+                yield {
+                    "query": questions[query]["text"],
+                    "positive": texts[document],
+                    "negatives": [texts[name] for name in draw],
+                    "source": questions[query].get("source") or plan.settings.name,
+                    "license": questions[query].get("license") or plan.settings.source.license,
+                    "judge_families": plan.families,
+                }
+
+    count, left_out = write_rows(output, pairs()), sum(row["label"] in ("disputed", "missing") for row in rows)
+    return {"file": str(output), "pairs": count, "questions": len(sides), "left_out_documents": left_out}

@@ -12,28 +12,28 @@ from care_benchmarks.rows import read_jsonl
 from care_qdrant import InputError, redact
 
 Rows = list[dict[str, Any]]
+LABELS = "labels.jsonl"
 
 
 def read_rows(path: Path, made_by: str = "") -> Iterator[dict[str, Any]]:
-    """Yield the objects of a JSON Lines file, plain or gzip.
-
-    Args:
-        path: The file.
-        made_by: Command that writes it, for the error message.
-    """
+    """Yield the objects of a JSON Lines file, plain or gzip; ``made_by`` is the command that writes it."""
     if not path.is_file():
         raise InputError(f"{path}: is not there{f'; run {made_by} first' if made_by else ''}")
     for row in read_jsonl(path):
         yield dict(row.fields)
 
 
+def line(row: Mapping[str, Any]) -> str:
+    """Return a row as a line of JSON."""
+    return json.dumps(row, ensure_ascii=False) + "\n"
+
+
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
     """Write JSON Lines, and return their number."""
     count = 0
     with _replaced(path).open("w", encoding="utf-8") as file:
-        for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
-            count += 1
+        for count, row in enumerate(rows, start=1):  # noqa: B007
+            file.write(line(row))
     _replaced(path).replace(path)
     return count
 
@@ -59,8 +59,7 @@ def read_json(path: Path) -> Any:
 
 def digest(*parts: object) -> str:
     """Return the SHA-256 of values as JSON."""
-    content = json.dumps(parts, ensure_ascii=False, sort_keys=True, default=str)
-    return hashlib.sha256(content.encode()).hexdigest()
+    return hashlib.sha256(json.dumps(parts, ensure_ascii=False, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def file_digest(path: Path) -> str:

@@ -1,12 +1,9 @@
-"""Near-duplicate texts: Jaccard similarity of character 4-grams, found by MinHash (Broder, 1997) and then computed."""
+"""Near-duplicate texts: Jaccard similarity of their character 4-grams."""
 
 import unicodedata
-from collections.abc import Iterable
-
-from datasketch import MinHash, MinHashLSH
+from collections import Counter
 
 _GRAM = 4
-_HASHES = 128
 
 
 def grams(text: str) -> frozenset[str]:
@@ -21,37 +18,21 @@ def overlap(one: frozenset[str], other: frozenset[str]) -> float:
 
 
 class NearTexts:
-    """Texts that were added, found again by texts that nearly equal them."""
+    """Texts that were added, found again by texts that nearly equal them, through an index of their grams."""
 
     def __init__(self, threshold: float) -> None:
-        self._threshold, self._sets = threshold, dict[str, frozenset[str]]()
-        # The hashes only propose; looking a little lower than the threshold misses fewer.
-        self._lsh = MinHashLSH(threshold=min(0.95, max(0.1, threshold - 0.1)), num_perm=_HASHES)
-        self._equal: dict[frozenset[str], str] = {}
+        self._threshold, self._sizes, self._having = threshold, dict[str, int](), dict[str, list[str]]()
 
     def find(self, text: str) -> str | None:
         """Return the name of the most similar text above the threshold; the first one added wins a tie."""
         own = grams(text)
-        if own in self._equal:
-            return self._equal[own]
-        names: Iterable[str] = self._lsh.query(_minhash(own)) if self._sets else []
-        near = [(overlap(own, self._sets[name]), name) for name in names]
-        order = {name: place for place, name in enumerate(self._sets)}
-        near = sorted(
-            (pair for pair in near if pair[0] >= self._threshold), key=lambda each: (-each[0], order[each[1]])
-        )
-        return near[0][1] if near else None
+        shared = Counter(name for gram in own for name in self._having.get(gram, ()))
+        near = {name: count / (len(own) + self._sizes[name] - count) for name, count in shared.items()}
+        best = max(near.values(), default=-1.0)
+        return next(name for name in self._sizes if near.get(name) == best) if best >= self._threshold else None
 
     def add(self, name: str, text: str) -> None:
         """Add a text under a name."""
-        own = grams(text)
-        if name not in self._sets:
-            self._sets[name] = own
-            self._equal.setdefault(own, name)
-            self._lsh.insert(name, _minhash(own))
-
-
-def _minhash(parts: frozenset[str]) -> MinHash:
-    made = MinHash(num_perm=_HASHES)
-    made.update_batch([part.encode() for part in sorted(parts)])
-    return made
+        self._sizes[name] = len(own := grams(text))
+        for gram in own:
+            self._having.setdefault(gram, []).append(name)

@@ -6,18 +6,18 @@ that only other systems find are never judged. Here BM25 is always in, and what 
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import httpx
 import numpy as np
 from care_benchmarks.lexical import Bm25Matrix
+from care_benchmarks.measures import Qrels, Run, per_query
 from qdrant_client import QdrantClient, models
 
 from care_data.config import Plan, Retriever, secret
-from care_data.files import Rows, digest, file_digest, read_rows, write_json, write_rows
+from care_data.files import Rows, digest, read_rows, write_json, write_rows
 from care_data.near import grams, overlap
-from care_data.source import Texts, open_source, read_questions, read_texts
+from care_data.source import Texts, open_source, read_fields, read_questions, read_texts
 from care_qdrant import CareModel, Collection, InputError, Vectors, embedded_text
 from care_qdrant import Retriever as Search
 from care_qdrant.encoders import bm25
@@ -25,27 +25,11 @@ from care_qdrant.encoders import bm25
 logger = logging.getLogger(__name__)
 
 POOL, CORPUS, QUERIES = "pool.jsonl", "corpus.jsonl", "queries.jsonl"
-_RRF = 60
-"""Constant of reciprocal rank fusion (Cormack et al., 2009)."""
-Rankings = list[list[str]]
-"""Document ids of each question, best first."""
+_RRF = 60  # constant of reciprocal rank fusion (Cormack et al., 2009)
+Rankings = list[list[str]]  # document ids of each question, best first
 
 
-@dataclass(frozen=True, slots=True)
-class Contribution:
-    """What one retriever adds to the pool."""
-
-    retriever: str
-    family: str
-    found: int
-    """Pairs of a question and a document that it found."""
-    alone: int
-    """Pairs that no other retriever found: the pool would lack them without it."""
-    relevant_alone: int | None = None
-    """Those of them that were labelled relevant; None before the vote."""
-
-
-def run_pool(plan: Plan) -> dict[str, Any]:
+def run_pool(plan: Plan, _: bool = False) -> dict[str, Any]:
     """Search with every retriever, and write the pool, the texts and the questions."""
     settings, folder = plan.settings, plan.folder
     questions = read_questions(plan.at(settings.source.queries))
@@ -53,58 +37,61 @@ def run_pool(plan: Plan) -> dict[str, Any]:
     with open_source(plan) as client:
         texts = read_texts(client, settings.source.collection)
         found = {each.name: _rankings(each, plan, client, texts, questions) for each in retrievers}
-        if (now := read_texts(client, settings.source.collection)).digest != texts.digest:
-            raise InputError(f"{_changes(settings.source.collection, texts, now)}; run again when nobody writes to it")
+        now = read_texts(client, settings.source.collection)
+    if changes := _changes(settings.source.collection, texts.strings, now.strings):
+        raise InputError(f"{changes}; run again when nobody writes to it")
     rows = _fuse(plan, questions, texts, found)
     families = {each.name: each.family or each.model for each in retrievers}
     report = {
         "collection": settings.source.collection,
-        "collection_digest": texts.digest,
+        "collection_digest": digest(sorted(texts.strings.items())),
         "documents": len(texts.documents),
         "without_text": texts.skipped,
         "questions": len(questions),
         "pairs": len(rows),
         "near_duplicates": sum(len(row["duplicates"]) for row in rows),
-        "contributions": [asdict(each) for each in contributions(rows, families)],
+        "contributions": contributions(rows, families),
         "warnings": _warnings(plan, families),
     }
     write_rows(folder / QUERIES, questions)
-    write_rows(
-        folder / CORPUS,
-        (
-            {"id": each.id, "title": each.title, "text": each.text, "metadata": dict(each.metadata)}
-            for each in sorted(texts.documents.values(), key=lambda each: each.id)
-        ),
-    )
+    documents = sorted(texts.documents.values(), key=lambda each: each.id)
+    columns = ({"id": d.id, "title": d.title, "text": d.text, "metadata": dict(d.metadata)} for d in documents)
+    write_rows(folder / CORPUS, columns)
     write_rows(folder / POOL, rows)
     write_json(folder / "pool.json", report)
     return report
 
 
-def pool_inputs(plan: Plan) -> str:
-    """Return the digest of all that decides the pool, but for the collection, which is read once."""
-    settings = plan.settings
-    runs = [file_digest(plan.at(each.path)) for each in settings.retriever if each.path]
-    return digest(
-        asdict(settings.source),
-        asdict(settings.pool),
-        [asdict(each) for each in settings.retriever],
-        file_digest(plan.at(settings.source.queries)),
-        runs,
-    )
-
-
 def contributions(
-    rows: Sequence[Mapping[str, Any]], families: Mapping[str, str], relevant: set[tuple[str, str]] | None = None
-) -> list[Contribution]:
-    """Count what each retriever adds; leaving one out loses what it found alone."""
-    counted = []
+    rows: Sequence[Mapping[str, Any]], families: Mapping[str, str], qrels: Qrels | None = None
+) -> list[dict[str, Any]]:
+    """Return what each retriever adds: pairs that it found, and those that the pool would lack without it.
+
+    After the vote also how many of those are relevant, and by how much the retriever's own nDCG@10 would be
+    under-estimated if it had not been in the pool (leave one out): the bias against a system that is not in it.
+    """
+    counted: list[dict[str, Any]] = []
     for name, family in families.items():
         found = [row for row in rows if name in row["found_by"]]
-        alone = [row for row in found if len(row["found_by"]) == 1]
-        hit = None if relevant is None else sum((row["query_id"], row["document_id"]) in relevant for row in alone)
-        counted.append(Contribution(name, family, len(found), len(alone), hit))
+        alone = {(row["query_id"], row["document_id"]) for row in found if len(row["found_by"]) == 1}
+        counted.append({"retriever": name, "family": family, "found": len(found), "alone": len(alone)})
+        if qrels is not None:
+            run: dict[str, dict[str, float]] = {}
+            for row in found:
+                run.setdefault(row["query_id"], {})[row["document_id"]] = 1 / row["found_by"][name]
+            less = {
+                query: {document: grade * ((query, document) not in alone) for document, grade in grades.items()}
+                for query, grades in qrels.items()
+            }
+            full, without = (mean_ndcg(side, run) for side in (qrels, less))
+            relevant = sum(bool(qrels.get(query, {}).get(document)) for query, document in alone)
+            counted[-1] |= {"relevant_alone": relevant, "ndcg": full, "ndcg_left_out": without}
     return counted
+
+
+def mean_ndcg(qrels: Qrels, run: Run) -> float:
+    """Return the mean nDCG@10 over the questions that have a relevant document in full labels."""
+    return float(np.mean(list(per_query(qrels, run)["nDCG@10"].values()))) if qrels else 0.0
 
 
 def collection_changes(plan: Plan) -> str | None:
@@ -112,16 +99,12 @@ def collection_changes(plan: Plan) -> str | None:
     with open_source(plan) as client:
         now = read_texts(client, plan.settings.source.collection)
     before = {row["id"]: (row["title"], row["text"]) for row in read_rows(plan.folder / CORPUS)}
-    after = {each.id: (each.title, each.text) for each in now.documents.values()}
-    return None if before == after else _difference(plan.settings.source.collection, before, after)
+    return _changes(plan.settings.source.collection, before, now.strings)
 
 
-def _changes(name: str, before: Texts, after: Texts) -> str:
-    sides = ({each.id: (each.title, each.text) for each in side.documents.values()} for side in (before, after))
-    return _difference(name, *sides)
-
-
-def _difference(name: str, before: Mapping[str, object], after: Mapping[str, object]) -> str:
+def _changes(name: str, before: Mapping[str, object], after: Mapping[str, object]) -> str | None:
+    if before == after:
+        return None
     altered = sum(before[each] != after[each] for each in before.keys() & after.keys())
     added, removed = len(after.keys() - before.keys()), len(before.keys() - after.keys())
     return f"collection {name!r} changed meanwhile: {added} documents added, {removed} removed, {altered} altered"
@@ -136,21 +119,16 @@ def _rankings(retriever: Retriever, plan: Plan, client: QdrantClient, texts: Tex
         return _from_run(plan, retriever, texts, questions)
     if retriever.kind == "vector":
         return _by_vector(retriever, plan, client, texts, queries)
-    search = Search(
-        client,
-        plan.settings.source.collection,
-        CareModel.load(retriever.model),
-        mode=retriever.kind,
-        vector_name=retriever.vector_name,
-        unique_documents=False,
-    )
-    return [[name for hit in hits if (name := texts.of(hit))] for hits in search.search(queries, depth)]
+    collection, model, vector = plan.settings.source.collection, CareModel.load(retriever.model), retriever.vector_name
+    search = Search(client, collection, model, mode=retriever.kind, vector_name=vector, unique_documents=False)
+    found = search.search(queries, depth)
+    return [[texts.names[hit.point_id] for hit in hits if hit.point_id in texts.names] for hits in found]
 
 
 def _lexical(texts: Texts, queries: Sequence[str], depth: int) -> Rankings:
     """Rank by BM25 over the texts themselves, so that the collection needs no sparse vector."""
     names = sorted(texts.documents)
-    shown = [embedded_text(texts.documents[name].title, texts.documents[name].text) for name in names]
+    shown = [embedded_text(*texts.strings[name]) for name in names]
     length = bm25.average_length(shown)
     matrix = Bm25Matrix([bm25.document_vector(text, average_length=length) for text in shown])
     rankings = []
@@ -179,26 +157,22 @@ def _embedded(retriever: Retriever, queries: Sequence[str]) -> Vectors:
     key = secret(retriever.key_env, f"retriever {retriever.name}")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        answer = httpx.post(
-            f"{str(retriever.url).rstrip('/')}/embeddings",
-            json={"model": retriever.model, "input": list(queries)},
-            headers=headers,
-            timeout=120,
-        ).raise_for_status()
+        url, body = f"{str(retriever.url).rstrip('/')}/embeddings", {"model": retriever.model, "input": list(queries)}
+        answer = httpx.post(url, json=body, headers=headers, timeout=120).raise_for_status()
         rows = sorted(answer.json()["data"], key=lambda row: row["index"])
-        return np.asarray([row["embedding"] for row in rows], dtype=np.float32)
+        vectors = np.asarray([row["embedding"] for row in rows], dtype=np.float32)
     except (httpx.HTTPError, KeyError, ValueError) as error:
         raise InputError(f"retriever {retriever.name} at {retriever.url}: no vectors ({error})") from error
+    if len(vectors) != len(queries):
+        raise InputError(f"retriever {retriever.name}: {len(vectors)} vectors for {len(queries)} questions")
+    return vectors
 
 
 def _from_run(plan: Plan, retriever: Retriever, texts: Texts, questions: Rows) -> Rankings:
     path, depth = plan.at(str(retriever.path)), plan.settings.pool.depth
     ranked: dict[str, list[tuple[float, str]]] = {}
     unknown = 0
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        fields = line.split()
-        if len(fields) != 6:
-            raise InputError(f"{path}:{number}: has {len(fields)} fields; a TREC run has 6")
+    for fields in read_fields(path, "query Q0 document rank score name"):
         document = fields[2] if fields[2] in texts.documents else texts.names.get(fields[2])
         if document is None:
             unknown += 1
@@ -229,7 +203,7 @@ def _fuse(plan: Plan, questions: Rows, texts: Texts, found: Mapping[str, Ranking
 def _distinct(order: Sequence[str], texts: Texts, threshold: float) -> list[tuple[str, list[str]]]:
     kept: list[tuple[str, list[str], frozenset[str]]] = []
     for document in order:
-        own = grams(embedded_text(texts.documents[document].title, texts.documents[document].text))
+        own = grams(embedded_text(*texts.strings[document]))
         same = next((copies for _, copies, other in kept if overlap(own, other) >= threshold), None)
         if same is None:
             kept.append((document, [], own))

@@ -1,6 +1,6 @@
-"""What experts say of a sample, blind: spreadsheets out and in.
+"""What experts say of a sample, blind: spreadsheets out and in, and what they said on the page.
 
-A sheet shows question and document in random order, without votes. One expert fills in one sheet.
+Question and document are shown in random order, without votes. One expert fills in one sheet.
 """
 
 import random
@@ -10,26 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from care_data.config import Plan
-from care_data.files import read_rows
-from care_data.pool import CORPUS, QUERIES
-from care_data.prompts import GRADES, LETTERS
-from care_data.source import shown
-from care_qdrant import InputError, needs_extra
+from openpyxl import Workbook, load_workbook
+from openpyxl.styles import Alignment
+from openpyxl.worksheet.datavalidation import DataValidation
 
-SHEET = "review"
+from care_data.config import Plan
+from care_data.exchange import corpus_texts
+from care_data.files import LABELS, read_rows
+from care_data.pool import QUERIES
+from care_data.prompts import GRADES, LETTERS
+from care_qdrant import InputError
+
+OPINIONS = "opinions.jsonl"  # what experts said on the page: an expert's last word on a pair counts
 COLUMNS = ("query_id", "document_id", "question", "document", "grade", "expert")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
-
-
-@dataclass(frozen=True, slots=True)
-class Opinion:
-    """What one expert says of one pair."""
-
-    expert: str
-    query_id: str
-    document_id: str
-    grade: int
+Key = tuple[str, str, str]  # expert, question, document
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +39,7 @@ class Task:
 
 def sample_tasks(plan: Plan, count: int, seed: int = 0) -> list[Task]:
     """Draw pairs for experts: a third each of relevant, irrelevant and disputed ones where there are as many."""
-    rows = list(read_rows(plan.folder / "labels.jsonl", "care-data vote"))
+    rows = list(read_rows(plan.folder / LABELS, "care-data vote"))
     draw = random.Random(f"review {seed}")
     draw.shuffle(rows)
     strata = [[row for row in rows if row["label"] == label] for label in ("relevant", "irrelevant", "disputed")]
@@ -52,29 +47,22 @@ def sample_tasks(plan: Plan, count: int, seed: int = 0) -> list[Task]:
     rest = [row for row in rows if row not in chosen]
     chosen = (chosen + rest)[:count] if len(chosen) < count else draw.sample(chosen, count)
     draw.shuffle(chosen)
-    wanted = {row["document_id"] for row in chosen}
-    texts = {row["id"]: shown(row) for row in read_rows(plan.folder / CORPUS) if row["id"] in wanted}
+    texts = corpus_texts(plan, (row["document_id"] for row in chosen))
     asked = {row["id"]: str(row["text"]) for row in read_rows(plan.folder / QUERIES)}
-    return [
-        Task(row["query_id"], row["document_id"], asked[row["query_id"]], texts[row["document_id"]]) for row in chosen
-    ]
+    names = [(row["query_id"], row["document_id"]) for row in chosen]
+    return [Task(query, document, asked[query], texts[document]) for query, document in names]
 
 
 def write_sheet(path: Path, tasks: Sequence[Task], expert: str) -> None:
     """Write a spreadsheet for one expert; its column ``grade`` takes S, A, B, C or D."""
-    with needs_extra("data", "a spreadsheet"):
-        from openpyxl import Workbook
-        from openpyxl.styles import Alignment
-        from openpyxl.worksheet.datavalidation import DataValidation
     book = Workbook()
     sheet: Any = book.active
-    sheet.title = SHEET
+    sheet.title = "review"
     sheet.append(COLUMNS)
-    for task in tasks:
-        sheet.append([""] * len(COLUMNS))
+    for number, task in enumerate(tasks, start=2):
         values = (task.query_id, task.document_id, task.question, task.document, "", expert)
         for column, value in enumerate(values, start=1):
-            cell = sheet.cell(row=sheet.max_row, column=column)
+            cell = sheet.cell(row=number, column=column)
             # A text that begins with = is a text, and not a formula.
             cell.value, cell.data_type = _CONTROL.sub("", value)[:32_000], "s"
             cell.alignment = Alignment(wrap_text=True, vertical="top")
@@ -88,47 +76,50 @@ def write_sheet(path: Path, tasks: Sequence[Task], expert: str) -> None:
     book.save(path)
 
 
-def read_sheet(path: Path) -> dict[tuple[str, str, str], tuple[int, str]]:
-    """Return expert, question and document → grade and cell; rows without a grade are left out."""
-    with needs_extra("data", "a spreadsheet"):
-        from openpyxl import load_workbook
-    try:
-        book = load_workbook(path, read_only=True)
-        rows = list(book[SHEET].iter_rows(values_only=True))
-    except Exception as error:  # openpyxl raises what zipfile and the XML parser raise.
-        raise InputError(f"{path}: is no spreadsheet of care-data review ({type(error).__name__}: {error})") from error
-    if not rows or tuple(rows[0][: len(COLUMNS)]) != COLUMNS:
-        raise InputError(f"{path}: its first row is {rows[0] if rows else ()}; expected {', '.join(COLUMNS)}")
-    found: dict[tuple[str, str, str], tuple[int, str]] = {}
-    for number, row in enumerate(rows[1:], start=2):
-        query, document, _, _, grade, expert = (str(value or "").strip() for value in row[: len(COLUMNS)])
-        where = f"{path}:E{number}"
-        if not grade:
-            continue
-        if grade.upper() not in GRADES:
-            raise InputError(f"{where}: grade is {grade!r}; expected one of {', '.join(GRADES)}, or nothing")
-        if not expert:
-            raise InputError(f"{path}:F{number}: the row has a grade and no expert")
-        _add(found, (expert, query, document), GRADES[grade.upper()], where)
-    return found
-
-
-def read_opinions(sheets: Sequence[Path]) -> list[Opinion]:
-    """Return what all experts said.
+def read_opinions(plan: Plan) -> dict[tuple[str, str], dict[str, int]]:
+    """Return question and document → expert → grade, of all sheets and of the page.
 
     Raises:
         InputError: One expert says two things of one pair, or a sheet is none.
     """
-    found: dict[tuple[str, str, str], tuple[int, str]] = {}
-    for sheet in sheets:
-        if not sheet.is_file():
-            raise InputError(f"{sheet}: is not there (vote.sheets)")
-        for key, (grade, where) in read_sheet(sheet).items():
-            _add(found, key, grade, where)
-    return [Opinion(*key, grade) for key, (grade, _) in found.items()]
+    found: dict[Key, tuple[int, str]] = {}
+    for sheet in plan.settings.vote.sheets:
+        _read_sheet(plan.at(sheet), found)
+    for key, grade in page_opinions(plan).items():
+        _add(found, key, grade, str(plan.folder / OPINIONS))
+    opinions: dict[tuple[str, str], dict[str, int]] = {}
+    for (expert, query, document), (grade, _) in found.items():
+        opinions.setdefault((query, document), {})[expert] = grade
+    return opinions
 
 
-def _add(found: dict[tuple[str, str, str], tuple[int, str]], key: tuple[str, str, str], grade: int, where: str) -> None:
+def page_opinions(plan: Plan) -> dict[Key, int]:
+    """Return what experts said on the page."""
+    path = plan.folder / OPINIONS
+    rows = read_rows(path) if path.is_file() else ()
+    return {(row["expert"], row["query_id"], row["document_id"]): GRADES[row["grade"]] for row in rows}
+
+
+def _read_sheet(path: Path, found: dict[Key, tuple[int, str]]) -> None:
+    if not path.is_file():
+        raise InputError(f"{path}: is not there (vote.sheets)")
+    try:
+        rows = list(load_workbook(path, read_only=True)["review"].iter_rows(values_only=True))
+    except Exception as error:  # openpyxl raises what zipfile and the XML parser raise.
+        raise InputError(f"{path}: is no spreadsheet of care-data review ({type(error).__name__}: {error})") from error
+    if not rows or tuple(rows[0][: len(COLUMNS)]) != COLUMNS:
+        raise InputError(f"{path}: its first row is {rows[0] if rows else ()}; expected {', '.join(COLUMNS)}")
+    for number, row in enumerate(rows[1:], start=2):
+        query, document, _, _, grade, expert = (str(value or "").strip() for value in row[: len(COLUMNS)])
+        if grade and grade.upper() not in GRADES:
+            raise InputError(f"{path}:E{number}: grade is {grade!r}; expected one of {', '.join(GRADES)}, or nothing")
+        if grade and not expert:
+            raise InputError(f"{path}:F{number}: the row has a grade and no expert")
+        if grade:
+            _add(found, (expert, query, document), GRADES[grade.upper()], f"{path}:E{number}")
+
+
+def _add(found: dict[Key, tuple[int, str]], key: Key, grade: int, where: str) -> None:
     if key in found and found[key][0] != grade:
         before, place = found[key]
         raise InputError(

@@ -5,14 +5,15 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from care_benchmarks.rows import read_jsonl
 from qdrant_client import QdrantClient
 
 from care_data.config import Plan
-from care_data.files import Rows, digest
-from care_qdrant import Collection, Document, Hit, InputError, embedded_text, open_client, read_hit
+from care_data.files import Rows
+from care_qdrant import Collection, Document, InputError, embedded_text, open_client, read_hit
 
 
 @contextmanager
@@ -26,25 +27,18 @@ def open_source(plan: Plan) -> Iterator[QdrantClient]:
         yield client
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Texts:
     """The documents of a collection: each point is one, since a point is what a search returns."""
 
-    documents: dict[str, Document]
-    """By id: that of the document where one point holds it whole, else that of the point."""
-    names: dict[str, str]
-    """Document id by point id."""
-    skipped: int
-    """Points without a text."""
+    documents: dict[str, Document]  # by id: that of the document where one point holds it whole, else that of the point
+    names: dict[str, str]  # document id by point id
+    skipped: int  # points without a text
 
-    @property
-    def digest(self) -> str:
-        """Return the SHA-256 over all ids and texts."""
-        return digest(sorted((each.id, each.title, each.text) for each in self.documents.values()))
-
-    def of(self, hit: Hit) -> str | None:
-        """Return the document id of a hit, or None where the point was not there when the texts were read."""
-        return self.names.get(hit.point_id)
+    @cached_property
+    def strings(self) -> dict[str, tuple[str, str]]:
+        """Return title and text of each document."""
+        return {each.id: (each.title, each.text) for each in self.documents.values()}
 
 
 def read_texts(client: QdrantClient, collection: str) -> Texts:
@@ -74,6 +68,17 @@ def read_questions(path: Path) -> Rows:
     if not rows:
         raise InputError(f"{path}: is empty; expected one question per line")
     return rows
+
+
+def read_fields(path: Path, expected: str) -> Iterator[list[str]]:
+    """Yield the fields of each line of one of TREC's files."""
+    if not path.is_file():
+        raise InputError(f"{path}: is not there; expected lines of: {expected}")
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        fields = line.split()
+        if len(fields) != len(expected.split()):
+            raise InputError(f"{path}:{number}: is {line[:60]!r}; expected: {expected}")
+        yield fields
 
 
 def shown(row: dict[str, object]) -> str:

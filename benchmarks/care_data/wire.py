@@ -1,21 +1,35 @@
-"""One judge over HTTP: rate limit, bounded retries, the ledger before and after each call."""
+"""One model over HTTP: rate limit, bounded retries, and the ledger of all calls before and after each of them.
 
+A call is written down before it is sent. One that was sent and whose answer was never stored, because the process was
+killed or the endpoint did not answer in time, may have been paid: its highest price counts as spent.
+"""
+
+import sqlite3
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import httpx
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from care_data.config import Judge, secret
-from care_data.files import digest
-from care_data.ledger import Answer, Ledger
-from care_qdrant import CareError, __version__
+from care_data.files import Rows, digest
+from care_qdrant import CareError, InputError, __version__
 
-Messages = Sequence[dict[str, str]]
+T = TypeVar("T")
 _BUSY = {408, 409, 425, 429, 500, 502, 503, 504, 529}
+_TABLE = """CREATE TABLE IF NOT EXISTS calls (
+    key TEXT PRIMARY KEY, judge TEXT NOT NULL, reserved REAL NOT NULL, unanswered INTEGER NOT NULL DEFAULT 0,
+    answer TEXT, refused TEXT, input_tokens INTEGER, output_tokens INTEGER, cost REAL)"""
+
+
+class BudgetReached(CareError):
+    """The next call could cost more than is left."""
 
 
 class JudgeUnreachable(CareError):
@@ -28,99 +42,168 @@ class NotStored(CareError):
 
 @dataclass
 class _Busy(Exception):
-    """A failure after which the same call is sent again."""
+    """A failure after which the same call is sent again; ``paid`` where it may have been paid all the same."""
 
     reason: str
     wait_seconds: float | None = None
     paid: bool = False
-    """Whether the call may have been paid all the same."""
+
+
+class Answer(NamedTuple):
+    """What a model wrote; ``refused`` says why there is no usable text."""
+
+    text: str
+    refused: str = ""
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost: float = 0.0
+
+
+class Ledger:
+    """Every call in one SQLite file; safe to use from several threads and after a kill at any moment."""
+
+    def __init__(self, path: Path, max_cost: float | None = None) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock, self._max_cost = threading.Lock(), max_cost
+        try:
+            self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=0)
+            for statement in ("PRAGMA locking_mode=EXCLUSIVE", "PRAGMA journal_mode=WAL", _TABLE):
+                self._database.execute(statement)
+        except sqlite3.OperationalError as error:
+            raise InputError(f"{path}: cannot be opened ({error}); does another run of care-data use it?") from error
+        except sqlite3.DatabaseError as error:
+            raise InputError(f"{path}: is no ledger of care-data ({error})") from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._database.close()
+
+    def stored(self, key: str) -> Answer | None:
+        """Return the stored answer of a call, or None."""
+        row = self._do(
+            "SELECT answer, refused, input_tokens, output_tokens, cost FROM calls WHERE key = ? AND answer IS NOT NULL",
+            key,
+        )
+        return Answer(*row[0]) if row else None
+
+    def reserve(self, key: str, judge: str, price: float) -> None:
+        """Write down one sending of a call that costs ``price`` at most; `BudgetReached` where that does not fit."""
+        with self._lock:
+            sums = "SELECT coalesce(sum(coalesce(cost, 0) + unanswered * reserved), 0) FROM calls"
+            spent = float(self._database.execute(sums).fetchone()[0])
+            if self._max_cost is not None and spent + price > self._max_cost:
+                raise BudgetReached(
+                    f"the budget is reached: {spent:.4f} are spent and the next call could cost {price:.4f}, of "
+                    f"{self._max_cost:g}; all answers are stored: raise max_cost and run the same command to go on"
+                )
+            self._database.execute(
+                "INSERT INTO calls (key, judge, reserved, unanswered) VALUES (?, ?, ?, 1) ON CONFLICT (key) DO UPDATE"
+                " SET unanswered = unanswered + 1, reserved = max(reserved, excluded.reserved)",
+                (key, judge, price),
+            )
+
+    def withdraw(self, key: str) -> None:
+        """Note that a sending was turned away and cost nothing."""
+        self._do("UPDATE calls SET unanswered = unanswered - 1 WHERE key = ?", key)
+
+    def store(self, key: str, answer: Answer) -> None:
+        """Store the answer of a call that was sent."""
+        columns = "answer = ?, refused = ?, input_tokens = ?, output_tokens = ?, cost = ?, unanswered = unanswered - 1"
+        self._do(f"UPDATE calls SET {columns} WHERE key = ?", *answer, key)
+
+    def bills(self) -> Rows:
+        """Return the sums of each judge: ``at_risk`` is the most that unanswered sendings may have cost."""
+        names = ("judge", "calls", "input_tokens", "output_tokens", "cost", "unanswered", "at_risk")
+        rows = self._do(
+            "SELECT judge, count(answer), sum(coalesce(input_tokens, 0)), sum(coalesce(output_tokens, 0)),"
+            " sum(coalesce(cost, 0)), sum(unanswered), sum(unanswered * reserved) FROM calls GROUP BY judge"
+        )
+        return [dict(zip(names, row, strict=True)) for row in sorted(rows)]
+
+    def _do(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        with self._lock:
+            return self._database.execute(statement, values).fetchall()
 
 
 class Caller:
-    """Asks one judge, and never twice the same thing."""
+    """Asks one model, and never twice the same thing; a replay answers from the ledger alone, without a network."""
 
     def __init__(self, judge: Judge, ledger: Ledger, *, replay: bool = False) -> None:
-        """Set up the connection; nothing is sent.
-
-        Args:
-            judge: Whom to ask.
-            ledger: Stored calls.
-            replay: Answer from the ledger alone, without a network.
-        """
         self.judge, self._ledger, self._replay = judge, ledger, replay
         key = None if replay else secret(judge.key_env, f"judge {judge.name}")
         headers = {"User-Agent": f"care-data/{__version__}"} | ({"Authorization": f"Bearer {key}"} if key else {})
         limits = httpx.Limits(max_connections=judge.concurrency)
         self._client = httpx.Client(timeout=judge.timeout_seconds, headers=headers, limits=limits)
         self._lock, self._next = threading.Lock(), 0.0
-        self._down: JudgeUnreachable | None = None
+        self.down: JudgeUnreachable | None = None  # why it is not asked any more
+        self.pool = ThreadPoolExecutor(judge.concurrency)
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections; calls that were sent are paid, so their answers are waited for and stored."""
+        self.pool.shutdown(cancel_futures=True)
         self._client.close()
 
-    def ask(self, messages: Messages, attempt: int = 0) -> Answer:
-        """Return the answer to a chat, from the ledger where it is there.
-
-        Args:
-            messages: As OpenAI's API has them.
-            attempt: Number of earlier answers to the same messages that were not usable.
+    def ask(self, prompt: str, attempt: int = 0) -> Answer:
+        """Return the answer to a prompt, from the ledger where it is there; ``attempt`` counts unusable ones before.
 
         Raises:
             JudgeUnreachable: There was no answer; the judge is not asked again in this run.
             BudgetReached: The call does not fit into the budget.
             NotStored: It is a replay, and the answer is not there.
         """
-        key = digest(self.judge.model, list(messages), attempt)
+        messages = [{"role": "user", "content": prompt}]
+        key = digest(self.judge.model, messages, attempt)
         if (answer := self._ledger.stored(key)) is not None:
             return answer
         if self._replay:
             raise NotStored(f"judge {self.judge.name}: an answer is not in the ledger; run without --replay first")
-        if self._down is not None:
-            raise self._down
-        retrying = Retrying(
-            stop=stop_after_attempt(1 + self.judge.retries),
-            wait=self._wait,
-            retry=retry_if_exception_type(_Busy),
-            reraise=True,
-        )
+        if self.down is not None:
+            raise self.down
+        stop, wait = stop_after_attempt(1 + self.judge.retries), self._wait
         try:
+            retrying = Retrying(stop=stop, wait=wait, retry=retry_if_exception_type(_Busy), reraise=True)
             return retrying(self._send, key, messages)
         except _Busy as error:
-            self._down = JudgeUnreachable(
+            self.down = JudgeUnreachable(
                 f"judge {self.judge.name} at {self.judge.url}: {error.reason}, {1 + self.judge.retries} times; "
                 "stored answers are kept: run the same command again when it answers, or set allow_missing = true"
             )
         except JudgeUnreachable as error:
-            self._down = error
-        raise self._down
+            self.down = error
+        raise self.down
 
-    def _send(self, key: str, messages: Messages) -> Answer:
-        self._pace()
-        body = {
-            "model": self.judge.model,
-            "messages": list(messages),
-            "temperature": 0,
-            "max_tokens": self.judge.max_tokens,
-            "response_format": {"type": "json_object"},
-        }
-        with self._ledger.sending(key, self.judge.name, highest_price(self.judge, messages)):
-            try:
-                # Endpoints that know the header answer a repeated call from what was paid already.
-                response = self._client.post(
-                    f"{self.judge.url.rstrip('/')}/chat/completions", json=body, headers={"Idempotency-Key": key}
-                )
-                answer = self._read(response)
-            except httpx.ConnectError as error:
+    def ask_all(self, prompts: Sequence[str], read: Callable[[int, str], T | None], attempts: int) -> list[T | None]:
+        """Ask concurrently, again where ``read`` makes None of a prompt's number and answer; return what it made."""
+
+        def one(number: int) -> T | None:
+            answers = (self.ask(prompts[number], attempt) for attempt in range(attempts))
+            found = (None if answer.refused else read(number, answer.text) for answer in answers)
+            return next((each for each in found if each is not None), None)
+
+        return list(self.pool.map(one, range(len(prompts))))
+
+    def _send(self, key: str, messages: Sequence[dict[str, str]]) -> Answer:
+        with self._lock:  # the turn that the rate limit gives
+            turn = max(time.monotonic(), self._next)
+            self._next = turn + 60 / self.judge.requests_per_minute
+        time.sleep(max(0.0, turn - time.monotonic()))
+        body = {"model": self.judge.model, "messages": messages, "temperature": 0, "max_tokens": self.judge.max_tokens}
+        url = f"{self.judge.url.rstrip('/')}/chat/completions"
+        self._ledger.reserve(key, self.judge.name, highest_price(self.judge, messages[0]["content"]))
+        try:
+            # Endpoints that know the header answer a repeated call from what was paid already.
+            headers, json_only = {"Idempotency-Key": key}, {"response_format": {"type": "json_object"}}
+            answer = self._read(self._client.post(url, json=body | json_only, headers=headers))
+        except httpx.ConnectError as error:
+            self._ledger.withdraw(key)
+            raise _Busy(f"cannot be reached ({error})") from error
+        except httpx.TransportError as error:
+            raise _Busy(f"did not answer ({type(error).__name__})", paid=True) from error
+        except (_Busy, JudgeUnreachable) as error:
+            if not getattr(error, "paid", False):
                 self._ledger.withdraw(key)
-                raise _Busy(f"cannot be reached ({error})") from error
-            except httpx.TransportError as error:
-                raise _Busy(f"did not answer ({type(error).__name__})", paid=True) from error
-            except (_Busy, JudgeUnreachable) as error:
-                if not getattr(error, "paid", False):
-                    self._ledger.withdraw(key)
-                raise
-            self._ledger.store(key, answer)
+            raise
+        self._ledger.store(key, answer)
         return answer
 
     def _read(self, response: httpx.Response) -> Answer:
@@ -144,26 +227,30 @@ class Caller:
         tokens = int(usage.get("prompt_tokens", 0)), int(usage.get("completion_tokens", 0))
         return Answer(text, refused, *tokens, _cost(self.judge, *tokens))
 
-    def _pace(self) -> None:
-        """Wait for the turn that the rate limit gives."""
-        with self._lock:
-            now = time.monotonic()
-            turn = max(now, self._next)
-            self._next = turn + 60 / self.judge.requests_per_minute
-        time.sleep(turn - now)
-
     def _wait(self, state: RetryCallState) -> float:
-        error = state.outcome.exception() if state.outcome else None
-        asked = error.wait_seconds if isinstance(error, _Busy) else None
-        longest = self.judge.max_wait_seconds
-        random = wait_random_exponential(multiplier=min(0.5, longest), max=longest)(state)
-        return random if asked is None else min(asked, longest)
+        error, longest = state.outcome.exception() if state.outcome else None, self.judge.max_wait_seconds
+        if isinstance(error, _Busy) and error.wait_seconds is not None:
+            return min(error.wait_seconds, longest)
+        return wait_random_exponential(multiplier=min(0.5, longest), max=longest)(state)
 
 
-def highest_price(judge: Judge, messages: Messages) -> float:
+@contextmanager
+def calling(
+    path: Path, max_cost: float | None, judges: Sequence[Judge], replay: bool
+) -> Iterator[tuple[Ledger, list[Caller]]]:
+    """Open the ledger and a connection to each judge."""
+    with closing(Ledger(path, max_cost)) as ledger:
+        callers = [Caller(judge, ledger, replay=replay) for judge in judges]
+        try:
+            yield ledger, callers
+        finally:
+            for caller in callers:
+                caller.close()
+
+
+def highest_price(judge: Judge, prompt: str) -> float:
     """Return the most that a call can cost: a token for two bytes of UTF-8, and the longest answer."""
-    tokens = sum(len(message["content"].encode()) // 2 + 8 for message in messages)
-    return _cost(judge, tokens, judge.max_tokens)
+    return _cost(judge, len(prompt.encode()) // 2 + 8, judge.max_tokens)
 
 
 def _cost(judge: Judge, input_tokens: int, output_tokens: int) -> float:

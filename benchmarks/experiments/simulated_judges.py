@@ -59,31 +59,34 @@ class Outcome:
 
 
 def rank_all(
-    task: Path, model: CareModel, learned: CareModel | None, depth: int, most: int
+    task: Path, model: CareModel, learned: CareModel | None, depth: int, most: int, others: int | None
 ) -> tuple[dict[str, Run], Qrels]:
     """Rank the corpus with each system, exactly."""
     files = find_tasks(task).retrieval
     if files is None:
         raise click.UsageError(f"{task} has no retrieval task")
-    documents = list(read_corpus(files.corpus))
-    names = np.array([each.id for each in documents])
-    texts = [embedded_text(each.title, each.text) for each in documents]
     queries, qrels = read_questions(files)
     queries = dict(list(queries.items())[:most])
     qrels = {query: qrels[query] for query in queries}
+    relevant = {name for grades in qrels.values() for name in grades}
+    documents = list(read_corpus(files.corpus))
+    rest = [each for each in documents if each.id not in relevant][:others]
+    documents = [each for each in documents if each.id in relevant] + rest
+    names = np.array([each.id for each in documents])
+    texts = [embedded_text(each.title, each.text) for each in documents]
     length = bm25.average_length(texts)
     matrix = Bm25Matrix([bm25.document_vector(text, average_length=length) for text in texts])
+    # What `care learn` wrote encodes queries alone, into the space of the document vectors that it learned from.
     systems = {"built-in": model} | ({"learned": learned} if learned else {})
-    vectors = {
-        name: (each.encode_document(texts), each.encode_query(list(queries.values()))) for name, each in systems.items()
-    }
+    document, asked = model.encode_document(texts), list(queries.values())
+    vectors = {name: each.encode_query(asked) for name, each in systems.items()}
     runs: dict[str, dict[str, dict[str, float]]] = {}
     draw = np.random.default_rng(0)
     for place, (query, text) in enumerate(queries.items()):
         terms = bm25.query_vector(text)
         lexical, _ = matrix.scores(terms)
         scores = {"BM25": lexical, "random": draw.random(len(names))}
-        scores |= {name: document @ asked[place] for name, (document, asked) in vectors.items()}
+        scores |= {name: document @ rows[place] for name, rows in vectors.items()}
         weight = bm25_weight(max(1, len(terms.indices)))
         scores["hybrid"] = DEFAULT_ALPHA * scores["built-in"] + (1 - DEFAULT_ALPHA) * weight * lexical
         for name, row in scores.items():
@@ -153,15 +156,25 @@ def _means(runs: Mapping[str, Run], qrels: Qrels, measure: str) -> dict[str, flo
 
 @click.command()
 @click.argument("task", type=click.Path(path_type=Path, exists=True, file_okay=False))
-@click.option("--learned", help="A pair that `care learn` made, as a fifth system.")
+@click.option("--learned", help="What `care learn` made of the built-in pair's vectors, as a fifth system.")
 @click.option("--depth", type=click.IntRange(10), default=20, show_default=True, help="Documents of each system.")
 @click.option("--queries", type=click.IntRange(1), default=400, show_default=True, help="Queries, the first ones.")
+@click.option("--documents", type=click.IntRange(0), help="Other documents than judged ones.  [default: all]")
 @click.option(
     "--repetitions", type=click.IntRange(1), default=20, show_default=True, help="Draws of the judges' errors."
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of the errors.")
 @output_option
-def main(task: Path, learned: str | None, depth: int, queries: int, repetitions: int, seed: int, output: Path) -> None:
+def main(
+    task: Path,
+    learned: str | None,
+    depth: int,
+    queries: int,
+    documents: int | None,
+    repetitions: int,
+    seed: int,
+    output: Path,
+) -> None:
     """Simulate panels of judges over the labels of TASK.
 
     \b
@@ -169,11 +182,18 @@ def main(task: Path, learned: str | None, depth: int, queries: int, repetitions:
       python -m benchmarks.experiments.simulated_judges DEV --output benchmarks/results/simulated-judges.json
     """
     other = CareModel.load(learned) if learned else None
-    runs, qrels = rank_all(task, CareModel.load(), other, depth, queries)
+    runs, qrels = rank_all(task, CareModel.load(), other, depth, queries, documents)
     outcomes: Sequence[Outcome] = [simulate(runs, qrels, panel, repetitions, seed) for panel in PANELS]
     systems = {name: round(score, 4) for name, score in _means(runs, qrels, "nDCG@10").items()}
     panels = {name: {"rule": rule, "misses_and_false_alarms": rates} for name, (rule, rates) in PANELS.items()}
-    settings = {"depth": depth, "repetitions": repetitions, "seed": seed, "queries": len(qrels), "panels": panels}
+    settings = {
+        "depth": depth,
+        "repetitions": repetitions,
+        "seed": seed,
+        "queries": len(qrels),
+        "other_documents": documents,
+        "panels": panels,
+    }
     save_measured(output, {**settings, "systems_ndcg_at_10": systems, "outcomes": [asdict(each) for each in outcomes]})
 
 

@@ -15,7 +15,7 @@ from care_qdrant.serve.refusal import OPENAI_PREFIX
 from care_qdrant.serve.schemas import ErrorAnswer, OpenAIErrorAnswer
 from care_qdrant.version import __version__
 
-_POLICY = "; ".join(
+POLICY = "; ".join(
     (
         "default-src 'none'",
         "script-src 'self'",
@@ -93,5 +93,5 @@ class PageFile:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         enter(self._path, scope, ("GET", "HEAD"))
-        headers = {"content-security-policy": _POLICY, "cache-control": "no-cache"}
+        headers = {"content-security-policy": POLICY, "cache-control": "no-cache"}
         await Response(self._content, headers=headers, media_type=self._media_type)(scope, receive, send)

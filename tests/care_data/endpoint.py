@@ -1,4 +1,4 @@
-"""A local stand-in of OpenAI's chat endpoint, on a real socket: it rates, fails on demand, and keeps the bill."""
+"""A local stand-in of OpenAI's API, on a real socket: it rates, writes, fails on demand, and keeps the bill."""
 
 import json
 import random
@@ -50,6 +50,9 @@ class Endpoint:
         self.rate, self.faults, self.idempotent = rate, faults or Faults(), idempotent
         self.bill, self.lock, self.paid = Bill(), threading.Lock(), dict[str, bytes]()
         self.before_answer: Callable[[], None] = lambda: None
+        self.write: Callable[[str], str] = lambda prompt: "{}"
+        """Answer to a prompt that asks for no ratings."""
+        self.embed: Callable[[list[str]], list[list[float]]] = lambda texts: []
         self.down: set[str] = set()
         outer = self
 
@@ -78,6 +81,10 @@ class Endpoint:
 
     def _answer(self, handler: BaseHTTPRequestHandler) -> None:
         body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
+        if handler.path.endswith("/embeddings"):
+            rows = [{"index": at, "embedding": row} for at, row in enumerate(self.embed(body["input"]))]
+            self._write(handler, 200, json.dumps({"data": rows[::-1]}).encode())
+            return
         key = handler.headers["Idempotency-Key"]
         with self.lock:
             self.bill.sent[key] += 1
@@ -123,6 +130,8 @@ class Endpoint:
         return json.dumps({"choices": [choice], "usage": usage}).encode()
 
     def _content(self, model: str, prompt: str, draw: random.Random) -> str:
+        if "Passage-" not in prompt:
+            return "对不起" if draw.random() < self.faults.wrong_json else self.write(prompt)
         query, passages = read_prompt(prompt)
         grades = {f"Passage-{at}": self.rate(model, query, text) for at, text in enumerate(passages)}
         if draw.random() < self.faults.partial and len(grades) > 1:

@@ -1,12 +1,12 @@
-"""``python -m tests.care_data.kills``: the chain killed at random steps; then the result and the bill are compared."""
+"""``python -m tests.care_data.kills``: from a collection to scores, killed at random; result and bill are compared."""
 
 import json
+import multiprocessing
 import os
 import random
 import shutil
 import signal
 import sqlite3
-import subprocess
 import sys
 import tempfile
 import threading
@@ -14,7 +14,9 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -26,7 +28,14 @@ FAULTS = Faults(busy=0.1, broken=0.05, slow=0.02, wrong_json=0.06, refused=0.05,
 JUDGES = {"ann": 1, "bob": 1, "strong": 2}
 RATE = rater({"ann": 0.05, "bob": 0.1, "strong": 0.01})
 COMPARED = ("labels.jsonl", "judgements.jsonl", "pool.jsonl", "benchmark/qrels/test.tsv", "benchmark/corpus.jsonl")
-STEPS = {"pool": "pool.json", "judge": "judge.json", "vote": "vote.json"}
+STEPS = {
+    "pool": "clinic/pool.json",
+    "judge": "clinic/judge.json",
+    "vote": "clinic/vote.json",
+    "build": "clinic/benchmark/README.md",
+    "score": "scores/report.html",
+}
+"""Step → the last file that it writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +47,8 @@ class Kills:
     killed_in: Mapping[str, int]
     """Kills by step."""
     same_result: bool
-    """Every file of the result is the same, byte for byte."""
+    """Every file of the result is the same, byte for byte, and so are the scores."""
+    scores: Mapping[str, Any]
     calls: int
     """Different calls of the undisturbed run."""
     billed: int
@@ -53,39 +63,56 @@ class Kills:
     """What the ledger reports as possibly paid without an answer; over-estimated, as it is the highest price."""
 
 
+def work(path: Path) -> None:
+    """Make the benchmark of a configuration, and score it; the whole of a process that is killed."""
+    from care_benchmarks.cli import care_bench
+    from care_data.chain import run_chain
+    from care_data.config import load_plan
+
+    sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
+    run_chain(load_plan(path))
+    benchmark, scores = path.parent / "clinic" / "benchmark", path.parent / "scores"
+    arguments = ["run", str(benchmark), "--control", "bm25", "--no-speed", "--through", "core", "--output", str(scores)]
+    care_bench(arguments, standalone_mode=False)
+
+
 def run_killed(folder: Path, kills: int, *, seed: int = 0, questions: int = 60, idempotent: bool = True) -> Kills:
     """Kill the chain, finish it, and compare it with one that was not killed."""
     (alone := folder / "alone").mkdir()
     write_collection(folder / "qdrant")
     shutil.copytree(folder / "qdrant", alone / "qdrant")
     with Endpoint(RATE, FAULTS, idempotent=idempotent) as calm:
-        began = time.perf_counter()
-        _start(config(alone, calm.url, JUDGES, questions=questions, judging="batch = 4")).wait()
-        seconds, calls = time.perf_counter() - began, len(calm.bill.billed)
-    draw, killed_in, stored_again = random.Random(seed), Counter[str](), 0
+        path, began = config(alone, calm.url, JUDGES, questions=questions, judging="batch = 4"), time.time()
+        _finish(path)
+        ends = [began, *((alone / file).stat().st_mtime for file in STEPS.values())]
+        seconds = {step: after - before for step, before, after in zip(STEPS, ends[:-1], ends[1:], strict=True)}
+        calls = len(calm.bill.billed)
+    draw, killed_in, stored_again, judged = random.Random(seed), Counter[str](), 0, False
     with Endpoint(RATE, FAULTS, idempotent=idempotent) as endpoint:
         path = config(folder, endpoint.url, JUDGES, questions=questions, judging="batch = 4")
         while killed_in.total() < kills:
+            judged = judged or (folder / STEPS["judge"]).is_file()
+            # Once all is paid, steps are made again from the ledger, and killed again.
+            step = draw.choice([*STEPS, *STEPS][:-1] if judged else ["pool", "judge", "judge", "judge"])
+            for file in list(STEPS.values())[list(STEPS).index(step) :]:
+                (folder / file).unlink(missing_ok=True)
             before, sent = _stored(folder), Counter(endpoint.bill.sent)
-            finished = _kill(path, endpoint, draw, max(2, calls // kills), seconds)
+            if _kill(path, endpoint, draw, step, 3 * calls // kills, seconds):
+                step = next((name for name, file in STEPS.items() if not (folder / file).is_file()), "score")
+                killed_in[step] += 1
+                click.echo(f"{killed_in.total()} killed, this one in {step}", err=True)
             stored_again += sum(endpoint.bill.sent[key] > sent[key] for key in before)
-            if finished:
-                # What is paid is in the ledger; all other files are made again, and killed again.
-                for file in (folder / "clinic").glob("*.json*"):
-                    file.unlink()
-            else:
-                killed_in[next((step for step, file in STEPS.items() if not _there(folder, file)), "build")] += 1
         before, sent = _stored(folder), Counter(endpoint.bill.sent)
-        if _start(path).wait() != 0:
-            raise RuntimeError("the last run failed")
+        _finish(path)
         stored_again += sum(endpoint.bill.sent[key] > sent[key] for key in before)
         ours, theirs = (json.loads((root / "clinic/judge.json").read_text("utf-8")) for root in (folder, alone))
-        same = (_read(folder, name) == _read(alone, name) for name in COMPARED)
+        same = [(folder / "clinic" / name).read_bytes() == (alone / "clinic" / name).read_bytes() for name in COMPARED]
         return Kills(
             endpoint_knows_idempotency_key=idempotent,
             kills=killed_in.total(),
             killed_in=killed_in,
-            same_result=all(same),
+            same_result=all(same) and _scores(folder) == _scores(alone),
+            scores={name: {each["task"]: each["value"] for each in of} for name, of in _scores(folder).items()},
             calls=calls,
             billed=endpoint.bill.billed.total(),
             stored_and_sent_again=stored_again,
@@ -96,32 +123,57 @@ def run_killed(folder: Path, kills: int, *, seed: int = 0, questions: int = 60, 
         )
 
 
-def _kill(path: Path, endpoint: Endpoint, draw: random.Random, answers: int, seconds: float) -> bool:
-    """Start the chain and kill it after a few answers or seconds; return whether it finished before that."""
-    left, lock = draw.randint(1, 2 * answers), threading.Lock()
-    process = _start(path)
+def _kill(
+    path: Path, endpoint: Endpoint, draw: random.Random, step: str, answers: int, seconds: Mapping[str, float]
+) -> bool:
+    """Start the chain and kill it in a step, after a few answers or some time; return whether it was still running."""
+    left, lock, paid, process = draw.randint(1, max(1, answers)), threading.Lock(), threading.Event(), _start(path)
+    at_once = draw.random() < 0.5
 
     def count_down() -> None:
         nonlocal left
         with lock:
             left -= 1
             if left == 0:
-                os.kill(process.pid, signal.SIGKILL)
+                paid.set()
+                if at_once:
+                    process.kill()
 
-    # Half of the kills come while an answer is on its way, the others at any moment.
-    counted = draw.random() < 0.5
-    endpoint.before_answer = count_down if counted else lambda: None
-    try:
-        process.wait(timeout=None if counted else draw.uniform(0.05, 0.8) * seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
+    # Half of the kills of the judges come while an answer is on its way, the others a moment later.
+    endpoint.before_answer = count_down if step == "judge" else lambda: None
+    earlier = list(STEPS.values())[: list(STEPS).index(step)]
+    while process.is_alive() and not all((path.parent / file).is_file() for file in earlier):
+        time.sleep(0.01)
+    end = time.monotonic() + seconds[step] * (1.0 if step == "judge" else draw.random())
+    own = path.parent / STEPS[step]
+    while process.is_alive() and not own.is_file() and not paid.wait(0.01) and time.monotonic() < end:
+        pass
+    process.join(0.2 * draw.random())
+    process.kill()
+    process.join()
     endpoint.before_answer = lambda: None
-    return process.wait() == 0
+    if process.exitcode not in (0, -signal.SIGKILL):
+        raise RuntimeError(f"a run ended with {process.exitcode}")
+    return process.exitcode != 0
 
 
-def _start(path: Path) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "care_data.cli", "--quiet", "run", str(path)]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL)
+def _finish(path: Path) -> None:
+    process = _start(path)
+    process.join()
+    if process.exitcode != 0:
+        raise RuntimeError("a run that nobody killed failed")
+
+
+def _start(path: Path) -> ForkServerProcess:
+    """Fork a process from one that has imported everything, which is most of the time of a start."""
+    context = multiprocessing.get_context("forkserver")
+    # What the modules import when they are used is in the list, too.
+    context.set_forkserver_preload(
+        ["care_data.chain", "care_benchmarks.run_command", "mteb", "sentence_transformers", __name__]
+    )
+    process = context.Process(target=work, args=(path,), daemon=True)
+    process.start()
+    return process
 
 
 def _stored(folder: Path) -> set[str]:
@@ -135,12 +187,9 @@ def _stored(folder: Path) -> set[str]:
     return {key for (key,) in found}
 
 
-def _there(folder: Path, name: str) -> bool:
-    return (folder / "clinic" / name).is_file()
-
-
-def _read(root: Path, name: str) -> bytes:
-    return (root / "clinic" / name).read_bytes()
+def _scores(root: Path) -> dict[str, Any]:
+    result = json.loads((root / "scores" / "result.json").read_text(encoding="utf-8"))
+    return {system["name"]: system["scores"] for system in result["systems"]}
 
 
 @click.command()
@@ -149,7 +198,7 @@ def _read(root: Path, name: str) -> bytes:
 @click.option("--seed", default=0, show_default=True, help="Seed of the random moments.")
 @output_option
 def main(kills: int, questions: int, seed: int, output: Path) -> None:
-    """Kill `care-data run` at random steps, with an endpoint that knows the Idempotency-Key header, and without.
+    """Kill `care-data run` and `care-bench run` at random steps, with an endpoint that knows Idempotency-Key or not.
 
     \b
     Example:
@@ -160,7 +209,7 @@ def main(kills: int, questions: int, seed: int, output: Path) -> None:
         with tempfile.TemporaryDirectory() as folder:
             found.append(asdict(run_killed(Path(folder), kills, seed=seed, questions=questions, idempotent=idempotent)))
         settings = {"seed": seed, "questions": questions}
-        save_measured(output, {"what": "care-data run, killed at random steps", **settings, "cases": found})
+        save_measured(output, {"what": "care-data and care-bench, killed at random steps", **settings, "cases": found})
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,9 @@ from care_benchmarks.cli import care_bench
 from care_benchmarks.tasks import directory_tasks, load_task
 from care_data.chain import run_chain, run_step
 from care_data.config import load_plan
-from care_data.ledger import BudgetReached
-from care_data.pairs import write_pairs
+from care_data.exchange import write_pairs
 from care_data.sheets import Task, read_opinions, sample_tasks, write_sheet
-from care_data.wire import JudgeUnreachable, NotStored
+from care_data.wire import BudgetReached, JudgeUnreachable, NotStored
 from care_trainer.config import Data
 from care_trainer.data.read import iter_pairs
 from click.testing import CliRunner
@@ -53,6 +53,16 @@ def test_it_goes_from_a_collection_to_a_scored_benchmark(clinic: Path) -> None:
     assert done.exit_code == 0, done.output
     card = (target / "README.md").read_text(encoding="utf-8")
     assert "apache-2.0" in card and "| ann | ann | 1 |" in card
+    audited, result = clinic / "audit.jsonl", str(clinic / "result")
+    done = CliRunner().invoke(care_bench, ["audit", str(target), result, "--depth", "30", "--output", str(audited)])
+    assert done.exit_code == 0, done.output
+    unjudged = rows(audited)
+    assert len(unjudged) > 100
+    audited.write_text("".join(json.dumps({**row, "label": "S"}) + "\n" for row in unjudged), encoding="utf-8")
+    done = CliRunner().invoke(care_bench, ["rejudge", str(target), result, str(audited)])
+    assert done.exit_code == 0, done.output
+    before, after, *_ = map(float, re.findall(r"\d+\.\d\d", done.output.splitlines()[-1]))
+    assert done.output.splitlines()[-1].rstrip().endswith("100.00") and after != before
 
 
 def test_mteb_loads_what_was_built(clinic: Path) -> None:
@@ -179,8 +189,9 @@ def test_an_expert_who_contradicts_himself_in_two_sheets_is_asked(clinic: Path) 
         assert book["review"]["C2"].value == "=1+1" and book["review"]["C2"].data_type == "s"
         book["review"]["E2"].value = grade
         book.save(clinic / f"{name}.xlsx")
+    plan = load_plan(config(clinic, "http://x", THREE, vote='sheets = ["one.xlsx", "two.xlsx"]'))
     with pytest.raises(InputError, match=r"two.xlsx:E2: expert 'li' rates .* D, and S in .*one.xlsx:E2; keep one"):
-        read_opinions([clinic / "one.xlsx", clinic / "two.xlsx"])
+        read_opinions(plan)
 
 
 class TestBadInput:

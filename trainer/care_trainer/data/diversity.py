@@ -1,24 +1,38 @@
 """Near-duplicates left out of pairs, queries and documents each on their own (arXiv 2604.10937, C.1, tables 10, 11).
 
 A text is left out when more than a few texts that were kept are too similar to it. The paper's index returns five
-neighbours of which one may be similar; counting all similar texts decides the same. Its index starts with 5,000
-documents, ours is empty at first.
+neighbours of which one may be similar; counting all similar texts decides the same. An index in memory serves a
+run of training; one in Qdrant serves `care-data diversify`, whose memory holds one batch and a number for each text.
 """
 
-from collections.abc import Iterator
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import compress, islice
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from qdrant_client import models
 
+from care_qdrant.errors import InputError
+from care_qdrant.qdrant.collection import Collection
 from care_qdrant.types import Vectors
 from care_trainer.config import Data, Diversify
-from care_trainer.data.read import Pair, iter_pairs
+from care_trainer.data.read import Pair, file_hash, iter_pairs, read_rows, text_key
 
-BATCH_PAIRS = 256
-"""Pairs encoded at once."""
+if TYPE_CHECKING:
+    from care_qdrant.model.pair import CareModel
+
 Flags = npt.NDArray[np.bool_]
+Counts = npt.NDArray[np.int64]
+Side = Literal["query", "document"]
+BATCH_ROWS = 256  # encoded at once
+TEXT_KEYS = {"query": ("query", "text", "sentence1"), "document": ("positive", "text")}
+THRESHOLDS = {"query": 0.85, "document": 0.78}  # the paper's, for gte-multilingual-base (table 10)
 
 
 def diverse_pairs(data: Data, root: Path) -> Iterator[Pair]:
@@ -51,7 +65,7 @@ def _new_texts(settings: Diversify, pairs: Iterator[tuple[str, str]]) -> tuple[F
     documents = Neighbourhood(settings.document_threshold, settings.neighbours)
     new_queries: list[bool] = []
     new_documents: list[bool] = []
-    while batch := list(islice(pairs, BATCH_PAIRS)):
+    while batch := list(islice(pairs, BATCH_ROWS)):
         asked, answers = map(list, zip(*batch, strict=True))
         vectors: Vectors = model.encode_query(asked, show_progress_bar=False, normalize_embeddings=True)
         new_queries += queries.add(asked, vectors)
@@ -60,25 +74,179 @@ def _new_texts(settings: Diversify, pairs: Iterator[tuple[str, str]]) -> tuple[F
     return np.array(new_queries, dtype=bool), np.array(new_documents, dtype=bool)
 
 
+class Index(Protocol):
+    """The vectors of the texts that were kept."""
+
+    def similar(self, vectors: Vectors, threshold: float) -> Counts:
+        """Return how many kept vectors are more similar to each of ``vectors``, (n,); an index may stop counting."""
+
+    def insert(self, vectors: Vectors) -> None:
+        """Keep more vectors."""
+
+
+class Blocks:
+    """An index in memory, which counts all."""
+
+    def __init__(self) -> None:
+        self._blocks: list[Vectors] = []
+
+    def similar(self, vectors: Vectors, threshold: float) -> Counts:
+        """Return how many kept vectors are more similar to each of ``vectors``."""
+        counts = ((vectors @ block.T > threshold).sum(axis=1) for block in self._blocks)
+        return sum(counts, np.zeros(len(vectors), np.int64))
+
+    def insert(self, vectors: Vectors) -> None:
+        """Keep more vectors."""
+        self._blocks.append(vectors)
+
+
+class QdrantIndex:
+    """The vectors of kept texts as the points 0, 1, … of a collection; counts at most ``k`` similar ones."""
+
+    def __init__(self, collection: Collection, k: int, kept: int = 0, *, exact: bool = False) -> None:
+        self._collection, self._k, self.kept, self._exact = collection, k, kept, exact
+
+    def similar(self, vectors: Vectors, threshold: float) -> Counts:
+        """Return how many kept vectors are more similar to each of ``vectors``."""
+        params = models.SearchParams(exact=self._exact)
+        requests = [
+            models.QueryRequest(query=row.tolist(), limit=self._k, score_threshold=threshold, params=params)
+            for row in vectors
+        ]
+        found = self._collection.search("looking for similar texts", requests)
+        return np.array([sum(hit.score > threshold for hit in hits) for hits in found], dtype=np.int64)
+
+    def insert(self, vectors: Vectors) -> None:
+        """Keep more vectors."""
+        if len(vectors):
+            rows = enumerate(vectors, start=self.kept)
+            self._collection.upsert([models.PointStruct(id=at, vector=row.tolist(), payload=None) for at, row in rows])
+            self.kept += len(vectors)
+
+    def forget(self, rows: int) -> None:
+        """Delete what a killed run wrote after the last batch that it finished."""
+        self._collection.delete(range(self.kept, self.kept + rows))
+
+
 class Neighbourhood:
     """The texts that were kept, and whether another one is new among them."""
 
-    def __init__(self, threshold: float, neighbours: int) -> None:
+    def __init__(self, threshold: float, neighbours: int, index: Index | None = None) -> None:
         self.threshold, self.neighbours = threshold, neighbours
-        self._blocks: list[Vectors] = []
-        self._verdicts: dict[int, bool] = {}
+        self._index, self._verdicts = index or Blocks(), dict[int, bool]()
 
     def add(self, texts: list[str], vectors: Vectors) -> list[bool]:
         """Decide of each text whether it is kept; a repeated text gets the decision of its first time."""
-        similar = sum(
-            ((vectors @ block.T > self.threshold).sum(axis=1) for block in self._blocks), np.zeros(len(texts), np.int64)
-        )
-        among = vectors @ vectors.T > self.threshold
+        keys = list(map(hash, texts))
+        new = [row for row, key in enumerate(keys) if key not in self._verdicts and keys.index(key) == row]
+        self._verdicts |= {keys[row]: kept for row, kept in zip(new, self.decide(vectors[new]), strict=True)}
+        return [self._verdicts[key] for key in keys]
+
+    def decide(self, vectors: Vectors) -> list[bool]:
+        """Decide of each vector in turn whether it is kept, and keep it."""
+        similar, among = self._index.similar(vectors, self.threshold), vectors @ vectors.T > self.threshold
         kept: list[int] = []
-        for row, text in enumerate(texts):
-            if hash(text) not in self._verdicts:
-                self._verdicts[hash(text)] = bool(similar[row] + among[row, kept].sum() <= self.neighbours)
-                if self._verdicts[hash(text)]:
-                    kept.append(row)
-        self._blocks.append(vectors[kept])
-        return [self._verdicts[hash(text)] for text in texts]
+        for row in range(len(vectors)):
+            if similar[row] + among[row, kept].sum() <= self.neighbours:
+                kept.append(row)
+        self._index.insert(vectors[kept])
+        return np.isin(np.arange(len(vectors)), kept).tolist()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filter:
+    """Which texts are left out."""
+
+    side: Side  # which text of a row is looked at, and by which encoder
+    threshold: float  # cosine above which two texts are similar
+    k: int = 5  # neighbours that are looked at
+    neighbours: int = 1  # similar texts that may have been kept before a new one is left out; fewer than k
+    seed_rows: int = 0  # the first so many distinct texts are kept unseen; the paper's index starts with 5,000
+    exact: bool = False  # compare with every vector on a server, instead of by its graph
+
+
+def diversify_file(
+    source: Path, output: Path, settings: Filter, model: "CareModel", collection: Collection
+) -> dict[str, Any]:
+    """Write the rows of a JSON Lines file whose text is new among those before it, whole, and return how many.
+
+    ``collection`` does not exist yet, or is that of a run that was killed; it is deleted in the end.
+    """
+    if settings.k <= settings.neighbours:
+        raise InputError(
+            f"k = {settings.k} neighbours cannot hold more than {settings.neighbours} similar ones; raise k"
+        )
+    state_file, partial = (output.with_name(f"{output.name}.{end}") for end in ("state", "partial"))
+    state: dict[str, Any] = json.loads(state_file.read_text("utf-8")) if state_file.is_file() else {}
+    made_of = hashlib.sha256(f"{settings} {model.fingerprint} {file_hash(source)}".encode()).hexdigest()
+    if state.get("of") != made_of:
+        if collection.exists():
+            raise InputError(f"collection {collection.name!r} exists already; name another with --collection")
+        partial.unlink(missing_ok=True)
+        state = {"of": made_of, "rows": 0, "distinct": 0, "kept": 0, "bytes": 0, "finished": False}
+        _save(state_file, state)
+    if not state["finished"]:
+        if not collection.exists():
+            collection.create(vectors_config=models.VectorParams(size=model.dim, distance=models.Distance.COSINE))
+        for reached in _keep(source, partial, settings, model, collection, state):
+            state |= reached
+            _save(state_file, state)
+        _save(state_file, state | {"finished": True})
+    if partial.is_file():
+        partial.replace(output)
+    if collection.exists():
+        collection.drop()
+    state_file.unlink()
+    return {"file": str(output), "side": settings.side} | {name: state[name] for name in ("rows", "distinct", "kept")}
+
+
+def _keep(
+    source: Path, partial: Path, settings: Filter, model: "CareModel", collection: Collection, state: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Write the rows that are kept, and yield how far it has come after each batch."""
+    index = QdrantIndex(collection, settings.k, state["kept"], exact=settings.exact)
+    index.forget(BATCH_ROWS)
+    encode = model.encode_query if settings.side == "query" else model.encode_document
+    rule, seen, rows = (
+        Neighbourhood(settings.threshold, settings.neighbours, index),
+        set[int](),
+        _read(source, settings),
+    )
+    seen.update(text_key(text) for text, _ in islice(rows, state["rows"]))
+    read, distinct = state["rows"], state["distinct"]
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    with partial.open("ab") as file:
+        file.truncate(state["bytes"])
+        while batch := list(islice(rows, BATCH_ROWS)):
+            first = {text: row for text, row in reversed(batch) if text_key(text) not in seen}
+            new = [(text, row) for text, row in batch if first.get(text) is row]
+            seen.update(map(text_key, first))
+            vectors = encode([text for text, _ in new]) if new else np.zeros((0, model.dim), np.float32)
+            sure = min(max(0, settings.seed_rows - distinct), len(new))
+            index.insert(vectors[:sure])
+            verdicts = [True] * sure + rule.decide(vectors[sure:])
+            file.write("".join(_line(row) for (_, row), kept in zip(new, verdicts, strict=True) if kept).encode())
+            file.flush()
+            os.fsync(file.fileno())
+            read, distinct = read + len(batch), distinct + len(new)
+            yield {"rows": read, "distinct": distinct, "kept": index.kept, "bytes": file.tell()}
+
+
+def _read(source: Path, settings: Filter) -> Iterator[tuple[str, dict[str, Any]]]:
+    keys = TEXT_KEYS[settings.side]
+    for row, where in read_rows(source):
+        text = next((row[key] for key in keys if row.get(key)), None)
+        if not isinstance(text, str):
+            raise InputError(f"{where}: has no text under {', '.join(keys)} (keys: {', '.join(row)})")
+        yield text, row
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return json.dumps(row, ensure_ascii=False) + "\n"
+
+
+def _save(path: Path, state: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.new")
+    draft.write_text(json.dumps(state), encoding="utf-8")
+    draft.replace(path)

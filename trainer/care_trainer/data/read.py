@@ -143,8 +143,7 @@ def is_kept(row: Mapping[str, Any], where: str, data: Data) -> bool:
 
 def file_hashes(data: Data, root: Path) -> dict[str, str]:
     """Return the SHA-256 of each file of a data set by name; a stage records them."""
-    stats = {name: existing(root / name).stat() for name in data.files}
-    return {name: _sha256(root / name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()}
+    return {name: file_hash(existing(root / name)) for name in data.files}
 
 
 def open_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -295,6 +294,12 @@ def text_key(text: str) -> int:
 def _digest(*parts: str) -> int:
     """Hash texts to 64 bits: among sixty million rows, the odds that two differing ones collide are 1 in 10,000."""
     return int.from_bytes(hashlib.blake2b("\x1f".join(parts).encode(), digest_size=8).digest())
+
+
+def file_hash(path: Path) -> str:
+    """Return the SHA-256 of a file, computed once for a size and a time of change."""
+    stat = path.stat()
+    return _sha256(path, stat.st_size, stat.st_mtime_ns)
 
 
 @functools.cache

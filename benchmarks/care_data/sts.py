@@ -1,0 +1,112 @@
+"""Synonyms to sentence pairs: an STS task and training pairs, checked by the same judges (3.1, tables 18 and 22).
+
+Of a question and a synonym, a model writes a positive (another word, the same intent), a hard negative (another word,
+another intent) and an easy one (the same word, another intent).
+"""
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from care_data.config import Plan
+from care_data.files import Rows, read_rows, write_json, write_rows
+from care_data.judging import LEDGER, Work, rate
+from care_data.prompts import read_object, render
+from care_data.source import read_questions
+from care_data.vote import label_of
+from care_data.wire import calling
+from care_qdrant import InputError
+
+PAIRS = "sts.jsonl"
+_KINDS = {"positive": "positive", "negative-1": "hard", "negative-2": "easy"}
+"""Keys of the writer's answer (table 22) and what they are."""
+
+
+def run_sts(plan: Plan, replay: bool = False) -> dict[str, Any]:
+    """Write sentence pairs that the judges confirm, and return how many of each kind."""
+    settings, judging = plan.settings.sts, plan.settings.judging
+    if settings is None or not plan.settings.judge:
+        raise InputError("sentence pairs need [sts] with its dictionary and writer, and a [[judge]] that checks them")
+    synonyms = list(_synonyms(plan))
+    questions = read_questions(plan.at(plan.settings.source.queries))
+    chosen = [(row, word) for row in questions if (word := _word(row["text"], synonyms))]
+    if not chosen:
+        raise InputError(f"no question has a word of {settings.dictionary}: there is nothing to rewrite")
+    name, tolerance = f"sts.{judging.language}", settings.length_tolerance
+    prompts = [render(name, **word, question=q["text"], replaced=_replaced(q["text"], word)) for q, word in chosen]
+
+    def read(number: int, text: str) -> dict[str, str] | None:
+        return _checked(read_object(text), *chosen[number], tolerance)
+
+    with calling(plan.folder / LEDGER, judging.max_cost, [settings.writer], replay) as (_, [writer]):
+        written = dict(
+            zip((row["id"] for row, _ in chosen), writer.ask_all(prompts, read, judging.attempts), strict=True)
+        )
+    texts = {f"{name} {kind}": each for name, of in written.items() if of for kind, each in of.items()}
+    ranked = {name: [f"{name} {kind}" for kind in of] for name, of in written.items() if of}
+    asked = {row["id"]: row["text"] for row, _ in chosen}
+    work = Work(replace(judging, stop_after=None, batch=len(_KINDS)), asked, ranked, texts, template="same")
+    ratings, _, report = rate(plan, work, replay=replay)
+    votes: dict[str, dict[str, int | None]] = {}
+    for each in ratings:
+        votes.setdefault(each.document_id, {})[each.judge] = each.grade
+    tiers = {judge.name: judge.tier for judge in plan.settings.judge if judge.name not in plan.settings.vote.exclude}
+    rule = "majority" if plan.settings.vote.rule == "majority" else "unanimous"
+    rows, left_out = Rows(), Counter[str]()
+    for question, word in chosen:
+        for kind in written[question["id"]] or ():
+            key, score = f"{question['id']} {kind}", int(kind == "positive")
+            given = {judge: grade for judge, grade in votes[key].items() if judge in tiers}
+            if label_of(given, tiers, rule, {}, {}) != ("relevant" if score else "irrelevant"):
+                left_out[kind] += 1
+                continue
+            licenses = (question.get("license") or plan.settings.source.license, word["license"])
+            row = {"id": question["id"], "sentence1": question["text"], "sentence2": texts[key], "score": score}
+            row |= {"kind": kind, "source": question.get("source") or plan.settings.name}
+            row |= {"license": " AND ".join(dict.fromkeys(filter(None, licenses)))}
+            rows.append(row | {"judge_families": plan.families})
+    report |= {"questions": len(questions), "with_a_synonym": len(chosen), "written": len(ranked)}
+    report |= {"pairs": Counter(row["kind"] for row in rows), "not_confirmed": left_out}
+    write_rows(plan.folder / PAIRS, rows)
+    write_json(plan.folder / "sts.json", report)
+    return report
+
+
+def drawn(rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Yield one pair of each question, as the paper's task has it."""
+    of_question: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        of_question.setdefault(row["id"], []).append(row)
+    yield from (random.Random(f"sts {name}").choice(of) for name, of in of_question.items())
+
+
+def _synonyms(plan: Plan) -> Iterator[dict[str, str]]:
+    path = plan.at(plan.settings.sts.dictionary) if plan.settings.sts else plan.root
+    for number, row in enumerate(read_rows(path), start=1):
+        origin, other = (str(row.get(key) or "").strip() for key in ("origin", "replace"))
+        if not origin or not other or origin == other:
+            raise InputError(f"{path}:{number}: is no synonym; expected origin and replace, two different words")
+        yield {"origin": origin, "replace": other, "license": str(row.get("license") or "")}
+
+
+def _word(text: str, synonyms: Rows) -> dict[str, str] | None:
+    """Return the longest synonym whose word a question has, and whose other word it has not."""
+    fits = [each for each in synonyms if each["origin"] in text and each["replace"] not in text]
+    return max(fits, key=lambda each: len(each["origin"]), default=None)
+
+
+def _replaced(text: str, word: Mapping[str, str]) -> str:
+    return text.replace(word["origin"], word["replace"])
+
+
+def _checked(
+    answer: Mapping[str, Any], question: Mapping[str, Any], word: Mapping[str, str], tolerance: float
+) -> dict[str, str] | None:
+    """Return the three sentences by kind, or None where they are not what table 22 asks for."""
+    found = {kind: str(answer.get(key) or "").strip() for key, kind in _KINDS.items()}
+    same_length = abs(len(found["positive"]) - len(question["text"])) <= tolerance * len(question["text"])
+    words = {"positive": word["replace"], "hard": word["replace"], "easy": word["origin"]}
+    has_words = all(words[kind] in text for kind, text in found.items())
+    return found if same_length and has_words and len({question["text"], *found.values()}) == 4 else None

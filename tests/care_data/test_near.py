@@ -1,0 +1,30 @@
+"""Near-duplicates through an index of grams, against all pairs."""
+
+import random
+
+import pytest
+from care_data.near import NearTexts, grams, overlap
+
+
+@pytest.mark.parametrize("threshold", [0.3, 0.8])
+def test_the_index_finds_what_all_pairs_find(threshold: float) -> None:
+    draw = random.Random(0)
+    texts = ["".join(draw.choices("头痛发热怎么办", k=draw.randint(0, 14))) for _ in range(300)]
+    near, added, found = NearTexts(threshold), list[str](), 0
+    for number, text in enumerate(texts):
+        scores = [overlap(grams(text), grams(texts[int(name)])) for name in added]
+        best = max(scores, default=0.0)
+        expected = added[scores.index(best)] if best >= threshold else None
+        assert near.find(text) == expected
+        found += expected is not None
+        if number % 2:
+            near.add(str(number), text)
+            added.append(str(number))
+    assert 10 < found < 290
+
+
+def test_case_width_and_punctuation_make_no_difference() -> None:
+    near = NearTexts(0.99)
+    near.add("q1", "HbA1c 7.2％ 高吗？")
+    assert near.find("hba1c7.2%高吗") == "q1"
+    assert near.find("hba1c8.2%高吗") is None
