@@ -87,7 +87,7 @@ def scatter(points: Sequence[Point], measure: str, systems: Sequence[str]) -> st
     """
     from matplotlib.ticker import FuncFormatter, LogLocator
 
-    figure = _figure(9.6, 4.2)
+    figure = _figure(5.6, 5.2)
     axes = figure.subplots()
     for system in dict.fromkeys(point.system for point in points):
         own = sorted((p for p in points if p.system == system), key=lambda p: p.queries_per_second)
@@ -100,7 +100,7 @@ def scatter(points: Sequence[Point], measure: str, systems: Sequence[str]) -> st
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_formatter(FuncFormatter(lambda *_: ""))
     axes.margins(x=0.08, y=0.12)
-    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.legend(frameon=False, loc="outside lower left")
     axes.set_xlabel("queries per second (log scale)")
     axes.set_ylabel(f"{measure} × 100")
     axes.grid(visible=True, which="major")
@@ -110,7 +110,7 @@ def scatter(points: Sequence[Point], measure: str, systems: Sequence[str]) -> st
 @_styled
 def bars(task: str, measure: str, entries: Sequence[Bar], systems: Sequence[str]) -> str:
     """Draw one task: one bar with its 95 % interval per system."""
-    figure = _figure(7.6, 0.8 + 0.36 * len(entries))
+    figure = _figure(5.6, 0.8 + 0.36 * len(entries))
     axes = figure.subplots()
     places = range(len(entries))
     colours = [_colour(entry.system, systems) for entry in entries]

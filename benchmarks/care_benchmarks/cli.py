@@ -46,8 +46,9 @@ care_bench.add_command(run)
 
 @care_bench.command()
 @click.argument("results", nargs=-1, required=True, type=click.Path(path_type=Path, file_okay=False))
+@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="HTML file of the comparison.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def compare(results: tuple[Path, ...], as_json: bool) -> None:
+def compare(results: tuple[Path, ...], output: Path | None, as_json: bool) -> None:
     """Compare every system of saved RESULTS with the first system of the first result, on their common tasks.
 
     Scores are paired query by query; a task whose data differ between results is refused.
@@ -55,25 +56,21 @@ def compare(results: tuple[Path, ...], as_json: bool) -> None:
     \b
     Example:
       care-bench compare results/before results/after
+      care-bench compare results/before results/after --output before-after.html
     """
     from care_benchmarks.comparison import compare_results
+    from care_benchmarks.report import comparison_rows, write_comparison
     from care_qdrant.console.table import table
 
     found = compare_results(results)
+    if output is not None:
+        write_comparison(found, output)
+        click.echo(f"comparison: {output}", err=True)
     if as_json:
         click.echo(json.dumps([asdict(task) for task in found], ensure_ascii=False, indent=2))
         return
     header = ["task", "measure", "system", "score", "difference", "95 % interval", "p", "adjusted p"]
-    rows = []
-    for task in found:
-        compared = {comparison.other: comparison for comparison in task.comparisons}
-        for system, score in task.scores.items():
-            row = [task.task, task.measure, system, f"{100 * score:.2f}"]
-            if comparison := compared.get(system):
-                low, high = comparison.interval.low, comparison.interval.high
-                row += [f"{100 * comparison.difference:+.2f}", f"{100 * low:+.2f} … {100 * high:+.2f}"]
-                row += [f"{comparison.p_value:.4f}", f"{comparison.adjusted_p_value:.4f}"]
-            rows.append([*row, *[""] * (len(header) - len(row))])
+    rows = [[task.task, task.measure, *row] for task in found for row in comparison_rows(task)]
     click.echo(table(header, rows, width=1_000))
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from care_benchmarks.results import PerQuery, Result, TaskInfo, load_per_query, load_result
-from care_benchmarks.statistics import Comparison, compare_with_base
+from care_benchmarks.statistics import Comparison, Interval, compare_with_base, mean_interval
 from care_qdrant.errors import InputError
 
 
@@ -17,6 +17,8 @@ class TaskComparison:
     measure: str
     scores: dict[str, float]
     """Mean scores, keyed as ``result/system``."""
+    intervals: dict[str, Interval]
+    """Of those scores."""
     comparisons: list[Comparison]
     """Comparisons with the first system of the first result."""
 
@@ -45,7 +47,8 @@ def _compare(task: TaskInfo, saved: Mapping[str, tuple[Result, list[PerQuery]]])
                 scores[f"{label}/{entry.system}"] = entry.scores[task.measure]
     base = next(iter(scores))
     means = {name: sum(values) / len(values) for name, values in scores.items()}
-    return TaskComparison(task.name, task.measure, means, compare_with_base(base, scores))
+    intervals = {name: mean_interval(values) for name, values in scores.items()}
+    return TaskComparison(task.name, task.measure, means, intervals, compare_with_base(base, scores))
 
 
 def _find(result: Result, task: str) -> TaskInfo | None:

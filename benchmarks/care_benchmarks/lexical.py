@@ -17,6 +17,7 @@ from scipy import sparse
 from care_qdrant.encoders import bm25
 from care_qdrant.errors import CareError
 from care_qdrant.model.pair import CareModel
+from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME
 from care_qdrant.search.fusion import CANDIDATES, DEFAULT_ALPHA, bm25_weight
 from care_qdrant.search.retriever import Mode, Retriever
@@ -25,7 +26,6 @@ CHECKED_QUERIES = 3
 MIN_DOCUMENTS = 1_000
 """Number of documents below which the embedded database is fast enough by itself."""
 _TOLERANCE = 1e-4
-_PAGE = 512
 
 Scores = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -123,16 +123,10 @@ def scroll_points(
     client: QdrantClient, collection: str, vector_names: list[str]
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the document id and the named vectors of every point."""
-    offset = None
-    while True:
-        points, offset = client.scroll(
-            collection, limit=_PAGE, offset=offset, with_payload=["doc_id"], with_vectors=vector_names
-        )
-        for point in points:
+    for page in Collection(client, collection).scroll(payload=["doc_id"], vectors=vector_names):
+        for point in page:
             vectors: Any = point.vector
             yield str((point.payload or {})["doc_id"]), vectors
-        if offset is None:
-            return
 
 
 def _top(scores: Scores, usable: Mask, count: int) -> npt.NDArray[np.int64]:

@@ -1,14 +1,18 @@
-"""Report of one run, as Markdown and as a self-contained HTML file."""
+"""Report of one run, as Markdown and as a self-contained HTML file; and the HTML file of a comparison of results."""
 
+import re
+from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from care_benchmarks.charts import Bar, Point, bars, scatter
+from care_benchmarks.comparison import TaskComparison
 from care_benchmarks.paper import TABLES, Row, rank_correlation
 from care_benchmarks.results import Result, System, TaskInfo
-from care_benchmarks.statistics import RESAMPLES
+from care_benchmarks.statistics import RESAMPLES, Comparison
 from care_qdrant.errors import redact
 
 MARKDOWN_FILE, HTML_FILE = "report.md", "report.html"
@@ -18,18 +22,59 @@ SIGNIFICANT = 0.05
 def write_report(result: Result, folder: Path) -> None:
     """Write ``report.md`` and ``report.html`` into a folder; without secrets."""
     context = _context(result)
+    _render("report.md.j2", folder / MARKDOWN_FILE, context)
+    _render("report.html.j2", folder / HTML_FILE, {**context, **_charts(result)})
+
+
+def write_comparison(tasks: Sequence[TaskComparison], path: Path) -> None:
+    """Write a comparison of saved results as one self-contained HTML file."""
+    systems = list(dict.fromkeys(name for task in tasks for name in task.scores))
+    shown = [
+        (
+            task,
+            comparison_rows(task),
+            bars(task.task, task.measure, [Bar(n, v, task.intervals[n]) for n, v in task.scores.items()], systems),
+        )
+        for task in tasks
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _render("compare.html.j2", path, {"tasks": shown, "base": systems[0], "verdicts": _verdicts(tasks)})
+
+
+def comparison_rows(task: TaskComparison) -> list[list[str]]:
+    """Return a row of text for each system: its score, and its difference from the first one."""
+    compared = {comparison.other: comparison for comparison in task.comparisons}
+    rows = []
+    for system, score in task.scores.items():
+        row = [system, f"{100 * score:.2f}", "", "", "", ""]
+        if found := compared.get(system):
+            low, high = 100 * found.interval.low, 100 * found.interval.high
+            row[2:4] = [f"{100 * found.difference:+.2f}", f"{low:+.2f} … {high:+.2f}"]
+            row[4:] = [f"{found.p_value:.4f}", f"{found.adjusted_p_value:.4f}"]
+        rows.append(row)
+    return rows
+
+
+def _render(template: str, path: Path, context: dict[str, Any]) -> None:
     environment = Environment(
         loader=PackageLoader("care_benchmarks"),
         autoescape=lambda name: bool(name and ".html" in name),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        keep_trailing_newline=True,
     )
-    markdown = environment.get_template("report.md.j2").render(context)
-    (folder / MARKDOWN_FILE).write_text(redact(markdown.strip()) + "\n", encoding="utf-8")
-    page = environment.get_template("report.html.j2").render(context, **_charts(result))
-    (folder / HTML_FILE).write_text(redact(page), encoding="utf-8")
+    text = environment.get_template(template).render(context)
+    path.write_text(redact(_labelled(text).strip()) + "\n", encoding="utf-8")
+
+
+def _labelled(page: str) -> str:
+    """Give each cell of an HTML table the name of its column, which a narrow screen shows in front of it."""
+
+    def label(table: re.Match[str]) -> str:
+        heads = cycle(re.sub("<.*?>", " ", head) for head in re.findall("<th.*?>(.*?)</th>", table[0]))
+        return re.sub("<td", lambda _: f'<td data-label="{next(heads, "")}"', table[0])
+
+    return re.sub("<table>.*?</table>", label, page, flags=re.DOTALL)
 
 
 def format_parameters(count: int) -> str:
@@ -112,14 +157,21 @@ def _reproduced_here(row: Row, result: Result) -> str:
 
 
 def _verdict(result: Result, task: TaskInfo) -> str:
+    scores = {system.name: score.value for system in result.systems if (score := system.score(task.name))}
+    return _said(scores, result.systems[0].name, result.comparisons.get(task.name, []))
+
+
+def _verdicts(tasks: Sequence[TaskComparison]) -> dict[str, str]:
+    return {task.task: _said(task.scores, next(iter(task.scores)), task.comparisons) for task in tasks}
+
+
+def _said(scores: Mapping[str, float], first: str, comparisons: Sequence[Comparison]) -> str:
     """Return the best system of a task, and whether it differs from the first one."""
-    best, first = _best(result, task), result.systems[0].name
-    score = next(system.score(task.name) for system in result.systems if system.name == best)
-    assert score is not None
-    said = f"{best} {100 * score.value:.1f}"
-    row = next((row for row in result.comparisons.get(task.name, []) if row.other == best), None)
+    best = max(scores, key=lambda name: scores[name])
+    said = f"{best} {100 * scores[best]:.1f}"
+    row = next((row for row in comparisons if row.other == best), None)
     if row is None:
-        compared = best == first and len(result.systems) > 1
+        compared = best == first and len(scores) > 1
         return f"{said}, the system that the others are compared with" if compared else said
     low, high = 100 * row.interval.low, 100 * row.interval.high
     gap = f"{100 * row.difference:+.1f} ({low:+.1f} … {high:+.1f}) against {first}"

@@ -189,7 +189,7 @@ def run(
         tasks=infos,
         systems=[_system(outcome, loaded, settings, store) for outcome in outcomes],
         comparisons=compare(outcomes, loaded),
-        notes=notes_for([outcome.search for outcome in outcomes], infos),
+        notes=list(notes_for([outcome.search for outcome in outcomes], infos)),
         mteb_reference=measure_reference(outcomes, loaded) if settings.mteb_reference else [],
         worst=_worst(outcomes[0], loaded) if settings.texts else [],
     )

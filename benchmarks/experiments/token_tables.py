@@ -45,10 +45,16 @@ MAX_QUERIES = 800
 """Of one source."""
 VARIANTS: dict[str, tuple[Table, ...]] = {
     "one table": (Table(256),),
-    "one cut, four seeds": (Table(192), Table(192, seed=100), Table(192, seed=200), Table(192, seed=300)),
+    "one table, temperature 0.05": (Table(256, temperature=0.05),),
+    "one cut, four seeds": tuple(Table(192, seed=seed) for seed in (0, 100, 200, 300)),
     "two cuts": (Table(192), Table(192, merges=1500)),
     "three cuts": (Table(192), Table(192, merges=1500), Table(192, merges=0)),
     "three cuts, four tables": (Table(192), Table(192, seed=100), Table(192, merges=1500), Table(192, merges=0)),
+    "three cuts, five tables": (
+        *(Table(192, seed=seed) for seed in (0, 100, 200)),
+        Table(192, merges=1500),
+        Table(192, merges=0),
+    ),
 }
 BASE = "one table"
 
@@ -151,7 +157,7 @@ def _lexical(task: Task) -> Vectors:
 
 def table_of(counted: Counted, table: Table, seed: int, work: Path, split: str) -> Vectors:
     """Return a trained table whose rows are whole tokens, (tokens, width), from the work folder if it is there."""
-    path = work / f"{split}-{table.width}-{table.merges}-{table.seed + seed}.npy"
+    path = work / f"{split}-{table.width}-{table.merges}-{table.temperature}-{table.seed + seed}.npy"
     if path.is_file():
         return np.asarray(np.load(path))
     pieces = pieces_of(counted.tokenizer, table.merges)
@@ -166,6 +172,7 @@ def table_of(counted: Counted, table: Table, seed: int, work: Path, split: str) 
         weights,
         width=table.width,
         seed=table.seed + seed,
+        temperature=table.temperature,
     )
     whole = np.asarray(pieces @ trained, dtype=np.float32)
     # Every table counts the same in the cosine of the whole.

@@ -72,7 +72,7 @@ def write_pair(counted: Counted, table: Vectors, folder: Path, name: str, varian
             document=sides["document"],
             onnx=onnx,
             document_onnx=export_document_encoder(sides["document"]),
-            temperature=0.05,
+            temperature=VARIANTS[variant][0].temperature,
             license=LICENSE,
             stages=[{"stage": "token tables", "kind": "static", "variant": variant, "seed": seed}],
             bases=[{"side": side, "name": "random weights", "revision": ""} for side in sides],

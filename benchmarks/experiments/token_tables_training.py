@@ -24,7 +24,6 @@ MAX_TOKENS = 160
 EPOCHS = 9
 BATCH = 512
 LEARNING_RATE = 3e-3
-TEMPERATURE = 0.05
 DROPOUT = 0.3
 """Share of a text's pieces that a step leaves out."""
 SMOOTHING = 50.0
@@ -39,6 +38,7 @@ class Table:
     merges: int | None = None
     """Merges of the tokenizer that its pieces are made by: all (None), or the first so many; 0 is characters."""
     seed: int = 0
+    temperature: float = 0.1
 
 
 def counts_of(tokenizer: Tokenizer, texts: Sequence[str]) -> Csr:
@@ -89,6 +89,7 @@ def train_table(
     *,
     width: int,
     seed: int,
+    temperature: float,
 ) -> Vectors:
     """Train a table, (tokens, width).
 
@@ -100,6 +101,7 @@ def train_table(
         weights: How often an epoch reads each pair, on average.
         width: Dimensions.
         seed: Of the start, the order and the dropout.
+        temperature: Of the softmax.
     """
     generator = np.random.default_rng(seed)
     table = _start(queries, documents, width, generator)
@@ -115,7 +117,7 @@ def train_table(
         pieces, places = np.unique(texts.indices, return_inverse=True)
         texts = sparse.csr_matrix((texts.data, places.astype(np.int32), texts.indptr), shape=(2 * BATCH, len(pieces)))
         same = _equal(query_numbers[batch]) | _equal(document_numbers[batch])
-        gradient = texts.T.tocsr() @ _gradient(texts @ table[pieces], same)
+        gradient = texts.T.tocsr() @ _gradient(texts @ table[pieces], same, temperature)
         adam.step(pieces, gradient, LEARNING_RATE * (1 - step / steps))
     return table
 
@@ -143,15 +145,15 @@ def _equal(numbers: Numbers) -> npt.NDArray[np.bool_]:
     return np.asarray((numbers[:, None] == numbers[None]) & ~np.eye(len(numbers), dtype=bool))
 
 
-def _gradient(sums: Vectors, same: npt.NDArray[np.bool_]) -> Vectors:
+def _gradient(sums: Vectors, same: npt.NDArray[np.bool_], temperature: float) -> Vectors:
     """Return the gradient of the loss by the sums of queries and documents, (2 * batch, width)."""
     lengths = np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), 1e-6)
     vectors = sums / lengths
     queries, documents = np.split(vectors, 2)
-    logits = queries @ documents.T / TEMPERATURE
+    logits = queries @ documents.T / temperature
     logits[same] = -1e4
     by_query, by_document = _softmax(logits, axis=1), _softmax(logits, axis=0)
-    by_logit = ((by_query + by_document) / 2 - np.eye(len(logits), dtype=np.float32)) / (len(logits) * TEMPERATURE)
+    by_logit = ((by_query + by_document) / 2 - np.eye(len(logits), dtype=np.float32)) / (len(logits) * temperature)
     by_vector = np.concatenate([by_logit @ documents, by_logit.T @ queries])
     return np.asarray((by_vector - (by_vector * vectors).sum(axis=1, keepdims=True) * vectors) / lengths)
 

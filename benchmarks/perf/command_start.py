@@ -1,4 +1,4 @@
-"""CPU time of ``care --help`` and ``care search`` from a cold start, each in a fresh process."""
+"""CPU time of ``care --help`` and ``care search`` from a cold start, and of what they import, in fresh processes."""
 
 import os
 import statistics
@@ -9,26 +9,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import click
 
 from care_qdrant.corpus.files import Corpus
 from care_qdrant.corpus.rows import Fields
 from care_qdrant.index.ingest import ingest
+from care_qdrant.index.settings import IngestSettings
 from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.types import Document
+from tests.reliability.processes import standin_server
 
 from .measured import output_option, plain, save_measured, shown
 
 DOCUMENTS = 200
 QUERY = "糖尿病人能吃西瓜吗"
+_CLIENT = "import qdrant_client"
 _HEAVY = {"torch", "transformers", "sentence_transformers"}
 _PROGRAM = """
-import resource, sys
+import sys
 from care_qdrant.cli import care
 sys.argv[0] = "care"
 care.main(sys.argv[1:], standalone_mode=False)
+"""
+_USED = """
+import resource, sys
 usage = resource.getrusage(resource.RUSAGE_SELF)
 print(usage.ru_utime + usage.ru_stime, ",".join(sorted(sys.modules)), file=sys.stderr)
 """
@@ -43,6 +50,8 @@ class Start:
     """Median of the rounds."""
     rounds_cpu_seconds: list[float]
     reads_torch: bool
+    of_client_import: float
+    """CPU time as a multiple of `import qdrant_client` alone, the median of the rounds, which take turns."""
 
 
 @click.command()
@@ -58,29 +67,43 @@ def main(corpus: Path, model: str, rounds: int, output: Path) -> None:
       python -m benchmarks.perf.command_start examples/sample/corpus.jsonl \\
         --output benchmarks/results/command-start.json
     """
-    with tempfile.TemporaryDirectory() as folder:
-        with open_client(path=Path(folder)) as client, Corpus(corpus, Fields()) as rows:
-            documents = (row for row in rows if isinstance(row, Document))
-            ingest(islice(documents, DOCUMENTS), CareModel.load(model), client, "docs")
-        search = ["search", QUERY, "--path", folder, "--model", model, "--json"]
-        starts = [shown(_measure(arguments, rounds)) for arguments in (["--help"], search)]
+    with tempfile.TemporaryDirectory() as folder, standin_server() as url:
+        targets: list[dict[str, Any]] = [{"path": Path(folder)}, {"url": url}]
+        for target in targets:
+            with open_client(**target) as client, Corpus(corpus, Fields()) as rows:
+                documents = (row for row in rows if isinstance(row, Document))
+                with_bm25 = IngestSettings(sparse=True)
+                ingest(islice(documents, DOCUMENTS), CareModel.load(model), client, "docs", settings=with_bm25)
+        search = ["search", QUERY, "--model", model, "--json"]
+        programs = {
+            _CLIENT: ("import qdrant_client", []),
+            "care --help": (_PROGRAM, ["--help"]),
+            "care search": (_PROGRAM, [*search, "--path", folder]),
+            "care search --url": (_PROGRAM, [*search, "--url", url]),
+            "care search --url --mode sparse": (_PROGRAM, [*search[:2], "--url", url, "--mode", "sparse"]),
+        }
+        for program, arguments in programs.values():
+            _run(program, arguments)  # which writes the bytecode that an installation has
+        turns = [{name: _run(*program) for name, program in programs.items()} for _ in range(rounds)]
+    starts = [shown(_start(name, turns)) for name in programs]
     save_measured(output, {"documents": DOCUMENTS, "starts": plain(starts)})
 
 
-def _measure(arguments: Sequence[str], rounds: int) -> Start:
-    runs = [_run(arguments) for _ in range(rounds)]
-    seconds = [cpu for cpu, _ in runs]
+def _start(name: str, turns: Sequence[dict[str, tuple[float, set[str]]]]) -> Start:
+    seconds = [turn[name][0] for turn in turns]
     return Start(
-        command=f"care {arguments[0]}",
+        command=name,
         cpu_seconds=round(statistics.median(seconds), 3),
         rounds_cpu_seconds=[round(cpu, 3) for cpu in seconds],
-        reads_torch=any(_HEAVY & modules for _, modules in runs),
+        reads_torch=any(_HEAVY & turn[name][1] for turn in turns),
+        of_client_import=round(statistics.median(turn[name][0] / turn[_CLIENT][0] for turn in turns), 3),
     )
 
 
-def _run(arguments: Sequence[str]) -> tuple[float, set[str]]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", "-c", _PROGRAM, *arguments]
+def _run(program: str, arguments: Sequence[str]) -> tuple[float, set[str]]:
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    environment["OMP_NUM_THREADS"] = "1"
+    command = [sys.executable, "-W", "ignore", "-c", program + _USED, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     cpu, _, modules = done.stderr.splitlines()[-1].partition(" ")
     return float(cpu), set(modules.split(","))

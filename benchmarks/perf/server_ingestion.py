@@ -1,5 +1,6 @@
 """CPU time and wall time of ingestion into a server, against the stock client's ``upload_points`` in the same run."""
 
+import json
 import resource
 import tempfile
 import time
@@ -13,12 +14,10 @@ from typing import Literal
 import click
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.corpus.files import Corpus
-from care_qdrant.corpus.rows import Fields
 from care_qdrant.index.ingest import ingest
 from care_qdrant.index.settings import IngestSettings
 from care_qdrant.qdrant.connection import open_client
-from care_qdrant.types import Document, point_id
+from care_qdrant.types import point_id
 from tests.reliability.ready_model import ReadyModel, write_corpus
 
 from .measured import output_option, plain, save_measured, scratch_option, shown
@@ -106,15 +105,13 @@ def _upload(client: QdrantClient, name: str, corpus: Path, dim: int) -> None:
 
 
 def _points(corpus: Path, dim: int) -> Iterator[models.PointStruct]:
-    rows = ReadyModel(dim).document_encoder.vectors
-    with Corpus(corpus, Fields()) as file:
-        for number, row in enumerate(row for row in file if isinstance(row, Document)):
-            document = row
-            yield models.PointStruct(
-                id=point_id(document.id),
-                vector={"v": rows[number % len(rows)].tolist()},
-                payload={"doc_id": document.id, "text": document.text, **document.metadata},
-            )
+    """Yield points of what `json.loads` reads and of vectors that are lists already, as a script would."""
+    rows = [{"v": row.tolist()} for row in ReadyModel(dim).document_encoder.vectors]
+    with corpus.open(encoding="utf-8") as file:
+        for number, line in enumerate(file):
+            row = json.loads(line)
+            payload = {"doc_id": row["id"], "text": row["text"], **row.get("metadata", {})}
+            yield models.PointStruct(id=point_id(row["id"]), vector=rows[number % len(rows)], payload=payload)
 
 
 def _ratios(uploads: list[Upload], field: str) -> dict[str, float]:

@@ -209,7 +209,7 @@ def command(
     model = load_model()
 
     def tell(report: "IngestReport") -> None:
-        shown = _summary(report, target, is_named, options["sync"]) if sys.stdout.isatty() else None
+        shown = _summary(report, target, is_named, options) if sys.stdout.isatty() else None
         click.echo(shown or json.dumps(asdict(report), ensure_ascii=False))
 
     verb = "compared" if options["dry_run"] else "stored"
@@ -260,7 +260,7 @@ def _collection_name(corpus: tuple[str, ...]) -> str:
         raise click.UsageError(str(error)) from error
 
 
-def _summary(report: "IngestReport", target: Target, is_named: bool, sync: bool) -> str:
+def _summary(report: "IngestReport", target: Target, is_named: bool, options: dict[str, Any]) -> str:
     """Return what a person wants to know of a run."""
     from care_qdrant.progress import duration
 
@@ -280,8 +280,9 @@ def _summary(report: "IngestReport", target: Target, is_named: bool, sync: bool)
             f"dry run into {report.collection}{named}: {would.points:,} points to write, {would.tokens:,} tokens to "
             f"encode, {size}; {report.unchanged:,} are stored as they are"
         )
-        if report.deleted or sync:
-            lines.append(f"{report.deleted:,} points would be deleted")
+        if report.deleted or options["sync"]:
+            which = f", as those of {', '.join(report.first_deleted)}" if report.first_deleted else ""
+            lines.append(f"{report.deleted:,} points would be deleted{which}")
         if would.seconds is not None:
             cost = f", {would.cost:,g} at this price" if would.cost is not None else ""
             lines.append(f"about {duration(would.seconds)} ({would.hours:g} h) with this engine{cost}")
@@ -291,7 +292,7 @@ def _summary(report: "IngestReport", target: Target, is_named: bool, sync: bool)
             )
         return "\n".join(lines)
     said = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
-    verb = "stopped" if report.stopped else "done"
+    verb = f"{'dry run ' if options['dry_run'] else ''}stopped" if report.stopped else "done"
     speed = f", {report.tokens_per_second:,.0f} tokens/s" if report.tokens else ""
     lines.append(f"{verb}: {report.documents:,} documents as {report.chunks:,} points ({said or 'nothing new'})")
     lines.append(

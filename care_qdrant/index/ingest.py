@@ -242,7 +242,7 @@ class _Run:
 
     def _show(self, plan: Plan) -> None:
         limit = self.settings.limit and self.settings.limit / self.settings.shard.of
-        done = self.tally.planned if self.settings.dry_run else self.worker.stored
+        done = self.tally.planned - self.tally.unchanged if self.settings.dry_run else self.worker.stored
         self.on_progress(self.tally.progress(done, plan.share_read, limit, self.worker.meter, self.meter))
 
     def _write(self, plans: Iterator[Plan]) -> None:
@@ -291,13 +291,14 @@ class _Run:
                 f"rejected rows: {self.tally.rejected:,}, and each may be a document that is stored. {done}, and "
                 "nothing was deleted. Mend the corpus, or give --sync-despite-rejects"
             )
-        self.tally.deleted += delete_missing(
+        deleted, self.tally.first_deleted = delete_missing(
             self.collection,
             self.seen,
             in_shard=settings.shard.has,
             max_fraction=settings.max_delete_fraction,
             dry_run=settings.dry_run,
         )
+        self.tally.deleted += deleted
 
     def _finish(self, before: int) -> int:
         """Count exactly, and return the number of points that carry the vector."""
@@ -345,5 +346,6 @@ class _Run:
             rejects_file=str(rejects.path) if rejects is not None and tally.rejected else None,
             estimate=expected,
             first_rejects=tuple(tally.first_rejects),
+            first_deleted=tuple(tally.first_deleted),
             engine=report_of(self.model.document_encoder) if tally.encoded and not self.settings.dry_run else {},
         )

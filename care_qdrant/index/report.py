@@ -67,6 +67,8 @@ class IngestReport:
     """Result of a dry run, which wrote nothing."""
     first_rejects: tuple[str, ...] = ()
     """Line and reason of the first rejected rows."""
+    first_deleted: tuple[str, ...] = ()
+    """First of the documents that --sync deleted, or would delete."""
     engine: Mapping[str, Any] = field(default_factory=dict)
     """What encoded, and how: device and kernels, or what each server did; empty where nothing was encoded."""
     stopped: str | None = None
@@ -92,6 +94,7 @@ class Tally:
     planned_tokens: int = 0
     """Of those that are to be encoded."""
     first_rejects: list[str] = field(default_factory=list)
+    first_deleted: list[str] = field(default_factory=list)
 
     def progress(
         self, stored: int, share_read: float | None, limit: float | None, work: Meter, device: Meter

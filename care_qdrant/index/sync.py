@@ -11,29 +11,36 @@ from care_qdrant.index.seen import Seen
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.types import CARE_KEY, point_id
 
+EXAMPLES = 3
+"""Documents of deleted points that a report names."""
+
 
 def delete_missing(
     collection: Collection, seen: Seen, *, in_shard: Callable[[str], bool], max_fraction: float, dry_run: bool
-) -> int:
+) -> tuple[int, list[str]]:
     """Delete the points of documents that the corpus does not have.
 
     Two passes: the first only counts, so that nothing is deleted where the guard would stop it.
     """
     stored = missing = 0
+    first: dict[str, None] = {}
     for points in _points(collection, in_shard):
         stored += len(points)
-        missing += sum(not seen.has_chunk(*chunk) for chunk in points.values())
+        gone = [document for document, number in points.values() if not seen.has_chunk(document, number)]
+        missing += len(gone)
+        first |= dict.fromkeys(gone[: EXAMPLES if len(first) < EXAMPLES else 0])
+    examples = list(first)[:EXAMPLES]
     if missing > max_fraction * stored:
         done = "this was a dry run" if dry_run else "the corpus is stored"
         raise InputError(
-            f"collection {collection.name!r}: {missing:,} of {stored:,} points ({missing / stored:.0%}) are not in the "
-            f"corpus, more than the {max_fraction:.0%} that --sync may delete; {done}, and nothing was deleted. If the "
-            "corpus is complete, give a larger --max-delete-fraction"
+            f"collection {collection.name!r}: {missing:,} of {stored:,} points ({missing / stored:.0%}), as those of "
+            f"{', '.join(examples)}, are not in the corpus, more than the {max_fraction:.0%} that --sync may delete; "
+            f"{done}, and nothing was deleted. If the corpus is complete, give a larger --max-delete-fraction"
         )
     if missing and not dry_run:
         for points in _points(collection, in_shard):
             collection.delete([point for point, chunk in points.items() if not seen.has_chunk(*chunk)])
-    return missing
+    return missing, examples
 
 
 def delete_surplus_chunks(collection: Collection, seen: Seen, *, in_shard: Callable[[str], bool]) -> int:

@@ -4,6 +4,7 @@ import logging
 import os
 import re
 import sqlite3
+import ssl
 import threading
 import warnings
 from collections.abc import Iterator
@@ -117,6 +118,8 @@ def _node(url: str, api_key: str | None, grpc: bool, grpc_port: int | None, time
         port = grpc_port or (parts.port or DEFAULT_HTTP_PORT) + 1
         if api_key and parts.scheme == "http" and not _is_loopback(parts.hostname):
             logger.warning("%s: the API key is sent without encryption; give an https URL", url)
+        # Reading the certificates of all authorities takes longer than a search, and http needs none of them.
+        tls: Any = {"verify": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)} if parts.scheme == "http" else {}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Api key is used with an insecure connection", UserWarning)
             return QdrantClient(
@@ -128,6 +131,7 @@ def _node(url: str, api_key: str | None, grpc: bool, grpc_port: int | None, time
                 check_compatibility=False,
                 # Else every number of every vector is looked at, for texts that fastembed would encode.
                 cloud_inference=True,
+                **tls,
             )
     except ValueError as error:
         raise InputError(

@@ -143,6 +143,7 @@ def test_report_is_one_file_with_chinese_text_and_charts(saved: tuple[Path, str]
     page = (saved[0] / "report.html").read_text(encoding="utf-8")
     assert not re.search(r"<(script|link|img|iframe)\b|url\(\s*[\"']?http|@import", page)
     assert page.count("<svg") == 6
+    assert '<td data-label="queries/s">' in page, "a phone shows rows without the head of their table"
     assert "耳鸣需要吃什么药？" in page
     assert "bge-m3" not in page, "a row of the paper that was not run here says nothing of this run"
     verdict = page[: page.index("<h2>")]
@@ -189,7 +190,12 @@ def test_compare_finds_a_result_equal_to_itself(saved: tuple[Path, str]) -> None
     assert [row["difference"] for row in found[0]["comparisons"]] == pytest.approx(
         [row.difference for row in expected], abs=1e-5
     )
-    assert "full/BM25" in bench("compare", saved[0]).stdout
+    page = saved[0] / "compared" / "page.html"
+    assert "full/BM25" in bench("compare", saved[0], "--output", page).stdout
+    written = page.read_text(encoding="utf-8")
+    assert written.count("<svg") == len(found)
+    assert f"{100 * expected[0].difference:+.2f}" in written[written.index("clinic-Retrieval</h2>") :]
+    assert "clinic-Retrieval" in written[: written.index("<h2>")]
 
 
 def test_compare_refuses_other_data_under_the_same_name(

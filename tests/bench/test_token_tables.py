@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from benchmarks.experiments import token_tables, token_tables_pair
 from benchmarks.experiments.token_tables import SPLITS, VARIANTS, read_task
-from benchmarks.experiments.token_tables_training import TEMPERATURE, _gradient, counts_of, pieces_of
+from benchmarks.experiments.token_tables_training import _gradient, counts_of, pieces_of
 from care_qdrant.model.pair import CareModel
 
 SAMPLE = Path(__file__).parents[2] / "examples" / "sample"
@@ -49,12 +49,12 @@ def test_the_gradient_is_that_of_the_loss() -> None:
     same[0, 2] = same[2, 0] = True
     leaf = torch.from_numpy(sums).requires_grad_()
     queries, documents = torch.nn.functional.normalize(leaf).chunk(2)
-    logits = (queries @ documents.T / TEMPERATURE).masked_fill(torch.from_numpy(same), -1e4)
+    logits = (queries @ documents.T / 0.1).masked_fill(torch.from_numpy(same), -1e4)
     own = torch.arange(4)
     loss = (torch.nn.functional.cross_entropy(logits, own) + torch.nn.functional.cross_entropy(logits.T, own)) / 2
     loss.backward()  # type: ignore[no-untyped-call]
     assert leaf.grad is not None
-    np.testing.assert_allclose(_gradient(sums, same), leaf.grad.numpy(), atol=1e-4)
+    np.testing.assert_allclose(_gradient(sums, same, 0.1), leaf.grad.numpy(), atol=1e-4)
 
 
 @pytest.fixture(scope="module")

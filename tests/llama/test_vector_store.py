@@ -294,7 +294,7 @@ class TestWriting:
         fresh = TextNode(id_=str(uuid.uuid4()), text="全新的")
         for node in (changed, fresh):
             node.embedding = vector(node.text)
-        for times_said in (2, 1):  # the metadata in the embedded text is said each time, the old vectors once
+        for times_said in (2, 0):
             caplog.clear()
             if use_async:
                 asyncio.run(store.async_add([changed, fresh]))
@@ -347,6 +347,18 @@ class TestWriting:
     def test_an_id_that_qdrant_does_not_take_is_explained(self, client: QdrantClient) -> None:
         with pytest.raises(InputError, match="'doc-1' is no UUID"):
             CareVectorStore(NAME, client).add([TextNode(id_="doc-1", text="x", embedding=[1.0])])
+
+    def test_a_default_index_says_each_trap_once(
+        self, client: QdrantClient, embedding: CareEmbedding, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """LlamaIndex embeds ten nodes a call, and writes them in batches; its splitter knows no tokens of ours."""
+        documents = [LlamaDocument(text="长" * 300, metadata={"file_name": f"{number}.md"}) for number in range(30)]
+        context = StorageContext.from_defaults(vector_store=CareVectorStore(NAME, client, embedding=embedding))
+        with caplog.at_level(logging.WARNING):
+            VectorStoreIndex.from_documents(documents, context, embed_model=embedding, insert_batch_size=10)
+        said = [record.getMessage() for record in caplog.records]
+        assert len(said) == 2 and all("CareNodeParser" in message for message in said)
+        assert "cut at 64 tokens" in said[0] and "metadata in front of the text" in said[1]
 
     def test_metadata_in_the_embedded_text_is_said(
         self, client: QdrantClient, embedding: CareEmbedding, caplog: pytest.LogCaptureFixture

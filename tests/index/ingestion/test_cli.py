@@ -53,7 +53,7 @@ def test_a_dry_run_on_a_terminal_says_where_and_what_would_go(
     dry = run(corpus, "--sync", "--dry-run").stdout
     assert dry.startswith("dry run into today (named after the file: --collection keeps")
     assert "0 points to write" in dry
-    assert "11 are stored as they are\n1 points would be deleted" in dry
+    assert "11 are stored as they are\n1 points would be deleted, as those of d11\n" in dry
     done = run(corpus, "--sync", "--collection", "today").stdout
     assert "(11 unchanged, 1 deleted)\ntoday: 11 points" in done
 

@@ -11,6 +11,7 @@ from care_qdrant.errors import InputError
 from care_qdrant.index.ingest import ingest
 from care_qdrant.index.reading import Shard
 from care_qdrant.index.settings import IngestSettings
+from care_qdrant.progress import Progress
 from tests.index.ingestion.conftest import WriteCorpus, short_rows, stored_texts
 from tests.tiny import HashModel, medical_texts
 
@@ -38,7 +39,10 @@ def test_without_the_flag_nothing_is_deleted(qdrant: QdrantClient, write_corpus:
 def test_a_truncated_corpus_deletes_nothing(qdrant: QdrantClient, write_corpus: WriteCorpus) -> None:
     rows = short_rows(50)
     ingest(write_corpus(rows), HashModel(), qdrant, "corpus")
-    with pytest.raises(InputError, match=r"40 of 50 points \(80%\) are not in the corpus, more than the 20%"):
+    with pytest.raises(
+        InputError,
+        match=r"40 of 50 points \(80%\), as those of d\d+, d\d+, d\d+, are not in the corpus, more than the 20%",
+    ):
         ingest(write_corpus(rows[:10]), HashModel(), qdrant, "corpus", settings=SYNC)
     assert qdrant.count("corpus").count == 50
     assert ingest(write_corpus(rows[:10]), HashModel(), qdrant, "corpus", settings=ANY_SHARE).deleted == 40
@@ -48,8 +52,10 @@ def test_a_dry_run_that_the_guard_stops_claims_no_write(qdrant: QdrantClient, wr
     rows = short_rows(50)
     ingest(write_corpus(rows), HashModel(), qdrant, "corpus")
     dry = IngestSettings(sync=True, dry_run=True)
+    shown: list[Progress] = []
     with pytest.raises(InputError, match="this was a dry run, and nothing was deleted"):
-        ingest(write_corpus(rows[:10]), HashModel(), qdrant, "corpus", settings=dry)
+        ingest(write_corpus(rows[:10]), HashModel(), qdrant, "corpus", settings=dry, on_progress=shown.append)
+    assert (shown[-1].stored, shown[-1].total) == (10, 10)
 
 
 def test_a_corpus_with_rejected_rows_deletes_nothing_unless_told(

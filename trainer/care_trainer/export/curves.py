@@ -1,4 +1,4 @@
-"""Draws the curves of a run into one PNG: the loss of each stage, and the score after each."""
+"""Draws a run into one PNG: the score after each stage, then the loss of each."""
 
 import json
 from pathlib import Path
@@ -26,10 +26,10 @@ def draw_curves(run: Run) -> Path:
     rows = -(-(len(curves) + 1) // columns)
     figure, grid = pyplot.subplots(rows, columns, figsize=(3.4 * columns, 2.9 * rows), squeeze=False)
     panels = list(grid.flat)
-    for panel, (name, losses) in zip(panels, curves.items(), strict=False):
+    _draw_scores(panels[0], folders)
+    for panel, (name, losses) in zip(panels[1:], curves.items(), strict=False):
         panel.plot(*zip(*losses, strict=True))
         panel.set(title=name, xlabel="step", ylabel="loss")
-    _draw_scores(panels[len(curves)], folders)
     for panel in panels[len(curves) + 1 :]:
         panel.set_axis_off()
     figure.suptitle(run.name)

@@ -57,6 +57,7 @@ class SharedPair:
     def __init__(self, settings: PairSettings) -> None:
         """Keep the settings; nothing is read yet. `shared_pair` is the usual way."""
         self.settings = settings
+        self._has_cut = False
         self._recent, self._recent_documents = (_RecentVectors(settings.query_cache_size) for _ in range(2))
         # `model` is free of references to this object: the worker of the batcher holds it.
         self._model = model = cache(lambda: open_model(settings))
@@ -112,7 +113,11 @@ class SharedPair:
             raise type(error)(f"{error}. {_INGEST_INSTEAD}") from error
         # As `embedded_text` does it for the ingestion: a last line feed is a token to a language model.
         texts = [text.strip() for text in texts]
-        _check_lengths(encoder, texts, "document", settings.document_prompt, settings.on_truncation)
+        # An index makes a call for every ten texts: the first one says it.
+        accepted: OnTruncation = (
+            "ignore" if self._has_cut and settings.on_truncation == "warn" else settings.on_truncation
+        )
+        self._has_cut |= _check_lengths(encoder, texts, "document", settings.document_prompt, accepted)
         vectors = encoder.encode(texts, prompt=settings.document_prompt)
         for text, row in zip(texts, vectors, strict=True):
             self._recent_documents.put(text, row.copy())
@@ -196,10 +201,11 @@ def _encode_queries(model: CareModel, texts: Sequence[str], settings: PairSettin
 
 def _check_lengths(
     encoder: Encoder, texts: Sequence[str], role: str, prompt: str | None, on_truncation: OnTruncation
-) -> None:
+) -> bool:
+    """Return whether it was said that texts are cut."""
     doubtful = [text for text in texts if not _is_short((prompt or encoder.prompt) + text, encoder.max_tokens)]
     if on_truncation == "ignore" or not doubtful:
-        return
+        return False
     # Counting the tokens of a text that is far too long would stop an event loop for seconds.
     endless = [text for text in doubtful if len(text) > MAX_CHARACTERS_PER_TOKEN * encoder.max_tokens]
     too_long = [f"{role} of {len(text):,} characters" for text in endless]
@@ -211,14 +217,16 @@ def _check_lengths(
         if count + other_prompt > encoder.max_tokens:
             too_long.append(f"{role} of {count + other_prompt} tokens")
     if not too_long:
-        return
+        return False
     others = f" and {len(too_long) - 1} more of {len(texts)} texts" if len(too_long) > 1 else ""
     verb = "are" if others else "is"
     cut = f"{too_long[0]}{others} {verb} cut at {encoder.max_tokens} tokens"
-    message = f"{cut} (on_truncation='ignore' accepts that silently)"
+    parser = "transformations=[CareNodeParser(embedding=...)] makes chunks that fit; " if role == "document" else ""
+    message = f"{cut} ({parser}on_truncation='ignore' accepts that silently)"
     if on_truncation == "error":
         raise InputError(message)
     logger.warning(message)
+    return True
 
 
 def _is_short(text: str, max_tokens: int) -> bool:

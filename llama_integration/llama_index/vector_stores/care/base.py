@@ -169,6 +169,7 @@ class CareVectorStore(BasePydanticVectorStore):
     _sparse_encoder: SparseQueryEncoder | None = PrivateAttr()
     _embedding: HasContract | None = PrivateAttr()
     _has_warned: bool = PrivateAttr(default=False)
+    _has_told_metadata: bool = PrivateAttr(default=False)
 
     def __init__(
         self,
@@ -587,10 +588,12 @@ class CareVectorStore(BasePydanticVectorStore):
 
     def _warn_of_metadata(self, nodes: Sequence[BaseNode]) -> None:
         leaking = next((node for node in nodes if embeds_other_metadata(node)), None)
-        if leaking is not None:
+        if leaking is not None and not self._has_told_metadata:
+            self._has_told_metadata = True
             logger.warning(
                 "node %s of collection %r was embedded with its metadata in front of the text, unlike what care-ingest "
-                "writes: put CareNodeText() behind the splitter in transformations= (keys: %s)",
+                "writes: take transformations=[CareNodeParser(embedding=...)], or put CareNodeText() behind another "
+                "splitter (keys: %s)",
                 leaking.node_id,
                 self.collection_name,
                 ", ".join(sorted(leaking.metadata)),
