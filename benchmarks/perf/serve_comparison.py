@@ -222,8 +222,8 @@ def _least_cosine(server: Server, texts: Sequence[str], expected: Vectors) -> fl
 
 
 def _ours(model: Path, precision: str) -> str:
-    options = ("serve", "--model", str(model), "--precision", precision, "--port", "{port}")
-    return shlex.join((*PROGRAM, *options))
+    options = ("serve", "--model", str(model), "--port", "{port}")
+    return shlex.join(("env", f"CARE_PRECISION={precision}", *PROGRAM, *options))
 
 
 @contextmanager

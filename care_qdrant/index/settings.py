@@ -76,4 +76,4 @@ class IngestSettings:
         if not 0 <= self.max_delete_fraction <= 1:
             raise InputError(f"--max-delete-fraction is {self.max_delete_fraction}; expected a fraction from 0 to 1")
         if self.batch_tokens < 1 or (self.limit is not None and self.limit < 1):
-            raise InputError(f"--batch-tokens {self.batch_tokens} and --limit {self.limit} must be at least 1")
+            raise InputError(f"batch_tokens {self.batch_tokens} and --limit {self.limit} must be at least 1")

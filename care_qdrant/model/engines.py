@@ -232,7 +232,7 @@ def _reference(
         return ReferenceVectors(fingerprint, [each.text for each in references], rows)
     logger.info(
         "%s: its card has no reference vectors of documents, so they are made here, once; where its document encoder "
-        "does not fit, make them with care model reference-vectors and give --reference-vectors",
+        "does not fit, make them with care model reference-vectors and name them in CARE_REFERENCE_VECTORS",
         name,
     )
     return make_reference(fingerprint, load_own().encode)

@@ -158,7 +158,7 @@ def _check_answer(client: QdrantClient, url: str, grpc: bool) -> None:
         address = f"{_parse(client.init_options['url']).hostname}:{client.init_options['grpc_port']}"
         raise Unreachable(
             f"{url}: answers over HTTP, but no Qdrant answers over gRPC at {address} ({error.code().name}); "
-            "give the gRPC port of the server, or leave out --grpc-port"
+            "give the gRPC port of the server, or leave out QDRANT_GRPC_PORT"
         ) from error
     except (ResponseHandlingException, OSError) as error:
         raise Unreachable(f"{url}: no Qdrant server answers there ({error})") from error

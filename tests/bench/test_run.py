@@ -247,3 +247,12 @@ def test_a_symmetric_model_is_no_base_for_one_sided_controls(clinic: Path, pair_
     options = ["--model", pair_folder / "query", "--control", "document"]
     with pytest.raises(CareError, match="is one encoder, not a pair"):
         bench("run", clinic, "--output", tmp_path / "out", *options)
+
+
+def test_two_tasks_of_one_name_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("one", "two"):
+        conftest.write_jsonl(tmp_path / folder / "dev" / "rerank.jsonl", conftest.RERANK)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="2 of the tasks are called dev-Rerank, after their folders; rename one"):
+        bench("run", "one/dev", "two/dev", "--output", "out")
+    assert not (tmp_path / "out").exists()

@@ -49,7 +49,7 @@ def test_a_server_that_is_not_there_is_said_with_its_url() -> None:
 def test_a_server_without_grpc_is_said_with_the_port_and_the_option() -> None:
     with StandIn() as server:
         with (
-            pytest.raises(Unreachable, match=r"no Qdrant answers over gRPC at 127\.0\.0\.1:9 .*--grpc-port"),
+            pytest.raises(Unreachable, match=r"no Qdrant answers over gRPC at 127\.0\.0\.1:9 .*QDRANT_GRPC_PORT"),
             open_client(url=server.url, grpc=True, grpc_port=9),
         ):
             pass

@@ -300,7 +300,7 @@ def kill_run(task: str, model: str, trials: int, seed: int, scratch: Path | None
     """
     from tests.reliability.harness_run import run_trials
 
-    arguments = [task, "--model", model, "--control", "bm25", "--control", "query", "--no-speed"]
+    arguments = [task, "--model", model, "--control", "bm25", "--control", "query", "--speed", "none"]
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         found = _shown(run_trials(arguments, trials, Path(folder), seed))
     _save(output, found, seed=seed)

@@ -105,7 +105,7 @@ def test_a_trial_with_a_violation_is_not_good(name: str) -> None:
 def test_one_more_run_finishes_a_killed_run_of_the_harness(
     task_directory: Path, pair_folder: Path, tmp_path: Path
 ) -> None:
-    arguments = [str(task_directory), "--model", str(pair_folder), "--no-speed"]
+    arguments = [str(task_directory), "--model", str(pair_folder), "--speed", "none"]
     assert_good(list(run_trials(arguments, 1, tmp_path, seed=0)), 1)
 
 
@@ -113,7 +113,7 @@ def test_one_more_run_finishes_a_killed_run_of_the_harness(
 def test_what_a_killed_run_has_stored_is_not_encoded_again(
     task_directory: Path, pair_folder: Path, tmp_path: Path
 ) -> None:
-    run = ["run", task_directory, "--model", pair_folder, "--control", "query", "--no-speed", "--output"]
+    run = ["run", task_directory, "--model", pair_folder, "--control", "query", "--speed", "none", "--output"]
     with care_bench(*run, tmp_path / "killed") as process:
         # The log names a system when its turn comes: now the documents of the first one are stored.
         assert process.stderr and any(line.startswith("tiny-pair, query encoder twice: ") for line in process.stderr)

@@ -1,10 +1,7 @@
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 from care_trainer.cli import care_train
 from care_trainer.config import Data, Run, Stage, find_config, load_run, stage_name
@@ -25,28 +22,6 @@ def _invoke(*arguments: str) -> str:
     result = CliRunner().invoke(care_train, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
-
-
-def _commands(group: click.Group, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    found = []
-    for name, command in group.commands.items():
-        found += _commands(command, (*path, name)) if isinstance(command, click.Group) else [(*path, name)]
-    return found
-
-
-@pytest.mark.parametrize("path", _commands(care_train), ids=" ".join)
-def test_every_command_shows_an_example(path: tuple[str, ...]) -> None:
-    assert f"Example:\n    care-train {' '.join(path)}" in _invoke(*path, "--help")
-
-
-def test_help_imports_neither_torch_nor_qdrant() -> None:
-    script = (
-        "import sys; from click.testing import CliRunner; from care_trainer.cli import care_train;"
-        "CliRunner().invoke(care_train, ['run', '--help']);"
-        "print([name for name in ('torch', 'transformers', 'qdrant_client', 'datasets') if name in sys.modules])"
-    )
-    output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert output.stdout.strip() == "[]"
 
 
 def test_shipped_configurations_and_presets_are_listed() -> None:

@@ -96,6 +96,6 @@ def test_with_the_old_model_it_is_a_pair_like_any_other(tmp_path: Path) -> None:
     for name, rows in (("corpus", CORPUS), ("queries", QUERIES), ("qrels", QRELS)):
         write_jsonl(tmp_path / f"task/retrieval/{name}.jsonl", rows)
     arguments = [str(tmp_path / "task"), "--model", str(tmp_path / "pair"), "--output", str(tmp_path / "out")]
-    done = CliRunner().invoke(care_bench, ["run", *arguments, "--no-speed"], catch_exceptions=False)
+    done = CliRunner().invoke(care_bench, ["run", *arguments, "--speed", "none"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     assert model.fingerprint[:12] in json.dumps(json.loads((tmp_path / "out/result.json").read_text("utf-8")))
