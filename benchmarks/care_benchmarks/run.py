@@ -36,117 +36,6 @@ LONGEST_TEXT = 240
 """Maximal number of characters that are shown of a text."""
 
 
-def measure_reference(outcomes: Sequence[Outcome], tasks: Sequence[LoadedTask]) -> list[ReferenceScore]:
-    """Evaluate each dense system again with mteb alone, on the same loaded tasks.
-
-    A pair is loaded as the stock sentence-transformers Router that its folder is, on torch in float32, so a difference
-    shows what an int8 query encoder changes.
-    """
-    found = []
-    for outcome in outcomes:
-        system = outcome.search.system
-        if system.mode != "dense":
-            continue
-        logger.info("%s: reference run by mteb", system.name)
-        model = load_sentence_transformer(fetch_document_side(system.source), None)
-        with warnings.catch_warnings():
-            # mteb asks sentence-transformers for the dimension by a deprecated name.
-            warnings.simplefilter("ignore", FutureWarning)
-            # That it uses the prompts that it is given.
-            warnings.filterwarnings("ignore", "Model prompts specified", UserWarning)
-            wrapper = SentenceTransformerEncoderWrapper(model, model_prompts=prompts_by_type(system.model) or None)
-        wrapper.mteb_model_meta = ModelMeta.create_empty(
-            overwrites={"name": "mteb/reference", "similarity_fn_name": scoring_function(system.model)}
-        )
-        theirs = mteb.evaluate(
-            wrapper,
-            [task.task for task in tasks],
-            cache=None,
-            co2_tracker=False,
-            show_progress_bar=False,
-            encode_kwargs={"batch_size": BATCH_TEXTS, "show_progress_bar": False},
-        )
-        scores = {result.task_name: result.get_score() for result in theirs.task_results}
-        for score in outcome.scores:
-            found.append(ReferenceScore(system.name, score.task, score.value, scores[score.task]))
-    return found
-
-
-def worst_queries(
-    entry: PerQuery, measure: str, run: Run, qrels: Qrels, queries: Mapping[str, str], documents: Mapping[str, str]
-) -> list[WorstQuery]:
-    """Return the worst queries of one system on one task, worst first; ties keep their order."""
-    scores = dict(zip(entry.queries, entry.scores[measure], strict=True))
-    found = []
-    for query in sorted(scores, key=lambda name: scores[name])[:QUERIES_PER_TASK]:
-        grades, answers = qrels[query], run.get(query, {})
-        shown = [
-            Answer(rank, name, answers[name], grades.get(name), _shortened(documents[name]))
-            for rank, name in enumerate(ranked(answers)[:ANSWERS], start=1)
-        ]
-        right = sorted((name for name, grade in grades.items() if grade > 0), key=lambda name: -grades[name])
-        wanted = [_shortened(documents[name]) for name in right[:ANSWERS]]
-        found.append(WorstQuery(entry.task, query, _shortened(queries[query]), scores[query], shown, wanted))
-    return found
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…"
-
-
-def notes_for(searches: Sequence[QdrantSearch], tasks: Sequence[TaskInfo]) -> list[str]:
-    """Return the cautions that apply to this run."""
-    systems = [search.system for search in searches]
-    return [*_on_tasks(tasks), *_on_training(systems), *_on_sides(systems, tasks), *_on_path(searches)]
-
-
-def _on_tasks(tasks: Sequence[TaskInfo]) -> Iterator[str]:
-    own = [task.name for task in tasks if task.name not in _PAPER_TASKS]
-    if own:
-        yield (
-            f"{', '.join(own)}: not tasks of the paper. They have its shapes, not its data, so its figures cannot be "
-            "set against these."
-        )
-    if any(task.kind != "sts" for task in tasks):
-        yield (
-            "Judgements are incomplete, as in every set of this kind: a relevant document that nobody judged counts "
-            "as wrong. Differences between systems are safer to read than the figures themselves; "
-            "care-bench audit exports what is worth judging."
-        )
-
-
-def _on_training(systems: Sequence[EvaluatedSystem]) -> Iterator[str]:
-    for system in systems:
-        card = system.model.card
-        if card is None or system.mode != "dense":
-            continue
-        stages = [str(stage.get("stage", stage.get("name", "?"))) for stage in card.stages]
-        yield (
-            f"{system.name} was trained in {len(stages)} stages ({', '.join(stages) or 'none recorded'}). Its "
-            "symmetric controls are its own two encoders, without a further step: they are controls of the "
-            "architecture, not of equal training compute, which neither this run nor the paper offers."
-        )
-
-
-def _on_sides(systems: Sequence[EvaluatedSystem], tasks: Sequence[TaskInfo]) -> Iterator[str]:
-    if any(task.kind == "sts" for task in tasks) and any(system.model.card for system in systems):
-        yield (
-            "STS is shown for each choice of encoders (qd: first sentence by the query encoder, second by the document "
-            "encoder; qq; dd), since the paper does not say which it took. For a symmetric system all three are equal "
-            "unless its prompts differ."
-        )
-
-
-def _on_path(searches: Sequence[QdrantSearch]) -> Iterator[str]:
-    names = [search.system.name for search in searches if search.multiplied]
-    if names:
-        yield (
-            f"{', '.join(names)}: answered by one matrix product over the vectors that are stored in Qdrant, after the "
-            "first queries of each task were checked against Qdrant's own answers: the embedded database compares "
-            "sparse vectors in pure Python, a second per query. Their speed is that of the embedded database."
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class RunSettings:
     """Settings of a run; all of them are saved with the result."""
@@ -232,3 +121,88 @@ def _worst(outcome: Outcome, tasks: Sequence[LoadedTask]) -> list[WorstQuery]:
             entries[task.name], task.measure, outcome.runs[task.name], task.qrels, task.queries, task.documents
         )
     ]
+
+
+def measure_reference(outcomes: Sequence[Outcome], tasks: Sequence[LoadedTask]) -> list[ReferenceScore]:
+    """Evaluate each dense system again with mteb alone, on the same loaded tasks.
+
+    A pair is loaded as the stock sentence-transformers Router that its folder is, on torch in float32, so a difference
+    shows what an int8 query encoder changes.
+    """
+    found = []
+    for outcome in outcomes:
+        system = outcome.search.system
+        if system.mode != "dense":
+            continue
+        logger.info("%s: reference run by mteb", system.name)
+        model = load_sentence_transformer(fetch_document_side(system.source), None)
+        with warnings.catch_warnings():
+            # mteb asks sentence-transformers for the dimension by a deprecated name.
+            warnings.simplefilter("ignore", FutureWarning)
+            # That it uses the prompts that it is given.
+            warnings.filterwarnings("ignore", "Model prompts specified", UserWarning)
+            wrapper = SentenceTransformerEncoderWrapper(model, model_prompts=prompts_by_type(system.model) or None)
+        wrapper.mteb_model_meta = ModelMeta.create_empty(
+            overwrites={"name": "mteb/reference", "similarity_fn_name": scoring_function(system.model)}
+        )
+        theirs = mteb.evaluate(
+            wrapper,
+            [task.task for task in tasks],
+            cache=None,
+            co2_tracker=False,
+            show_progress_bar=False,
+            encode_kwargs={"batch_size": BATCH_TEXTS, "show_progress_bar": False},
+        )
+        scores = {result.task_name: result.get_score() for result in theirs.task_results}
+        for score in outcome.scores:
+            found.append(ReferenceScore(system.name, score.task, score.value, scores[score.task]))
+    return found
+
+
+def worst_queries(
+    entry: PerQuery, measure: str, run: Run, qrels: Qrels, queries: Mapping[str, str], documents: Mapping[str, str]
+) -> list[WorstQuery]:
+    """Return the worst queries of one system on one task, worst first; ties keep their order."""
+    scores = dict(zip(entry.queries, entry.scores[measure], strict=True))
+    found = []
+    for query in sorted(scores, key=lambda name: scores[name])[:QUERIES_PER_TASK]:
+        grades, answers = qrels[query], run.get(query, {})
+        shown = [
+            Answer(rank, name, answers[name], grades.get(name), _shortened(documents[name]))
+            for rank, name in enumerate(ranked(answers)[:ANSWERS], start=1)
+        ]
+        right = sorted((name for name, grade in grades.items() if grade > 0), key=lambda name: -grades[name])
+        wanted = [_shortened(documents[name]) for name in right[:ANSWERS]]
+        found.append(WorstQuery(entry.task, query, _shortened(queries[query]), scores[query], shown, wanted))
+    return found
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…"
+
+
+def notes_for(searches: Sequence[QdrantSearch], tasks: Sequence[TaskInfo]) -> Iterator[str]:
+    """Yield the cautions that apply to this run."""
+    if own := [task.name for task in tasks if task.name not in _PAPER_TASKS]:
+        yield f"{', '.join(own)}: shaped like the paper's tasks, with other data: its figures are not comparable."
+    if any(task.kind != "sts" for task in tasks):
+        yield (
+            "A relevant document that nobody judged counts as wrong, so differences between systems are safer to read "
+            "than the figures themselves; care-bench audit exports what is worth judging."
+        )
+    systems = [search.system for search in searches]
+    if any(system.model.card and system.mode == "dense" for system in systems):
+        yield (
+            "Symmetric controls are a pair's own two encoders, without a further step: controls of the architecture, "
+            "not of equal training compute."
+        )
+    if any(task.kind == "sts" for task in tasks) and any(system.model.card for system in systems):
+        yield (
+            "STS is shown for each choice of encoders (qd: first sentence by the query encoder, second by the document "
+            "encoder; qq; dd), since the paper does not say which it took."
+        )
+    if multiplied := [search.system.name for search in searches if search.multiplied]:
+        yield (
+            f"{', '.join(multiplied)}: answered by one matrix product over the stored vectors, checked on the first "
+            "queries, since the embedded database compares sparse vectors in pure Python. Their speed is its own."
+        )

@@ -45,14 +45,6 @@ _EXCHANGE: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
 Collection = Annotated[str | None, Field(description="Name, as list_collections says; null is the first one.")]
 
 
-def serve_stdio(settings: ServeSettings) -> None:
-    """Answer the assistant until it closes stdin. Logs go to stderr; stdout belongs to the protocol."""
-    models = settings.load_models()
-    check_allowed(models, settings.fingerprints_file)
-    with closing(Service(settings, models)) as service:
-        asyncio.run(_serve(service))
-
-
 async def _serve(service: Service) -> None:
     await service.load()
     assert service.mcp is not None  # set by `ServeSettings.mcp`
@@ -202,3 +194,11 @@ class McpPath:
         except Exception:  # the assistant reads that the tool failed, and nothing else
             logger.exception("a tool failed")
             raise
+
+
+def serve_stdio(settings: ServeSettings) -> None:
+    """Answer the assistant until it closes stdin. Logs go to stderr; stdout belongs to the protocol."""
+    models = settings.load_models()
+    check_allowed(models, settings.fingerprints_file)
+    with closing(Service(settings, models)) as service:
+        asyncio.run(_serve(service))

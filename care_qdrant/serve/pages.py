@@ -1,4 +1,4 @@
-"""The search page: three files of this package, whose policy lets them load and reach nothing but this service."""
+"""The search page, three files whose policy lets them reach nothing but this service, and the OpenAPI description."""
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus

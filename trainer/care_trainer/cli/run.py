@@ -1,4 +1,4 @@
-"""``care-train run``: train the stages of a configuration, and export the pair."""
+"""``care-train run``, ``rehearse`` and ``push``: train the stages of a configuration, export the pair, upload it."""
 
 import logging
 import math
@@ -25,22 +25,6 @@ set_option = click.option(
     metavar="KEY=VALUE",
     help="Override a setting, as in stage.joint.epochs=2. Repeatable.",
 )
-
-
-@click.command()
-@click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
-@click.argument("repository")
-@click.option("--public", is_flag=True, help="Create a public repository, or upload to one. Without it, private only.")
-def push(folder: Path, repository: str, public: bool) -> None:
-    """Upload the CARE folder FOLDER to REPOSITORY on the Hugging Face hub, and print the commit's address.
-
-    \b
-    Example:
-      care-train push runs/nano/care-nano organisation/care-nano
-    """
-    from care_trainer.export.hub import push as upload
-
-    click.echo(upload(folder, repository, private=not public))
 
 
 @click.command()
@@ -193,3 +177,19 @@ def quiet() -> None:
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("repository")
+@click.option("--public", is_flag=True, help="Create a public repository, or upload to one. Without it, private only.")
+def push(folder: Path, repository: str, public: bool) -> None:
+    """Upload the CARE folder FOLDER to REPOSITORY on the Hugging Face hub, and print the commit's address.
+
+    \b
+    Example:
+      care-train push runs/nano/care-nano organisation/care-nano
+    """
+    from care_trainer.export.hub import push as upload
+
+    click.echo(upload(folder, repository, private=not public))

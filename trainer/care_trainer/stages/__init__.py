@@ -8,8 +8,8 @@ static          static                –
 language        retromae, causal      D.1; causal is for decoders that start from random weights
 contrastive     unsupervised,         D.1, D.2, equation (4)
                 supervised, document
-align           align                 4.3.1, equations (1) to (3)
+align           align, distill        4.3.1, equations (1) to (3); table 7
 joint           joint                 4.4, equation (1)
-prune, distill  prune, distill        5.4.3, table 7
+prune           prune                 5.4.3, table 7
 ==============  ====================  ==========================================================
 """

@@ -1,4 +1,4 @@
-"""Stage ``align`` (Stage I): the query encoder learns the frozen document encoder's vector of the same text."""
+"""Stages ``align`` (Stage I), on the document encoder's vectors of the same texts, and ``distill``, on its scores."""
 
 from collections.abc import Sequence
 
@@ -11,21 +11,6 @@ from care_trainer.losses.objectives import AlignObjective, DistillObjective, Inf
 from care_trainer.models import towers
 from care_trainer.stages.context import Context, Trained, train_student
 from care_trainer.stages.contrastive import info_nce_of
-
-
-def train_distill(context: Context) -> Trained:
-    """Train the query encoder on both sides of pairs, with the frozen document encoder's scores as a second target."""
-    stage = context.stage
-    assert isinstance(stage, Distill)
-    rows, negatives = context.pair_rows(), stage.hard_negatives
-    queries = context.stored_vectors(rows.columns["query"], "query", prompt=stage.teacher_prompt)
-    documents = context.stored_documents(rows)
-    objective = DistillObjective(info_nce_of(stage, context.run.geometry), kl_weight=stage.kl_weight)
-    columns = ["query", "positive", "negatives"]
-    query, trainable, metrics = train_student(
-        context, objective, rows, columns, queries, documents=documents, negatives=negatives
-    )
-    return Trained(query, None, trainable, metrics, stage.temperature, query)
 
 
 def train_align(context: Context) -> Trained:
@@ -59,3 +44,18 @@ def align_objective(stage: Align, geometry: Geometry, texts: Sequence[str], vect
         kl_weight=stage.kl_weight,
         others=others,
     )
+
+
+def train_distill(context: Context) -> Trained:
+    """Train the query encoder on both sides of pairs, with the frozen document encoder's scores as a second target."""
+    stage = context.stage
+    assert isinstance(stage, Distill)
+    rows, negatives = context.pair_rows(), stage.hard_negatives
+    queries = context.stored_vectors(rows.columns["query"], "query", prompt=stage.teacher_prompt)
+    documents = context.stored_documents(rows)
+    objective = DistillObjective(info_nce_of(stage, context.run.geometry), kl_weight=stage.kl_weight)
+    columns = ["query", "positive", "negatives"]
+    query, trainable, metrics = train_student(
+        context, objective, rows, columns, queries, documents=documents, negatives=negatives
+    )
+    return Trained(query, None, trainable, metrics, stage.temperature, query)
