@@ -139,8 +139,7 @@ def target_options(command: Command) -> Command:
     def with_target(*args: Any, place: str, **options: Any) -> Any:
         return command(*args, target=target_of(place), **options)
 
-    decorated: Command = place_option(with_target)
-    return decorated
+    return cast(Command, place_option(with_target))
 
 
 def model_options(*, documents: bool = False) -> Callable[[Command], Command]:
@@ -166,8 +165,7 @@ def model_options(*, documents: bool = False) -> Callable[[Command], Command]:
 
             return command(*args, load_model=load, **options)
 
-        decorated: Command = model_option(engine_options(with_model) if documents else with_model)
-        return decorated
+        return cast(Command, model_option(engine_options(with_model) if documents else with_model))
 
     return add
 
@@ -221,8 +219,7 @@ def engine_options(command: Command) -> Command:
         )
         return command(*args, engine=engine, device=devices[-1] if devices else None, **options)
 
-    decorated: Command = engine_option(with_engine)
-    return decorated
+    return cast(Command, engine_option(with_engine))
 
 
 def precision() -> "Precision":
