@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from typing_extensions import override
 
-from care_qdrant import __version__, needs_extra
+from care_qdrant import needs_extra
 from care_qdrant.console import run as run_program
 from care_qdrant.console.groups import CONTEXT, Program
 from care_qdrant.console.logs import log_options
@@ -33,7 +33,6 @@ class _Program(Program):
 
 
 @click.group(cls=_Program, context_settings=CONTEXT)
-@click.version_option(__version__, prog_name="care-data")
 @log_options
 def care_data() -> None:
     """Make a benchmark and training data from a collection, with language models as judges and experts.
