@@ -126,6 +126,39 @@ def distinct(digests: npt.NDArray[np.uint64], data: Data) -> npt.NDArray[np.bool
     return kept
 
 
+@dataclass(frozen=True)
+class Columns:
+    """Makes the columns of a table of lines, in a process of its own: so this module imports little."""
+
+    data: Data
+    sides: tuple[Side, ...]
+    """Of single texts; empty for pairs."""
+    joined: bool
+
+    def __call__(self, piece: tuple[str, list[tuple[int, str]]]) -> list[list[Any]]:
+        """Return texts, prompts, sources, scores, room for the numbers, weights, characters and digests of the rows."""
+        rows = parsed(*piece)
+        own: list[list[Any]]
+        if self.sides:
+            texts = list(texts_in(rows, self.data, self.sides, joined=self.joined))
+            own = [[text.text, "", text.source, math.nan] for text in texts]
+            digests = list(map(text_digest, texts))
+        else:
+            pairs = list(pairs_in(rows, self.data))
+            own = [
+                [p.query, p.positive, list(p.negatives), p.prompt, p.source, math.nan if p.score is None else p.score]
+                for p in pairs
+            ]
+            digests = list(map(pair_digest, pairs))
+        weights = [self.data.weights.get(source, 1.0) for *_, source, _ in own]
+        characters = [sum(map(_characters, texts)) for *texts, _, _, _ in own]
+        return [*map(list, zip(*own, strict=True)), [0] * len(own), weights, characters, digests]
+
+
+def _characters(texts: str | list[str]) -> int:
+    return len(texts) if isinstance(texts, str) else sum(map(len, texts))
+
+
 def license_of(row: Mapping[str, Any]) -> str:
     """Return the license of a row, under the key ``license`` or ``licence``; empty when it has neither."""
     return str(row.get("license") or row.get("licence") or "")

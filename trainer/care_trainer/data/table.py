@@ -8,7 +8,6 @@ from disk when it is trained on.
 import dataclasses
 import hashlib
 import json
-import math
 import multiprocessing
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,22 +27,9 @@ from care_qdrant.encoders.onnx import usable_cores
 from care_qdrant.errors import InputError
 from care_trainer.config import Data, Side
 from care_trainer.data.diversity import diverse
-from care_trainer.data.read import (
-    distinct,
-    existing,
-    file_hashes,
-    open_lines,
-    pair_digest,
-    pairs_in,
-    parsed,
-    text_digest,
-    text_key,
-    texts_in,
-)
+from care_trainer.data.read import Columns, distinct, existing, file_hashes, open_lines, text_key
+from care_trainer.data.sampling import Sources
 from care_trainer.disk import writing
-
-if TYPE_CHECKING:
-    from care_trainer.data.sampling import Sources  # with sentence-transformers: seconds for each process that parses
 
 ROWS_FOLDER = "rows"
 """Name of the folder below a run's output until the pair is exported, or below its cache."""
@@ -69,7 +55,7 @@ class Rows:
     """How often an epoch draws each row, (rows,)."""
     characters: npt.NDArray[np.int32]
     """Characters of all texts of each row, (rows,)."""
-    sources: "Sources"
+    sources: Sources
     """Number of each row's source, (rows,), and the names of the sources."""
 
     def __len__(self) -> int:
@@ -168,7 +154,7 @@ def _rows(
     path = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.arrow"
     if not path.exists():
         with writing(f"{path}: the rows cannot be written"):
-            _write(path, pa.schema({**texts, **_OWN_COLUMNS, **_FIGURES}), _Parse(data, tuple(sides), joined), root)
+            _write(path, pa.schema({**texts, **_OWN_COLUMNS, **_FIGURES}), Columns(data, tuple(sides), joined), root)
     table = Dataset.from_file(str(path))
     sources = table.data.column("source").dictionary_encode().combine_chunks()
     return Rows(
@@ -179,33 +165,6 @@ def _rows(
     )
 
 
-@dataclass(frozen=True)
-class _Parse:
-    """Makes columns of lines; a process of its own gets it by pickling."""
-
-    data: Data
-    sides: tuple[Side, ...]
-    """Of single texts; empty for pairs."""
-    joined: bool
-
-    def __call__(self, piece: tuple[str, list[tuple[int, str]]]) -> list[list[Any]]:
-        rows = parsed(*piece)
-        if self.sides:
-            texts = list(texts_in(rows, self.data, self.sides, joined=self.joined))
-            own = [[text.text, "", text.source, math.nan] for text in texts]
-            digests = list(map(text_digest, texts))
-        else:
-            pairs = list(pairs_in(rows, self.data))
-            own = [
-                [p.query, p.positive, list(p.negatives), p.prompt, p.source, math.nan if p.score is None else p.score]
-                for p in pairs
-            ]
-            digests = list(map(pair_digest, pairs))
-        weights = [self.data.weights.get(source, 1.0) for *_, source, _ in own]
-        characters = [sum(map(_characters, texts)) for *texts, _, _, _ in own]
-        return [*map(list, zip(*own, strict=True)), [0] * len(own), weights, characters, digests]
-
-
 def _pieces(data: Data, root: Path) -> Iterator[tuple[str, list[tuple[int, str]]]]:
     for name in data.files:
         lines = open_lines(existing(root / name))
@@ -213,7 +172,7 @@ def _pieces(data: Data, root: Path) -> Iterator[tuple[str, list[tuple[int, str]]
             yield Path(name).name, piece
 
 
-def _parsed(parse: _Parse, root: Path) -> Iterator[list[list[Any]]]:
+def _parsed(parse: Columns, root: Path) -> Iterator[list[list[Any]]]:
     """Yield the columns of all pieces, in order."""
     pieces = _pieces(parse.data, root)
     if sum((root / name).stat().st_size for name in parse.data.files) < LARGE:
@@ -226,7 +185,7 @@ def _parsed(parse: _Parse, root: Path) -> Iterator[list[list[Any]]]:
         )
 
 
-def _write(path: Path, schema: pa.Schema, parse: _Parse, root: Path) -> None:
+def _write(path: Path, schema: pa.Schema, parse: Columns, root: Path) -> None:
     """Write all rows, then those that stay, each with its number: JSON is read once."""
     path.parent.mkdir(parents=True, exist_ok=True)
     everything, partial = path.with_suffix(".all"), path.with_suffix(".partial")
@@ -266,7 +225,3 @@ def _kept_batches(path: Path, kept: npt.NDArray[np.bool_]) -> Iterator[pa.Record
 def _texts_of(path: Path, kept: npt.NDArray[np.bool_]) -> Iterator[tuple[str, str]]:
     for batch in _kept_batches(path, kept):
         yield from zip(batch.column("query").to_pylist(), batch.column("positive").to_pylist(), strict=True)
-
-
-def _characters(texts: str | list[str]) -> int:
-    return len(texts) if isinstance(texts, str) else sum(map(len, texts))

@@ -255,9 +255,10 @@ class _Trainer(SentenceTransformerTrainer):
     def needs_checkpoints(self) -> bool:
         """Return whether the memory of the main process's GPU leaves no way but to recompute activations."""
         model: Any = self.model.train()
+        rows_of: Any = self.train_dataset
 
         def columns(rows: int) -> list[Features]:
-            batch = self.data_collator([self.train_dataset[row % len(self.train_dataset)] for row in range(rows)])
+            batch = self.data_collator([rows_of[row % len(rows_of)] for row in range(rows)])
             features, _ = self.collect_features(self._prepare_inputs(batch))
             return [without_keys(column) for column in features if not is_flat(column)]
 
