@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from care_trainer import pipeline
-from care_trainer.config import Lora, Run, Tower
+from care_trainer.config import Align, Lora, Run, Tower
 from care_trainer.models import towers
 from care_trainer.stages.context import Context, silent
 from safetensors.torch import load_file, save_file
@@ -132,7 +132,7 @@ def test_a_teacher_has_its_adapters_in_its_weights(base: Run, tmp_path: Path, mo
         return loaded[-1]
 
     monkeypatch.setattr(towers, "load", noting)
-    context = Context(base, base.stage[0], tmp_path / "stage", folder, folder, resume=False, report=silent)
+    context = Context(base, Align(kind="align"), tmp_path / "stage", folder, folder, resume=False, report=silent)
     np.testing.assert_allclose(context.stored_vectors(TEXTS, "text"), expected, atol=1e-3)
     assert len(loaded) == 1 and not any("lora_" in name for name, _ in loaded[0].named_parameters())
 
