@@ -63,47 +63,53 @@ class Kills:
     """What the ledger reports as possibly paid without an answer; over-estimated, as it is the highest price."""
 
 
-def work(path: Path) -> None:
+def work(path: Path, score: bool) -> None:
     """Make the benchmark of a configuration, and score it; the whole of a process that is killed."""
-    from care_benchmarks.cli import care_bench
     from care_data.chain import run_chain
     from care_data.config import load_plan
 
     sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
     run_chain(load_plan(path))
+    if not score:
+        return
+    from care_benchmarks.cli import care_bench
+
     benchmark, scores = path.parent / "clinic" / "benchmark", path.parent / "scores"
     arguments = ["run", str(benchmark), "--control", "bm25", "--no-speed", "--through", "core", "--output", str(scores)]
     care_bench(arguments, standalone_mode=False)
 
 
-def run_killed(folder: Path, kills: int, *, seed: int = 0, questions: int = 60, idempotent: bool = True) -> Kills:
+def run_killed(
+    folder: Path, kills: int, *, seed: int = 0, questions: int = 60, idempotent: bool = True, score: bool = True
+) -> Kills:
     """Kill the chain, finish it, and compare it with one that was not killed."""
+    steps = {step: file for step, file in STEPS.items() if score or step != "score"}
     (alone := folder / "alone").mkdir()
     write_collection(folder / "qdrant")
     shutil.copytree(folder / "qdrant", alone / "qdrant")
     with Endpoint(RATE, FAULTS, idempotent=idempotent) as calm:
         path, began = config(alone, calm.url, JUDGES, questions=questions, judging="batch = 4"), time.time()
-        _finish(path)
-        ends = [began, *((alone / file).stat().st_mtime for file in STEPS.values())]
-        seconds = {step: after - before for step, before, after in zip(STEPS, ends[:-1], ends[1:], strict=True)}
+        _finish(path, score)
+        ends = [began, *((alone / file).stat().st_mtime for file in steps.values())]
+        seconds = {step: after - before for step, before, after in zip(steps, ends[:-1], ends[1:], strict=True)}
         calls = len(calm.bill.billed)
     draw, killed_in, stored_again, judged = random.Random(seed), Counter[str](), 0, False
     with Endpoint(RATE, FAULTS, idempotent=idempotent) as endpoint:
         path = config(folder, endpoint.url, JUDGES, questions=questions, judging="batch = 4")
         while killed_in.total() < kills:
-            judged = judged or (folder / STEPS["judge"]).is_file()
+            judged = judged or (folder / steps["judge"]).is_file()
             # Once all is paid, steps are made again from the ledger, and killed again.
-            step = draw.choice([*STEPS, *STEPS][:-1] if judged else ["pool", "judge", "judge", "judge"])
-            for file in list(STEPS.values())[list(STEPS).index(step) :]:
+            step = draw.choice([*steps, *steps][:-1] if judged else ["pool", "judge", "judge", "judge"])
+            for file in list(steps.values())[list(steps).index(step) :]:
                 (folder / file).unlink(missing_ok=True)
             before, sent = _stored(folder), Counter(endpoint.bill.sent)
-            if _kill(path, endpoint, draw, step, 3 * calls // kills, seconds):
-                step = next((name for name, file in STEPS.items() if not (folder / file).is_file()), "score")
+            if _kill(path, endpoint, draw, step, 3 * calls // kills, seconds, score):
+                step = next((name for name, file in steps.items() if not (folder / file).is_file()), "score")
                 killed_in[step] += 1
                 click.echo(f"{killed_in.total()} killed, this one in {step}", err=True)
             stored_again += sum(endpoint.bill.sent[key] > sent[key] for key in before)
         before, sent = _stored(folder), Counter(endpoint.bill.sent)
-        _finish(path)
+        _finish(path, score)
         stored_again += sum(endpoint.bill.sent[key] > sent[key] for key in before)
         ours, theirs = (json.loads((root / "clinic/judge.json").read_text("utf-8")) for root in (folder, alone))
         same = [(folder / "clinic" / name).read_bytes() == (alone / "clinic" / name).read_bytes() for name in COMPARED]
@@ -124,10 +130,17 @@ def run_killed(folder: Path, kills: int, *, seed: int = 0, questions: int = 60, 
 
 
 def _kill(
-    path: Path, endpoint: Endpoint, draw: random.Random, step: str, answers: int, seconds: Mapping[str, float]
+    path: Path,
+    endpoint: Endpoint,
+    draw: random.Random,
+    step: str,
+    answers: int,
+    seconds: Mapping[str, float],
+    score: bool,
 ) -> bool:
     """Start the chain and kill it in a step, after a few answers or some time; return whether it was still running."""
-    left, lock, paid, process = draw.randint(1, max(1, answers)), threading.Lock(), threading.Event(), _start(path)
+    left, lock, paid = draw.randint(1, max(1, answers)), threading.Lock(), threading.Event()
+    process = _start(path, score)
     at_once = draw.random() < 0.5
 
     def count_down() -> None:
@@ -157,21 +170,20 @@ def _kill(
     return process.exitcode != 0
 
 
-def _finish(path: Path) -> None:
-    process = _start(path)
+def _finish(path: Path, score: bool) -> None:
+    process = _start(path, score)
     process.join()
     if process.exitcode != 0:
         raise RuntimeError("a run that nobody killed failed")
 
 
-def _start(path: Path) -> ForkServerProcess:
+def _start(path: Path, score: bool) -> ForkServerProcess:
     """Fork a process from one that has imported everything, which is most of the time of a start."""
     context = multiprocessing.get_context("forkserver")
     # What the modules import when they are used is in the list, too.
-    context.set_forkserver_preload(
-        ["care_data.chain", "care_benchmarks.run_command", "mteb", "sentence_transformers", __name__]
-    )
-    process = context.Process(target=work, args=(path,), daemon=True)
+    scoring = ["care_benchmarks.run_command", "mteb", "sentence_transformers"] if score else []
+    context.set_forkserver_preload(["care_data.chain", *scoring, __name__])
+    process = context.Process(target=work, args=(path, score), daemon=True)
     process.start()
     return process
 
@@ -188,6 +200,8 @@ def _stored(folder: Path) -> set[str]:
 
 
 def _scores(root: Path) -> dict[str, Any]:
+    if not (root / "scores").is_dir():
+        return {}
     result = json.loads((root / "scores" / "result.json").read_text(encoding="utf-8"))
     return {system["name"]: system["scores"] for system in result["systems"]}
 
