@@ -113,7 +113,7 @@ def _by_model(rows: Rows, caller: Caller, plan: Plan, counts: Counter[str]) -> l
     texts: list[list[str]] = []
     for row in rows:
         texts.append([])
-        _each(row, lambda text, own=texts[-1]: own.append(text) or text)  # type: ignore[misc,func-returns-value]
+        _each(row, lambda text, own=texts[-1]: own.append(text) or text)  # type: ignore[misc]
     prompts = [render(f"anonymise.{plan.settings.judging.language}", text="\n".join(own)) for own in texts]
     found = caller.ask_all(prompts, lambda _, text: _spans(text), plan.settings.judging.attempts)
     return [None if spans is None else _without(row, spans, counts) for row, spans in zip(rows, found, strict=True)]

@@ -71,7 +71,7 @@ def _vote_files(plan: Plan) -> Iterable[str | None]:
 
 
 def _sts_files(plan: Plan) -> Iterable[str | None]:
-    return [plan.settings.source.queries, plan.settings.sts and plan.settings.sts.dictionary]
+    return [plan.settings.source.queries, plan.settings.sts.dictionary if plan.settings.sts else None]
 
 
 _BUILT = tuple(f"{BENCHMARK}/{name}" for name in ("corpus.jsonl", "queries.jsonl", "qrels/test.tsv", "README.md"))

@@ -166,8 +166,8 @@ class Plan:
     @property
     def families(self) -> list[str]:
         """Return the families of all that labels; rows of training data carry them."""
-        imported, writer = self.settings.vote.imported, self.settings.sts and self.settings.sts.writer.family
-        return sorted({each.family for each in (*self.settings.judge, *imported)} | ({writer} if writer else set()))
+        labels = {each.family for each in self.settings.judge} | {each.family for each in self.settings.vote.imported}
+        return sorted(labels | ({self.settings.sts.writer.family} if self.settings.sts else set()))
 
     def at(self, path: str) -> Path:
         """Return a path of the file as one that can be opened."""

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from importlib.resources import files
 from typing import Annotated, Any, Literal
 
-from care_trainer.config.types import STRICT
+from care_trainer.config.stages import STRICT
 from pydantic import StringConstraints, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from starlette.applications import Starlette

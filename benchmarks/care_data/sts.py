@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from care_data.config import Plan
+from care_data.config import Plan, Rule
 from care_data.files import Rows, read_rows, write_json, write_rows
 from care_data.judging import LEDGER, Work, rate
 from care_data.prompts import read_object, render
@@ -53,7 +53,7 @@ def run_sts(plan: Plan, replay: bool = False) -> dict[str, Any]:
     for each in ratings:
         votes.setdefault(each.document_id, {})[each.judge] = each.grade
     tiers = {judge.name: judge.tier for judge in plan.settings.judge if judge.name not in plan.settings.vote.exclude}
-    rule = "majority" if plan.settings.vote.rule == "majority" else "unanimous"
+    rule: Rule = "majority" if plan.settings.vote.rule == "majority" else "unanimous"
     rows, left_out = Rows(), Counter[str]()
     for question, word in chosen:
         for kind in written[question["id"]] or ():

@@ -43,7 +43,7 @@ def run_vote(plan: Plan, _: bool = False) -> dict[str, Any]:
             label_of(votes, tiers, settings.rule, weights, said),
             statistics.median(given) if given else None,
         )
-        row = {"query_id": query, "document_id": document, "label": label, "grade": median}
+        row: dict[str, object] = {"query_id": query, "document_id": document, "label": label, "grade": median}
         labels.append(row | {"votes": votes, "experts": said})
     qrels: dict[str, dict[str, int]] = {}
     for row in labels:

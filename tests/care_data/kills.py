@@ -75,7 +75,8 @@ def work(path: Path, score: bool) -> None:
     from care_benchmarks.cli import care_bench
 
     benchmark, scores = path.parent / "clinic" / "benchmark", path.parent / "scores"
-    arguments = ["run", str(benchmark), "--control", "bm25", "--no-speed", "--through", "core", "--output", str(scores)]
+    arguments = ["run", str(benchmark), "--control", "bm25", "--speed", "none", "--through", "core"]
+    arguments += ["--output", str(scores)]
     care_bench(arguments, standalone_mode=False)
 
 
@@ -116,7 +117,7 @@ def run_killed(
         return Kills(
             endpoint_knows_idempotency_key=idempotent,
             kills=killed_in.total(),
-            killed_in=killed_in,
+            killed_in=dict(killed_in),
             same_result=all(same) and _scores(folder) == _scores(alone),
             scores={name: {each["task"]: each["value"] for each in of} for name, of in _scores(folder).items()},
             calls=calls,

@@ -150,7 +150,7 @@ class Neighbourhood:
             if similar[row] + among[row, kept].sum() <= self.neighbours:
                 kept.append(row)
         self._index.insert(vectors[kept])
-        return np.isin(np.arange(len(vectors)), kept).tolist()
+        return [bool(each) for each in np.isin(np.arange(len(vectors)), kept)]
 
 
 @dataclass(frozen=True, kw_only=True)
