@@ -211,9 +211,10 @@ def test_audit_exports_what_nobody_judged(saved: tuple[Path, str], clinic: Path,
     printed = bench("audit", clinic, saved[0], "--output", tmp_path / "judge.jsonl").stdout
     assert "tiny-pair + BM25" in printed
     rows = [json.loads(line) for line in (tmp_path / "judge.jsonl").read_text(encoding="utf-8").splitlines()]
-    judged = {(row["query_id"], row["document_id"]) for row in conftest.QRELS}
-    assert {(row["query_id"], row["document_id"]) for row in rows}.isdisjoint(judged)
-    assert len(rows) == 3 * 5 - len(judged)
+    judged = {(row["query_id"], row["document_id"]): row["score"] > 0 for row in conftest.QRELS}
+    irrelevant = {pair for pair, is_relevant in judged.items() if not is_relevant}
+    assert {(row["query_id"], row["document_id"]) for row in rows}.isdisjoint(irrelevant)
+    assert len(rows) == 3 * 5 - len(irrelevant), "all five documents of each question but what is labelled irrelevant"
 
 
 def test_audit_refuses_another_task(saved: tuple[Path, str], clinic: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from importlib import import_module
 import click
 import pytest
 
-from tests.bench.test_cli import commands
+from tests.test_cli import commands
 
 SCRIPTS = {
     "benchmarks.experiments.fusion": "main",

@@ -54,7 +54,7 @@ def test_it_goes_from_a_collection_to_a_scored_benchmark(clinic: Path) -> None:
     card = (target / "README.md").read_text(encoding="utf-8")
     assert "apache-2.0" in card and "| ann | ann | 1 |" in card
     audited, result = clinic / "audit.jsonl", str(clinic / "result")
-    done = CliRunner().invoke(care_bench, ["audit", str(target), result, "--depth", "30", "--output", str(audited)])
+    done = CliRunner().invoke(care_bench, ["audit", str(target), result, "--output", str(audited)])
     assert done.exit_code == 0, done.output
     unjudged = rows(audited)
     assert len(unjudged) > 100

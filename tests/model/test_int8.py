@@ -6,6 +6,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from care_qdrant.encoders.onnx import int8_saturates, session_options
 from care_qdrant.errors import ModelError
 from care_qdrant.model.int8 import quantize
 
@@ -40,7 +41,8 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def run(path: Path, ids: list[list[int]]) -> list[np.ndarray]:
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    options = session_options(1, exact_kernels=int8_saturates())
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     return session.run(None, {"ids": np.array(ids, dtype=np.int64)})
 
 

@@ -242,8 +242,10 @@ async def test_a_failure_is_in_the_log_with_its_traceback(
 
     for name in ("care_qdrant", "care_trainer", "care_benchmarks", "llama_index.embeddings.care"):
         monkeypatch.setattr(logging.getLogger(name), "handlers", [])
-    set_up_logs(form="json")
+    monkeypatch.setenv("CARE_LOG_FORMAT", "json")
+    set_up_logs()
     answer = await connect(make_service(pair(query=Broken()))).post("/inference", json=asked("发烧"))
+    monkeypatch.delenv("CARE_LOG_FORMAT")
     set_up_logs()
     [line] = [entry for text in capsys.readouterr().err.splitlines() if (entry := json.loads(text))["level"] == "error"]
     assert answer.json()["request_id"] in line["message"]

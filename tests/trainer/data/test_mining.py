@@ -44,9 +44,8 @@ def test_ranks_count_from_one_and_the_answer_is_never_a_negative() -> None:
     assert _mine(PAIR, HITS, MiningRule(2, 2, 4, None)) == ("b", "c")
 
 
-def test_the_margin_is_relative_to_the_positive_and_the_cap_absolute() -> None:
+def test_the_margin_is_relative_to_the_positive() -> None:
     assert _mine(PAIR, HITS, MiningRule(9, 1, 8, 0.1), score=0.8) == ("c", "d", "e")
-    assert _mine(PAIR, HITS, MiningRule(9, 1, 8, 0.1, max_score=0.45), score=0.8) == ("e",)
 
 
 def test_other_answers_to_the_same_question_are_no_negatives_and_no_pair_is_dropped() -> None:
