@@ -61,8 +61,10 @@ def test_it_goes_from_a_collection_to_a_scored_benchmark(clinic: Path) -> None:
     audited.write_text("".join(json.dumps({**row, "label": "S"}) + "\n" for row in unjudged), encoding="utf-8")
     done = CliRunner().invoke(care_bench, ["rejudge", str(target), result, str(audited)])
     assert done.exit_code == 0, done.output
-    before, after, *_ = map(float, re.findall(r"\d+\.\d\d", done.output.splitlines()[-1]))
-    assert done.output.splitlines()[-1].rstrip().endswith("100.00") and after != before
+    *_, scores, counted = done.output.splitlines()
+    before, after, *_ = map(float, re.findall(r"\d+\.\d\d", scores))
+    assert scores.rstrip().endswith("100.00") and after != before
+    assert "false negatives (paper, table 13)" in counted
 
 
 def test_mteb_loads_what_was_built(clinic: Path) -> None:
