@@ -2,7 +2,6 @@
 
 import json
 import multiprocessing
-import os
 import random
 import shutil
 import signal
@@ -68,7 +67,7 @@ def work(path: Path, score: bool) -> None:
     from care_data.chain import run_chain
     from care_data.config import load_plan
 
-    sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
+    sys.stdout = sys.stderr = (path.parent / "log.txt").open("a", encoding="utf-8")
     run_chain(load_plan(path))
     if not score:
         return
@@ -89,14 +88,15 @@ def run_killed(
     write_collection(folder / "qdrant")
     shutil.copytree(folder / "qdrant", alone / "qdrant")
     with Endpoint(RATE, FAULTS, idempotent=idempotent) as calm:
-        path, began = config(alone, calm.url, JUDGES, questions=questions, judging="batch = 4"), time.time()
+        began = time.time()
+        path = config(alone, calm.url, JUDGES, questions=questions, judging="batch = 4", judge="retries = 20")
         _finish(path, score)
         ends = [began, *((alone / file).stat().st_mtime for file in steps.values())]
         seconds = {step: after - before for step, before, after in zip(steps, ends[:-1], ends[1:], strict=True)}
         calls = len(calm.bill.billed)
     draw, killed_in, stored_again, judged = random.Random(seed), Counter[str](), 0, False
     with Endpoint(RATE, FAULTS, idempotent=idempotent) as endpoint:
-        path = config(folder, endpoint.url, JUDGES, questions=questions, judging="batch = 4")
+        path = config(folder, endpoint.url, JUDGES, questions=questions, judging="batch = 4", judge="retries = 20")
         while killed_in.total() < kills:
             judged = judged or (folder / steps["judge"]).is_file()
             # Once all is paid, steps are made again from the ledger, and killed again.
@@ -175,7 +175,8 @@ def _finish(path: Path, score: bool) -> None:
     process = _start(path, score)
     process.join()
     if process.exitcode != 0:
-        raise RuntimeError("a run that nobody killed failed")
+        log = (path.parent / "log.txt").read_text(encoding="utf-8")
+        raise RuntimeError(f"a run that nobody killed ended with {process.exitcode}: {log[-2000:]}")
 
 
 def _start(path: Path, score: bool) -> ForkServerProcess:
