@@ -35,10 +35,12 @@ class Progress:
 def vectors(texts: int, dim: int, seed: int) -> Iterator[Vectors]:
     """Yield batches of unit vectors; half of the texts are near another one."""
     draw = np.random.default_rng(seed)
-    centres = draw.standard_normal((texts // 2, dim), dtype=np.float32)
     for start in range(0, texts, BATCH_ROWS):
         size = min(BATCH_ROWS, texts - start)
-        rows = centres[draw.integers(0, len(centres), size)] + 0.4 * draw.standard_normal((size, dim), dtype=np.float32)
+        # A centre is drawn anew from its number each time, so that only the filter holds memory.
+        chosen = (np.random.default_rng([seed, each]) for each in draw.integers(0, texts // 2, size))
+        centres = np.stack([each.standard_normal(dim, dtype=np.float32) for each in chosen])
+        rows = centres + 0.4 * draw.standard_normal((size, dim), dtype=np.float32)
         yield rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
