@@ -144,7 +144,7 @@ def simulate(runs: Mapping[str, Run], qrels: Qrels, panel: str, repetitions: int
                 (truth & hidden).sum() / len(qrels),
                 taus[0],
                 taus[1],
-                taus[0] == 1,
+                np.isclose(taus[0], 1),
             ]
         )
     return Outcome(panel, *np.mean(np.asarray(rows, dtype=np.float64), axis=0).tolist())
