@@ -39,10 +39,10 @@ def program(script: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
 
 def test_a_file_gives_the_options_that_a_project_repeats(tmp_path: Path) -> None:
     (tmp_path / "care.toml").write_text('model = "./pair"\npath = "db"\n[ingest]\nsparse = "bm25"\nid-field = "key"\n')
-    assert read_defaults(ingest_command) == {"model": "./pair", "place": "db", "sparse": "bm25", "id_field": "key"}
+    assert read_defaults(ingest_command) == {"model": "./pair", "path": "db", "sparse": "bm25", "id_field": "key"}
     defaults = read_defaults(care)
     assert defaults["ingest"]["id_field"] == "key"
-    assert defaults["collections"] == {"place": "db"}
+    assert defaults["collections"] == {"path": "db"}
 
 
 def test_the_table_of_pyproject_is_read_and_other_tools_are_left_alone(tmp_path: Path) -> None:
@@ -78,6 +78,34 @@ def test_the_command_line_comes_before_the_file(tmp_path: Path) -> None:
     assert "other: there is no such folder" in done.stderr
     done = program(CARE, "collections", "--url", "http://127.0.0.1:1")
     assert "no Qdrant server answers" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--engine", "vllm"], "is no engine"),
+        (["--endpoint", "gpu1:8000/v1"], "is no engine"),
+        (["--device", "cuda:0", "--device", "cuda:1"], "cuda:0,cuda:1"),
+        (["--engine", "onnx", "--engine", "torch"], "onnx and torch"),
+    ],
+)
+def test_what_encodes_is_one_engine_that_there_is(words: list[str], said: str) -> None:
+    result = CliRunner().invoke(care, ["ingest", "corpus.jsonl", *words])
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+def test_a_name_that_is_no_url_makes_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "corpus.jsonl").write_text('{"id": "1", "text": "一"}\n', encoding="utf-8")
+    done = program(CARE, "ingest", "corpus.jsonl", "--url", "not a url")
+    assert "is no URL of a Qdrant server" in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.jsonl"]
+
+
+def test_two_databases_on_the_command_line_are_refused() -> None:
+    result = CliRunner().invoke(care, ["collections", "--path", "a", "--url", "http://b"])
+    assert result.exit_code == 2
+    assert "two different databases" in result.stderr
 
 
 @pytest.mark.parametrize("arguments", [["collections"], ["search", "糖"], ["doctor", "c"], ["detach", "c"]])

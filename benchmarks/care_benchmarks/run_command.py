@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from care_qdrant.console.groups import GroupedCommand
-from care_qdrant.console.options import engine_options, precision, target_of
+from care_qdrant.console.options import engine_options, precision, target_of, url_option
 from care_qdrant.errors import InputError, redact
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
     groups={
         "Systems": ["models", "engine_words", "controls"],
         "Result": ["output", "without_texts", "mteb_reference", "speed"],
-        "Qdrant": ["place", "through"],
+        "Qdrant": ["path", "url", "through"],
     },
 )
 @click.argument("tasks", nargs=-1, required=True)
@@ -55,14 +55,11 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
     help="Measure loads of 1, 4 and 16 clients with 200 queries each and the cold start; or a load of 2 clients alone.",
 )
 @click.option(
-    "--url",
     "--path",
-    "place",
-    envvar="QDRANT_URL",
-    show_envvar=True,
-    help="URL of a Qdrant server, or folder of an embedded database, which is unpickled when it is opened.  "
-    "[default: OUTPUT/qdrant]",
+    type=_FOLDER,
+    help="Folder of the embedded database, which is unpickled when it is opened.  [default: OUTPUT/qdrant]",
 )
+@url_option
 @click.option(
     "--through",
     type=click.Choice(["llama-index", "core"]),
@@ -117,7 +114,7 @@ def _run(tasks: "list[AbsTask]", output: Path, name: str, options: dict[str, Any
     systems = load_systems(
         models, options["controls"], options["engine"], precision=precision(), device=options["device"]
     )
-    target = target_of(options["place"] or str(output / "qdrant"))
+    target = target_of(options["path"], options["url"], output / "qdrant")
     with target.open(create=True) as client:
         return run(
             name,

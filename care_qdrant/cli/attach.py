@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     cls=GroupedCommand,
     context_settings=CONTEXT,
     groups={
-        "Options": ["model", "engine_words", "place", "sparse", "vector_name", "text_field", "watch_seconds"],
+        "Options": ["model", "engine_words", "path", "url", "sparse", "vector_name", "text_field", "watch_seconds"],
         "Deletion": ["max_delete_fraction", "change_text_field"],
         "New vector": ["quantization", "on_disk"],
         "Copy behind an alias, for servers before 1.18": ["via", "alias"],

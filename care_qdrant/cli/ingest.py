@@ -144,7 +144,7 @@ storage_options = add_options(
     cls=GroupedCommand,
     context_settings=CONTEXT,
     groups={
-        "Options": ["collection", "model", "engine_words", "place", "sparse", "sync", "dry_run", "limit"],
+        "Options": ["collection", "model", "engine_words", "path", "url", "sparse", "sync", "dry_run", "limit"],
         "Corpus": ["id_field", "text_field", "title_field", "encoding", "rejects", "overflow", "shard"],
         "Model": ["vector_name"],
         "Server": ["shard_key"],

@@ -27,7 +27,7 @@ _EXAMPLES = 3
     cls=GroupedCommand,
     context_settings=CONTEXT,
     groups={
-        "Options": ["collection", "model", "place", "mode", "top_k", "conditions", "as_json"],
+        "Options": ["collection", "model", "path", "url", "mode", "top_k", "conditions", "as_json"],
         "Vectors and fusion": ["vector_name", "fusion", "alpha", "task"],
         "Index": ["exact", "shard_key"],
     },

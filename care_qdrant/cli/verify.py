@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     cls=GroupedCommand,
     context_settings=CONTEXT,
     groups={
-        "Options": ["model", "engine_words", "place", "sparse", "vector_name", "text_field"],
+        "Options": ["model", "engine_words", "path", "url", "sparse", "vector_name", "text_field"],
         "What counts as right": ["sample"],
     },
 )

@@ -51,7 +51,7 @@ class Target:
         if self.path is not None and not create and not self.path.is_dir():
             raise InputError(
                 f"{self.path}: there is no such folder, so no embedded database; make one with care ingest, or name "
-                "another, or a server, with --url"
+                "another with --path, or a server with --url"
             )
         return open_client(
             path=self.path, url=self.url, api_key=self.api_key, grpc=self.grpc, grpc_port=self.grpc_port or None
@@ -99,17 +99,18 @@ sparse_option = click.option(
 )
 
 
-place_option = click.option(
-    "--url",
+path_option = click.option(
     "--path",
-    "place",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of the embedded database. Open none from a stranger: its files are unpickled, and can run "
+    "code.  [default: qdrant]",
+)
+url_option = click.option(
+    "--url",
     envvar="QDRANT_URL",
     show_envvar=True,
-    default="qdrant",
-    show_default=True,
-    help="URL of a Qdrant server (its API key: QDRANT_API_KEY), or of a cluster's nodes, with commas between them: "
-    "another one is used when one does not answer. Or the folder of an embedded database. Open none from a stranger: "
-    "its files are unpickled, and can run code.",
+    help="URL of a Qdrant server, instead of a folder (its API key: QDRANT_API_KEY); or URLs of a cluster's nodes, "
+    "with commas between them: another one is used when one does not answer.",
 )
 
 
@@ -126,20 +127,32 @@ def grpc_port() -> int | None:
     return None if port < 0 else int(port)
 
 
-def target_of(place: str) -> Target:
-    """Return the server of a URL, or the embedded database of a folder."""
-    is_server = "://" in place or re.fullmatch(r"[\w.-]+:\d+", place)
-    return Target(None, place, server_key(), grpc_port()) if is_server else Target(Path(place), None)
+def target_of(path: Path | None, url: str | None, default: Path) -> Target:
+    """Return the server of a URL, or the embedded database of a folder; the one that was given more directly."""
+    if path is not None and url is not None:
+        path, url = _choose(path, url)
+    return Target(path or default, None) if url is None else Target(None, url, server_key(), grpc_port())
+
+
+def _choose(path: Path, url: str) -> tuple[Path | None, str | None]:
+    """Keep one of two databases: the command line comes before the environment, and that before a file."""
+    order = [click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT]
+    context = click.get_current_context()
+    sources = (context.get_parameter_source(name) for name in ("path", "url"))
+    of_path, of_url = (order.index(source) if source in order else len(order) for source in sources)
+    if of_path == of_url:
+        raise click.UsageError("--path and --url name two different databases; give one")
+    return (path, None) if of_path < of_url else (None, url)
 
 
 def target_options(command: Command) -> Command:
-    """Add ``--url``, which also takes a folder; the command takes one argument ``target: Target``."""
+    """Add ``--path --url``; the command takes one argument ``target: Target``."""
 
     @wraps(command)
-    def with_target(*args: Any, place: str, **options: Any) -> Any:
-        return command(*args, target=target_of(place), **options)
+    def with_target(*args: Any, path: Path | None, url: str | None, **options: Any) -> Any:
+        return command(*args, target=target_of(path, url, Path("qdrant")), **options)
 
-    return cast(Command, place_option(with_target))
+    return cast(Command, add_options(path_option, url_option)(with_target))
 
 
 def model_options(*, documents: bool = False) -> Callable[[Command], Command]:
@@ -192,6 +205,8 @@ engine_option = click.option(
     "where the model has that file and no device is given, else torch]",
 )
 ENGINES = ("torch", "onnx", "server")
+_DEVICE = r"(cpu|cuda|mps|xpu|hpu|npu|mlu)(:\d+)?"
+_DEVICES = re.compile(rf"all|{_DEVICE}(,{_DEVICE})*")
 
 
 def engine_options(command: Command) -> Command:
@@ -204,11 +219,19 @@ def engine_options(command: Command) -> Command:
         key = os.environ.get("CARE_ENDPOINT_KEY")
         remember_secret(key)
         urls = tuple(url.strip() for word in engine_words if "://" in word for url in word.split(",") if url.strip())
-        kind = next((word for word in reversed(engine_words) if word in ENGINES), "server" if urls else None)
-        devices = [word for word in engine_words if word not in ENGINES and "://" not in word]
+        kinds = {word for word in engine_words if word in ENGINES}
+        devices = {word for word in engine_words if word not in ENGINES and "://" not in word}
+        for word in devices:
+            if not _DEVICES.fullmatch(word):
+                raise click.UsageError(
+                    f"--engine {word}: is no engine ({', '.join(ENGINES)}), device or URL (http://…)"
+                )
+        if len(kinds) > 1 or len(devices) > 1:
+            several = " and ".join(sorted(kinds if len(kinds) > 1 else devices))
+            raise click.UsageError(f"--engine {several}: give one (of several devices, with commas: cuda:0,cuda:1)")
         reference = os.environ.get("CARE_REFERENCE_VECTORS")
         engine = Engine(
-            cast(Any, kind),
+            cast(Any, next(iter(kinds), "server" if urls else None)),
             dtype=setting("CARE_DTYPE", "auto", click.Choice(["auto", "float32", "bfloat16"])),
             endpoints=urls,
             served_model=os.environ.get("CARE_ENDPOINT_MODEL"),
@@ -217,7 +240,7 @@ def engine_options(command: Command) -> Command:
             reference=Path(reference) if reference else None,
             api_key=key,
         )
-        return command(*args, engine=engine, device=devices[-1] if devices else None, **options)
+        return command(*args, engine=engine, device=next(iter(devices), None), **options)
 
     return cast(Command, engine_option(with_engine))
 

@@ -167,17 +167,15 @@ teacher.PIECE_ROWS = 4
 texts = [f"第{at}个问题" for at in range(18)]
 encoded = 0
 
-def load():
-    model = towers.load(folder)
-    encode = model.encode_document
-    def counting(piece, **options):
-        global encoded
-        encoded += len(piece)
-        return encode(piece, **options)
-    model.encode_document = counting
-    return model
+forward = teacher.TorchEncoder.forward
 
-vectors = teacher.teacher_vectors(load, folder, texts, out, dim=32)
+def counting(self, piece):
+    global encoded
+    encoded += len(piece)
+    return forward(self, piece)
+
+teacher.TorchEncoder.forward = counting
+vectors = teacher.teacher_vectors(lambda: towers.load(folder), folder, texts, out, dim=32)
 print(f"encoded {encoded} of {len(vectors)}", flush=True)
 """
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     name="learn",
     cls=GroupedCommand,
     groups={
-        "Options": ["vector_name", "output", "update", "watch_seconds", "force", "place"],
+        "Options": ["vector_name", "output", "update", "watch_seconds", "force", "path", "url"],
         "Reading": ["text_field", "sample"],
         "Old model": ["queries", "document"],
     },
