@@ -47,6 +47,8 @@ class Chunk:
     """Number of chunks of the document."""
     tokens: int = field(default=0, compare=False)
     """Tokens that the document encoder reads; 0 where they were not counted."""
+    terms: Mapping[int, int] | None = field(default=None, compare=False, repr=False)
+    """Counts of its BM25 terms by their index, where a bulk job has them; None where they are still to be counted."""
 
     @property
     def point_id(self) -> str:

@@ -20,6 +20,7 @@ from care_qdrant.bulk.plan import unit_rows
 from care_qdrant.bulk.work import Manifest, Receipt, Unit, Work
 from care_qdrant.corpus.chunking import cut_documents
 from care_qdrant.corpus.rows import Reject
+from care_qdrant.encoders import bm25
 from care_qdrant.encoders.ahead import calls_of, run_ahead
 from care_qdrant.encoders.batching import token_batches
 from care_qdrant.encoders.usable import require_usable
@@ -173,6 +174,10 @@ def _parquet(chunks: Sequence[Chunk], vectors: Vectors, manifest: Manifest) -> b
         "hash": [content_hash(manifest.fingerprint, chunk.document.title, chunk.text) for chunk in chunks],
         "vector": pa.FixedSizeListArray.from_arrays(flat, manifest.dim),
     }
+    if manifest.average_length is not None:
+        counts = [bm25.term_counts(chunk.embedded_text) for chunk in chunks]
+        columns["terms"] = pa.array([list(each) for each in counts], type=pa.list_(pa.uint32()))
+        columns["counts"] = pa.array([list(each.values()) for each in counts], type=pa.list_(pa.uint32()))
     strings = ("point_id", "id", "title", "text", "metadata", "hash")
     arrays = {
         name: pa.array(values, type=pa.string()) if name in strings else values for name, values in columns.items()
@@ -190,4 +195,5 @@ def _parquet(chunks: Sequence[Chunk], vectors: Vectors, manifest: Manifest) -> b
 def _chunk(row: dict[str, Any]) -> Chunk:
     metadata = cast(dict[str, Any], json.loads(row["metadata"]))
     document = Document(row["id"], row["text"], row["title"], metadata, row["line"])
-    return Chunk(document, row["text"], row["chunk"], row["chunks"], row["tokens"])
+    terms = dict(zip(row["terms"], row["counts"], strict=True)) if "terms" in row else None
+    return Chunk(document, row["text"], row["chunk"], row["chunks"], row["tokens"], terms)

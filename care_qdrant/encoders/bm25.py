@@ -20,7 +20,7 @@ The analyser, `ANALYSER`, is a part of the collection contract, since both sides
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import pairwise
@@ -86,17 +86,22 @@ def document_vector(
         k1: How late repeated terms stop to count.
         b: How much long documents are held back, from 0 to 1.
     """
-    counts = _counts(text)
-    floor = k1 * (1 - b + b * counts.total() / average_length)
+    return weighted(term_counts(text), average_length=average_length, k1=k1, b=b)
+
+
+def weighted(counts: Mapping[int, int], *, average_length: float, k1: float, b: float) -> models.SparseVector:
+    """Return the document vector of term counts, as `document_vector` of their text returns it."""
+    floor = k1 * (1 - b + b * sum(counts.values()) / average_length)
     weights = [count * (k1 + 1) / (count + floor) for count in counts.values()]
     return models.SparseVector(indices=list(counts), values=weights)
 
 
 def query_vector(text: str) -> models.SparseVector:
     """Return a query's term counts; empty for a text without terms."""
-    counts = _counts(text)
+    counts = term_counts(text)
     return models.SparseVector(indices=list(counts), values=[float(count) for count in counts.values()])
 
 
-def _counts(text: str) -> Counter[int]:
+def term_counts(text: str) -> Counter[int]:
+    """Return how often each term occurs, by its index."""
     return Counter(map(term_id, terms(text)))

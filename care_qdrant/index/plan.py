@@ -165,4 +165,5 @@ def _hashes(chunk: Chunk, vectors: PointVectors) -> dict[str, str]:
 
 
 def _sparse_vector(chunk: Chunk, sparse: SparseContract) -> models.SparseVector:
-    return bm25.document_vector(chunk.embedded_text, average_length=sparse.average_length, k1=sparse.k1, b=sparse.b)
+    counts = bm25.term_counts(chunk.embedded_text) if chunk.terms is None else chunk.terms
+    return bm25.weighted(counts, average_length=sparse.average_length, k1=sparse.k1, b=sparse.b)

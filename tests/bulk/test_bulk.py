@@ -28,6 +28,7 @@ from care_qdrant.bulk.load import load, verify
 from care_qdrant.bulk.plan import plan
 from care_qdrant.bulk.work import Manifest, Work
 from care_qdrant.cli import care
+from care_qdrant.encoders import bm25
 from care_qdrant.errors import FingerprintMismatch, InputError, NewerFormat, NotVerified
 from care_qdrant.index.ingest import ingest
 from care_qdrant.index.settings import IngestSettings
@@ -98,7 +99,9 @@ def corpus(tmp_path: Path) -> Path:
     return folder
 
 
-def test_parts_make_the_collection_that_ingestion_makes(client: QdrantClient, corpus: Path, tmp_path: Path) -> None:
+def test_parts_make_the_collection_that_ingestion_makes(
+    client: QdrantClient, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ingest(str(corpus), MODEL, client, "direct", settings=IngestSettings(sparse=True))
     make_plan(corpus, tmp_path / "job")
     encode_all(tmp_path / "job")
@@ -110,6 +113,20 @@ def test_parts_make_the_collection_that_ingestion_makes(client: QdrantClient, co
         assert bulk[point][0] == payload
         assert bulk[point][1][MODEL.name] == pytest.approx(vectors[MODEL.name], abs=1e-6)
         assert bulk[point][1]["bm25"] == vectors["bm25"]
+    # The other way round: the collection has its own mean length, and the terms of the parts are weighed by that.
+    write_lines(tmp_path / "long.jsonl", [{"id": "long", "text": "".join(TEXTS) * 3}])
+    for name in ("first", "counted"):
+        ingest(
+            str(tmp_path / "long.jsonl"), MODEL, client, name, settings=IngestSettings(sparse=True, overflow="truncate")
+        )
+    ingest(str(corpus), MODEL, client, "first", settings=IngestSettings(sparse=True))
+    monkeypatch.setattr(bm25, "terms", None)  # a loader counts nothing
+    load(Work(str(tmp_path / "job")), client, "counted")
+    monkeypatch.undo()
+    counted = points(client, "counted")
+    for point, (_, vectors) in points(client, "first").items():
+        assert counted[point][1]["bm25"] == vectors["bm25"]
+        assert point not in direct or vectors["bm25"] != direct[point][1]["bm25"]
     checked = verify(Work(str(tmp_path / "job")), client, "direct")
     assert (checked.right, checked.missing, checked.outdated, checked.problems) == (len(direct), 0, 0, [])
 
@@ -309,7 +326,11 @@ def test_workers_that_are_killed_leave_the_parts_of_one_process(
     assert parts(tmp_path / "job") == whole
 
 
-def test_drafts_of_killed_workers_go_after_a_day(planned: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+def test_drafts_of_killed_workers_go_after_a_day(
+    planned: tuple[Path, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A day of the storage: the clock of this machine may be years ahead."""
+    monkeypatch.setattr(time, "time", lambda: 4e9)
     job, _ = planned
     shutil.copytree(job, tmp_path / "job")
     (tmp_path / "job" / "parts").mkdir()
