@@ -32,7 +32,7 @@ test: $(VENV)/.dev
 	$(BIN)/pytest -n 2 --dist loadfile
 
 test-slow: $(VENV)/.dev
-	$(BIN)/pytest -m slow -n 2 --dist loadfile
+	$(BIN)/pytest -m slow -n 2 --dist worksteal
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

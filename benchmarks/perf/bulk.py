@@ -1,19 +1,25 @@
-"""What units of work cost against direct ingestion, with ready vectors for an encoder, or with a pair, in turns."""
+"""What units of work cost against direct ingestion, and loaders against the stock client, in turns.
+
+With ready vectors for an encoder, or with a pair.
+"""
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
 import click
+from qdrant_client import QdrantClient, models
 
-from care_qdrant.bulk.encode import encode_unit
+from care_qdrant.bulk.encode import encode_unit, read_part
 from care_qdrant.bulk.load import load
 from care_qdrant.bulk.plan import plan
-from care_qdrant.bulk.work import Manifest, Work
+from care_qdrant.bulk.work import Manifest, Receipt, Work
 from care_qdrant.index.ingest import ingest
 from care_qdrant.index.settings import DocumentModel
 from care_qdrant.model.pair import CareModel
@@ -32,6 +38,10 @@ class Turn:
     plan: tuple[float, float]
     encode: tuple[float, float]
     load: tuple[float, float]
+    upload: tuple[float, float] | None = None
+    """Of the parts by the stock client's ``upload_points`` over gRPC, as loading is; None without a server."""
+    loaders: dict[int, float] = field(default_factory=dict)
+    """Seconds that so many loaders take together."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -40,15 +50,29 @@ class Turn:
 )
 @click.option("--dim", type=click.IntRange(1), default=1_024, show_default=True, help="Length of the vectors.")
 @click.option("--model", help="Pair that encodes, as built-in.  [default: ready vectors, so that the rest shows]")
+@click.option(
+    "--loaders", "counts", type=click.IntRange(1), multiple=True, help="Also load by so many processes. Repeatable."
+)
 @click.option("--repeats", type=click.IntRange(1), default=3, show_default=True, help="Turns.")
 @scratch_option
 @output_option
-def bulk(documents: int, dim: int, model: str | None, repeats: int, scratch: Path | None, output: Path) -> None:
+def bulk(
+    documents: int,
+    dim: int,
+    model: str | None,
+    counts: tuple[int, ...],
+    repeats: int,
+    scratch: Path | None,
+    output: Path,
+) -> None:
     """Compare plan, encode and load with direct ingestion, on a real server (QDRANT_BINARY), or else embedded.
+
+    On a server, loading is also compared with upload_points of the same parts over gRPC.
 
     \b
     Example:
-      QDRANT_BINARY=qdrant python -m benchmarks.perf.bulk --output benchmarks/results/bulk-overhead.json
+      QDRANT_BINARY=qdrant python -m benchmarks.perf.bulk --loaders 1 --loaders 2 --loaders 4 \\
+        --output benchmarks/results/bulk-load.json
     """
     turns = []
     with tempfile.TemporaryDirectory(dir=scratch) as name, ExitStack() as stack:
@@ -56,26 +80,29 @@ def bulk(documents: int, dim: int, model: str | None, repeats: int, scratch: Pat
         corpus = write_corpus(folder / "corpus.jsonl", documents, sentences=2)
         pair = ReadyModel(dim) if model is None else CareModel.load(model)
         contract = pair.contract()
-        draft = Manifest("pair", pair.name, contract.fingerprint, contract.dim, "Cosine", pair.name)
+        # Units enough that each of several loaders has the same number of them.
+        rows = -(-documents // (2 * max(counts, default=1)))
+        draft = Manifest("pair", pair.name, contract.fingerprint, contract.dim, "Cosine", pair.name, unit_rows=rows)
         url = None if BINARY is None else stack.enter_context(QdrantServer(BINARY, folder)).url
         path = folder / "qdrant" if url is None else None
-        with open_client(url=url, path=path) as client:
+        pools = {count: stack.enter_context(_pool(count)) for count in counts}
+        with open_client(url=url, path=path, grpc=url is not None) as client:
             for number in range(repeats):
                 job = Work(f"{folder}/job-{number}")
-                turns.append(
-                    shown(
-                        Turn(
-                            direct=_timed(lambda: ingest(str(corpus), pair, client, "direct")),
-                            plan=_timed(
-                                lambda: plan([str(corpus)], job, draft, pair.document_tokenizer, sparse=False)  # noqa: B023  # called at once
-                            ),
-                            encode=_timed(lambda: _encode(job, pair)),  # noqa: B023  # called at once
-                            load=_timed(lambda: load(job, client, "bulk")),  # noqa: B023  # called at once
-                        )
-                    )
+                turn = Turn(
+                    direct=_timed(lambda: ingest(str(corpus), pair, client, "direct")),
+                    plan=_timed(lambda: plan([str(corpus)], job, draft, pair.document_tokenizer, sparse=False)),  # noqa: B023  # called at once
+                    encode=_timed(lambda: _encode(job, pair)),  # noqa: B023  # called at once
+                    load=_timed(lambda: load(job, client, "bulk")),  # noqa: B023  # called at once
+                    upload=None if url is None else _timed(lambda: _upload(job, client, "stock")),  # noqa: B023  # called at once
+                    loaders={count: _together(pools[count], job, url, count) for count in counts if url is not None},
                 )
-                client.delete_collection("direct")
-                client.delete_collection("bulk")
+                turns.append(shown(turn))
+                found = {each.name: client.count(each.name).count for each in client.get_collections().collections}
+                if len({*found.values()}) > 1:
+                    raise click.ClickException(f"the ways do not store the same points: {found}")
+                for name in found:
+                    client.delete_collection(name)
     added = [sum(getattr(turn, step)[0] for step in ("plan", "encode", "load")) - turn.direct[0] for turn in turns]
     result = {
         "documents": documents,
@@ -87,7 +114,47 @@ def bulk(documents: int, dim: int, model: str | None, repeats: int, scratch: Pat
         "load_to_direct_cpu": round(median(turn.load[0] / turn.direct[0] for turn in turns), 3),
         "load_to_direct_seconds": round(median(turn.load[1] / turn.direct[1] for turn in turns), 3),
     }
+    uploads = [(turn.load, turn.upload) for turn in turns if turn.upload is not None]
+    if uploads:
+        result["load_to_upload_cpu"] = round(median(own[0] / stock[0] for own, stock in uploads), 3)
+        result["load_to_upload_speed"] = round(median(stock[1] / own[1] for own, stock in uploads), 3)
+        result["points_per_second_of_loaders"] = {
+            count: round(documents / median(turn.loaders[count] for turn in turns)) for count in counts
+        }
     save_measured(output, {**result, "turns": [asdict(turn) for turn in turns]})
+
+
+def _pool(count: int) -> ProcessPoolExecutor:
+    """Return processes that have imported what a loader needs, so that only loading is timed."""
+    pool = ProcessPoolExecutor(count, mp_context=get_context("spawn"))
+    list(pool.map(time.sleep, [0.5] * count))
+    return pool
+
+
+def _together(pool: ProcessPoolExecutor, work: Work, url: str, count: int) -> float:
+    start = time.perf_counter()
+    list(pool.map(_load_share, [work.url] * count, [url] * count, range(1, count + 1), [count] * count))
+    return round(time.perf_counter() - start, 3)
+
+
+def _load_share(work: str, url: str, number: int, of: int) -> None:
+    with open_client(url=url, grpc=True) as client:
+        load(Work(work), client, f"loaders-{of}", part=(number, of))
+
+
+def _upload(work: Work, client: QdrantClient, name: str) -> None:
+    """Load the parts as the stock client does, with the smallest payload; the server builds no graph meanwhile."""
+    manifest, receipts = work.manifest(), work.receipts()
+    params = models.VectorParams(size=manifest.dim, distance=models.Distance.COSINE)
+    client.create_collection(name, {"v": params}, hnsw_config=models.HnswConfigDiff(m=0))
+    client.upload_points(name, _points(work, manifest, [*receipts.values()]), batch_size=256, parallel=1, wait=True)
+
+
+def _points(work: Work, manifest: Manifest, receipts: Sequence[Receipt]) -> Iterator[models.PointStruct]:
+    for part in (part for receipt in receipts for part in read_part(work, manifest, receipt)):
+        for chunk, vector in zip(part.chunks, part.vectors, strict=True):
+            payload = {"doc_id": chunk.document.id, "text": chunk.text, **chunk.document.metadata}
+            yield models.PointStruct(id=chunk.point_id, vector={"v": vector.tolist()}, payload=payload)
 
 
 def _timed(run: Callable[[], object]) -> tuple[float, float]:

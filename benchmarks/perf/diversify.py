@@ -1,6 +1,5 @@
 """Time and memory of the dynamic index filter on a Qdrant server, and how often its graph decides otherwise."""
 
-import resource
 import tempfile
 import time
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from typing import Any
 import click
 import numpy as np
 import psutil
+from care_benchmarks.machine import describe_machine
 from care_trainer.data.diversity import BATCH_ROWS, Neighbourhood, QdrantIndex
 from qdrant_client import models
 
@@ -27,7 +27,8 @@ class Progress:
     texts: int
     kept: int
     seconds: float
-    client_peak_mib: float
+    client_mib: float
+    """Resident memory of this process, beyond what it had before the first text."""
     server_mib: float
     """Resident memory of the server, mapped files included."""
 
@@ -46,7 +47,7 @@ def vectors(texts: int, dim: int, seed: int) -> Iterator[Vectors]:
 
 def measure(server: QdrantServer, texts: int, dim: int, threshold: float, seed: int, every: int) -> Iterator[Progress]:
     """Filter generated vectors, and yield time and memory after each part."""
-    began, count = time.perf_counter(), 0
+    began, count, before = time.perf_counter(), 0, _resident_mib()
     with open_client(url=server.url) as client:
         collection = Collection(client, "diversify")
         collection.create(vectors_config=models.VectorParams(size=dim, distance=models.Distance.COSINE))
@@ -56,11 +57,14 @@ def measure(server: QdrantServer, texts: int, dim: int, threshold: float, seed: 
             rule.decide(batch)
             count += len(batch)
             if count % every < BATCH_ROWS or count == texts:
-                peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-                memory = psutil.Process(server.pid).memory_info().rss / 2**20
                 seconds = round(time.perf_counter() - began, 1)
-                yield shown(Progress(count, index.kept, seconds, round(peak), round(memory)))
+                own = _resident_mib() - before
+                yield shown(Progress(count, index.kept, seconds, round(own), round(_resident_mib(server.pid))))
         collection.drop()
+
+
+def _resident_mib(process: int | None = None) -> float:
+    return float(psutil.Process(process).memory_info().rss / 2**20)
 
 
 def disagreements(server: QdrantServer, texts: int, dim: int, threshold: float, seed: int) -> dict[str, int]:
@@ -99,6 +103,7 @@ def main(binary: str, texts: int, compared: int, dim: int, threshold: float, see
     """
     settings = {"texts": texts, "dim": dim, "threshold": threshold, "k": 5, "neighbours": 1, "seed": seed}
     with tempfile.TemporaryDirectory() as folder, QdrantServer(binary, Path(folder)) as server:
+        describe_machine()  # imports torch, which would be taken for the filter's memory
         other = shown(disagreements(server, compared, dim, threshold, seed)) if compared else {}
         result: dict[str, Any] = {**settings, "compared": compared, "decided_otherwise": other, "progress": []}
         for progress in measure(server, texts, dim, threshold, seed, every=max(BATCH_ROWS, texts // 20)):

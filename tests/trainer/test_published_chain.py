@@ -95,8 +95,7 @@ def _bytes(folder: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.parametrize("name", HIDDEN)
+@pytest.mark.parametrize(("name", "processes"), [("care-0.3b-4b", 1), ("care-0.3b-8b", 2)])
 def test_killed_in_every_stage_and_resumed_is_uninterrupted(tmp_path: Path, name: str, processes: int) -> None:
     rows = pairs()
     flag = [{"query": row["query"], "pos": [row["positive"]], "neg": row["negatives"]} for row in rows]

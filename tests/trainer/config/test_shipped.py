@@ -125,9 +125,10 @@ def _size(name: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", PAPER)
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* deprecated:FutureWarning")  # peft and the trainer
-def test_the_papers_chain_on_stand_ins_of_its_base_models(name: str, tmp_path: Path) -> None:
+def test_the_papers_chain_on_stand_ins_of_its_base_models(tmp_path: Path) -> None:
+    """That of 4B differs in one width, and is trained by the test that kills it."""
+    name = "care-0.3b-8b"
     flag = [{"query": row["query"], "pos": [row["positive"]], "neg": row["negatives"]} for row in pairs()]
     for file in ("unsupervised", "fine_tuning"):
         _gzipped(tmp_path / f"data/{file}.jsonl.gz", flag)
