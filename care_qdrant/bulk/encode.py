@@ -8,7 +8,7 @@ import hashlib
 import io
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -125,7 +125,7 @@ def _encode(
 ) -> tuple[list[Chunk], Vectors]:
     """Return the chunks with their vectors, in order; a document with a text of no usable vector is rejected whole."""
     vectors = np.zeros((len(chunks), dim), dtype=np.float32)
-    failed: dict[str, Reject] = {}
+    failed: dict[int, EncodingError] = {}
 
     def run(batch: list[int]) -> Vectors | EncodingError:
         texts = [chunks[index].embedded_text for index in batch]
@@ -136,21 +136,36 @@ def _encode(
 
     batches = token_batches([chunk.tokens for chunk in chunks], batch_tokens)
     for batch, rows in run_ahead(batches, run, lambda: calls_of(model.document_encoder)):
-        if not isinstance(rows, EncodingError):
+        if isinstance(rows, EncodingError):
+            failed |= dict.fromkeys(batch, rows)
+        else:
             vectors[batch] = rows
-            continue
-        for index in batch:
-            alone = run([index])
-            if isinstance(alone, EncodingError):
-                document = chunks[index].document
-                failed[document.id] = Reject(document.line, str(alone), document.id)
+    for _ in range(2):  # alone, and again: a server may have been out of order for a while
+        for index in [*failed]:
+            rows = run([index])
+            if isinstance(rows, EncodingError):
+                failed[index] = rows
             else:
-                vectors[index] = alone[0]
-    if failed and len(failed) == len({chunk.document.id for chunk in chunks}):
-        raise EncodingError(f"no document of the unit has a usable vector: {next(iter(failed.values())).reason}")
-    rejects += failed.values()
-    kept = [index for index, chunk in enumerate(chunks) if chunk.document.id not in failed]
+                vectors[index] = rows[0]
+                del failed[index]
+    if failed:
+        _require_sound(run, failed, len(chunks))
+    reasons = {chunks[index].document.id: (chunks[index].document.line, str(why)) for index, why in failed.items()}
+    rejects += [Reject(line, why, id_) for id_, (line, why) in reasons.items()]
+    kept = [index for index, chunk in enumerate(chunks) if chunk.document.id not in reasons]
     return [chunks[index] for index in kept], vectors[kept]
+
+
+def _require_sound(
+    run: Callable[[list[int]], Vectors | EncodingError], failed: Mapping[int, EncodingError], chunks: int
+) -> None:
+    """Fail the unit where the encoder, and not a text, is the reason: it has to encode another text still."""
+    sound = next((index for index in range(chunks) if index not in failed), None)
+    if sound is None:
+        raise EncodingError(f"no document of the unit has a usable vector: {next(iter(failed.values()))}")
+    again = run([sound])
+    if isinstance(again, EncodingError):
+        raise again
 
 
 def _checked(vectors: Vectors, count: int, dim: int) -> Vectors:

@@ -2,7 +2,9 @@
 
 import csv
 import hashlib
+import itertools
 import json
+import math
 import os
 import random
 import resource
@@ -11,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -29,10 +31,11 @@ from care_qdrant.bulk.plan import plan
 from care_qdrant.bulk.work import Manifest, Work
 from care_qdrant.cli import care
 from care_qdrant.encoders import bm25
-from care_qdrant.errors import FingerprintMismatch, InputError, NewerFormat, NotVerified
+from care_qdrant.errors import EncodingError, FingerprintMismatch, InputError, NewerFormat, NotVerified
 from care_qdrant.index.ingest import ingest
 from care_qdrant.index.settings import IngestSettings
 from care_qdrant.qdrant.schema import LOAD_KEY
+from care_qdrant.types import Vectors
 from tests.standin import StandIn
 from tests.tiny import TEXTS, HashModel
 
@@ -256,6 +259,36 @@ def test_a_text_without_a_vector_goes_to_the_rejects_of_its_unit(corpus: Path, t
     assert sum(receipt.rejected for receipt in receipts) == len(rejects) > 3
     kept = [text for file in (tmp_path / "job" / "parts").iterdir() for text in pq.read_table(file)["text"].to_pylist()]
     assert kept and not [text for text in kept if "EGFR" in text]
+
+
+class Interrupted(HashModel):
+    """From the third call on its encoder fails: so many times, or until it is made anew."""
+
+    def __init__(self, failures: float) -> None:
+        super().__init__(max_tokens=40)
+        whole, calls = self._encoder.encode, itertools.count()
+
+        def encode(texts: Sequence[str], **_: Any) -> Vectors:
+            if 2 <= next(calls) < 2 + failures:
+                raise EncodingError("the process of the encoder died")
+            return whole(texts)
+
+        self._encoder.encode = encode  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("failures", [5, math.inf])
+def test_an_encoder_that_fails_rejects_no_document(corpus: Path, tmp_path: Path, failures: float) -> None:
+    """For a while, or for good: then the unit fails, and another worker gets it."""
+    manifest = make_plan(corpus, tmp_path / "job")
+    work, unit = Work(str(tmp_path / "job")), manifest.units[1]
+    if failures == math.inf:
+        with pytest.raises(EncodingError, match="died"):
+            encode_unit(work, manifest, unit, Interrupted(failures), 100)
+        assert work.receipts() == {}
+        return
+    receipt = encode_unit(work, manifest, unit, Interrupted(failures), 100)
+    assert (receipt.documents, receipt.rejected) == (10, 0)
+    assert receipt == replace(encode_unit(work, manifest, unit, MODEL, 100), seconds=receipt.seconds)
 
 
 def test_several_loaders_leave_the_index_to_the_last(server: StandIn, corpus: Path, tmp_path: Path) -> None:
