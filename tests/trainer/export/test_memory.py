@@ -46,6 +46,8 @@ def test_training_leaves_no_encoder_behind(tmp_path: Path) -> None:
     assert encoders() <= before
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from Linux")
 def test_an_export_holds_one_copy_of_a_side_and_runs_again_alone(tmp_path: Path) -> None:
     base = qwen3_base(tmp_path / "qwen3", 1024, layers=10, intermediate=4096)
