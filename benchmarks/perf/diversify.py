@@ -12,7 +12,6 @@ import numpy as np
 import psutil
 from care_benchmarks.machine import describe_machine
 from care_trainer.data.diversity import BATCH_ROWS, Neighbourhood, QdrantIndex
-from qdrant_client import models
 
 from care_qdrant import Collection, Vectors, open_client
 from tests.reliability.processes import QdrantServer
@@ -50,7 +49,7 @@ def measure(server: QdrantServer, texts: int, dim: int, threshold: float, seed: 
     began, count, before = time.perf_counter(), 0, _resident_mib()
     with open_client(url=server.url) as client:
         collection = Collection(client, "diversify")
-        collection.create(vectors_config=models.VectorParams(size=dim, distance=models.Distance.COSINE))
+        QdrantIndex.create(collection, dim)
         index = QdrantIndex(collection, k=5)
         rule = Neighbourhood(threshold, 1, index)
         for batch in vectors(texts, dim, seed):
@@ -76,7 +75,7 @@ def disagreements(server: QdrantServer, texts: int, dim: int, threshold: float, 
     with open_client(url=server.url) as client:
         for name, verdicts in wrong.items():
             collection = Collection(client, f"diversify-{name}")
-            collection.create(vectors_config=models.VectorParams(size=dim, distance=models.Distance.COSINE))
+            QdrantIndex.create(collection, dim)
             rule = Neighbourhood(threshold, 1, QdrantIndex(collection, k=5, exact=name == "exact"))
             for batch in vectors(texts, dim, seed):
                 verdicts += rule.decide(batch)

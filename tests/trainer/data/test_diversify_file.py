@@ -5,10 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from care_trainer.data import diversity
 from care_trainer.data.diversity import BATCH_ROWS, Filter, Neighbourhood, QdrantIndex, diversify_file
 from qdrant_client import QdrantClient, models
 
-from care_qdrant import Collection, InputError
+from care_qdrant import Collection, InputError, open_client
 from tests.reliability.ready_model import ReadyEncoder
 
 
@@ -36,7 +37,7 @@ def by_brute_force(vectors: np.ndarray, k: int, threshold: float, neighbours: in
 
 def new_collection(client: QdrantClient, dim: int) -> Collection:
     collection = Collection(client, "index")
-    collection.create(vectors_config=models.VectorParams(size=dim, distance=models.Distance.COSINE))
+    QdrantIndex.create(collection, dim)
     return collection
 
 
@@ -54,6 +55,30 @@ def test_it_equals_the_brute_force_rule(count: int) -> None:
     assert 0.2 < np.mean(expected) < 0.8
     assert found == expected == other
     client.close()
+
+
+@pytest.mark.server
+def test_the_graphs_of_a_server_keep_up_and_decide_alike(real_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server whose searches starve the building of its graphs would scan ever more rows."""
+    for name, value in (("GRAPH_ROWS", 1_000), ("SEGMENT_ROWS", 8_000), ("WAIT_ROWS", 4_000)):
+        monkeypatch.setattr(diversity, name, value)
+    vectors = clustered(16_000, 48, seed=2)
+    with open_client(url=real_url) as client:
+        client.delete_collection("index")
+        collection = new_collection(client, 48)
+        index = QdrantIndex(collection, k=5)
+        rule, in_memory, otherwise = Neighbourhood(0.8, 1, index), Neighbourhood(0.8, 1), 0
+        for start in range(0, len(vectors), BATCH_ROWS):
+            kept, batch = index.kept, vectors[start : start + BATCH_ROWS]
+            otherwise += np.sum(np.array(rule.decide(batch)) != np.array(in_memory.decide(batch)))
+            if kept // 4_000 < index.kept // 4_000:
+                info = collection.info()
+                assert info.status is models.CollectionStatus.GREEN
+                assert info.indexed_vectors_count is not None
+                assert info.indexed_vectors_count >= index.kept - 1_000 * info.segments_count
+        assert index.kept > 8_000
+        assert otherwise <= 16, "one text in a thousand"
+        collection.drop()
 
 
 @pytest.mark.parametrize(("k", "neighbours"), [(1, 0), (5, 1), (5, 3)])

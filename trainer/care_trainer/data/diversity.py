@@ -31,6 +31,11 @@ Flags = npt.NDArray[np.bool_]
 Counts = npt.NDArray[np.int64]
 Side = Literal["query", "document"]
 BATCH_ROWS = 256  # encoded at once
+GRAPH_ROWS = 5_000  # of a segment before a server builds a graph over it; fewer are scanned
+SEGMENT_ROWS = 100_000  # of a segment at most: a server builds the graphs of merged segments anew
+WAIT_ROWS = 20_000  # between two waits for the graphs: a server's searches starve their building, which they wait for
+WAIT_SECONDS = 3_600.0
+GRAPH_EF = 64  # of building and of searching: a text that is similar is near
 TEXT_KEYS = {"query": ("query", "text", "sentence1"), "document": ("positive", "text")}
 THRESHOLDS = {"query": 0.85, "document": 0.78}  # the paper's, for gte-multilingual-base (table 10)
 
@@ -106,9 +111,24 @@ class QdrantIndex:
     def __init__(self, collection: Collection, k: int, kept: int = 0, *, exact: bool = False) -> None:
         self._collection, self._k, self.kept, self._exact = collection, k, kept, exact
 
+    @staticmethod
+    def create(collection: Collection, dim: int) -> None:
+        """Create the collection, whose graphs are built while it grows, in a time that grows as its rows do."""
+        kilobytes = 4 * dim / 1024
+        collection.create(
+            vectors_config=models.VectorParams(size=dim, distance=models.Distance.COSINE),
+            hnsw_config=models.HnswConfigDiff(ef_construct=GRAPH_EF),
+            optimizers_config=models.OptimizersConfigDiff(
+                indexing_threshold=max(1, int(GRAPH_ROWS * kilobytes)),
+                max_segment_size=max(1, int(SEGMENT_ROWS * kilobytes)),
+            ),
+        )
+
     def similar(self, vectors: Vectors, threshold: float) -> Counts:
         """Return how many kept vectors are more similar to each of ``vectors``."""
-        params = models.SearchParams(exact=self._exact)
+        # The embedded database warns of settings that it does not need.
+        is_embedded = self._collection.is_embedded
+        params = None if is_embedded else models.SearchParams(exact=self._exact, hnsw_ef=GRAPH_EF)
         requests = [
             models.QueryRequest(query=row.tolist(), limit=self._k, score_threshold=threshold, params=params)
             for row in vectors
@@ -121,7 +141,9 @@ class QdrantIndex:
         if len(vectors):
             rows = enumerate(vectors, start=self.kept)
             self._collection.upsert([models.PointStruct(id=at, vector=row.tolist(), payload=None) for at, row in rows])
-            self.kept += len(vectors)
+            before, self.kept = self.kept, self.kept + len(vectors)
+            if before // WAIT_ROWS < self.kept // WAIT_ROWS:
+                self._collection.wait_for_optimizer(WAIT_SECONDS)
 
     def forget(self, rows: int) -> None:
         """Delete what a killed run wrote after the last batch that it finished."""
@@ -187,7 +209,7 @@ def diversify_file(
         _save(state_file, state)
     if not state["finished"]:
         if not collection.exists():
-            collection.create(vectors_config=models.VectorParams(size=model.dim, distance=models.Distance.COSINE))
+            QdrantIndex.create(collection, model.dim)
         for reached in _keep(source, partial, settings, model, collection, state):
             state |= reached
             _save(state_file, state)
