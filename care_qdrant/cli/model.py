@@ -156,10 +156,11 @@ def reference_vectors(model: str, output: Path) -> None:
       CARE_REFERENCE_VECTORS=reference.json \\
         care-ingest corpus.jsonl --model ./my-pair --engine server --endpoint http://localhost:8000/v1
     """
+    from care_qdrant.encoders.engine import Engine
     from care_qdrant.encoders.server import make_reference
     from care_qdrant.model.pair import CareModel
 
-    pair = CareModel.load(model)
+    pair = CareModel.load(model, engine=Engine(dtype="float32"))
     reference = make_reference(pair.fingerprint, pair.encode_document)
     reference.save(output)
     click.echo(f"{output}: {len(reference.texts)} vectors of {reference.fingerprint[:12]}")

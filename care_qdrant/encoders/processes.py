@@ -4,6 +4,7 @@ import multiprocessing
 from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,12 +39,17 @@ class ProcessEncoder:
         for device in devices:
             free.put(device)
         threads = max(1, usable_cores() // len(devices))
-        given = (free, folder, side, prompt, counter.max_tokens, dtype, threads)
+        given = (free, context.Barrier(len(devices)), folder, side, prompt, counter.max_tokens, dtype, threads)
         self._pool = ProcessPoolExecutor(len(devices), context, _start, given)
         try:
-            self._reports = list(self._pool.map(_loaded, range(len(devices))))
+            self._report, *_ = self._pool.map(_loaded, range(len(devices)))
         except BrokenExecutor as error:
-            raise EncodingError(f"an encoder did not start on {', '.join(devices)}; its reason is above") from error
+            raise EncodingError(
+                f"an encoder died while it was loaded on {', '.join(devices)}, perhaps for lack of memory"
+            ) from error
+        except EncodingError:
+            self.close()
+            raise
 
     def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
         """Encode texts into unit vectors, in order, in one of the processes: ``(len(texts), dim)`` float32."""
@@ -64,7 +70,7 @@ class ProcessEncoder:
 
     def report(self) -> dict[str, Any]:
         """Return the devices, the kernels, and what the work was like."""
-        return {**self._reports[0], "device": ",".join(self._devices), "padding": round(self.meter.padding, 4)}
+        return {**self._report, "device": ",".join(self._devices), "padding": round(self.meter.padding, 4)}
 
     def close(self) -> None:
         """End the processes."""
@@ -72,10 +78,13 @@ class ProcessEncoder:
 
 
 _encoder: Any = None
+_failure = ""
+_all_loaded: Any = None
 
 
 def _start(
     free: "Queue[str]",
+    all_loaded: Barrier,
     folder: Path,
     side: Literal["query", "document"],
     prompt: str,
@@ -83,17 +92,24 @@ def _start(
     dtype: Dtype,
     threads: int,
 ) -> None:
-    global _encoder
+    global _encoder, _failure, _all_loaded
     import torch
 
     from care_qdrant.encoders.torch import TorchEncoder, load_sentence_transformer
 
     torch.set_num_threads(threads)
-    model = load_sentence_transformer(folder, free.get(), dtype)
-    _encoder = TorchEncoder(model, side, prompt=prompt, max_tokens=max_tokens)
+    _all_loaded, device = all_loaded, free.get()
+    try:
+        model = load_sentence_transformer(folder, device, dtype)
+        _encoder = TorchEncoder(model, side, prompt=prompt, max_tokens=max_tokens)
+    except Exception as error:  # an error of the start has no other way to the first process than as an answer
+        _failure = f"{device}: the encoder did not start: {error}"
 
 
 def _loaded(_: int) -> dict[str, Any]:
+    _all_loaded.wait()  # so that each process answers once
+    if _failure:
+        raise EncodingError(_failure)
     report: dict[str, Any] = _encoder.report()
     return report
 

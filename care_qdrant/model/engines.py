@@ -22,6 +22,7 @@ from care_qdrant.model.integrity import verified, verify_files
 from care_qdrant.model.references import Reference, check_references
 
 if TYPE_CHECKING:
+    from care_qdrant.encoders.processes import ProcessEncoder
     from care_qdrant.encoders.server import ReferenceVectors
     from care_qdrant.encoders.torch import TorchEncoder
 
@@ -100,12 +101,14 @@ class DocumentSide:
     def _load_torch(self) -> Encoder:
         card, whole, devices = self.card, self._whole(), devices_of(self.device)
         with verified(whole, card, "document", torch_files(card, "document")):
+            encoder: TorchEncoder | ProcessEncoder
             if len(devices) > 1:
-                return process_side(whole / "document", devices, card.document, card.dim, self.engine)
-            device = devices[0] if devices else None
-            encoder = torch_side(whole / "document", "document", card.document, device, self.engine.dtype)
-        if card.document_onnx is not None and encoder.report()["dtype"] != "float32":
-            check_references(encoder.encode, card.document_onnx.references, whole / "document", LEAST_COSINE)
+                encoder = process_side(whole / "document", devices, card.document, card.dim, self.engine)
+            else:
+                device = devices[0] if devices else None
+                encoder = torch_side(whole / "document", "document", card.document, device, self.engine.dtype)
+        references = card.document_onnx.references if card.document_onnx is not None else ()
+        require_precision(encoder, self.engine, card.fingerprint, references, whole / "document")
         return encoder
 
     def _whole(self) -> Path:
@@ -145,7 +148,7 @@ def first_device(device: str | None) -> str | None:
     return next(iter(devices_of(device)), None)
 
 
-def process_side(folder: Path, devices: Sequence[str], side: Side, dim: int, engine: Engine) -> Encoder:
+def process_side(folder: Path, devices: Sequence[str], side: Side, dim: int, engine: Engine) -> "ProcessEncoder":
     """Load a document encoder in a process for each device."""
     from care_qdrant.encoders.processes import ProcessEncoder
 
@@ -172,6 +175,28 @@ def onnx_side(
     encoder = OnnxEncoder.of_side(folder, file, side, dim, workers=workers, geometry=geometry)
     check_references(encoder.encode, files.references, folder / file, files.min_cosine(file))
     return encoder
+
+
+def require_precision(
+    encoder: "TorchEncoder | ProcessEncoder",
+    engine: Engine,
+    fingerprint: str,
+    references: tuple[Reference, ...],
+    folder: Path,
+) -> None:
+    """Refuse an encoder whose bfloat16 vectors are not those of float32, where those of a few texts are known."""
+    if (dtype := encoder.report()["dtype"]) == "float32":
+        return
+    if (known := _known_vectors(engine, fingerprint, references)) is None:
+        logger.info("%s: no reference vectors are known, so those in %s are not checked", folder, dtype)
+        return
+    expected = np.asarray(known.vectors, dtype=np.float32)
+    lowest = float(((encoder.encode(known.texts) * expected).sum(axis=1) / (expected**2).sum(axis=1)).min())
+    if not lowest >= LEAST_COSINE:
+        raise ModelError(
+            f"{folder}: its vectors in {dtype} are not those in float32 (cosine {lowest:.3f}, expected "
+            f"{LEAST_COSINE} or more): encode with CARE_DTYPE=float32, or restore the weights"
+        )
 
 
 def torch_files(card: Card, side: str) -> list[str]:
@@ -214,10 +239,9 @@ def served_encoder(
     return encoder
 
 
-def _reference(
-    engine: Engine, name: str, fingerprint: str, references: tuple[Reference, ...], load_own: Callable[[], Encoder]
-) -> "ReferenceVectors":
-    from care_qdrant.encoders.server import ReferenceVectors, load_reference, make_reference
+def _known_vectors(engine: Engine, fingerprint: str, references: tuple[Reference, ...]) -> "ReferenceVectors | None":
+    """Return the reference vectors of the file that was named, else those of the card."""
+    from care_qdrant.encoders.server import ReferenceVectors, load_reference
 
     if engine.reference is not None:
         reference = load_reference(engine.reference)
@@ -227,9 +251,19 @@ def _reference(
                 f"{fingerprint[:12]}; make them again with care model reference-vectors"
             )
         return reference
-    if references:
-        rows = [np.frombuffer(base64.b64decode(each.vector), "<f4").tolist() for each in references]
-        return ReferenceVectors(fingerprint, [each.text for each in references], rows)
+    if not references:
+        return None
+    rows = [np.frombuffer(base64.b64decode(each.vector), "<f4").tolist() for each in references]
+    return ReferenceVectors(fingerprint, [each.text for each in references], rows)
+
+
+def _reference(
+    engine: Engine, name: str, fingerprint: str, references: tuple[Reference, ...], load_own: Callable[[], Encoder]
+) -> "ReferenceVectors":
+    from care_qdrant.encoders.server import make_reference
+
+    if (known := _known_vectors(engine, fingerprint, references)) is not None:
+        return known
     logger.info(
         "%s: its card has no reference vectors of documents, so they are made here, once; where its document encoder "
         "does not fit, make them with care model reference-vectors and name them in CARE_REFERENCE_VECTORS",

@@ -19,6 +19,7 @@ from care_qdrant.model.engines import (
     first_device,
     onnx_side,
     process_side,
+    require_precision,
     served_encoder,
     tokenizer_of,
     torch_files,
@@ -32,6 +33,7 @@ from care_qdrant.types import Vectors
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
+    from care_qdrant.encoders.processes import ProcessEncoder
     from care_qdrant.qdrant.contracts import VectorContract
 
 Precision = Literal["auto", "int8", "fp32"]
@@ -201,15 +203,18 @@ def _symmetric(folder: Path, name: str, device: str | None, engine: Engine) -> C
 
     fingerprint = _fingerprint_of_files(folder)
 
-    @cache
-    def load() -> "SentenceTransformer":
-        model = load_sentence_transformer(folder, first_device(device), engine.dtype)
-        # After loading: a change before it and one during it are both found.
+    def require_unchanged() -> None:
+        """After loading: a change before it and one during it are both found."""
         if (found := _fingerprint_of_files(folder)) != fingerprint:
             raise AlteredModel(
                 f"{folder}: changed since it was opened (fingerprint {fingerprint[:12]}, now {found[:12]}), and its "
                 "vectors would be stored as those of the former model; open it again"
             )
+
+    @cache
+    def load() -> "SentenceTransformer":
+        model = load_sentence_transformer(folder, first_device(device), engine.dtype)
+        require_unchanged()
         return model
 
     side, dim = describe_side(folder, "document")
@@ -218,10 +223,14 @@ def _symmetric(folder: Path, name: str, device: str | None, engine: Engine) -> C
         raise ModelError(f"{folder}: is a plain sentence-transformers model without an ONNX file; leave --engine out")
 
     def load_document_encoder() -> Encoder:
-        if len(devices := devices_of(device)) > 1:
-            return process_side(folder, devices, side, dim, engine)
         if engine.kind != "server":
-            return TorchEncoder(load(), "document")
+            if len(devices := devices_of(device)) > 1:
+                encoder: TorchEncoder | ProcessEncoder = process_side(folder, devices, side, dim, engine)
+                require_unchanged()
+            else:
+                encoder = TorchEncoder(load(), "document")
+            require_precision(encoder, engine, fingerprint, (), folder)
+            return encoder
         return served_encoder(
             engine,
             name=model_name,

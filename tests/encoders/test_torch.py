@@ -10,7 +10,11 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from care_qdrant.encoders.batching import Budget
+from care_qdrant.encoders.engine import Engine
+from care_qdrant.encoders.server import ReferenceVectors, make_reference
 from care_qdrant.encoders.torch import TorchEncoder, load_sentence_transformer
+from care_qdrant.errors import ModelError
+from care_qdrant.model.pair import CareModel
 from tests import tiny
 
 TEXTS = [*tiny.medical_texts(60), "".join(tiny.TEXTS) * 3, "短", "a"]
@@ -51,6 +55,24 @@ def test_bfloat16_keeps_the_direction(folders: dict[str, Path], kind: str) -> No
     cosine = (whole * half).sum(axis=1) / np.linalg.norm(half, axis=1)
     assert encoder.report()["dtype"] == ("float32" if kind == "static" else "bfloat16"), "a table stays as it is"
     assert cosine.min() >= 0.9999
+
+
+def test_bfloat16_that_changes_the_vectors_is_refused_where_those_of_float32_are_known(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    whole = CareModel.load(folders["qwen3"])
+    known = make_reference(whole.fingerprint, whole.encode_document, TEXTS[:4])
+    known.save(tmp_path / "right.json")
+    turned = np.roll(np.array(known.vectors), 1, axis=1).tolist()
+    ReferenceVectors(known.fingerprint, known.texts, turned).save(tmp_path / "wrong.json")
+
+    def encode(reference: str) -> None:
+        engine = Engine(dtype="bfloat16", reference=tmp_path / reference)
+        assert CareModel.load(folders["qwen3"], engine=engine).encode_document(TEXTS).shape == (len(TEXTS), whole.dim)
+
+    encode("right.json")
+    with pytest.raises(ModelError, match=r"in bfloat16 are not those in float32 \(cosine"):
+        encode("wrong.json")
 
 
 def test_the_report_names_device_kernels_and_padding(folders: dict[str, Path]) -> None:
