@@ -39,6 +39,14 @@ if TYPE_CHECKING:
 
 SIDES = ("query", "document")
 _ROUTER = "sentence_transformers.base.modules.router.Router"
+_POOLING_FLAGS = {
+    "cls": "pooling_mode_cls_token",
+    "mean": "pooling_mode_mean_tokens",
+    "max": "pooling_mode_max_tokens",
+    "mean_sqrt_len_tokens": "pooling_mode_mean_sqrt_len_tokens",
+    "weightedmean": "pooling_mode_weightedmean_tokens",
+    "lasttoken": "pooling_mode_lasttoken",
+}
 
 
 def write_checkpoint(
@@ -99,6 +107,7 @@ def write_checkpoint(
                 continue
             shutil.copytree(source, building / side, ignore=shutil.ignore_patterns("README.md", ".*"))
             unwrap(building / side)
+            _write_for_servers(building / side)
         tasks = (query_tasks or {}, document_tasks or {})
         card = _describe(building, name, (onnx, document_onnx), temperature, tasks, license, stages, bases, data)
         _write_router(building, card)
@@ -155,7 +164,7 @@ def describe_side(folder: Path, side: str) -> tuple[Side, int]:
         dim = _table_width(folder)
     else:
         pooling = _read_json(by_type["Pooling"] / "config.json")
-        mode = str(pooling.get("pooling_mode") or _legacy_pooling_mode(pooling))
+        mode = str(pooling.get("pooling_mode") or _flagged_pooling_mode(pooling))
         eos = _eos(folder) if mode == "lasttoken" else None
         found = Side(pooling=mode, max_tokens=_max_tokens(folder), prompt=prompt, eos=eos)
         dim = pooling.get("embedding_dimension") or pooling.get("word_embedding_dimension")
@@ -245,6 +254,37 @@ def _write_router(folder: Path, card: Card) -> None:
     )
 
 
+def _write_for_servers(folder: Path) -> None:
+    """Name the modules of a transformer as sentence-transformers did before version 6, which it still reads.
+
+    Embeddings servers know these names only (text-embeddings-inference 1.9, infinity 0.0.78): of the new ones they take
+    another pooling, or do not start.
+    """
+    modules = _read_json(folder / "modules.json")
+    kinds = [module["type"].rsplit(".", 1)[-1] for module in modules]
+    if not set(kinds) <= {"Transformer", "Pooling", "Normalize", "Dense"}:
+        return
+    for module, kind in zip(modules, kinds, strict=True):
+        module["type"] = f"sentence_transformers.models.{kind}"
+        settings_file = folder / module["path"] / "config.json"
+        if kind == "Pooling":
+            _write_json(settings_file, _served_pooling(_read_json(settings_file)))
+        elif kind == "Dense":
+            known = ("in_features", "out_features", "bias", "activation_function")
+            _write_json(settings_file, {key: value for key, value in _read_json(settings_file).items() if key in known})
+    _write_json(folder / "modules.json", modules)
+    _write_json(folder / "sentence_bert_config.json", {"max_seq_length": _max_tokens(folder), "do_lower_case": False})
+
+
+def _served_pooling(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a Pooling module with a flag for each way of pooling."""
+    if settings.get("pooling_mode") not in _POOLING_FLAGS:
+        return dict(settings)
+    flags = {flag: mode == settings["pooling_mode"] for mode, flag in _POOLING_FLAGS.items()}
+    width = settings.get("embedding_dimension", settings.get("word_embedding_dimension"))
+    return {"word_embedding_dimension": width, **flags, "include_prompt": settings.get("include_prompt", True)}
+
+
 def _check_side(folder: Path, expected: Side, dim: int) -> None:
     found, found_dim = describe_side(folder, folder.name)
     if found_dim != dim:
@@ -297,9 +337,8 @@ def _max_tokens(folder: Path) -> int:
     return min(limits)
 
 
-def _legacy_pooling_mode(pooling: Mapping[str, Any]) -> str | None:
-    names = {"cls_token": "cls", "mean_tokens": "mean", "lasttoken": "lasttoken"}
-    return next((mode for key, mode in names.items() if pooling.get(f"pooling_mode_{key}")), None)
+def _flagged_pooling_mode(pooling: Mapping[str, Any]) -> str | None:
+    return next((mode for mode, flag in _POOLING_FLAGS.items() if pooling.get(flag)), None)
 
 
 def _read_json(path: Path) -> Any:

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +28,25 @@ def test_stock_sentence_transformers_loads_the_root_and_each_side(pair_folder: P
     np.testing.assert_array_equal(root.encode_query(tiny.TEXTS), query.encode(tiny.TEXTS))
     np.testing.assert_array_equal(root.encode_document(tiny.TEXTS), document.encode(tiny.TEXTS))
     assert root.get_embedding_dimension() == query.get_embedding_dimension() == document.get_embedding_dimension()
+
+
+@pytest.mark.parametrize("side", ["query", "document"])
+def test_each_side_is_written_as_embeddings_servers_read_it(pair_folder: Path, side: str) -> None:
+    """What text-embeddings-inference 1.9 and infinity 0.0.78 read was looked up in their source, and tried on them."""
+
+    def read(path: str) -> dict[str, Any]:
+        return json.loads((pair_folder / side / path).read_text(encoding="utf-8"))
+
+    kinds = [module["type"] for module in read("modules.json")]  # type: ignore[union-attr]
+    assert kinds[:2] == ["sentence_transformers.models.Transformer", "sentence_transformers.models.Pooling"]
+    pooling = read("1_Pooling/config.json")
+    flags = [key for key, value in pooling.items() if key.startswith("pooling_mode_") and value]
+    assert flags == [f"pooling_mode_{'cls_token' if side == 'query' else 'lasttoken'}"]
+    assert "pooling_mode" not in pooling
+    assert read("sentence_bert_config.json") == {
+        "max_seq_length": 48 if side == "query" else 96,
+        "do_lower_case": False,
+    }
 
 
 def test_the_root_refuses_to_guess_a_side(pair_folder: Path) -> None:
