@@ -1,42 +1,49 @@
-"""Documents a second of the torch engine, of sentence-transformers and of LlamaIndex's pipeline, with the same weights.
+"""Documents a second of the torch engine, of other libraries and of embeddings servers, with the same weights.
 
 The document encoder is a Qwen3 of a small shape with random weights, or a folder; the texts have the lengths of real
-passages. Every way encodes all of them in one call, in turns. CPU seconds are there beside the time, since other work
-on the machine moves the time. On a GPU the engine is also compared with the rate of matrix products there.
+passages. Every way encodes all of them in one call, in turns; servers are asked as `--engine server` asks them. CPU
+seconds are there beside the time, since other work on the machine moves the time. On a GPU the engine is also compared
+with the rate of matrix products there.
 """
 
 import random
+import re
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
 import click
 import numpy as np
+from tokenizers import Tokenizer
 
 from care_qdrant.encoders.ahead import run_ahead
 from care_qdrant.encoders.batching import token_batches
+from care_qdrant.encoders.engine import Sent
+from care_qdrant.encoders.server import ServerEncoder, make_reference
 from care_qdrant.encoders.torch import TorchEncoder, load_sentence_transformer
 from care_qdrant.types import Vectors
 from tests import tiny
 
 from .measured import output_option, save_measured, shown
+from .serve_comparison import Server, running
 
 MAX_TOKENS = 512
 MEAN_TOKENS = 150
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Result:
     """One way of encoding all documents."""
 
     name: str
     seconds: list[float]
     """Of each round."""
     cpu_seconds: list[float]
+    """Of this process, and of the server that was asked."""
     documents_per_second: float
     """Documents divided by the median time."""
     speedup: float
@@ -47,11 +54,27 @@ class Way:
     """Of any number of its vectors from those of the engine."""
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How to encode, and the CPU seconds that another process has used for it."""
+
+    encode: Callable[[list[str]], Vectors]
+    elsewhere: Callable[[], float] = float
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--model", type=click.Path(path_type=Path, exists=True), help="sentence-transformers folder.")
 @click.option("--hidden", type=click.IntRange(64), default=384, show_default=True, help="Width of the random model.")
 @click.option("--layers", type=click.IntRange(1), default=6, show_default=True, help="Its layers.")
-@click.option("--documents", type=click.IntRange(1), default=300, show_default=True, help="Texts.")
+@click.option("--documents", type=click.IntRange(1), default=1_000, show_default=True, help="Texts.")
+@click.option(
+    "--server",
+    "servers",
+    type=(str, str, click.Choice(["tokens", "text"])),
+    multiple=True,
+    help="Name of an embeddings server, its command, and what it takes; {model} stands for the folder, {port} for its "
+    "port. Repeatable.",
+)
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Turns of each way.")
 @click.option("--device", default="cpu", show_default=True, help="As torch names it.")
 @click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16"]), default="auto", help="Of the weights.")
@@ -62,6 +85,7 @@ def main(
     hidden: int,
     layers: int,
     documents: int,
+    servers: tuple[tuple[str, str, Sent], ...],
     rounds: int,
     device: str,
     dtype: str,
@@ -73,26 +97,32 @@ def main(
     \b
     Example:
       python -m benchmarks.perf.engines --output benchmarks/results/engines-cpu.json
+      python -m benchmarks.perf.engines --output engines.json --server infinity \\
+        "infinity_emb v2 --model-id {model} --engine torch --port {port} --url-prefix /v1" text
       python -m benchmarks.perf.engines --model ./pair/document --device cuda --documents 20000 --output gpu.json
     """
     import torch
 
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise click.UsageError("there is no GPU here: this part of the benchmark is ready, and was not run")
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         folder = model or write_model(Path(scratch) / "qwen3", hidden, layers)
         encoder = TorchEncoder(load_sentence_transformer(folder, device, dtype), "document")  # type: ignore[arg-type]
         texts = make_texts(encoder, documents, seed)
         lengths = [min(length, encoder.max_tokens) for length in encoder.count_tokens(texts)]
-        ways = {
-            "engine": lambda: encode(encoder, texts, lengths),
-            "sentence-transformers": _stock(encoder, texts),
-            "LlamaIndex IngestionPipeline": _pipeline(folder, encoder, texts),
+        ways: dict[str, Way] = {
+            "engine": Way(lambda texts: encode(encoder, texts)),
+            "sentence-transformers": Way(_stock(encoder)),
+            "LlamaIndex IngestionPipeline": Way(_pipeline(folder, encoder)),
         }
-        timings = _measure(ways, rounds)
+        for name, command, sent in servers:
+            server = stack.enter_context(running(name, command.replace("{model}", str(folder)), "", None))
+            ways[name] = Way(_served(server, folder, encoder, sent), server.cpu_seconds)
+        timings = _measure(ways, texts, rounds)
     results = _compare(timings, documents)
     report = {
         "documents": documents,
+        "servers": {name: re.sub(r"/\S*/", "", command) for name, command, _ in servers},
         "tokens": sum(lengths),
         "rounds": rounds,
         "seed": seed,
@@ -147,8 +177,9 @@ def make_texts(encoder: TorchEncoder, count: int, seed: int) -> list[str]:
     return ["".join(draw.choice(letters) for _ in range(max(4, int(n / per_letter)))) for n in wanted]
 
 
-def encode(encoder: TorchEncoder, texts: Sequence[str], lengths: Sequence[int]) -> Vectors:
+def encode(encoder: TorchEncoder, texts: Sequence[str]) -> Vectors:
     """Encode as an ingestion does: batches of 16,384 padded tokens, as many at a time as the engine uses."""
+    lengths = [min(length, encoder.max_tokens) for length in encoder.count_tokens(texts)]
     vectors = np.empty((len(texts), encoder.dim), dtype=np.float32)
     batches = token_batches(lengths, 16_384)
     run: Callable[[list[int]], Vectors] = lambda batch: encoder.encode([texts[i] for i in batch])  # noqa: E731
@@ -158,12 +189,15 @@ def encode(encoder: TorchEncoder, texts: Sequence[str], lengths: Sequence[int]) 
     return vectors
 
 
-def _stock(encoder: TorchEncoder, texts: list[str]) -> Callable[[], Vectors]:
-    model = encoder._model  # the same weights
-    return lambda: np.asarray(model.encode(texts, normalize_embeddings=True, show_progress_bar=False), dtype=np.float32)
+def _stock(encoder: TorchEncoder) -> Callable[[list[str]], Vectors]:
+    def run(texts: list[str]) -> Vectors:
+        vectors = encoder._model.encode(texts, normalize_embeddings=True, show_progress_bar=False)  # the same weights
+        return np.asarray(vectors, dtype=np.float32)
+
+    return run
 
 
-def _pipeline(folder: Path, encoder: TorchEncoder, texts: list[str]) -> Callable[[], Vectors]:
+def _pipeline(folder: Path, encoder: TorchEncoder) -> Callable[[list[str]], Vectors]:
     from llama_index.core.ingestion import IngestionPipeline
     from llama_index.core.schema import TextNode
     from llama_index.embeddings.huggingface import HuggingFaceEmbedding
@@ -171,7 +205,7 @@ def _pipeline(folder: Path, encoder: TorchEncoder, texts: list[str]) -> Callable
     dtype = {"dtype": encoder.report()["dtype"]}
     embedding = HuggingFaceEmbedding(model_name=str(folder), device=encoder.device, normalize=True, model_kwargs=dtype)
 
-    def run() -> Vectors:
+    def run(texts: list[str]) -> Vectors:
         pipeline = IngestionPipeline(transformations=[embedding], disable_cache=True)
         nodes = pipeline.run(nodes=[TextNode(text=text) for text in texts])
         return np.asarray([node.embedding for node in nodes], dtype=np.float32)
@@ -179,26 +213,39 @@ def _pipeline(folder: Path, encoder: TorchEncoder, texts: list[str]) -> Callable
     return run
 
 
+def _served(server: Server, folder: Path, encoder: TorchEncoder, sent: Sent) -> Callable[[list[str]], Vectors]:
+    return ServerEncoder(
+        [f"http://127.0.0.1:{server.port}/v1"],
+        server.model,
+        Tokenizer.from_file(str(folder / "tokenizer.json")),
+        make_reference("", encoder.encode),
+        dim=encoder.dim,
+        max_tokens=encoder.max_tokens,
+        sent=sent,
+        batch_tokens=4_096,
+    ).encode
+
+
 def _measure(
-    ways: dict[str, Callable[[], Vectors]], rounds: int
+    ways: dict[str, Way], texts: list[str], rounds: int
 ) -> dict[str, tuple[list[float], list[float], Vectors]]:
     found: dict[str, tuple[list[float], list[float], Vectors]] = {}
     for way in ways.values():
-        way()  # not measured: the first call builds kernels
+        way.encode(texts[:64])  # not measured: the first call builds kernels
     for _ in range(rounds):
         for name, way in ways.items():
-            start, cpu = time.perf_counter(), time.process_time()
-            vectors = way()
+            start, cpu = time.perf_counter(), time.process_time() + way.elsewhere()
+            vectors = way.encode(texts)
             seconds, used, _ = found.setdefault(name, ([], [], vectors))
             seconds.append(round(time.perf_counter() - start, 3))
-            used.append(round(time.process_time() - cpu, 3))
+            used.append(round(time.process_time() + way.elsewhere() - cpu, 3))
     return found
 
 
-def _compare(timings: dict[str, tuple[list[float], list[float], Vectors]], documents: int) -> list[Way]:
+def _compare(timings: dict[str, tuple[list[float], list[float], Vectors]], documents: int) -> list[Result]:
     own, own_cpu, vectors = timings["engine"]
     return [
-        Way(
+        Result(
             name,
             seconds,
             cpu,

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 
 import click
@@ -227,8 +228,8 @@ def _ours(model: Path, precision: str) -> str:
 
 
 @contextmanager
-def running(name: str, command: str, prompt: str, core: int) -> Iterator[Server]:
-    """Run a server on one core until the block ends; it is ready when it lists its models."""
+def running(name: str, command: str, prompt: str, core: int | None) -> Iterator[Server]:
+    """Run a server, on one core or on all, until the block ends; ready when it lists its models or has no list."""
     port = free_port()
     with tempfile.NamedTemporaryFile() as log:
         process = subprocess.Popen(
@@ -237,7 +238,7 @@ def running(name: str, command: str, prompt: str, core: int) -> Iterator[Server]
             stdout=log,
             stderr=log,
             start_new_session=True,
-            preexec_fn=partial(os.sched_setaffinity, 0, {core}),
+            preexec_fn=None if core is None else partial(os.sched_setaffinity, 0, {core}),
         )
         try:
             until = time.monotonic() + START_SECONDS
@@ -247,15 +248,19 @@ def running(name: str, command: str, prompt: str, core: int) -> Iterator[Server]
                 time.sleep(0.2)
             yield Server(name, command, port, psutil.Process(process.pid), model, prompt)
         finally:
-            os.killpg(process.pid, signal.SIGTERM)
-            process.wait()
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
+                process.wait()
 
 
 def _first_model(port: int) -> str | None:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
         connection.request("GET", "/v1/models")
-        models: list[dict[str, str]] = json.loads(connection.getresponse().read())["data"]
+        response = connection.getresponse()
+        if response.status == HTTPStatus.NOT_FOUND:
+            return "the only one"
+        models: list[dict[str, str]] = json.loads(response.read())["data"]
     except (OSError, http.client.HTTPException):
         return None
     finally:
