@@ -223,7 +223,7 @@ def diversify(
 
     from care_qdrant import Collection
 
-    settings = Filter(side, THRESHOLDS[side] if threshold is None else threshold)
+    settings = Filter(side=side, threshold=THRESHOLDS[side] if threshold is None else threshold)
     with target.open(create=True) as client:
         return diversify_file(source, output, settings, load_model(), Collection(client, f"care-data-{output.stem}"))
 
