@@ -29,6 +29,15 @@ def test_every_link_leads_somewhere(page: Path) -> None:
     assert not missing
 
 
+def test_the_chinese_readme_has_all_parts_of_the_english_one() -> None:
+    parts = (r"^## ", r"^\|", r"^- ", r"^!\[", r"^```text", r"^```python")
+    english, chinese = (
+        [len(re.findall(part, (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE)) for part in parts]
+        for name in ("README.md", "README.zh.md")
+    )
+    assert chinese == english
+
+
 def test_the_two_commands_of_the_readme_are_targets_of_the_makefile() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     blocks = re.findall(r"```bash\n(make \w+)\n```", (ROOT / "README.md").read_text(encoding="utf-8"))

@@ -1,6 +1,7 @@
 """``care-bench``: evaluation on CMedTEB-shaped tasks. Commands import what they run, so that `--help` opens at once."""
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,11 +48,11 @@ care_bench.add_command(run)
 @care_bench.command()
 @click.argument("results", nargs=-1, required=True, type=click.Path(path_type=Path, file_okay=False))
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="HTML file of the comparison.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def compare(results: tuple[Path, ...], output: Path | None, as_json: bool) -> None:
+def compare(results: tuple[Path, ...], output: Path | None) -> None:
     """Compare every system of saved RESULTS with the first system of the first result, on their common tasks.
 
-    Scores are paired query by query; a task whose data differ between results is refused.
+    Scores are paired query by query; a task whose data differ between results is refused. It
+    prints a table on a terminal, and JSON in a pipe.
 
     \b
     Example:
@@ -66,7 +67,7 @@ def compare(results: tuple[Path, ...], output: Path | None, as_json: bool) -> No
     if output is not None:
         write_comparison(found, output)
         click.echo(f"comparison: {output}", err=True)
-    if as_json:
+    if not sys.stdout.isatty():
         click.echo(json.dumps([asdict(task) for task in found], ensure_ascii=False, indent=2))
         return
     header = ["task", "measure", "system", "score", "difference", "95 % interval", "p", "adjusted p"]

@@ -1,6 +1,7 @@
 """``care-data``: a benchmark and training data from a collection. Commands import what they run when they run."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +15,13 @@ from care_qdrant.console.logs import log_options
 from care_qdrant.console.options import Target, model_options, target_options
 
 if TYPE_CHECKING:
+    from care_trainer.data.diversity import Side
+
     from care_data.config import Plan
+    from care_qdrant.model.pair import CareModel
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 output_option = click.option("--output", type=_FILE, required=True, help="File to write.")
-replay_option = click.option(
-    "--replay", is_flag=True, help="Answer every call from the ledger, without a network; a missing answer is an error."
-)
 
 
 class _Program(Program):
@@ -34,7 +35,11 @@ class _Program(Program):
 
 @click.group(cls=_Program, context_settings=CONTEXT)
 @log_options
-def care_data() -> None:
+@click.option(
+    "--replay", is_flag=True, help="Answer every call from the ledger, without a network; a missing answer is an error."
+)
+@click.pass_context
+def care_data(context: click.Context, replay: bool) -> None:
     """Make a benchmark and training data from a collection, with language models as judges and experts.
 
     \b
@@ -43,6 +48,7 @@ def care_data() -> None:
       care-data run clinic.toml
       care-bench run clinic/benchmark --control bm25 --control hybrid --output results/clinic
     """
+    context.obj = replay
 
 
 @care_data.result_callback()
@@ -62,8 +68,8 @@ plan_argument = click.argument("plan", metavar="CONFIG", type=_FILE, callback=_l
 
 @care_data.command("run")
 @plan_argument
-@replay_option
-def run_all(plan: "Plan", replay: bool) -> Any:
+@click.pass_obj
+def run_all(replay: bool, plan: "Plan") -> Any:
     """Do all steps of CONFIG that are not done yet: pool, judge, vote, sts, build.
 
     A run that was killed goes on where it was; no stored answer is asked again.
@@ -80,8 +86,8 @@ def run_all(plan: "Plan", replay: bool) -> Any:
 def _step(name: str, text: str, *options: click.Option) -> None:
     @care_data.command(name, params=[*options], help=f"{text}\n\n\b\nExample:\n  care-data {name} clinic.toml")
     @plan_argument
-    @replay_option
-    def step(plan: "Plan", replay: bool, dry_run: bool = False) -> Any:
+    @click.pass_obj
+    def step(replay: bool, plan: "Plan", dry_run: bool = False) -> Any:
         from care_data.chain import run_step
         from care_data.judging import estimate
 
@@ -123,9 +129,8 @@ def export(plan: "Plan", form: str, output: Path) -> Any:
 @click.option("--expert", help="Name of the expert who will fill in the spreadsheet.")
 @click.option("--output", type=_FILE, help="Spreadsheet to write, .xlsx.  [default: serve the page]")
 @click.option("--pairs", type=click.IntRange(1), default=60, show_default=True, help="Pairs to rate.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Decides the sample; experts share one.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8090, show_default=True, help="Port of the page.")
-def review(plan: "Plan", expert: str | None, output: Path | None, pairs: int, seed: int, port: int) -> Any:
+def review(plan: "Plan", expert: str | None, output: Path | None, pairs: int, port: int) -> Any:
     """Let experts rate a sample of CONFIG's pairs, blind and in random order: on a local page, or in a spreadsheet.
 
     The page stores each grade at once; name a filled-in sheet in vote.sheets. Then care-data vote compares judges and
@@ -140,7 +145,7 @@ def review(plan: "Plan", expert: str | None, output: Path | None, pairs: int, se
 
     if (expert is None) != (output is None):
         raise click.UsageError("a spreadsheet needs both --expert and --output; the page needs neither")
-    tasks = sample_tasks(plan, pairs, seed)
+    tasks = sample_tasks(plan, pairs)
     if output is not None and expert is not None:
         write_sheet(output, tasks, expert)
         return {"file": str(output), "pairs": len(tasks)}
@@ -156,8 +161,7 @@ def review(plan: "Plan", expert: str | None, output: Path | None, pairs: int, se
 @care_data.command("pairs")
 @plan_argument
 @output_option
-@click.option("--negatives", type=click.IntRange(0), default=5, show_default=True, help="Most negatives of a pair.")
-def pairs(plan: "Plan", output: Path, negatives: int) -> Any:
+def pairs(plan: "Plan", output: Path) -> Any:
     """Write the labels of CONFIG as training pairs for care-train: disputed documents are in none.
 
     \b
@@ -166,7 +170,7 @@ def pairs(plan: "Plan", output: Path, negatives: int) -> Any:
     """
     from care_data.exchange import write_pairs
 
-    return write_pairs(plan, output, negatives)
+    return write_pairs(plan, output)
 
 
 @care_data.command("anonymise")
@@ -175,8 +179,8 @@ def pairs(plan: "Plan", output: Path, negatives: int) -> Any:
 @click.option(
     "--config", "plan", type=_FILE, callback=_load, help="With [anonymiser], a model.  [default: rules alone]"
 )
-@replay_option
-def anonymise(source: Path, output: Path, plan: "Plan | None", replay: bool) -> Any:
+@click.pass_obj
+def anonymise(replay: bool, source: Path, output: Path, plan: "Plan | None") -> Any:
     """Take personal data out of the texts of INPUT, by rules and by the [anonymiser] of a configuration.
 
     The report counts what was found; a row that the model did not check is left out.
@@ -195,15 +199,17 @@ def anonymise(source: Path, output: Path, plan: "Plan | None", replay: bool) -> 
 @click.argument("source", metavar="INPUT", type=_FILE)
 @output_option
 @click.option("--side", type=click.Choice(["query", "document"]), required=True, help="Text of a row, and encoder.")
-@click.option("-k", type=click.IntRange(1), default=5, show_default=True, help="Neighbours that are looked at.")
 @click.option("--threshold", type=float, help="Cosine of similar texts.  [default: query 0.85, document 0.78]")
-@click.option("--neighbours", type=click.IntRange(0), default=1, show_default=True, help="Similar texts allowed.")
-@click.option("--seed-rows", type=click.IntRange(0), default=0, show_default=True, help="First texts, always kept.")
-@click.option("--exact", is_flag=True, help="Let a server compare with every vector, instead of by its graph.")
-@click.option("--collection", default="care-data-diversify", show_default=True, help="Collection of the vectors.")
 @model_options(documents=True)
 @target_options
-def diversify(source: Path, output: Path, collection: str, target: Target, **options: Any) -> Any:
+def diversify(
+    source: Path,
+    output: Path,
+    side: "Side",
+    threshold: float | None,
+    load_model: "Callable[[], CareModel]",
+    target: Target,
+) -> Any:
     """Leave out rows of INPUT whose text is too similar to earlier ones: the paper's dynamic index filter [C.1].
 
     The vectors are kept in a collection of their own, which is deleted in the end; a killed run goes on.
@@ -217,10 +223,9 @@ def diversify(source: Path, output: Path, collection: str, target: Target, **opt
 
     from care_qdrant import Collection
 
-    load_model, threshold = options.pop("load_model"), options.pop("threshold")
-    settings = Filter(threshold=THRESHOLDS[options["side"]] if threshold is None else threshold, **options)
+    settings = Filter(side=side, threshold=THRESHOLDS[side] if threshold is None else threshold)
     with target.open(create=True) as client:
-        return diversify_file(source, output, settings, load_model(), Collection(client, collection))
+        return diversify_file(source, output, settings, load_model(), Collection(client, f"care-data-{output.stem}"))
 
 
 def main() -> None:

@@ -64,7 +64,7 @@ def read_judgements(path: Path, relevant_from: int) -> dict[tuple[str, str], int
     return found
 
 
-def write_pairs(plan: Plan, output: Path, negatives: int) -> dict[str, Any]:
+def write_pairs(plan: Plan, output: Path, negatives: int = 5) -> dict[str, Any]:
     """Write a row for each question and relevant document, with at most so many negatives drawn for it.
 
     A document that nobody judged, or that is disputed, is neither a positive nor a negative: mined negatives that turn

@@ -143,13 +143,13 @@ class _Process:
 
 
 @contextmanager
-def ray_slots(count: int | None, settings: WorkerSettings, address: str | None) -> Iterator[list[Slot]]:
-    """Open a fixed number of actors on a Ray cluster: by default one a GPU, or one for each two cores."""
+def ray_slots(count: int | None, settings: WorkerSettings) -> Iterator[list[Slot]]:
+    """Open a fixed number of actors on the Ray cluster of ``RAY_ADDRESS``: by default one a GPU, or for two cores."""
     with needs_extra("ray", "--runner ray"):
         import ray
     mine = not ray.is_initialized()
     if mine:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(log_to_driver=False, logging_level=logging.ERROR)
     try:
         has: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         gpus = int(has.get("GPU", 0))
@@ -238,7 +238,6 @@ def encode_units(
     shard: tuple[int, int] = (1, 1),
     runner: str = "local",
     workers: int | None = None,
-    address: str | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> EncodeReport:
     """Encode the units that have no part yet; progress counts the tokens of all workers of the job."""
@@ -264,7 +263,7 @@ def encode_units(
 
     outcome = Outcome()
     if todo:
-        opened = ray_slots(workers, settings, address) if runner == "ray" else local_slots(workers or 1, settings)
+        opened = ray_slots(workers, settings) if runner == "ray" else local_slots(workers or 1, settings)
         with opened as slots:
             outcome = run_units(todo, slots, note)
     seconds = time.perf_counter() - start

@@ -9,7 +9,15 @@ import click
 
 from care_qdrant.cli.ingest import ShardType, row_options, storage_options
 from care_qdrant.console.groups import CONTEXT, Program
-from care_qdrant.console.options import Target, batch_tokens, engine_options, model_options, retries, target_options
+from care_qdrant.console.options import (
+    Target,
+    batch_tokens,
+    engine_options,
+    model_options,
+    price,
+    retries,
+    target_options,
+)
 from care_qdrant.console.reports import show_report
 
 if TYPE_CHECKING:
@@ -71,9 +79,6 @@ def _open(url: str) -> "Work":
     help="With --dry-run: speed of a worker.  [default: measured on this machine]",
 )
 @click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="With --dry-run: their number.")
-@click.option(
-    "--price", "price_per_hour", type=click.FloatRange(0), help="With --dry-run: price of an hour of a worker."
-)
 def plan(
     corpus: tuple[str, ...],
     work: str,
@@ -93,7 +98,6 @@ def plan(
     documents: int | None,
     tokens_per_second: float | None,
     workers: int,
-    price_per_hour: float | None,
 ) -> None:
     """Cut CORPUS, or the points of a collection, into units, and write the list of them to WORK.
 
@@ -105,7 +109,7 @@ def plan(
     \b
     Example:
       care bulk plan corpus/ /mnt/job --sparse bm25
-      care bulk plan corpus/ /mnt/job --dry-run --documents 100000000 --workers 64 --price 2.5
+      care bulk plan corpus/ /mnt/job --dry-run --documents 100000000 --workers 64
       care bulk plan /mnt/job --collection articles --url http://localhost:6333
       care bulk plan 's3://bucket/texts/*.jsonl' s3://bucket/job --model ./pair --float16
     """
@@ -145,7 +149,7 @@ def plan(
             client = stack.enter_context(target.open())
             place = Collection(client, collection, retries()).resolve()
         if dry_run:
-            settings = ForecastSettings(documents, tokens_per_second, workers, price_per_hour)
+            settings = ForecastSettings(documents, tokens_per_second, workers, price())
             show_report(_forecast(corpus, place, text_field, draft, model, settings))
             return
         show = stack.enter_context(points_bar("rows", "read"))
@@ -203,9 +207,12 @@ def _given_model() -> str:
     "--workers", type=click.IntRange(1), help="Encoders at once.  [default: 1; of Ray, one a GPU or two cores]"
 )
 @click.option(
-    "--runner", type=click.Choice(["local", "ray"]), default="local", show_default=True, help="What runs them."
+    "--runner",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="What runs them: processes here, or a Ray cluster (RAY_ADDRESS names it).",
 )
-@click.option("--address", help="Of the Ray cluster.  [default: one of this machine]")
 @click.option("--model", help="Folder of the pair on this machine.  [default: as it was planned]")
 @engine_options
 def encode(
@@ -213,7 +220,6 @@ def encode(
     shard: tuple[int, int],
     workers: int | None,
     runner: str,
-    address: str | None,
     model: str | None,
     device: str | None,
     engine: "Engine",
@@ -229,7 +235,7 @@ def encode(
     Example:
       care bulk encode /mnt/job --workers 4
       care bulk encode s3://bucket/job --shard "$((SLURM_ARRAY_TASK_ID))/16"
-      care bulk encode s3://bucket/job --runner ray --address auto
+      RAY_ADDRESS=auto care bulk encode s3://bucket/job --runner ray
     """
     opened = _open(work)
     from care_qdrant.bulk.workers import WorkerSettings, encode_units
@@ -238,9 +244,7 @@ def encode(
     manifest = opened.manifest()
     settings = WorkerSettings(opened.url, model or manifest.model, device, batch_tokens(), engine)
     with points_bar("tokens", "encoded") as show:
-        report = encode_units(
-            opened, manifest, settings, shard=shard, runner=runner, workers=workers, address=address, on_progress=show
-        )
+        report = encode_units(opened, manifest, settings, shard=shard, runner=runner, workers=workers, on_progress=show)
     show_report(report)
     if report.failed:
         sys.exit(FAILED_UNITS_EXIT_CODE)

@@ -15,20 +15,14 @@ SAMPLES = (
 
 @click.command(name="demo", context_settings=CONTEXT)
 @click.option(
-    "--path",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("care-demo"),
-    show_default=True,
-    help="Folder of the demo's own embedded database; it is unpickled when opened.",
-)
-@click.option(
     "--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="Port; 0 takes a free one."
 )
 @click.option("--browser/--no-browser", default=True, show_default=True, help="Open the page.")
-def command(path: Path, port: int, browser: bool) -> None:
+def command(port: int, browser: bool) -> None:
     """Put the 339 sample documents into a collection, and open the search page on it.
 
-    It needs no server and no GPU; the second start encodes nothing again. Ctrl-C ends it.
+    It needs no server and no GPU, and keeps its database in ./care-demo; the second start encodes nothing again. Ctrl-C
+    ends it.
 
     \b
     Example:
@@ -46,6 +40,7 @@ def command(path: Path, port: int, browser: bool) -> None:
 
     with needs_extra("serve", "care demo"):
         import uvicorn  # noqa: F401
+    path = Path("care-demo")
     corpus = next(file for file in SAMPLES if file.is_file())
     with open_client(path=path) as client, progress_bar("sample", "stored") as show:
         ingest(corpus, CareModel.load(), client, "sample", settings=IngestSettings(sparse=True), on_progress=show)

@@ -20,6 +20,7 @@ from care_qdrant.console.options import (
     add_options,
     batch_tokens,
     model_options,
+    price,
     retries,
     target_options,
 )
@@ -84,12 +85,6 @@ _run_options = add_options(
     ),
     click.option(
         "--dry-run", is_flag=True, help="Write nothing; report what would be written and how long it would take."
-    ),
-    click.option(
-        "--price",
-        "price_per_hour",
-        type=click.FloatRange(0),
-        help="Price of an hour of this machine: with --dry-run, what encoding would cost.",
     ),
     click.option("--limit", type=click.IntRange(min=1), help="Number of rows to read.  [default: all]"),
     click.option(
@@ -156,7 +151,7 @@ storage_options = add_options(
             "replicas",
             "indexes",
         ],
-        "Estimate and log": ["price_per_hour", "verbose"],
+        "Log": ["verbose"],
     },
 )
 @click.argument("corpus", nargs=-1, required=True)
@@ -191,7 +186,7 @@ def command(
       care-ingest corpus.jsonl
       care-ingest corpus.jsonl.gz --url http://localhost:6333 --sparse bm25
       care-ingest corpus.jsonl --engine server --endpoint http://gpu1:8000/v1,http://gpu2:8000/v1
-      care-ingest docs/ notes.csv --text-field body --collection guidelines --dry-run --price 2.5
+      care-ingest docs/ notes.csv --text-field body --collection guidelines --dry-run
     """
     from care_qdrant.corpus.files import check_corpus
     from care_qdrant.corpus.rows import Fields
@@ -331,7 +326,7 @@ def _settings(options: dict[str, Any], target: Target) -> "IngestSettings":
         sync_despite_rejects=options["sync_despite_rejects"],
         replace_others=options["replace_others"],
         dry_run=options["dry_run"],
-        price_per_hour=options["price_per_hour"],
+        price_per_hour=price(),
         batch_tokens=batch_tokens(),
         shard_key=options["shard_key"],
         indexes=parse_indexes(options["indexes"]),

@@ -200,7 +200,6 @@ def join(query: Path, document: Path, folder: Path, probe: Path | None) -> None:
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--revision", help="Branch, tag or commit of the sources on the hub.  [default: the newest]")
 @click.option("--base", help="Folder or hub name of a document adapter's base.  [default: the one that it names]")
-@click.option("--license", help="SPDX identifier of the weights' license.  [default: read from the model card]")
 @click.option(
     "--probe",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
@@ -211,7 +210,6 @@ def import_command(
     folder: Path,
     revision: str | None,
     base: str | None,
-    license: str | None,
     probe: Path | None,
 ) -> None:
     """Make a pair FOLDER of published weights: one SOURCE with both encoders, or the query's and the document's.
@@ -233,7 +231,6 @@ def import_command(
         name=folder.name,
         revision=revision,
         base=base,
-        license=license,
         probe_texts=read_probe_texts(probe) if probe else None,
     )
     click.echo(f"{folder}: {card.name}, {card.dim} dimensions ({card.fingerprint[:12]})")

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from care_qdrant.model.pair import CareModel
     from care_qdrant.qdrant.collection import Collection
-    from care_qdrant.search.fusion import Fusion
     from care_qdrant.search.retriever import Mode
     from care_qdrant.types import Hit
 
@@ -28,8 +27,7 @@ _EXAMPLES = 3
     context_settings=CONTEXT,
     groups={
         "Options": ["collection", "model", "path", "url", "mode", "top_k", "conditions", "as_json"],
-        "Vectors and fusion": ["vector_name", "fusion", "alpha", "task"],
-        "Index": ["exact", "shard_key"],
+        "Vectors and fusion": ["vector_name", "alpha", "task", "shard_key"],
     },
 )
 @click.argument("query", required=False)
@@ -50,19 +48,11 @@ _EXAMPLES = 3
 )
 @click.option("--vector-name", help="Dense vector to search.  [default: the one that the model made]")
 @click.option(
-    "--fusion",
-    type=click.Choice(["linear", "dbsf", "rrf"]),
-    default="linear",
-    show_default=True,
-    help="Fusion of a hybrid search: weighted sum of both scores, or one of Qdrant's own.",
-)
-@click.option(
     "--alpha",
     type=click.FloatRange(0, 1),
-    help="Weight of the dense score in the linear fusion.  [default: as `care learn` recorded it, or 0.4]",
+    help="Weight of the dense score in a hybrid search.  [default: as `care learn` recorded it, or 0.4]",
 )
 @click.option("--task", help="Task whose prompt the query gets; `care model info` lists them.")
-@click.option("--exact", is_flag=True, help="Compare with every vector instead of using the index.")
 @click.option("--shard-key", help="Search the shards of this key alone, as --shard-key of care ingest.")
 @target_options
 @model_options()
@@ -74,10 +64,8 @@ def command(
     top_k: int,
     conditions: tuple[str, ...],
     vector_name: str | None,
-    fusion: "Fusion",
     alpha: float | None,
     task: str | None,
-    exact: bool,
     shard_key: str | None,
     target: Target,
     load_model: Callable[[], "CareModel"],
@@ -94,8 +82,6 @@ def command(
       care search "糖尿病人能吃西瓜吗"
       care search "HbA1c 6.5%" --mode dense --top-k 3 --filter dept=内科 --json
     """
-    from qdrant_client import models
-
     from care_qdrant.errors import InputError
     from care_qdrant.qdrant.collection import Collection, only_collection
     from care_qdrant.search.conditions import parse_filter
@@ -103,7 +89,7 @@ def command(
 
     if query is not None and not query.strip():
         raise InputError("the query is empty")
-    _refuse_without_effect("hybrid" if mode == "auto" else mode, fusion)
+    _refuse_without_effect("hybrid" if mode == "auto" else mode)
     conditions_filter = parse_filter(conditions)
     with target.open() as client:
         retriever = Retriever(
@@ -113,14 +99,12 @@ def command(
             task=task,
             mode=mode,
             vector_name=vector_name,
-            fusion=fusion,
             alpha=alpha,
-            params=models.SearchParams(exact=exact),
             shard_key=shard_key,
         )
         for each in _prompted(Collection(client, collection)) if query is None else [query]:
             [hits] = retriever.search([each], top_k, conditions_filter)
-            _refuse_without_effect(retriever.mode, fusion)
+            _refuse_without_effect(retriever.mode)
             if not hits and conditions_filter is not None:
                 _require_known_keys(Collection(client, collection), conditions_filter)
             _show(each, collection, retriever.mode, hits, as_json)
@@ -152,14 +136,12 @@ def _show(query: str, collection: str, mode: "Mode", hits: "list[Hit]", as_json:
     click.echo(show(hits) if hits else "nothing found")
 
 
-def _refuse_without_effect(mode: "Mode", fusion: "Fusion") -> None:
+def _refuse_without_effect(mode: "Mode") -> None:
     """Refuse an option that the mode would ignore."""
     for option, has_effect, needs in (
-        ("fusion", mode == "hybrid", "--mode hybrid"),
-        ("alpha", mode == "hybrid" and fusion == "linear", "--mode hybrid and --fusion linear"),
+        ("alpha", mode == "hybrid", "--mode hybrid"),
         ("task", mode != "sparse", "--mode dense or hybrid"),
         ("vector_name", mode != "sparse", "--mode dense or hybrid"),
-        ("exact", mode != "sparse", "--mode dense or hybrid"),
     ):
         # One in care.toml is for the searches that can use it.
         given = click.get_current_context().get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE

@@ -20,16 +20,12 @@ if TYPE_CHECKING:
     context_settings=CONTEXT,
     groups={
         "Options": ["model", "engine_words", "path", "url", "sparse", "vector_name", "text_field"],
-        "What counts as right": ["sample"],
     },
 )
 @click.argument("collection")
 @sparse_option
 @click.option("--vector-name", help="Vector to check.  [default: the one that the model made]")
 @click.option("--text-field", help="Payload field with the text.  [default: where attach read it, or guessed]")
-@click.option(
-    "--sample", type=click.IntRange(1), default=64, show_default=True, help="Number of points to encode again."
-)
 @target_options
 @model_options(documents=True)
 def command(
@@ -37,7 +33,6 @@ def command(
     sparse: str | None,
     vector_name: str | None,
     text_field: str | None,
-    sample: int,
     target: Target,
     load_model: "Callable[[], CareModel]",
 ) -> None:
@@ -53,12 +48,11 @@ def command(
       care verify articles --url http://localhost:6333 --sparse bm25
     """
     from care_qdrant.errors import NotVerified
-    from care_qdrant.index.verify import VerifySettings, verify_bm25, verify_collection
+    from care_qdrant.index.verify import verify_bm25, verify_collection
 
-    settings = VerifySettings(sample)
     verify = verify_bm25 if sparse is not None else partial(verify_collection, model=load_model())
     with target.open() as client:
-        report = verify(client, collection, vector_name=vector_name, text_field=text_field, settings=settings)
+        report = verify(client, collection, vector_name=vector_name, text_field=text_field)
     show_report(report)
     if report.problems:
         raise NotVerified(f"collection {report.collection!r}: " + "; ".join(report.problems))

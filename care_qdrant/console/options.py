@@ -92,6 +92,12 @@ def batch_tokens() -> int:
     return int(setting("CARE_BATCH_TOKENS", 16_384, click.IntRange(1)))
 
 
+def price() -> float | None:
+    """Return the price of an hour of this machine, for estimates."""
+    found = setting("CARE_PRICE", -1, click.FloatRange(-1))
+    return None if found < 0 else float(found)
+
+
 sparse_option = click.option(
     "--sparse",
     type=click.Choice(["bm25"]),

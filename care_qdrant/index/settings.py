@@ -71,8 +71,6 @@ class IngestSettings:
     def __post_init__(self) -> None:
         if self.sync and self.limit is not None:
             raise InputError("--sync needs the whole corpus, and --limit reads a part of it; leave one out")
-        if self.price_per_hour is not None and not self.dry_run:
-            raise InputError("--price is for an estimate: give --dry-run, too")
         if not 0 <= self.max_delete_fraction <= 1:
             raise InputError(f"--max-delete-fraction is {self.max_delete_fraction}; expected a fraction from 0 to 1")
         if self.batch_tokens < 1 or (self.limit is not None and self.limit < 1):

@@ -26,8 +26,9 @@ def dry_run(tmp_path: Path, *arguments: str) -> dict[str, Any]:
     return dict(json.loads(result.stdout))
 
 
-def test_a_forecast_is_in_proportion_to_the_documents(tmp_path: Path) -> None:
-    speed = ("--tokens-per-second", "1000", "--workers", "4", "--price", "2")
+def test_a_forecast_is_in_proportion_to_the_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARE_PRICE", "2")
+    speed = ("--tokens-per-second", "1000", "--workers", "4")
     one, many = dry_run(tmp_path, *speed), dry_run(tmp_path, "--documents", "40000000", *speed)
     assert (one["documents"], one["points"], one["extrapolated"]) == (40, 40, False)
     assert (many["documents"], many["points"], many["extrapolated"]) == (40_000_000, 40_000_000, True)

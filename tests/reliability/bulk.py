@@ -106,12 +106,13 @@ def ray_trials(folder: Path, documents: int, trials: int, seed: int) -> Iterator
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
     cluster.wait_for_nodes()
+    os.environ["RAY_ADDRESS"] = cluster.address
     try:
         for number in range(trials):
             victim = ("actor", "node", "driver")[number % 3]
             place = folder / f"ray-{number}"
             shutil.copytree(job, place)
-            run = care_bulk("encode", str(place), "--runner", "ray", "--address", cluster.address, "--workers", "2")
+            run = care_bulk("encode", str(place), "--runner", "ray", "--workers", "2")
             deadline = time.monotonic() + 120
             while not part_hashes(place) and run.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.05)

@@ -19,10 +19,9 @@ from tests.tiny import TEXTS
     "options",
     [
         ["--mode", "dense", "--alpha", "0.3"],
-        ["--mode", "dense", "--fusion", "rrf"],
-        ["--fusion", "rrf", "--alpha", "0.3"],
-        ["--mode", "hybrid", "--fusion", "rrf", "--alpha", "0.3"],
-        ["--mode", "sparse", "--exact"],
+        ["--mode", "sparse", "--alpha", "0.3"],
+        ["--mode", "sparse", "--task", "faq"],
+        ["--mode", "sparse", "--vector-name", "care-nano"],
     ],
 )
 def test_an_option_that_the_mode_ignores_is_refused(options: Sequence[str], tmp_path: Path) -> None:

@@ -85,13 +85,6 @@ def self_pairs(files: tuple[Path, ...], output: Path) -> None:
 @click.option(
     "--ranks", nargs=2, default=(10, 60), show_default=True, type=int, help="First and last rank of a negative, from 1."
 )
-@click.option(
-    "--margin",
-    default=0.05,
-    show_default=True,
-    type=click.FloatRange(min=0, max=1),
-    help="Dense only: a negative scores at most (1 - margin) times the positive's score.",
-)
 @target_options
 @model_options()
 def mine(
@@ -101,11 +94,12 @@ def mine(
     mode: str,
     negatives: int,
     ranks: tuple[int, int],
-    margin: float,
     target: Target,
     load_model: Callable[[], "CareModel"],
 ) -> None:
     """Add hard negatives from a collection to PAIRS, a JSONL file.
+
+    A dense search takes as a negative what scores at most 0.95 times the positive's score.
 
     \b
     Example:
@@ -118,7 +112,7 @@ def mine(
     from care_trainer.data.mining import MiningRule, mine_pairs, similarity
     from care_trainer.data.read import iter_pairs
 
-    rule = MiningRule(negatives, ranks[0], ranks[1], margin if mode == "dense" else None)
+    rule = MiningRule(negatives, ranks[0], ranks[1], MiningRule.relative_margin if mode == "dense" else None)
     read = list(iter_pairs(Data(files=(pairs.name,)), pairs.parent))
     model = load_model() if mode == "dense" else None
     found = 0

@@ -5,7 +5,6 @@ from pathlib import Path
 import click
 
 from care_qdrant.errors import InputError
-from care_trainer.cli.run import set_option
 
 
 @click.group(invoke_without_command=True)
@@ -42,8 +41,7 @@ def show(name: str) -> None:
 @click.command()
 @click.argument("config")
 @click.option("--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="TOML file to write.")
-@set_option
-def init(config: str, output: Path, overrides: tuple[str, ...]) -> None:
+def init(config: str, output: Path) -> None:
     """Write CONFIG as a commented file to edit; `care-train rehearse` measures what it will cost.
 
     \b
@@ -51,13 +49,12 @@ def init(config: str, output: Path, overrides: tuple[str, ...]) -> None:
       care-train init tiny --output my.toml
     """
     from care_trainer.config import find_config, load_run
-    from care_trainer.config.load import overridden_text
 
     path = find_config(config)
-    load_run(path, overrides)
+    load_run(path)
     if output.exists():
         raise InputError(f"{output}: exists; give another file")
-    output.write_text(overridden_text(path, overrides), encoding="utf-8")
+    output.write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
 
 
 @click.command()

@@ -18,16 +18,13 @@ from care_qdrant.errors import InputError, needs_extra
     help="Pair to go on from: a CARE folder, a sentence-transformers model, 'built-in'; 'scratch' for random weights. "
     " [default: 'built-in' where the questions are Chinese, else 'scratch']",
 )
-@click.option("--held-out", type=click.IntRange(min=1), help="Pairs to hold out.  [default: a tenth, from 20 to 2,000]")
 @click.option("--exclude-license", multiple=True, help="Value of 'license' that leaves a row out. Repeatable.")
-def start(
-    pairs: Path, output: Path | None, base: str | None, held_out: int | None, exclude_license: tuple[str, ...]
-) -> None:
+def start(pairs: Path, output: Path | None, base: str | None, exclude_license: tuple[str, ...]) -> None:
     """Train a pair on PAIRS, JSON lines with 'query' and 'positive', and score it on questions that it did not see.
 
-    A part is held out, of which no text is in the rest; a commented configuration for this machine is written; the
-    stages run; and a table shows the pair before and after, BM25, and both. The same command goes on where it was
-    interrupted.
+    A tenth of them, at most 2,000, is held out, of which no text is in the rest; a commented configuration for this
+    machine is written; the stages run; and a table shows the pair before and after, BM25, and both. The same command
+    goes on where it was interrupted.
 
     \b
     Example:
@@ -52,7 +49,7 @@ def start(
             "care-train start runs in one process; give the configuration that it wrote to: care-train run"
         )
     folder = output or Path(pairs.name.split(".")[0])
-    prepared = prepare(pairs, folder, base=base, held_out=held_out, licenses_excluded=exclude_license)
+    prepared = prepare(pairs, folder, base=base, licenses_excluded=exclude_license)
     licenses = ", ".join(f"{name or 'no license'} {count:,}" for name, count in prepared.licenses.items())
     click.echo(
         f"{prepared.pairs:,} pairs to train on; {prepared.held_out:,} questions held out over {prepared.documents:,} "

@@ -93,16 +93,6 @@ def find_config(config: str) -> Path:
     raise InputError(f"{config}: neither a .toml file nor a shipped configuration (see: care-train configs)")
 
 
-def overridden_text(path: Path, overrides: Sequence[str]) -> str:
-    """Return the text of a TOML file with settings changed, its comments and its order kept."""
-    import tomlkit
-
-    document = tomlkit.parse(path.read_text(encoding="utf-8"))
-    for override in overrides:
-        _override(document, override)
-    return tomlkit.dumps(document)
-
-
 def _override(values: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     if not separator:

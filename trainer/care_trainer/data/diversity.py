@@ -203,7 +203,7 @@ def diversify_file(
     made_of = hashlib.sha256(f"{settings} {model.fingerprint} {file_hash(source)}".encode()).hexdigest()
     if state.get("of") != made_of:
         if collection.exists():
-            raise InputError(f"collection {collection.name!r} exists already; name another with --collection")
+            raise InputError(f"collection {collection.name!r} exists already; delete it, or give --output another name")
         partial.unlink(missing_ok=True)
         state = {"of": made_of, "rows": 0, "distinct": 0, "kept": 0, "bytes": 0, "finished": False}
         _save(state_file, state)

@@ -361,7 +361,6 @@ class CareVectorStore(BasePydanticVectorStore):
         if not nodes:
             return []
         check_ids(nodes)
-        self._warn_of_metadata(nodes)
         if not self._named.exists():
             self._create(nodes)
             self._resolver.forget()
@@ -501,6 +500,8 @@ class CareVectorStore(BasePydanticVectorStore):
 
     def _write(self, resolved: ResolvedCollection, nodes: Sequence[BaseNode], shard: Any) -> list[str]:
         """Write nodes, ``parallel`` requests at a time; vectors of other models on the same points stay."""
+        if resolved.layout is not None and resolved.layout.tool == "care":
+            self._warn_of_metadata(nodes)
         write = partial(self._write_nodes, resolved, resolved.collection.of_shard(shard))
         with ThreadPoolExecutor(self.parallel, thread_name_prefix="care-add") as threads:
             outdated = sum(threads.map(write, iter_batch(nodes, self.batch_size)))
@@ -592,7 +593,7 @@ class CareVectorStore(BasePydanticVectorStore):
             self._has_told_metadata = True
             logger.warning(
                 "node %s of collection %r was embedded with its metadata in front of the text, unlike what care-ingest "
-                "writes: take transformations=[CareNodeParser(embedding=...)], or put CareNodeText() behind another "
+                "wrote: take transformations=[CareNodeParser(embedding=...)], or put CareNodeText() behind another "
                 "splitter (keys: %s)",
                 leaking.node_id,
                 self.collection_name,
