@@ -167,6 +167,17 @@ def test_a_dry_run_counts_without_a_call_and_is_never_too_low(clinic: Path) -> N
     assert sheet["pairs"] == 7 == load_workbook(clinic / "li.xlsx")["review"].max_row - 1
 
 
+def test_diversify_keeps_whole_rows_and_leaves_no_collection(tmp_path: Path) -> None:
+    texts = ("发烧怎么办", "发烧怎么办？", "发烧怎么办呢", "糖尿病人能吃西瓜吗")
+    source, output, folder = tmp_path / "raw.jsonl", tmp_path / "new.jsonl", tmp_path / "qdrant"
+    source.write_text("".join(json.dumps({"text": text, "n": n}) + "\n" for n, text in enumerate(texts)))
+    found = command("diversify", source, "--side", "document", "--output", output, "--path", folder, "--threshold", 0.3)
+    assert (found["rows"], found["kept"]) == (4, 3)
+    assert [json.loads(line)["n"] for line in output.read_text().splitlines()] == [0, 1, 3]
+    with open_client(path=folder) as client:
+        assert client.get_collections().collections == []
+
+
 @pytest.mark.parametrize("arguments", [["--expert", "li"], ["--output", "li.xlsx"]])
 def test_half_of_a_spreadsheet_is_refused(clinic: Path, arguments: list[str]) -> None:
     path = config(clinic, "http://x", {"ann": 1}, questions=1)
