@@ -7,6 +7,9 @@ from tokenizers import Encoding, Tokenizer
 
 from care_qdrant.encoders import TokenCounter
 
+_ALIKE = 0.97
+"""Shortest text of a batch, as a fraction of its longest, once there are enough of them."""
+
 
 class TokenizerFile:
     """The ``tokenizer.json`` of a saved model: cuts and counts like the encoder that it belongs to."""
@@ -39,7 +42,8 @@ def token_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[in
     """Yield batches of indices, longest texts first, none with more than ``batch_tokens`` padded tokens.
 
     The longest come first so that memory runs out at once or never. A text longer than the budget is a batch of its
-    own.
+    own. A batch that is a quarter full ends where the texts become shorter: what it would pad costs more than its size
+    gains.
 
     Args:
         lengths: Tokens of each text.
@@ -48,7 +52,9 @@ def token_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[in
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         longest = lengths[batch[0]] if batch else lengths[index]
-        if batch and longest * (len(batch) + 1) > batch_tokens:
+        is_full = longest * (len(batch) + 1) > batch_tokens
+        is_enough = 4 * longest * len(batch) >= batch_tokens and lengths[index] < _ALIKE * longest
+        if batch and (is_full or is_enough):
             yield batch
             batch = []
         batch.append(index)
