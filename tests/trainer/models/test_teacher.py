@@ -1,4 +1,5 @@
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from sentence_transformers import SentenceTransformer
 
 from care_qdrant.cli import care
 from care_qdrant.errors import EncodingError, InputError
+from tests.encoders.test_server import EmbeddingServer
 from tests.trainer.tiny_run import pairs
 
 TEXTS = [row["query"] for row in pairs()[:20]]
@@ -47,9 +49,9 @@ def test_vectors_are_the_teachers_own_and_computed_once(document_folder: Path, t
     assert load.encoded == len(TEXTS)
 
 
-@pytest.mark.parametrize("right", [True, False])
+@pytest.mark.parametrize(("right", "served"), [(True, False), (True, True), (False, False)])
 def test_vectors_of_a_bulk_job_are_taken_where_they_are_the_encoders(
-    document_folder: Path, tmp_path: Path, right: bool, caplog: pytest.LogCaptureFixture
+    document_folder: Path, tmp_path: Path, right: bool, served: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     corpus = tmp_path / "corpus.jsonl"
     rows = [json.dumps({"id": str(number), "text": text}) for number, text in enumerate(TEXTS[:15])]
@@ -62,9 +64,12 @@ def test_vectors_of_a_bulk_job_are_taken_where_they_are_the_encoders(
             other[0].model.embed_tokens.weight.copy_(torch.randn_like(other[0].model.embed_tokens.weight))
         other.save(str(model))
     job = f"{tmp_path}/job"
-    commands = ["plan", str(corpus), job, "--model", str(model), "--overflow", "truncate"], ["encode", job]
-    for command in commands:
-        assert CliRunner().invoke(care, ["bulk", *command]).exit_code == 0
+    with EmbeddingServer.serving(model) if served else nullcontext() as server:
+        engine = ["--endpoint", server.url] if server is not None else []
+        plan = ["plan", str(corpus), job, "--model", str(model), "--overflow", "truncate"]
+        for command in (plan, ["encode", job, *engine]):
+            assert CliRunner().invoke(care, ["bulk", *command], catch_exceptions=False).exit_code == 0
+        assert server is None or sum(len(request["input"]) for request in server.requests) > len(TEXTS[:15])
     load = _Counting(document_folder)
     found = teacher_vectors(load, document_folder, TEXTS, tmp_path / "run", dim=32, cache=tmp_path / "c", jobs=[job])
     expected = towers.load(document_folder).encode_document(TEXTS)
