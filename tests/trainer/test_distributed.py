@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from care_trainer import pipeline
 from care_trainer.config import Run
+from care_trainer.distributed import free_memory
 from safetensors.numpy import load_file
 
 from tests.reliability.network import Network, may_build
@@ -242,3 +243,18 @@ def test_two_processes_end_early_with_the_same_best_weights(tmp_path: Path) -> N
     lines = (Path(run.output).parents[1] / "early/out/supervised/evaluations.jsonl").read_text(encoding="utf-8")
     assert len(lines.splitlines()) == 4, "two were no better than the second"
     assert any(not np.array_equal(weights[1][key], value) for key, value in weights[0].items())
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the resident set is read from Linux's /proc")
+def test_freed_matrices_go_back_to_the_system() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    np.ones(100_000)  # glibc takes blocks of a size that was freed once from its own heap
+    free_memory()
+    before = resident()
+    matrices = [np.ones(100_000) for _ in range(300)]
+    kept = matrices[::50]  # between the freed ones: the heap cannot shrink from its end
+    del matrices
+    free_memory()
+    assert resident() < before + 10 * sum(matrix.nbytes for matrix in kept)  # a fifth of all

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from care_trainer.cli import care_train
 from care_trainer.config import Run
-from care_trainer.rehearse import rehearse
+from care_trainer.rehearse import Part, rehearse
 from click.testing import CliRunner
 
 from care_qdrant.errors import InputError
@@ -52,6 +52,18 @@ def test_the_command_prints_the_forecast_and_leaves_nothing(tmp_path: Path) -> N
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["whole"]["peak_gib"] > 0
     assert not list(Path(run.output).parent.glob("out*"))
+
+
+def test_what_an_earlier_run_left_in_memory_hides_no_layer() -> None:
+    two = Part(peak_bytes=1000, held_bytes=300, seconds=4.0, disk_bytes=50)
+    less = {
+        "query": Part(peak_bytes=1090, held_bytes=400, seconds=3.5, disk_bytes=45),  # higher than with the layer
+        "document": Part(peak_bytes=1020, held_bytes=420, seconds=3.0, disk_bytes=30),
+    }
+    found = two.deeper({"query": 10, "document": 34}, less)
+    assert found.peak_bytes == 1000 + 10 * 10 + 34 * 100
+    assert found.seconds == 4.0 + 10 * 0.5 + 34 * 1.0
+    assert found.disk_bytes == 50 + 10 * 5 + 34 * 20
 
 
 def test_one_layer_is_too_few_to_measure_another(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 Each stage takes three steps: it is stopped after the first one and resumed from its checkpoint, and its last step is
 timed. Then the pair is exported and loaded. With fewer layers the run is repeated with one layer less on each side, and
-what a layer takes is the difference: nothing here counts memory or operations on paper.
+what a layer takes is the difference: nothing here counts memory or operations on paper. Memory is compared as what a
+part added to what the process held before: what a run leaves behind would hide the layer that the next run lacks.
 """
 
 import shutil
@@ -43,6 +44,8 @@ class Part:
 
     peak_bytes: float
     """Most memory of one process: of its GPU, or without one the resident set."""
+    held_bytes: float
+    """Memory of the process when the part began."""
     seconds: float
     """Of one step, of the export; in a forecast of the whole part."""
     disk_bytes: float
@@ -52,10 +55,17 @@ class Part:
     """Of stored vectors, which grow with the rows."""
 
     def numbers(self) -> "np.ndarray[Any, np.dtype[np.float64]]":
-        """Return the figures as a vector, in their order."""
-        return np.array(
-            [self.peak_bytes, self.seconds, self.disk_bytes, self.teacher_seconds, self.teacher_bytes], np.float64
-        )
+        """Return the figures as a vector, in their order; of the memory, what the part added."""
+        added = self.peak_bytes - self.held_bytes
+        return np.array([added, self.seconds, self.disk_bytes, self.teacher_seconds, self.teacher_bytes], np.float64)
+
+    def deeper(self, layers: Mapping[Side, int], without_one: "Mapping[Side, Part]") -> "Part":
+        """Return what the part would take with more layers of some sides, from the same part with one less of each."""
+        numbers = self.numbers()
+        for side, more in layers.items():
+            numbers = numbers + more * np.maximum(self.numbers() - without_one[side].numbers(), 0)
+        added, *rest = numbers.tolist()
+        return Part(self.held_bytes + added, self.held_bytes, *rest)
 
 
 @dataclass(frozen=True)
@@ -105,18 +115,15 @@ def rehearse(run: Run, *, layers: int | None = None, rows: int | None = None) ->
     of_layer = {side: _run(run, side, {**depths, side: depths[side] - 1}, full, rows) for side in lacking}
     parts = {}
     for name, part in measured.items():
-        numbers = part.numbers()
-        for side, more in lacking.items():
-            numbers = numbers + more * np.maximum(part.numbers() - of_layer[side][name].numbers(), 0)
-        peak, seconds, disk, teacher_seconds, teacher_bytes = numbers.tolist()
+        all_layers = part.deeper(lacking, {side: of_layer[side][name] for side in lacking})
         stage = next((stage for stage in run.stage if stage_name(stage) == name), None)
         steps, growth = _steps(stage, figures, count, rows) if stage is not None else (1.0, 0.0)
         parts[name] = {
             "measured": {"peak_gib": _gib(part.peak_bytes), "seconds": round(part.seconds, 3)},
             "forecast": {
-                "peak_gib": _gib(peak),
-                "hours": round((steps * seconds + growth * teacher_seconds) / 3600, 3),
-                "disk_gib": _gib(disk + growth * teacher_bytes),
+                "peak_gib": _gib(all_layers.peak_bytes),
+                "hours": round((steps * all_layers.seconds + growth * all_layers.teacher_seconds) / 3600, 3),
+                "disk_gib": _gib(all_layers.disk_bytes + growth * all_layers.teacher_bytes),
             },
         }
     forecasts = [part["forecast"] for part in parts.values()]
@@ -164,8 +171,7 @@ def _run(run: Run, name: str, depths: Depths, full: Depths, rows: int | None) ->
     pipeline.run_stages(replace(small, stage=()), resume=True)
     for stage in small.stage:
         stage_label, clock = stage_name(stage), _Clock()
-        free_memory()
-        reset_peak_memory()
+        held_bytes = _fresh_peak()
         with suppress(Interrupted):
             pipeline.run_stages(small, only=stage_label, resume=True, deadline=time.monotonic(), report=clock.report)
         folder = work / stage_label
@@ -177,10 +183,9 @@ def _run(run: Run, name: str, depths: Depths, full: Depths, rows: int | None) ->
         seconds = clock.steps[-1] - clock.steps[-2] if len(clock.steps) > 1 else 0.0
         taught = clock.teacher[-1] - clock.teacher[0] if clock.teacher else 0.0
         disk = max(held - teacher, _size(folder))
-        parts[stage_label] = Part(peak_memory_bytes(), seconds, disk, taught, teacher)
+        parts[stage_label] = Part(peak_memory_bytes(), held_bytes, seconds, disk, taught, teacher)
     if processes().is_main_process:
-        free_memory()
-        reset_peak_memory()
+        held_bytes = _fresh_peak()
         started = time.monotonic()
         export(small, "care-train rehearse")
         folder = work / small.name
@@ -188,8 +193,15 @@ def _run(run: Run, name: str, depths: Depths, full: Depths, rows: int | None) ->
         with_stock = SentenceTransformer(str(folder), device="cpu").encode_query(TEXTS)
         if not np.allclose(CareModel.load(str(folder), precision="fp32").encode_query(TEXTS), with_stock, atol=1e-3):
             raise TrainingError(f"{folder}: gives other vectors when it is loaded")
-        parts[EXPORT] = Part(peak, seconds, _size(folder))
+        parts[EXPORT] = Part(peak, held_bytes, seconds, _size(folder))
     return parts
+
+
+def _fresh_peak() -> int:
+    """Count the peak from now on, and return the memory that is held now."""
+    free_memory()
+    reset_peak_memory()
+    return peak_memory_bytes()
 
 
 def _size(folder: Path) -> int:
