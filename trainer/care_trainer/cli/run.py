@@ -93,7 +93,8 @@ def run(
 @click.option("--layers", type=click.IntRange(min=2), help="Layers of each encoder, to run on a CPU. Default: all.")
 @click.option("--rows", type=click.IntRange(min=2), help="Rows of a step and process. Default: those of CONFIG.")
 @set_option
-def rehearse(config: str, layers: int | None, rows: int | None, overrides: tuple[str, ...]) -> None:
+@click.option("--preset", help="Name of a comparison. Default: none.")
+def rehearse(config: str, layers: int | None, rows: int | None, overrides: tuple[str, ...], preset: str | None) -> None:
     """Run CONFIG for three steps a stage, with checkpoint, resume, export and import, and forecast the whole.
 
     Memory, time and disk of each stage are measured on this machine, at the widths of the models; with --layers the
@@ -108,8 +109,10 @@ def rehearse(config: str, layers: int | None, rows: int | None, overrides: tuple
 
     from care_qdrant.console.reports import show_report
     from care_trainer.config import find_config, load_run
+    from care_trainer.config.presets import apply_preset
 
     loaded = load_run(find_config(config), overrides)
+    loaded = apply_preset(loaded, preset) if preset is not None else loaded
     with needs_extra("train", "training"):
         from care_trainer.distributed import processes
         from care_trainer.rehearse import rehearse as run_in_small
