@@ -25,6 +25,7 @@ from care_qdrant.encoders.batching import token_batches
 from care_qdrant.encoders.engine import Sent
 from care_qdrant.encoders.server import ServerEncoder, make_reference
 from care_qdrant.encoders.torch import TorchEncoder, load_sentence_transformer
+from care_qdrant.model.folder import write_for_servers
 from care_qdrant.types import Vectors
 from tests import tiny
 
@@ -164,6 +165,7 @@ def write_model(folder: Path, hidden: int, layers: int) -> Path:
     transformer = Transformer(str(base), max_seq_length=MAX_TOKENS)
     parts = [transformer, Pooling(hidden, "lasttoken"), Normalize()]
     SentenceTransformer(modules=parts, device="cpu").save_pretrained(str(folder), create_model_card=False)
+    write_for_servers(folder)
     return folder
 
 

@@ -107,7 +107,7 @@ def write_checkpoint(
                 continue
             shutil.copytree(source, building / side, ignore=shutil.ignore_patterns("README.md", ".*"))
             unwrap(building / side)
-            _write_for_servers(building / side)
+            write_for_servers(building / side)
         tasks = (query_tasks or {}, document_tasks or {})
         card = _describe(building, name, (onnx, document_onnx), temperature, tasks, license, stages, bases, data)
         _write_router(building, card)
@@ -254,7 +254,7 @@ def _write_router(folder: Path, card: Card) -> None:
     )
 
 
-def _write_for_servers(folder: Path) -> None:
+def write_for_servers(folder: Path) -> None:
     """Name the modules of a transformer as sentence-transformers did before version 6, which it still reads.
 
     Embeddings servers know these names only (text-embeddings-inference 1.9, infinity 0.0.78): of the new ones they take
@@ -272,6 +272,9 @@ def _write_for_servers(folder: Path) -> None:
         elif kind == "Dense":
             known = ("in_features", "out_features", "bias", "activation_function")
             _write_json(settings_file, {key: value for key, value in _read_json(settings_file).items() if key in known})
+    config = _read_json(folder / "config.json")
+    if (theta := (config.get("rope_parameters") or {}).get("rope_theta")) is not None:
+        _write_json(folder / "config.json", {"rope_theta": theta, **config})  # where transformers before 5 looks for it
     _write_json(folder / "modules.json", modules)
     _write_json(folder / "sentence_bert_config.json", {"max_seq_length": _max_tokens(folder), "do_lower_case": False})
 

@@ -47,6 +47,8 @@ def test_each_side_is_written_as_embeddings_servers_read_it(pair_folder: Path, s
         "max_seq_length": 48 if side == "query" else 96,
         "do_lower_case": False,
     }
+    if side == "document":
+        assert read("config.json")["rope_theta"] == read("config.json")["rope_parameters"]["rope_theta"]
 
 
 def test_the_root_refuses_to_guess_a_side(pair_folder: Path) -> None:
