@@ -170,13 +170,17 @@ def write_model(folder: Path, hidden: int, layers: int) -> Path:
 
 
 def make_texts(encoder: TorchEncoder, count: int, seed: int) -> list[str]:
-    """Return texts whose lengths are spread as those of passages: log-normal, of 150 tokens on average."""
+    """Return texts whose lengths are spread as those of passages: log-normal, of 150 tokens on average.
+
+    None begins or ends with a space: sentence-transformers before 5, as in infinity, takes these off.
+    """
     rng, draw = np.random.default_rng(seed), random.Random(seed)
     wanted = np.clip(rng.lognormal(np.log(MEAN_TOKENS) - 0.32, 0.8, count), 8, MAX_TOKENS)
     letters = "".join(tiny.TEXTS)
     sample = "".join(draw.choice(letters) for _ in range(2_000))
     per_letter = encoder.count_tokens([sample])[0] / len(sample)
-    return ["".join(draw.choice(letters) for _ in range(max(4, int(n / per_letter)))) for n in wanted]
+    texts = ("".join(draw.choice(letters) for _ in range(max(4, int(n / per_letter)))) for n in wanted)
+    return [text.strip() or "咳" for text in texts]
 
 
 def encode(encoder: TorchEncoder, texts: Sequence[str]) -> Vectors:

@@ -255,7 +255,7 @@ def _write_router(folder: Path, card: Card) -> None:
 
 
 def write_for_servers(folder: Path) -> None:
-    """Name the modules of a transformer as sentence-transformers did before version 6, which it still reads.
+    """Name the parts of a transformer as sentence-transformers before 6 and transformers before 5, which is still read.
 
     Embeddings servers know these names only (text-embeddings-inference 1.9, infinity 0.0.78): of the new ones they take
     another pooling, or do not start.
@@ -275,6 +275,9 @@ def write_for_servers(folder: Path) -> None:
     config = _read_json(folder / "config.json")
     if (theta := (config.get("rope_parameters") or {}).get("rope_theta")) is not None:
         _write_json(folder / "config.json", {"rope_theta": theta, **config})  # where transformers before 5 looks for it
+    tokenizer = _read_optional(folder / "tokenizer_config.json")
+    if tokenizer.get("tokenizer_class") == "TokenizersBackend":
+        _write_json(folder / "tokenizer_config.json", {**tokenizer, "tokenizer_class": "PreTrainedTokenizerFast"})
     _write_json(folder / "modules.json", modules)
     _write_json(folder / "sentence_bert_config.json", {"max_seq_length": _max_tokens(folder), "do_lower_case": False})
 
