@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,8 @@ def _read_sheet(path: Path, found: dict[Key, tuple[int, str]]) -> None:
     if not path.is_file():
         raise InputError(f"{path}: is not there (vote.sheets)")
     try:
-        rows = list(load_workbook(path, read_only=True)["review"].iter_rows(values_only=True))
+        with closing(load_workbook(path, read_only=True)) as book:
+            rows = list(book["review"].iter_rows(values_only=True))
     except Exception as error:  # openpyxl raises what zipfile and the XML parser raise.
         raise InputError(f"{path}: is no spreadsheet of care-data review ({type(error).__name__}: {error})") from error
     if not rows or tuple(rows[0][: len(COLUMNS)]) != COLUMNS:
