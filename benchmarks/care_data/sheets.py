@@ -6,8 +6,8 @@ Question and document are shown in random order, without votes. One expert fills
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
