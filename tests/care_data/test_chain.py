@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from care_benchmarks.cli import care_bench
 from care_benchmarks.tasks import directory_tasks, load_task
+from care_data import pool
 from care_data.chain import run_chain, run_step
 from care_data.config import load_plan
 from care_data.exchange import write_pairs
@@ -255,6 +256,22 @@ class TestBadInput:
             "collection 'clinic' changed meanwhile: 0 documents added, 1 removed, 0 altered"
         )
         assert "changed meanwhile" in (clinic / "clinic/benchmark/README.md").read_text(encoding="utf-8")
+
+    def test_the_collection_changes_while_it_is_read(self, clinic: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        rank = pool._rankings
+
+        def rank_and_delete(retriever: Any, plan: Any, client: Any, *given: Any) -> Any:
+            [point], _ = client.scroll("clinic", limit=1)
+            client.delete("clinic", [point.id])
+            return rank(retriever, plan, client, *given)
+
+        monkeypatch.setattr(pool, "_rankings", rank_and_delete)
+        plan = load_plan(config(clinic, "http://127.0.0.1:9/v1", THREE, questions=4))
+        with pytest.raises(
+            InputError, match=r"changed meanwhile: 0 documents added, \d removed.*when nobody writes to it"
+        ):
+            run_step(plan, "pool")
+        assert not (plan.folder / pool.POOL).exists()
 
     def test_a_wrong_key_is_not_tried_again(self, clinic: Path) -> None:
         with Endpoint(perfect()) as endpoint:
