@@ -11,6 +11,7 @@ from care_trainer.export.curves import draw_curves
 from care_trainer.models import towers
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense
+from transformers import Qwen3Config
 
 from care_qdrant.errors import InputError
 from tests.tiny import query_tower
@@ -77,6 +78,15 @@ def test_what_changes_inside_a_stage(recipe: Run) -> None:
     assert isinstance(doubled, Contrastive) and doubled.epochs == 2
     longer = find("longer-joint", "joint")
     assert isinstance(longer, Joint) and longer.epochs == 3
+
+
+@pytest.mark.parametrize("name", ["kale", "wang-lyu"])
+def test_baselines_from_layers_have_the_width_of_the_document_encoder(recipe: Run, tmp_path: Path, name: str) -> None:
+    """2,560 in the caption of table 7; the query's base is projected up to it."""
+    Qwen3Config(hidden_size=2560).save_pretrained(tmp_path / "4b")
+    run = replace(recipe, dim=768, document=replace(recipe.document, base=str(tmp_path / "4b"), scratch=None))
+    changed = apply_preset(run, name)
+    assert (changed.dim, changed.query.projection) == (2560, True)
 
 
 def test_the_settings_of_table_11_differ_in_what_is_left_out_alone(recipe: Run) -> None:
