@@ -47,6 +47,19 @@ _POOLING_FLAGS = {
     "weightedmean": "pooling_mode_weightedmean_tokens",
     "lasttoken": "pooling_mode_lasttoken",
 }
+_LATER_SETTINGS: dict[str, tuple[Any, ...]] = {
+    "transformer_task": ("feature-extraction",),
+    "modality_config": ({"text": {"method": "forward", "method_output_name": "last_hidden_state"}},),
+    "module_input_name": ("sentence_embedding",),
+    "module_output_name": ("token_embeddings", "sentence_embedding"),
+    "processing_kwargs": (),
+    "unpad_inputs": (),
+    "query_length": (),
+    "document_length": (),
+    "query_expansion": (),
+    "use_residual": (),
+}
+"""Settings of a Transformer and a Dense since sentence-transformers 5, with the values that change nothing."""
 
 
 def write_checkpoint(
@@ -258,28 +271,37 @@ def write_for_servers(folder: Path) -> None:
     """Name the parts of a transformer as sentence-transformers before 6 and transformers before 5, which is still read.
 
     Embeddings servers know these names only (text-embeddings-inference 1.9, infinity 0.0.78): of the new ones they take
-    another pooling, or do not start.
+    another pooling, or do not start. A model with a setting that has no former name stays as it is.
     """
     modules = _read_json(folder / "modules.json")
     kinds = [module["type"].rsplit(".", 1)[-1] for module in modules]
-    if not set(kinds) <= {"Transformer", "Pooling", "Normalize", "Dense"}:
+    if kinds[0] != "Transformer" or not set(kinds) <= {"Transformer", "Pooling", "Normalize", "Dense"}:
         return
-    for module, kind in zip(modules, kinds, strict=True):
+    reading = _read_optional(folder / "sentence_bert_config.json")
+    files = [folder / module["path"] / "config.json" for module in modules]
+    dense = [_read_json(file) for file, kind in zip(files, kinds, strict=True) if kind == "Dense"]
+    if any(_lacks_former_name(settings) for settings in (reading, *dense)):
+        return
+    for module, kind, file in zip(modules, kinds, files, strict=True):
         module["type"] = f"sentence_transformers.models.{kind}"
-        settings_file = folder / module["path"] / "config.json"
         if kind == "Pooling":
-            _write_json(settings_file, _served_pooling(_read_json(settings_file)))
+            _write_json(file, _served_pooling(_read_json(file)))
         elif kind == "Dense":
-            known = ("in_features", "out_features", "bias", "activation_function")
-            _write_json(settings_file, {key: value for key, value in _read_json(settings_file).items() if key in known})
+            _write_json(file, {key: value for key, value in _read_json(file).items() if key not in _LATER_SETTINGS})
     config = _read_json(folder / "config.json")
     if (theta := (config.get("rope_parameters") or {}).get("rope_theta")) is not None:
         _write_json(folder / "config.json", {"rope_theta": theta, **config})  # where transformers before 5 looks for it
     tokenizer = _read_optional(folder / "tokenizer_config.json")
     if tokenizer.get("tokenizer_class") == "TokenizersBackend":
         _write_json(folder / "tokenizer_config.json", {**tokenizer, "tokenizer_class": "PreTrainedTokenizerFast"})
+    lower = bool(reading.get("do_lower_case"))
     _write_json(folder / "modules.json", modules)
-    _write_json(folder / "sentence_bert_config.json", {"max_seq_length": _max_tokens(folder), "do_lower_case": False})
+    _write_json(folder / "sentence_bert_config.json", {"max_seq_length": _max_tokens(folder), "do_lower_case": lower})
+
+
+def _lacks_former_name(settings: Mapping[str, Any]) -> bool:
+    """Return whether one of the settings that came later changes a vector."""
+    return any(settings.get(key) not in (None, {}, False, *usual) for key, usual in _LATER_SETTINGS.items())
 
 
 def _served_pooling(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -51,6 +51,33 @@ def test_each_side_is_written_as_embeddings_servers_read_it(pair_folder: Path, s
         assert read("config.json")["rope_theta"] == read("config.json")["rope_parameters"]["rope_theta"]
 
 
+@pytest.mark.parametrize(
+    ("file", "settings", "is_renamed"),
+    [
+        ("sentence_bert_config.json", {"do_lower_case": True}, True),
+        ("sentence_bert_config.json", {"document_length": 7}, False),
+        ("Dense", {"use_residual": True, "activation_function": "torch.nn.modules.activation.Tanh"}, False),
+    ],
+)
+def test_a_setting_that_changes_vectors_is_kept(
+    tmp_path: Path, file: str, settings: dict[str, Any], is_renamed: bool
+) -> None:
+    """Each of them would be lost in the form that embeddings servers read, or has no place in it."""
+    source = tiny.document_tower(tmp_path / "tower", dim=64)
+    paths = [module["path"] for module in json.loads((source / "modules.json").read_text())]
+    path = source / next((f"{each}/config.json" for each in paths if each.endswith(file)), file)
+    plain = SentenceTransformer(str(source), device="cpu").encode_document(tiny.TEXTS)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+    expected = SentenceTransformer(str(source), device="cpu").encode_document(tiny.TEXTS)
+    query = tiny.query_tower(tmp_path / "query", dim=64)
+    write_checkpoint(tmp_path / "pair", name="pair", query=query, document=source)
+    found = SentenceTransformer(str(tmp_path / "pair/document"), device="cpu").encode_document(tiny.TEXTS)
+    assert not np.array_equal(expected, plain)
+    np.testing.assert_array_equal(found, expected)
+    kinds = [module["type"] for module in json.loads((tmp_path / "pair/document/modules.json").read_text())]
+    assert kinds[0].startswith("sentence_transformers.models.") is is_renamed
+
+
 def test_the_root_refuses_to_guess_a_side(pair_folder: Path) -> None:
     # With a default route, LlamaIndex's HuggingFaceEmbedding embeds queries with the document encoder, silently.
     root = SentenceTransformer(str(pair_folder), device="cpu")
