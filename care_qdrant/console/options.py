@@ -94,8 +94,7 @@ def batch_tokens() -> int:
 
 def price() -> float | None:
     """Return the price of an hour of this machine, for estimates."""
-    found = setting("CARE_PRICE", -1, click.FloatRange(-1))
-    return None if found < 0 else float(found)
+    return float(setting("CARE_PRICE", 0, click.FloatRange(0))) if "CARE_PRICE" in os.environ else None
 
 
 sparse_option = click.option(

@@ -42,7 +42,7 @@ class ProcessEncoder:
         given = (free, context.Barrier(len(devices)), folder, side, prompt, counter.max_tokens, dtype, threads)
         self._pool = ProcessPoolExecutor(len(devices), context, _start, given)
         try:
-            self._report, *_ = self._pool.map(_loaded, range(len(devices)))
+            self._reports = list(self._pool.map(_loaded, range(len(devices))))
         except BrokenExecutor as error:
             raise EncodingError(
                 f"an encoder died while it was loaded on {', '.join(devices)}, perhaps for lack of memory"
@@ -70,7 +70,9 @@ class ProcessEncoder:
 
     def report(self) -> dict[str, Any]:
         """Return the devices, the kernels, and what the work was like."""
-        return {**self._report, "device": ",".join(self._devices), "padding": round(self.meter.padding, 4)}
+        dtypes = ",".join(sorted({report["dtype"] for report in self._reports}))
+        where = {"device": ",".join(self._devices), "dtype": dtypes}
+        return {**self._reports[0], **where, "padding": round(self.meter.padding, 4)}
 
     def close(self) -> None:
         """End the processes."""
