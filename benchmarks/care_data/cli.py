@@ -199,14 +199,20 @@ def anonymise(replay: bool, source: Path, output: Path, plan: "Plan | None") -> 
 @click.argument("source", metavar="INPUT", type=_FILE)
 @output_option
 @click.option("--side", type=click.Choice(["query", "document"]), required=True, help="Text of a row, and encoder.")
+@click.option("-k", type=click.IntRange(1), default=5, show_default=True, help="Neighbours that are looked at.")
 @click.option("--threshold", type=float, help="Cosine of similar texts.  [default: query 0.85, document 0.78]")
+@click.option("--neighbours", type=click.IntRange(0), default=1, show_default=True, help="Similar texts allowed.")
+@click.option("--seed-rows", type=click.IntRange(0), default=0, show_default=True, help="First texts, always kept.")
 @model_options(documents=True)
 @target_options
 def diversify(
     source: Path,
     output: Path,
     side: "Side",
+    k: int,
     threshold: float | None,
+    neighbours: int,
+    seed_rows: int,
     load_model: "Callable[[], CareModel]",
     target: Target,
 ) -> Any:
@@ -223,7 +229,8 @@ def diversify(
 
     from care_qdrant import Collection
 
-    settings = Filter(side=side, threshold=THRESHOLDS[side] if threshold is None else threshold)
+    cosine = THRESHOLDS[side] if threshold is None else threshold
+    settings = Filter(side=side, threshold=cosine, k=k, neighbours=neighbours, seed_rows=seed_rows)
     with target.open(create=True) as client:
         return diversify_file(source, output, settings, load_model(), Collection(client, f"care-data-{output.stem}"))
 

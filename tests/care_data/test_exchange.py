@@ -176,6 +176,10 @@ def test_diversify_keeps_whole_rows_and_leaves_no_collection(tmp_path: Path) -> 
     assert [json.loads(line)["n"] for line in output.read_text().splitlines()] == [0, 1, 3]
     with open_client(path=folder) as client:
         assert client.get_collections().collections == []
+    given = ("diversify", source, "--side", "document", "--output", output, "--path", folder, "--threshold", 0.3)
+    assert command(*given, "--seed-rows", 3)["kept"] == 4, "the first ones are kept unseen"
+    assert command(*given, "-k", 3, "--neighbours", 0)["kept"] == 2
+    assert command(*given, "-k", 3, "--neighbours", 2)["kept"] == 4
 
 
 @pytest.mark.parametrize("arguments", [["--expert", "li"], ["--output", "li.xlsx"]])
