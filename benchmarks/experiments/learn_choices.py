@@ -32,7 +32,7 @@ from torch import nn
 from care_qdrant.model.pair import CareModel
 from care_qdrant.types import Vectors
 
-from .learn_data import SOURCES, TEACHERS, Texts, read_texts, read_vectors
+from .learn_data import SOURCES, TEACHERS, Texts, read_texts, read_vectors, smaller
 from .learn_from_vectors import bm25_scores
 
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -57,6 +57,10 @@ class Variant:
     """Nearest stored vectors of each text whose products with the stored one the query has to give again (KL)."""
     epochs: int = 28
     learning_rate: float = 3e-3
+    width: int = 512
+    """Principal directions of the stored vectors that the table has."""
+    dropout: float = 0.3
+    """Share of a text's tokens that are left out at each step."""
     after_rate: float = 1e-3
     after_epochs: int = 8
 
@@ -65,6 +69,9 @@ VARIANTS = {
     "base": Variant(),
     "random": Variant(start="random"),
     "kl": Variant(neighbours=50),
+    "width-256": Variant(width=256),
+    "width-1024": Variant(width=1024),
+    "dropout-60": Variant(dropout=0.6),
     "epochs-14": Variant(epochs=14),
     "epochs-56": Variant(epochs=56),
     "log-mixed": Variant(log="mixed"),
@@ -75,7 +82,9 @@ VARIANTS = {
 
 def run(texts: Texts, documents: Vectors, log: Vectors, variant: Variant, seed: int, limit: int) -> Vectors:
     """Train a table on some documents and return it, (tokens, width)."""
-    settings = LearnSettings(seed=seed, epochs=variant.epochs, learning_rate=variant.learning_rate)
+    settings = LearnSettings(
+        seed=seed, epochs=variant.epochs, learning_rate=variant.learning_rate, token_dropout=variant.dropout
+    )
     tokenizer = built_in_tokenizer(settings.max_tokens)
     read, asked = tokenize(tokenizer, texts.documents[:limit]), tokenize(tokenizer, texts.log[: variant.questions])
     size = tokenizer.get_vocab_size()
@@ -154,15 +163,15 @@ def ndcg(scores: Scores, relevant: Sequence[Sequence[int]]) -> float:
     return float(np.mean(found))
 
 
-def measure(cache_: Path, source: str, teacher: str, name: str, seed: int) -> dict[str, Any]:
-    """Train a variant on a collection and score it, beside the old model and BM25."""
-    began, texts, vectors = time.process_time(), read_texts(cache_, source), read_vectors(cache_, source, teacher)
-    documents, log = vectors.documents, vectors.log
-    basis = None
-    if documents.shape[1] > (width := LearnSettings().width):
+def measure(cache_: Path, source: str, teacher: str, name: str, seed: int, limit: int) -> dict[str, Any]:
+    """Train a variant on a collection of at most so many documents and score it, beside the old model and BM25."""
+    began, whole = time.process_time(), read_texts(cache_, source)
+    texts, vectors = smaller(whole, read_vectors(cache_, source, teacher), limit)
+    documents, log, width = vectors.documents, vectors.log, VARIANTS[name].width
+    if documents.shape[1] > width:
         basis = principal_directions(documents, width)
         documents, log = documents @ basis.T, log @ basis.T
-    lexical = _lexical(cache_, source)
+    lexical = bm25_scores(texts.documents, texts.questions)
     tokenizer = built_in_tokenizer(LearnSettings().max_tokens)
 
     def encode(table: Vectors, asked: Sequence[str]) -> Vectors:
@@ -186,8 +195,10 @@ def measure(cache_: Path, source: str, teacher: str, name: str, seed: int) -> di
         "teacher": teacher,
         "variant": name,
         "seed": seed,
+        "limit": limit,
         "documents": len(texts.documents),
         "dim": vectors.documents.shape[1],
+        "in_directions": round(float((documents**2).sum(axis=1).mean()), 4),
         "cpu_seconds": round(time.process_time() - began, 1),
         "old_model": round(ndcg(old, texts.relevant), 4),
         "bm25": round(ndcg(lexical, texts.relevant), 4),
@@ -198,20 +209,14 @@ def measure(cache_: Path, source: str, teacher: str, name: str, seed: int) -> di
     }
 
 
-@cache
-def _lexical(cache_: Path, source: str) -> Scores:
-    texts = read_texts(cache_, source)
-    return bm25_scores(texts.documents, texts.questions)
-
-
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the mean and range over collections and old models of each variant, seeds averaged.
 
     A variant is compared with the base on the cells that both have: `gain` is that mean difference of nDCG@10.
     """
-    cells: dict[str, dict[tuple[str, str], list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    cells: dict[str, dict[tuple[str, str, int], list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        cells[row["variant"]][row["source"], row["teacher"]].append(row)
+        cells[row["variant"]][row["source"], row["teacher"], row["limit"]].append(row)
 
     def mean(found: Sequence[dict[str, Any]], *keys: str) -> float:
         return float(np.mean([one[keys[0]] if len(keys) == 1 else one[keys[0]][keys[1]] for one in found]))
@@ -246,8 +251,9 @@ def _range(values: Sequence[float]) -> list[float] | None:
 @click.option("--teachers", default="e5,built-in", show_default=True, help=f"Old models: {', '.join(TEACHERS)}.")
 @click.option("--variants", default="base", show_default=True, help=f"Ways to train: {', '.join(VARIANTS)}.")
 @click.option("--seeds", default="0", show_default=True, help="Seeds, one run for each.")
+@click.option("--limits", default="2000", show_default=True, help="Most documents of a collection, one run for each.")
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="JSON file to write.")
-def main(cache_folder: Path, sources: str, teachers: str, variants: str, seeds: str, output: Path) -> None:
+def main(cache_folder: Path, sources: str, teachers: str, variants: str, seeds: str, limits: str, output: Path) -> None:
     """Train variants on the collections that learn_data left in CACHE, and print their means and ranges.
 
     \b
@@ -255,17 +261,18 @@ def main(cache_folder: Path, sources: str, teachers: str, variants: str, seeds: 
       python -m benchmarks.experiments.learn_choices CACHE --variants base,kl --seeds 0,1,2 --output choices.json
     """
     rows = json.loads(output.read_text("utf-8"))["runs"] if output.is_file() else []
-    done = {(row["seed"], row["source"], row["teacher"], row["variant"]) for row in rows}
+    done = {(row["seed"], row["source"], row["teacher"], row["variant"], row["limit"]) for row in rows}
     wanted = (
-        (int(seed), source, teacher, name)
+        (int(seed), source, teacher, name, int(limit))
         for seed in seeds.split(",")
         for source in sources.split(",")
         for teacher in teachers.split(",")
         for name in variants.split(",")
+        for limit in limits.split(",")
     )
-    for seed, source, teacher, name in wanted:
-        if (seed, source, teacher, name) not in done:
-            rows.append(measure(cache_folder, source, teacher, name, seed))
+    for seed, source, teacher, name, limit in wanted:
+        if (seed, source, teacher, name, limit) not in done:
+            rows.append(measure(cache_folder, source, teacher, name, seed, limit))
             result = {"machine": asdict(describe_machine()), "summary": summary(rows), "runs": rows}
             output.write_text(json.dumps(result) + "\n", encoding="utf-8")
     click.echo(json.dumps(summary(rows), indent=1))

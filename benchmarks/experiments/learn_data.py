@@ -2,8 +2,8 @@
 
 A collection is one source of a folder of pairs (``pairs_*.jsonl.gz``: query, positive, source): its different positives
 are the documents; `QUESTIONS` of its queries are questions with known answers, and `LOG` others are a query log without
-answers. Old models: a sentence-transformers model, of which every layer's mean is kept, and the built-in pair. Wider
-models are made of several layers side by side, whitened on the documents (`WIDE`).
+answers. Old models: a sentence-transformers model (e5), the built-in pair, and models made of e5's vectors: wide, cut,
+rounded and in a narrow cone (`TEACHERS`).
 
     python -m benchmarks.experiments.learn_data DATA/train E5 --cache CACHE
 """
@@ -12,12 +12,13 @@ import gzip
 import json
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import click
 import numpy as np
-import torch
+from care_trainer.learn.reading import principal_directions
 from sentence_transformers import SentenceTransformer
 
 from care_qdrant.model.pair import CareModel
@@ -25,14 +26,19 @@ from care_qdrant.types import Vectors
 
 SOURCES = ("toyhom_im", "cmedir", "cpsycoun", "tcm_books", "haimol_tcm", "huatuo_llama", "smilechat", "disease_graph")
 """Consultations, titles, counselling, classical books, exam explanations, short answers, dialogues, articles."""
-DOCUMENTS, QUESTIONS, LOG = 2_000, 200, 500
+QUESTIONS, LOG = 200, 500
 """Largest numbers of one collection."""
-WIDE = {"e5-1024": (1_024, 0.0), "e5-3072": (3_072, 0.0), "e5-cone": (384, 0.8)}
-"""Made-up old models: dimensions, and the cosine of two random vectors (a common mean is added)."""
-TEACHERS = ("e5", "built-in", *WIDE)
+CONES = {"e5-cone": 0.8}
+"""Old models whose vectors share a mean: the cosine of two random documents."""
+WIDE = {"wide-1024": (1_024, 1.0), "wide-3072": (3_072, 1.0), "wide-3072-curved": (3_072, 1.5)}
+"""Wide old models of full rank, made of random Fourier features of e5's vectors: dimensions and scale. Their products
+are those of a Gaussian kernel, which orders documents as e5's cosines do, up to noise that falls with the width; the
+larger the scale, the less of them lies in few directions (Rahimi and Recht, NIPS 2007)."""
+TEACHERS = ("e5", "built-in", *CONES, *WIDE, "cut-256", "e5-int8")
+"""Also the first 256 dimensions of a Matryoshka model ("wide-3072" turned to its principal directions), and e5 stored
+as whole numbers from -127 to 127."""
 _PARTS = {"documents": "passage: ", "questions": "query: ", "log": "query: "}
 _MAX_TOKENS = {"documents": 48, "questions": 32, "log": 32}
-_BATCH = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,34 +67,45 @@ def read_texts(cache: Path, source: str) -> Texts:
 
 
 def read_vectors(cache: Path, source: str, teacher: str) -> Vectorised:
-    """Return the vectors of an old model for a collection, wide ones computed from the layers of the model."""
-    name = "built-in" if teacher == "built-in" else "layers"
+    """Return the vectors of an old model for a collection."""
+    name = "built-in" if teacher == "built-in" else "e5"
     stored = {part: np.load(cache / f"{source}-{name}-{part}.npy", mmap_mode="r") for part in _PARTS}
-    if teacher == "built-in":
-        return Vectorised(**{part: _unit(np.asarray(found)) for part, found in stored.items()})
-    if teacher == "e5":
-        return Vectorised(**{part: _unit(np.asarray(found[:, -1], np.float32)) for part, found in stored.items()})
-    dim, common = WIDE[teacher]
-    layers = -(-dim // stored["documents"].shape[2])
-    flat = {
-        part: np.asarray(found[:, -layers:], np.float32).reshape(len(found), -1)[:, -dim:]
-        for part, found in stored.items()
-    }
-    if common:
-        centre = _unit(flat["documents"]).mean(axis=0)
-        away = {part: _unit(_unit(found) - centre) for part, found in flat.items()}
-        pull = np.sqrt(common / (1 - common)) * centre / np.linalg.norm(centre)
+    own = {part: _unit(np.asarray(found)) for part, found in stored.items()}
+    if teacher == name:
+        return Vectorised(**own)
+    if teacher == "e5-int8":
+        scale = np.abs(own["documents"]).max() / 127
+        return Vectorised(**own | {"documents": _unit(np.round(own["documents"] / scale).astype(np.float32))})
+    centres = {part: found.mean(axis=0) for part, found in own.items()}
+    away = {part: _unit(found - centres[part]) for part, found in own.items()}
+    if teacher in CONES:
+        common = CONES[teacher]
+        pull = np.sqrt(common / (1 - common)) * _unit(centres["documents"][None])
         return Vectorised(**{part: _unit(found + pull) for part, found in away.items()})
-    mean = flat["documents"].mean(axis=0)
-    centred = flat["documents"] - mean
-    values, directions = np.linalg.eigh((centred.T @ centred / len(centred)).astype(np.float64))
-    # The floor keeps directions that hold rounding alone from being blown up to the length of the others.
-    scale = directions / np.sqrt(np.maximum(values, 0) + 0.01 * values.mean())
-    return Vectorised(**{part: _unit(((found - mean) @ scale).astype(np.float32)) for part, found in flat.items()})
+    dim, scale = WIDE["wide-3072" if teacher == "cut-256" else teacher]
+    turn = scale * np.random.default_rng(0).normal(size=(away["documents"].shape[1], dim // 2)).astype(np.float32)
+    wide = {
+        part: _unit(np.concatenate([np.cos(found @ turn), np.sin(found @ turn)], 1)) for part, found in away.items()
+    }
+    if teacher == "cut-256":
+        basis = principal_directions(wide["documents"], 256)
+        wide = {part: _unit(found @ basis.T) for part, found in wide.items()}
+    return Vectorised(**wide)
 
 
 def _unit(vectors: Vectors) -> Vectors:
     return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-9), dtype=np.float32)
+
+
+def smaller(texts: Texts, vectors: Vectorised, limit: int) -> tuple[Texts, Vectorised]:
+    """Return a collection with fewer documents: those of the questions, and the first of the others."""
+    answers = {row for rows in texts.relevant for row in rows}
+    others = (row for row in range(len(texts.documents)) if row not in answers)
+    kept = sorted(answers) + list(islice(others, max(0, limit - len(answers))))
+    places = {row: place for place, row in enumerate(kept)}
+    relevant = [[places[row] for row in rows] for rows in texts.relevant]
+    fewer = Texts([texts.documents[row] for row in kept], texts.questions, relevant, texts.log)
+    return fewer, replace(vectors, documents=vectors.documents[kept])
 
 
 def _pairs(folder: Path, source: str) -> Iterator[tuple[str, str]]:
@@ -100,11 +117,11 @@ def _pairs(folder: Path, source: str) -> Iterator[tuple[str, str]]:
                     yield row["query"], row["positive"]
 
 
-def collect(pairs: Sequence[tuple[str, str]], seed: int = 0) -> Texts:
-    """Draw documents, questions whose answers are among them, and a log of other questions."""
+def collect(pairs: Sequence[tuple[str, str]], limit: int, seed: int = 0) -> Texts:
+    """Draw at most `limit` documents, questions whose answers are among them, and a log of other questions."""
     pairs = sorted(set(pairs))
     random.Random(seed).shuffle(pairs)
-    documents = list(dict.fromkeys(positive for _, positive in pairs))[:DOCUMENTS]
+    documents = list(dict.fromkeys(positive for _, positive in pairs))[:limit]
     rows = {text: row for row, text in enumerate(documents)}
     answers: dict[str, list[int]] = {}
     for query, positive in pairs:
@@ -116,35 +133,13 @@ def collect(pairs: Sequence[tuple[str, str]], seed: int = 0) -> Texts:
     return Texts(documents, questions, [answers[question] for question in questions], log)
 
 
-def encode_layers(model: SentenceTransformer, texts: Sequence[str], prompt: str, max_tokens: int) -> Vectors:
-    """Return the mean of each layer's token vectors, (texts, layers + 1, width), as float16."""
-    transformer = model[0].auto_model
-    order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
-    found: list[Vectors | None] = [None] * len(texts)
-    for start in range(0, len(order), _BATCH):
-        rows = order[start : start + _BATCH]
-        inputs = model.tokenizer(
-            [prompt + texts[row] for row in rows],
-            padding=True,
-            truncation=True,
-            max_length=max_tokens,
-            return_tensors="pt",
-        )
-        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
-            states = transformer(**inputs, output_hidden_states=True).hidden_states
-        mask = inputs["attention_mask"][:, :, None].float()
-        means = torch.stack([(state.float() * mask).sum(1) / mask.sum(1) for state in states], dim=1)
-        for row, layers in zip(rows, means.numpy().astype(np.float16), strict=True):
-            found[row] = layers
-    return np.stack([layers for layers in found if layers is not None])
-
-
 @click.command()
 @click.argument("pairs", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.argument("model", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--cache", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder to write.")
 @click.option("--sources", default=",".join(SOURCES), show_default=True, help="Values of `source` in the pairs.")
-def main(pairs: Path, model: Path, cache: Path, sources: str) -> None:
+@click.option("--documents", default=2_000, show_default=True, help="Most documents of a collection.")
+def main(pairs: Path, model: Path, cache: Path, sources: str, documents: int) -> None:
     """Make collections of the PAIRS folder, and encode them with the sentence-transformers folder MODEL into --cache.
 
     What is there already is kept, so an interrupted run goes on.
@@ -156,7 +151,7 @@ def main(pairs: Path, model: Path, cache: Path, sources: str) -> None:
     cache.mkdir(parents=True, exist_ok=True)
     encoder, built_in = SentenceTransformer(str(model), device="cpu"), CareModel.load()
     for source in sources.split(","):
-        texts = collect(list(_pairs(pairs, source)))
+        texts = collect(list(_pairs(pairs, source)), documents)
         (cache / f"{source}.json").write_text(
             json.dumps({name: getattr(texts, name) for name in Texts.__slots__}, ensure_ascii=False), encoding="utf-8"
         )
@@ -165,9 +160,10 @@ def main(pairs: Path, model: Path, cache: Path, sources: str) -> None:
             file = cache / f"{source}-built-in-{part}.npy"
             if not file.is_file():
                 np.save(file, built_in.encode_document(asked) if part == "documents" else built_in.encode_query(asked))
-            file = cache / f"{source}-layers-{part}.npy"
+            file = cache / f"{source}-e5-{part}.npy"
             if not file.is_file():
-                np.save(file, encode_layers(encoder, asked, prompt, _MAX_TOKENS[part]))
+                encoder.max_seq_length = _MAX_TOKENS[part]
+                np.save(file, encoder.encode(asked, prompt=prompt, normalize_embeddings=True))
             click.echo(f"{source} {part} {len(asked)}")
 
 
