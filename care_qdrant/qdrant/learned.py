@@ -43,6 +43,8 @@ class LearnedContract:
     """Fingerprint of the vector's own contract, where it has one."""
     alpha: float | None = None
     """Share of the dense score in a linear fusion with BM25 that suits this encoder's scores."""
+    hnsw_ef: int | None = None
+    """Width of a graph search that its queries need; None where the server's default is enough or was not measured."""
     text_field: str | None = None
     """Payload field of the texts that it was learned from; None where an earlier version wrote the contract."""
     tool_version: str = __version__
@@ -64,8 +66,9 @@ def parse_learned(metadata: Mapping[str, Any]) -> dict[str, LearnedContract]:
         if key.startswith(LEARNED_PREFIX) and isinstance(entry, Mapping):
             values = {name: value for name, value in entry.items() if name in known}
             try:
-                alpha = float(values["alpha"]) if "alpha" in values else None
-                found[key.removeprefix(LEARNED_PREFIX)] = LearnedContract(**values | {"alpha": alpha})
+                kinds = {"alpha": float, "hnsw_ef": int}
+                numbers = {name: kind(values[name]) for name, kind in kinds.items() if name in values}
+                found[key.removeprefix(LEARNED_PREFIX)] = LearnedContract(**values | numbers)
             except (TypeError, ValueError):  # a field is missing or of another kind: not written by this version
                 continue
     return found

@@ -32,7 +32,9 @@ class Limits:
     query: int | None = None
     """Highest number of candidates of a search, each prefetch included; None for no limit."""
     exact_count: bool = True
-    """Whether the server counts exactly; otherwise points are counted by scrolling."""
+    """Whether the server counts and searches exactly; otherwise points are counted by scrolling."""
+    hnsw_ef: int | None = None
+    """Widest graph search that a request may ask for; None for no limit."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,13 @@ class CollectionSchema:
             page=min(MAX_PAGE, strict.max_query_limit or MAX_PAGE, strict.read_rate_limit or MAX_PAGE),
             query=strict.max_query_limit,
             exact_count=strict.search_allow_exact is not False,
+            hnsw_ef=strict.search_max_hnsw_ef,
         )
+
+    def default_ef(self, vector_name: str) -> int:
+        """Return the width of a graph search that asks for none: the server takes the ``ef_construct`` of the graph."""
+        params = self.dense[vector_name].hnsw_config
+        return (params and params.ef_construct) or self.config.hnsw_config.ef_construct
 
     def text_field(self, vector_name: str) -> str | None:
         """Return the payload field from which ``care attach`` made a vector; None where it did not make it."""

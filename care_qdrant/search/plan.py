@@ -94,11 +94,13 @@ class Query:
         )
 
     def _dense(self, resolved: ResolvedCollection) -> models.Prefetch:
-        """Return the search in the dense vector, as its quantisation and a filter beside its graph require."""
+        """Return the search in the dense vector, as its quantisation, its graph and a filter beside it require."""
         params = self.params
         if resolved.quantization is not None and (params is None or params.quantization is None):
             params = (params or models.SearchParams()).model_copy(update={"quantization": resolved.quantization})
         is_by_graph = self.vector is not None and resolved.has_index and not (params and params.exact)
+        if is_by_graph and resolved.hnsw_ef is not None and (params is None or params.hnsw_ef is None):
+            params = (params or models.SearchParams()).model_copy(update={"hnsw_ef": resolved.hnsw_ef})
         if self.filter is not None and is_by_graph:
             _tell_unindexed(resolved, self.filter)
             if params is None or params.acorn is None:

@@ -17,6 +17,7 @@ from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.contract_checks import check_contract, check_sparse_contract
 from care_qdrant.qdrant.contracts import SparseContract, VectorContract
 from care_qdrant.qdrant.layout import Layout, Payload, Point, guess_layout, lookup, read_hit
+from care_qdrant.qdrant.learned import LearnedContract
 from care_qdrant.qdrant.quantization import recorded_rescoring
 from care_qdrant.qdrant.retry import is_not_found
 from care_qdrant.qdrant.schema import CollectionSchema, Limits
@@ -83,6 +84,9 @@ class ResolvedCollection:
     alpha: float = DEFAULT_ALPHA
     """Share of the dense score in the linear fusion where the caller gives none: what `care learn` found to suit the
     scores of a query encoder that it made, else the default."""
+    hnsw_ef: int | None = None
+    """Width of a graph search where the caller gives none: what `care learn` measured for its query encoder; None
+    leaves it to the server."""
     layout: Layout | None = None
     """How to read payloads; None where none were sampled, and where no sampled node has a text."""
     has_index: bool = False
@@ -130,7 +134,7 @@ class CollectionResolver:
         if resolved is None or now - resolved.checked_at >= self._check_seconds:
             collection, schema = self._read()
             resolved = resolve_vectors(collection, schema, self.config, checked_at=now)
-            if resolved.vector_name is not None and _is_learned(schema, resolved.vector_name, self.config.expected):
+            if resolved.vector_name is not None and _learned(schema, resolved.vector_name, self.config):
                 collection.require_learned_from(resolved.vector_name, self.config.encode)
             if before is not None and before.name == resolved.name:
                 resolved = replace(
@@ -201,6 +205,7 @@ def resolve_vectors(
     if sparse_name is not None and (config.bm25 or config.sparse is None):
         constants = check_sparse_contract(schema, sparse_name, bm25.ANALYSER)
     rescoring = None if vector_name is None else recorded_rescoring(schema, vector_name)
+    learned = None if vector_name is None else _learned(schema, vector_name, config)
     return ResolvedCollection(
         collection=collection,
         vector_name=vector_name,
@@ -212,18 +217,12 @@ def resolve_vectors(
         limits=schema.limits,
         quantization=None if rescoring is None else rescoring.params,
         checked_at=checked_at,
-        alpha=_alpha(schema, vector_name, config),
+        alpha=DEFAULT_ALPHA if learned is None or learned.alpha is None else learned.alpha,
+        hnsw_ef=None if vector_name is None else _hnsw_ef(schema, vector_name, config),
         has_index=schema.has_index,
         points=schema.points,
         indexed_keys=frozenset(schema.payload_schema),
     )
-
-
-def _alpha(schema: CollectionSchema, vector_name: str | None, config: StoreConfig) -> float:
-    learned = None if vector_name is None else schema.learned.get(vector_name)
-    if learned is None or learned.alpha is None or learned.fingerprint != config.expected:
-        return DEFAULT_ALPHA
-    return learned.alpha
 
 
 def choose_dense(schema: CollectionSchema, config: StoreConfig) -> str:
@@ -295,7 +294,19 @@ def _check_dense(schema: CollectionSchema, vector_name: str, config: StoreConfig
         )
 
 
-def _is_learned(schema: CollectionSchema, vector_name: str, expected: str | None) -> bool:
-    """Return whether the queries are made by an encoder that was learned from the stored vectors."""
+def _learned(schema: CollectionSchema, vector_name: str, config: StoreConfig) -> LearnedContract | None:
+    """Return the contract of the encoder that makes the queries; None where it was not learned from the vectors."""
     learned = schema.learned.get(vector_name)
-    return learned is not None and learned.fingerprint == expected
+    return learned if learned is not None and learned.fingerprint == config.expected else None
+
+
+def _hnsw_ef(schema: CollectionSchema, vector_name: str, config: StoreConfig) -> int | None:
+    """Return the recorded width of a graph search as far as the server allows it; None where its default is wider.
+
+    It is used as well where nobody says what makes the queries: one that is too wide costs time and loses nothing.
+    """
+    learned = schema.learned.get(vector_name)
+    if learned is None or learned.hnsw_ef is None or config.expected not in (None, learned.fingerprint):
+        return None
+    allowed = min(learned.hnsw_ef, schema.limits.hnsw_ef or learned.hnsw_ef)
+    return allowed if allowed > schema.default_ef(vector_name) else None

@@ -1,5 +1,7 @@
 """The collection contract: equal dimension is not equal space."""
 
+from dataclasses import replace
+
 import pytest
 from qdrant_client import QdrantClient, models
 
@@ -93,9 +95,17 @@ def test_an_entry_that_cannot_be_read_is_refused_and_hides_no_other(
 
 
 def test_a_query_encoders_entry_that_cannot_be_read_is_left_out() -> None:
-    right = LearnedContract(fingerprint="f", model="m", dim=2, distance="Cosine", probes={"1": "80"}, alpha=0.7)
-    broken = learned_metadata("later", right)["care-learned:later"] | {"alpha": "automatic"}
-    assert parse_learned(learned_metadata("v", right) | {"care-learned:later": broken}) == {"v": right}
+    right = LearnedContract("f", model="m", dim=2, distance="Cosine", probes={"1": "80"}, alpha=0.7, hnsw_ef=256)
+    entry = learned_metadata("later", right)["care-learned:later"]
+    for broken in (entry | {"alpha": "automatic"}, entry | {"hnsw_ef": "wide"}):
+        assert parse_learned(learned_metadata("v", right) | {"care-learned:later": broken}) == {"v": right}
+
+
+def test_a_query_encoders_entry_of_an_earlier_version_names_no_width() -> None:
+    right = LearnedContract("f", model="m", dim=2, distance="Cosine", probes={"1": "80"}, alpha=0.7, hnsw_ef=256)
+    entry = learned_metadata("v", right)["care-learned:v"]
+    del entry["hnsw_ef"]
+    assert parse_learned({"care-learned:v": entry}) == {"v": replace(right, hnsw_ef=None)}
 
 
 def test_floats_survive_a_server_that_rounds_numbers(client: QdrantClient, collection: Collection) -> None:

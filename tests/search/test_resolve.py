@@ -1,13 +1,16 @@
 """What a search asks Qdrant for, and what happens when an alias is switched or a collection is dropped meanwhile."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import FingerprintMismatch, InputError
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.search.resolve import CollectionResolver, StoreConfig, choose_layout
+from care_qdrant.qdrant.learned import LearnedContract, learned_metadata
+from care_qdrant.search.plan import Query
+from care_qdrant.search.resolve import CollectionResolver, StoreConfig, choose_layout, resolve_vectors
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Chunk, Document
 from tests.databases import REAL, open_database
@@ -47,6 +50,44 @@ def test_a_check_is_two_requests_and_holds(
     careful = Retriever(served, name, model, mode=mode, check_seconds=0)  # type: ignore[arg-type]
     for _ in range(2):
         assert asked(careful) == CHECK + SEARCH
+
+
+LEARNED = LearnedContract("f" * 64, model="q", dim=2, distance="Cosine", probes={}, hnsw_ef=256)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize(
+    ("recorded", "allowed", "ef_construct", "used"),
+    [
+        (256, None, 100, 256),
+        (None, None, 100, None),
+        (256, 200, 100, 200),
+        (256, 64, 100, None),
+        (256, None, 300, None),
+    ],
+)
+def test_a_graph_is_searched_as_wide_as_a_learned_encoder_needs_and_the_server_allows(
+    client: QdrantClient, is_known: bool, recorded: int | None, allowed: int | None, ef_construct: int, used: int | None
+) -> None:
+    params = models.VectorParams(
+        size=2, distance=models.Distance.COSINE, hnsw_config=models.HnswConfigDiff(ef_construct=ef_construct)
+    )
+    client.create_collection("c", {"v": params}, metadata=learned_metadata("v", replace(LEARNED, hnsw_ef=recorded)))
+    collection = Collection(client, "c")
+    schema = replace(collection.schema, has_index=True)
+    strict = models.StrictModeConfigOutput(enabled=True, search_max_hnsw_ef=allowed)
+    schema = replace(schema, config=schema.config.model_copy(update={"strict_mode_config": strict}))
+
+    config = StoreConfig(vector_name="v", fingerprint=LEARNED.fingerprint if is_known else None)
+    resolved = resolve_vectors(collection, schema, config, checked_at=0.0)
+
+    def asked(params: models.SearchParams | None) -> models.SearchParams | None:
+        [request] = Query([1.0, 0.0], None, 5, params=params).requests(resolved)
+        return request.params
+
+    assert asked(None) == (None if used is None else models.SearchParams(hnsw_ef=used))
+    for given in (models.SearchParams(hnsw_ef=16), models.SearchParams(exact=True)):
+        assert asked(given) == given
 
 
 def test_a_switched_alias_is_not_followed_before_it_is_checked(qdrant: QdrantClient, model: HashModel) -> None:

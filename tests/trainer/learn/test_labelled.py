@@ -101,7 +101,7 @@ def looked_up(collection: Collection, relevant: list[list[str]], vectors: np.nda
 def test_documents_of_several_points_are_ranked_once(chunked: Collection) -> None:
     vectors = WordModel().encode(TEXTS[:10])
     labels = looked_up(chunked, [[f"d{n // 2}"] for n in range(10)], vectors)
-    found = measure_labelled(chunked, "", labels, vectors, None, 0)
+    found = measure_labelled(chunked, "", labels, vectors, None, None, 0)
     assert labels.unit == "documents" and found.bm25 is None and found.hybrid is None
     assert found.learned.ndcg_at_10 == found.learned.recall_at_10 == found.learned.mrr_at_10 == Estimate(1, 1, 1)
     assert found.old_model == found.learned
@@ -111,7 +111,7 @@ def test_ids_of_points_are_told_from_ids_of_documents(chunked: Collection) -> No
     labels = looked_up(chunked, [["0", "999"], ["7"]])
     assert (labels.unit, labels.unknown_ids, labels.left_out) == ("points", 1, 0)
     # The first question is asked with the vector of its point, the second with that of another one.
-    found = measure_labelled(chunked, "", labels, WordModel().encode([TEXTS[0], TEXTS[100]]), None, 0)
+    found = measure_labelled(chunked, "", labels, WordModel().encode([TEXTS[0], TEXTS[100]]), None, None, 0)
     assert 0.5 <= found.learned.mrr_at_10.mean < 1 and found.relevant == 2
 
 

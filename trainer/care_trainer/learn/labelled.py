@@ -120,25 +120,34 @@ def find_labels(collection: Collection, layout: Layout, labelled: Labelled) -> K
 
 
 def measure_labelled(
-    collection: Collection, vector_name: str, labels: KnownLabels, learned: Vectors, alpha: float | None, seed: int
+    collection: Collection,
+    vector_name: str,
+    labels: KnownLabels,
+    learned: Vectors,
+    alpha: float | None,
+    hnsw_ef: int | None,
+    seed: int,
 ) -> LabelledQuality:
-    """Search the collection with labelled questions, and compare what is found with what is relevant."""
-    resolved = resolve_vectors(
-        collection, collection.schema, StoreConfig(sparse=None, vector_name=vector_name), checked_at=0.0
-    )
-    if alpha is not None:
-        resolved = replace(resolved, alpha=alpha)
+    """Search the collection with labelled questions, and compare what is found with what is relevant.
+
+    The learned encoder searches with its own ``alpha`` and ``hnsw_ef``, the old model with the server's width.
+    """
+    config = StoreConfig(sparse=None, vector_name=vector_name)
+    plain = replace(resolve_vectors(collection, collection.schema, config, checked_at=0.0), hnsw_ef=None)
+    resolved = replace(plain, alpha=plain.alpha if alpha is None else alpha, hnsw_ef=hnsw_ef)
     questions = labels.questions
     depth = TOP if labels.unit == "points" else min(_DEPTH, resolved.limits.query or _DEPTH)
     count = len(questions.texts)
     has_bm25 = resolved.sparse_vector_name is not None
     terms = [bm25.query_vector(text) for text in questions.texts] if has_bm25 else None
 
-    def ranking(vectors: Vectors | None, terms: Sequence[models.SparseVector] | None) -> Ranking:
+    def ranking(
+        vectors: Vectors | None, terms: Sequence[models.SparseVector] | None, where: ResolvedCollection = resolved
+    ) -> Ranking:
         dense = [None] * count if vectors is None else vectors.tolist()
         lexical: Sequence[models.SparseVector | None] = terms or [None] * count
         queries = [Query(*asked, depth) for asked in zip(dense, lexical, strict=True)]
-        return _ranking([_ranked(labels, hits) for hits in _answers(resolved, queries)], questions.relevant, seed)
+        return _ranking([_ranked(labels, hits) for hits in _answers(where, queries)], questions.relevant, seed)
 
     return LabelledQuality(
         unit=labels.unit,
@@ -149,7 +158,7 @@ def measure_labelled(
         learned=ranking(learned, None),
         bm25=None if terms is None else ranking(None, terms),
         hybrid=None if terms is None else ranking(learned, terms),
-        old_model=None if questions.vectors is None else ranking(questions.vectors, None),
+        old_model=None if questions.vectors is None else ranking(questions.vectors, None, plain),
     )
 
 

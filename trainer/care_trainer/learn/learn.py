@@ -25,6 +25,7 @@ from care_qdrant.qdrant.learned import PROBES, LearnedContract, agreement, probe
 from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.types import Vectors
 from care_trainer.learn import quality
+from care_trainer.learn.graph import GraphSearch, measure_graph
 from care_trainer.learn.held_out import HeldOut
 from care_trainer.learn.labelled import KnownLabels, LabelledQuality, find_labels, measure_labelled
 from care_trainer.learn.queries import QueryFile, Questions
@@ -32,6 +33,7 @@ from care_trainer.learn.reading import Pairs, dense_vector, read_pairs, restored
 from care_trainer.learn.settings import LearnSettings
 
 if TYPE_CHECKING:
+    from care_qdrant.model.pair import CareModel
     from care_trainer.learn.training import Split, Trained
 
 Progress = Callable[[str, int, int], None]
@@ -134,6 +136,8 @@ class LearnReport:
     """Quality of the encoder that is updated on documents that it has not seen, before the update; None otherwise."""
     alpha: float | None
     """Share of the dense score that suits a linear fusion with BM25."""
+    graph: GraphSearch | None
+    """What a search of the collection's graph finds of an exact one, by its width; None where it was not measured."""
     query_microseconds: float
     """CPU time of one query, in batches of 32."""
     onnx_bytes: int
@@ -173,6 +177,7 @@ def learn(
     collection = Collection(client, collection_name, policy).resolve()
     vector_name, params = dense_vector(collection.schema, vector_name)
     asked = QueryFile(None, None) if questions is None else questions(params.size)
+    from care_qdrant.model.pair import CareModel
     from care_trainer.learn.earlier import load_earlier, save_seen
     from care_trainer.learn.training import Split, train
 
@@ -209,9 +214,12 @@ def learn(
         [split.texts[row] for row in split.train],
         pairs.vectors[split.train],
     )
+    sentences = [text for text in split.questions if trained.tokenizer.encode(text, add_special_tokens=False).ids]
     on_progress("export", 0, 1)
-    card = _write(output, trained, split, name or output.name, document, settings, stage, where)
+    card = _write(output, trained, split, sentences, name or output.name, document, settings, stage, where)
     on_progress("export", 1, 1)
+    model = CareModel.load(output)
+    graph = measure_graph(collection, vector_name, model.encode_query(sentences))
     report = LearnReport(
         collection=collection.name,
         vector_name=vector_name,
@@ -232,11 +240,12 @@ def learn(
         seconds=round(time.monotonic() - began, 1),
         trained_again=trained.trained_again,
         held_out=trained.held_out,
-        agreement=_agreement(output, asked.log, split),
-        labelled=_labelled(output, collection, vector_name, labels, alpha, settings.seed),
+        agreement=_agreement(model, asked.log, split),
+        labelled=_labelled(model, collection, vector_name, labels, alpha, graph, settings.seed),
         new_documents=new_documents,
         alpha=alpha,
-        query_microseconds=_query_microseconds(output, split.questions),
+        graph=graph,
+        query_microseconds=_query_microseconds(model, sentences),
         onnx_bytes=card.files["query/onnx/model_int8.onnx"].bytes,
         refused=refused,
         registered=refused is None or force,
@@ -244,7 +253,7 @@ def learn(
     )
     save_seen(output, pairs.read)
     if report.registered:
-        contract = _contract(output, collection, vector_name, pairs, card, alpha)
+        contract = _contract(model, collection, vector_name, pairs, report)
         collection.write_learned(vector_name, contract)
     shutil.rmtree(state, ignore_errors=True)
     return report
@@ -254,6 +263,7 @@ def _write(
     output: Path,
     trained: "Trained",
     split: "Split",
+    sentences: Sequence[str],
     name: str,
     document: Path | None,
     settings: LearnSettings,
@@ -268,7 +278,7 @@ def _write(
         split.pairs.basis,
         name=name,
         document=document,
-        probe_texts=[text for text in split.questions if trained.tokenizer.encode(text, add_special_tokens=False).ids],
+        probe_texts=sentences,
         document_vectors=restored(split.candidates[:_GATE_DOCUMENTS], split.pairs.basis),
         temperature=settings.temperature,
         stage=stage,
@@ -276,39 +286,31 @@ def _write(
     )
 
 
-def _agreement(folder: Path, log: Questions | None, split: "Split") -> quality.Agreement | None:
-    from care_qdrant.model.pair import CareModel
-
+def _agreement(model: "CareModel", log: Questions | None, split: "Split") -> quality.Agreement | None:
     if log is None:
         return None
     half = len(log.texts) // 2
     rest = Questions(log.texts[half:], log.vectors[half:])
-    return quality.agreement(
-        CareModel.load(folder).encode_query(rest.texts), rest, restored(split.candidates, split.pairs.basis)
-    )
+    return quality.agreement(model.encode_query(rest.texts), rest, restored(split.candidates, split.pairs.basis))
 
 
 def _labelled(
-    folder: Path,
+    model: "CareModel",
     collection: Collection,
     vector_name: str,
     labels: KnownLabels | None,
     alpha: float | None,
+    graph: GraphSearch | None,
     seed: int,
 ) -> LabelledQuality | None:
-    from care_qdrant.model.pair import CareModel
-
     if labels is None:
         return None
-    learned = CareModel.load(folder).encode_query(labels.questions.texts)
-    return measure_labelled(collection, vector_name, labels, learned, alpha, seed)
+    learned, hnsw_ef = model.encode_query(labels.questions.texts), None if graph is None else graph.hnsw_ef
+    return measure_labelled(collection, vector_name, labels, learned, alpha, hnsw_ef, seed)
 
 
-def _query_microseconds(folder: Path, questions: list[str]) -> float:
-    from care_qdrant.model.pair import CareModel
-
-    encoder = CareModel.load(folder).query_encoder
-    asked = [text for text in questions if text.strip()][:256]
+def _query_microseconds(model: "CareModel", questions: list[str]) -> float:
+    encoder, asked = model.query_encoder, questions[:256]
     encoder.encode(asked[:32])
     began = time.process_time()
     for start in range(0, len(asked), 32):
@@ -317,23 +319,23 @@ def _query_microseconds(folder: Path, questions: list[str]) -> float:
 
 
 def _contract(
-    folder: Path, collection: Collection, vector_name: str, pairs: Pairs, card: Card, alpha: float | None
+    model: "CareModel", collection: Collection, vector_name: str, pairs: Pairs, report: LearnReport
 ) -> LearnedContract:
-    from care_qdrant.model.pair import CareModel
-
     params = collection.schema.dense[vector_name]
     stored = restored(pairs.vectors[:_PROBED], pairs.basis)
-    agreeing = np.argsort(-agreement(CareModel.load(folder).encode_query(pairs.texts[:_PROBED]), stored))
+    agreeing = np.argsort(-agreement(model.encode_query(pairs.texts[:_PROBED]), stored))
     probes = [pairs.ids[row] for row in agreeing[:PROBES]]
     records = collection.retrieve(probes, payload=False, vectors=[vector_name])
     documents = collection.schema.contracts.get(vector_name)
+    before = collection.schema.learned.get(vector_name)
     return LearnedContract(
-        fingerprint=card.fingerprint,
-        model=card.name,
-        dim=card.dim,
+        fingerprint=report.fingerprint,
+        model=report.model,
+        dim=report.dim,
         distance=params.distance.value,
         probes={key: signs(vector) for key, vector in probe_vectors(records.values(), vector_name).items()},
         documents=None if documents is None else documents.fingerprint,
-        alpha=alpha,
+        alpha=report.alpha,
+        hnsw_ef=report.graph.hnsw_ef if report.graph is not None else before and before.hnsw_ef,
         text_field=pairs.layout.text_field,
     )
