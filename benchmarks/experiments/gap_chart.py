@@ -14,6 +14,8 @@ from .training_grid import LARGE, MEASURE, SMALL
 def read_gap(path: Path) -> Gap:
     """Return the pair of a grid's result, named after its file."""
     lines = {line["preset"]: line for line in json.loads(path.read_text(encoding="utf-8"))["lines"]}
+    if missing := {SMALL, FULL, LARGE} - lines.keys():
+        raise click.BadParameter(f"{path}: its grid has no {', '.join(sorted(missing))}, which a gap needs")
     small, pair, large = (lines[preset] for preset in (SMALL, FULL, LARGE))
     scores = [line["means"][MEASURE] for line in (small, pair, large)]
     return Gap(path.stem, *scores, pair["gap_closed"], Interval(**pair["gap_interval"]))

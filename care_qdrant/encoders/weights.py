@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 INDEX = "model.safetensors.index.json"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CHECK_FILE = "check_vectors.json"
+"""Beside an adapter: without them another base of the same shape cannot be told from its own."""
 _BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U8": 8, "BOOL": 8}
 _BITS |= {"F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "U16": 16, "U32": 32, "U64": 64, "F4": 4, "C64": 64}
 _FLOATS = ("F64", "F32", "F16", "BF16")
@@ -199,6 +201,9 @@ def _check_files(folder: Path) -> None:
 def check_adapter(adapter: Path, base: Path) -> None:
     """Check that a LoRA adapter has every layer that it says, of the shapes of its base, and left that base as it was.
 
+    That it was trained on this base only `care_qdrant.model.references.check_adapter_vectors` can tell: where there are
+    no vectors to check, a warning says so.
+
     Raises:
         IncompleteModel: A file is missing or cut off, or a layer is missing.
         ModelError: The adapter does not fit the base, or changed it when training began.
@@ -247,6 +252,9 @@ def check_adapter(adapter: Path, base: Path) -> None:
             f"{adapter}: {other[0]!r} has the shape {found[other[0]]}, but {base} needs {expected[other[0]]}; "
             "give its own base"
         )
+    if not (adapter / CHECK_FILE).is_file():
+        said = "not checked: that %s was trained on %s: another base of the same shape cannot be told from it; "
+        logger.warning(said + "score the pair before you use it", adapter, base)
 
 
 def _adapter_name(name: str) -> str:

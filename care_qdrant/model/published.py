@@ -6,7 +6,6 @@ the sentence of its task (table 8 of the paper); documents are plain, and simila
 """
 
 import json
-import logging
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,17 +14,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from care_qdrant.encoders.weights import ADAPTER_CONFIG, readable_model
+from care_qdrant.encoders.weights import ADAPTER_CONFIG, CHECK_FILE, readable_model
 from care_qdrant.errors import IncompleteModel, ModelError, needs_extra
 from care_qdrant.model.hub import fetch_document_side
-from care_qdrant.model.references import CHECK_FILE, check_adapter_vectors
+from care_qdrant.model.references import check_adapter_vectors
 from care_qdrant.model.rewrite import merge_adapter, write_weights
 from care_qdrant.types import Vectors
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
-
-logger = logging.getLogger(__name__)
 
 QUERY_FOLDER, DOCUMENT_FOLDER = "query_encoder", "doc_encoder"
 LICENSE = "CC-BY-NC-SA-4.0"
@@ -125,9 +122,6 @@ def _write_whole(source: Path, folder: Path, base: str | None = None) -> None:
     if (source / ADAPTER_CONFIG).is_file():
         weights = _base(source, base)
         merge_adapter(weights, source, folder)
-        if not (source / CHECK_FILE).is_file():
-            said = "not checked: that %s was trained on %s: another base of the same shape cannot be told from it; "
-            logger.warning(said + "score the pair before you use it", source, weights)
     else:
         with readable_model(source):
             write_weights(source, folder)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from care_qdrant.encoders.weights import CHECK_FILE
 from care_qdrant.errors import AlteredModel
 from care_qdrant.types import Vectors
 
@@ -23,8 +24,6 @@ REFERENCE_TEXTS = (
     "What does an HbA1c of 6.5 % mean?",
     "孩子发烧三天，体温 38.5℃，咳嗽有痰，需要吃消炎药吗？",
 )
-CHECK_FILE = "check_vectors.json"
-"""Beside an adapter: without them another base of the same shape cannot be told from its own."""
 _ADAPTER_MARGIN = 0.02
 """Allowed below a cosine of 1: weights that were rounded to bfloat16 when they were merged, another device."""
 COSINE_MARGIN = 0.005
@@ -78,7 +77,7 @@ def keep_check_vectors(encode: Callable[[list[str]], Vectors], folder: Path) -> 
 
 
 def check_adapter_vectors(encode: Callable[[list[str]], Vectors], adapter: Path) -> None:
-    """Refuse an adapter that gives other vectors than those beside it; where none are, nothing can be checked."""
+    """Refuse an adapter that gives other vectors than those beside it; without such nothing can be checked."""
     if not (adapter / CHECK_FILE).is_file():
         return
     references = [Reference(**kept) for kept in json.loads((adapter / CHECK_FILE).read_text(encoding="utf-8"))]

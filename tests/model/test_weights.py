@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +18,11 @@ from transformers import AutoModel
 
 from care_qdrant.cli import model as model_cli
 from care_qdrant.encoders.torch import load_sentence_transformer
-from care_qdrant.errors import IncompleteModel, InputError, ModelError
+from care_qdrant.errors import AlteredModel, IncompleteModel, InputError, ModelError
 from care_qdrant.model.join import join_encoders
 from care_qdrant.model.pair import CareModel
-from care_qdrant.model.published import write_document_side, write_query_side
+from care_qdrant.model.published import plain_vectors, write_document_side, write_query_side
+from care_qdrant.model.references import keep_check_vectors
 from tests.trainer import bases
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks
@@ -223,6 +225,34 @@ def test_adapters_that_would_be_wrong_are_refused(published: Path, damage: str, 
     config.write_text(json.dumps(settings))
     with pytest.raises(ModelError, match=reason):
         written_vectors(source, "doc_encoder", tmp_path / "written")
+
+
+def other_base(base: Path, folder: Path, *adapters: Path) -> None:
+    """Let adapters name a base of the same shape with other weights."""
+    shutil.copytree(base, folder)
+    rewrite(folder, lambda tensors: {name: value.flip(0) for name, value in tensors.items()})
+    for adapter in adapters:
+        config = adapter / "adapter_config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": str(folder)}))
+
+
+def test_an_adapter_over_another_base_of_the_same_shape_is_refused_or_said(
+    published: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sources = [adapter(published, tmp_path / name) for name in ("checked", "unchecked")]
+    written_vectors(sources[0], "doc_encoder", tmp_path / "own")
+    keep_check_vectors(
+        partial(plain_vectors, SentenceTransformer(str(tmp_path / "own"), device="cpu").float()), sources[0]
+    )
+    caplog.clear()
+    written_vectors(sources[0], "doc_encoder", tmp_path / "again")
+    assert "not checked" not in caplog.text
+    other_base(published / "doc_encoder", tmp_path / "other", *sources)
+    with pytest.raises(AlteredModel, match="another model of the same shape"):
+        written_vectors(sources[0], "doc_encoder", tmp_path / "refused")
+    assert "not checked" not in caplog.text
+    written_vectors(sources[1], "doc_encoder", tmp_path / "written")
+    assert "cannot be told from it" in caplog.text
 
 
 @pytest.mark.parametrize(

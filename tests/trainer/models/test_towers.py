@@ -138,8 +138,11 @@ def test_a_teacher_has_its_adapters_in_its_weights(base: Run, tmp_path: Path, mo
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks for it
-def test_an_adapter_over_another_base_of_the_same_shape_is_refused(base: Run, tmp_path: Path) -> None:
+def test_an_adapter_over_another_base_of_the_same_shape_is_refused_or_said(
+    base: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     document = towers.load(_lora_document(base, tmp_path / "source"))
+    caplog.clear()
     pipeline._save({"document": document}, tmp_path)
     np.testing.assert_array_equal(towers.load(tmp_path / "document").encode(TEXTS), document.encode(TEXTS))
     [own, other] = [tmp_path / "document/adapter_config.json", shutil.copytree(_bases(base)[1], tmp_path / "other")]
@@ -149,6 +152,10 @@ def test_an_adapter_over_another_base_of_the_same_shape_is_refused(base: Run, tm
     own.write_text(json.dumps({**config, "base_model_name_or_path": str(other)}), encoding="utf-8")
     with pytest.raises(AlteredModel, match="another model of the same shape"):
         towers.load(tmp_path / "document")
+    assert "not checked" not in caplog.text
+    (tmp_path / "document/check_vectors.json").unlink()
+    towers.load(tmp_path / "document")
+    assert "cannot be told from it" in caplog.text
 
 
 @pytest.mark.parametrize("side", ["query", "document"])
