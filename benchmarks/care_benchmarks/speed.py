@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -23,6 +24,8 @@ from care_benchmarks.search import QdrantSearch
 from care_benchmarks.tasks import LoadedTask
 from care_qdrant.errors import CareError
 from care_qdrant.qdrant.connection import is_embedded
+
+T = TypeVar("T")
 
 WARM_UP_QUERIES = 20
 WARM_UP_SECONDS = 5.0
@@ -48,16 +51,19 @@ def measure_speed(search: QdrantSearch, task: LoadedTask, settings: SpeedSetting
     collection = search.collection(task.name, task.revision)
     encode = find = cold_start = None
     if system.mode == "dense":
+        encode = measure_load(lambda query: model.encode_query([query]), queries, 1, settings.samples).latency
         vectors = model.encode_query(queries[: settings.samples]).tolist()
-        encode = measure_calls(lambda n: model.encode_query([queries[n % len(queries)]]), settings.samples)
-        find = measure_calls(
-            lambda n: search.client.query_points(
-                collection, query=vectors[n % len(vectors)], using=model.name, limit=TOP_K, search_params=search.params
+        find = measure_load(
+            lambda vector: search.client.query_points(
+                collection, query=vector, using=model.name, limit=TOP_K, search_params=search.params
             ),
+            vectors,
+            1,
             settings.samples,
-        )
+        ).latency
         if settings.cold_start:
             cold_start = measure_cold_start(system.source, system.precision, queries[0])
+    files = store and [f.stat().st_size for f in (store / "collection" / collection).rglob("*") if f.is_file()]
     where = "embedded Qdrant, exact scan" if is_embedded(search.client) else "Qdrant server"
     return Speed(
         path=f"{answer.description}, {where}, top {TOP_K}",
@@ -67,21 +73,23 @@ def measure_speed(search: QdrantSearch, task: LoadedTask, settings: SpeedSetting
         search=find,
         cold_start=cold_start,
         documents_per_second=indexed.encoded / indexed.seconds if indexed.encoded == indexed.documents else None,
-        index_bytes_per_document=None
-        if store is None
-        else _bytes(store / "collection" / collection) / indexed.documents,
+        index_bytes_per_document=None if files is None else sum(files) / indexed.documents,
     )
 
 
 def measure_load(
-    answer: Callable[[str], object],
-    queries: Sequence[str],
+    answer: Callable[[T], object],
+    queries: Sequence[T],
     concurrency: int,
     samples: int,
     budget_seconds: float = BUDGET_SECONDS,
 ) -> LoadPoint:
     """Send queries from concurrent clients in a closed loop, after a warm-up that is not counted."""
-    _warm_up(lambda number: answer(queries[number % len(queries)]))
+    began = time.perf_counter()
+    for number in range(WARM_UP_QUERIES):
+        answer(queries[number % len(queries)])
+        if time.perf_counter() - began > WARM_UP_SECONDS:
+            break
     tickets, lock, seconds = itertools.count(), threading.Lock(), list[float]()
     began = time.perf_counter()
 
@@ -99,20 +107,6 @@ def measure_load(
     return LoadPoint(concurrency, len(seconds) / (time.perf_counter() - began), summarise(seconds))
 
 
-def measure_calls(call: Callable[[int], object], samples: int, budget_seconds: float = BUDGET_SECONDS) -> Latency:
-    """Time ``call(0)``, ``call(1)``, … one after another, after a warm-up that is not counted."""
-    _warm_up(call)
-    seconds: list[float] = []
-    end = time.perf_counter() + budget_seconds
-    for number in range(samples):
-        began = time.perf_counter()
-        call(number)
-        seconds.append(time.perf_counter() - began)
-        if began > end:
-            break
-    return summarise(seconds)
-
-
 def summarise(seconds: Sequence[float]) -> Latency:
     """Return mean and percentiles in milliseconds."""
     milliseconds = np.asarray(seconds) * 1e3
@@ -127,16 +121,3 @@ def measure_cold_start(model: str, precision: str, query: str) -> ColdStart:
     if done.returncode:
         raise CareError(f"cold start of {model}: {done.stderr.strip().splitlines()[-1:] or done.returncode}")
     return TypeAdapter(ColdStart).validate_json(done.stdout)
-
-
-def _warm_up(call: Callable[[int], object]) -> None:
-    """Call until caches, threads and allocators are in their steady state."""
-    began = time.perf_counter()
-    for number in range(WARM_UP_QUERIES):
-        call(number)
-        if time.perf_counter() - began > WARM_UP_SECONDS:
-            return
-
-
-def _bytes(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

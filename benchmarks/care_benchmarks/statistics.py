@@ -41,7 +41,7 @@ class Comparison:
 
 def mean_interval(values: Sequence[float] | Sample) -> Interval:
     """Return the interval of a mean, by the percentile bootstrap, which unlike BCa is defined for constant scores."""
-    return _bootstrap((np.asarray(values, dtype=np.float64),), _mean, paired=False)
+    return _bootstrap((np.asarray(values, dtype=np.float64),), np.mean, paired=False)
 
 
 def pearson_interval(labels: Sequence[float], similarities: Sequence[float]) -> Interval:
@@ -63,7 +63,7 @@ def randomisation_p_value(base: Sequence[float] | Sample, other: Sequence[float]
         return 1.0
     test = stats.permutation_test(
         (difference,),
-        _mean,
+        np.mean,
         permutation_type="samples",
         vectorized=True,
         n_resamples=RESAMPLES,
@@ -111,10 +111,6 @@ def _bootstrap(samples: tuple[Sample, ...], statistic: object, *, paired: bool) 
         rng=np.random.default_rng(SEED),
     ).confidence_interval
     return Interval(float(found.low), float(found.high))
-
-
-def _mean(sample: Sample, axis: int) -> Sample:
-    return np.asarray(sample.mean(axis=axis))
 
 
 def _pearson(first: Sample, second: Sample, axis: int) -> Sample:

@@ -5,12 +5,11 @@ choice of the encoders: mteb's own STS would send both sentences of an asymmetri
 not say which side it used.
 """
 
-import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +26,6 @@ from mteb.types import PromptType
 from care_benchmarks.measures import MAIN_MEASURE, Kind, Qrels
 from care_benchmarks.places import Places
 from care_benchmarks.taskfiles import (
-    Candidates,
     RetrievalFiles,
     content_digest,
     find_tasks,
@@ -37,7 +35,6 @@ from care_benchmarks.taskfiles import (
     read_sts,
 )
 from care_qdrant.errors import CareError, InputError
-from care_qdrant.types import Document
 
 HUB_TASKS = ("CMedQAv1-reranking", "CMedQAv2-reranking", "CmedqaRetrieval", "MedicalRetrieval")
 """Chinese medical sets that mteb loads by itself; CMedTEB is not among them."""
@@ -94,8 +91,9 @@ def load_task(task: AbsTask) -> LoadedTask:
     except CareError:
         raise
     except Exception as error:  # The hub, its cache and its loaders raise many types, none of them defined here.
+        reason = next(iter(str(error).strip().splitlines()), "no reason given")
         raise InputError(
-            f"{name}: its data cannot be loaded ({type(error).__name__}: {first_line(error)}); "
+            f"{name}: its data cannot be loaded ({type(error).__name__}: {reason}); "
             "download them where there is a network, and run there once"
         ) from error
     dataset: Any = task.dataset
@@ -106,11 +104,6 @@ def load_task(task: AbsTask) -> LoadedTask:
     queries = dict(zip(split["queries"]["id"], split["queries"]["text"], strict=True))
     qrels = {query: dict(grades) for query, grades in split["relevant_docs"].items()}
     return LoadedTask(task, name, kind, revision, queries, CorpusTexts(split["corpus"]), qrels, [])
-
-
-def first_line(error: BaseException) -> str:
-    """Return the message of an error in one line."""
-    return next(iter(str(error).strip().splitlines()), "no reason given")
 
 
 class CorpusTexts(Mapping[str, str]):
@@ -137,43 +130,19 @@ class CorpusTexts(Mapping[str, str]):
         return len(self._corpus)
 
 
-class DirectoryRetrieval(AbsTaskRetrieval):
-    """A retrieval task of three local files. The corpus stays on disk, memory-mapped."""
+class DirectoryRanking(AbsTaskRetrieval):
+    """A retrieval or reranking task of local files, which are read and checked once."""
 
     k_values = _DEPTHS
 
-    def __init__(self, name: str, files: RetrievalFiles) -> None:
-        self.metadata = _metadata(name, "Retrieval", (files.corpus, files.queries, files.qrels))
-        self._files = files
+    def __init__(self, metadata: TaskMetadata, read: Callable[[], RetrievalSplitData]) -> None:
+        self.metadata, self._read = metadata, read
         super().__init__()
 
     def load_data(self, num_proc: int | None = None, **_: Any) -> None:
         """Read and check the files once."""
         del num_proc
         _load_once(self, self._read)
-
-    def _read(self) -> RetrievalSplitData:
-        queries, qrels = read_questions(self._files)
-        folder = tempfile.mkdtemp(prefix="care-bench-")
-        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        corpus = _on_disk(read_corpus(self._files.corpus), Path(folder))
-        return _split(corpus, queries, qrels, None)
-
-
-class DirectoryRerank(AbsTaskRetrieval):
-    """A reranking task of one local file: each query has candidates of its own."""
-
-    k_values = _DEPTHS
-
-    def __init__(self, name: str, file: Path) -> None:
-        self.metadata = _metadata(name, "Reranking", (file,))
-        self._file = file
-        super().__init__()
-
-    def load_data(self, num_proc: int | None = None, **_: Any) -> None:
-        """Read and check the file once."""
-        del num_proc
-        _load_once(self, lambda: _rerank_split(read_rerank(self._file)))
 
 
 class DirectorySts(AbsTaskSTS):
@@ -190,22 +159,19 @@ class DirectorySts(AbsTaskSTS):
     def load_data(self, num_proc: int | None = None, **_: Any) -> None:
         """Read and check the file once."""
         del num_proc
-        _load_once(self, self._read)
-
-    def _read(self) -> Dataset:
-        pairs = read_sts(self._file)
-        rows = [{"sentence1": pair.sentence1, "sentence2": pair.sentence2, "score": pair.score} for pair in pairs]
-        return Dataset.from_list(rows)
+        _load_once(self, lambda: Dataset.from_list([asdict(pair) for pair in read_sts(self._file)]))
 
 
 def directory_tasks(directory: Path, name: str | None = None) -> list[AbsTask]:
     """Create the tasks of a directory; their data are not read yet."""
     found, prefix = find_tasks(directory), name or directory.resolve().name
     tasks: list[AbsTask] = []
-    if found.retrieval:
-        tasks.append(DirectoryRetrieval(f"{prefix}-Retrieval", found.retrieval))
+    if files := found.retrieval:
+        metadata = _metadata(f"{prefix}-Retrieval", "Retrieval", (files.corpus, files.queries, files.qrels))
+        tasks.append(DirectoryRanking(metadata, partial(_retrieval_split, files)))
     if found.rerank:
-        tasks.append(DirectoryRerank(f"{prefix}-Rerank", found.rerank))
+        metadata = _metadata(f"{prefix}-Rerank", "Reranking", (found.rerank,))
+        tasks.append(DirectoryRanking(metadata, partial(_rerank_split, found.rerank)))
     for label, file in (("STS", found.sts), ("SynonymSTS", found.sts_synonym)):
         if file:
             tasks.extend(DirectorySts(f"{prefix}-{label}", file, sides) for sides in STS_SIDES)
@@ -228,9 +194,23 @@ def _load_once(task: AbsTask, read: Callable[[], Any]) -> None:
         task.data_loaded = True
 
 
-def _rerank_split(questions: list[Candidates]) -> RetrievalSplitData:
+def _retrieval_split(files: RetrievalFiles) -> RetrievalSplitData:
+    """Keep the corpus on disk, memory-mapped, so that a million documents take no memory."""
+    queries, qrels = read_questions(files)
+    folder = tempfile.TemporaryDirectory(prefix="care-bench-", ignore_cleanup_errors=True)
+    path = f"{folder.name}/corpus.arrow"
+    with ArrowWriter(path=path, features=_CORPUS_FEATURES) as writer:
+        for document in read_corpus(files.corpus):
+            writer.write({"id": document.id, "title": document.title, "text": document.text})
+        writer.finalize()
+    corpus = Dataset.from_file(path)
+    weakref.finalize(corpus, folder.cleanup)
+    return _split(corpus, queries, qrels, None)
+
+
+def _rerank_split(path: Path) -> RetrievalSplitData:
     """Number the distinct texts as documents, so that a candidate of two queries is encoded once."""
-    identities: dict[str, str] = {}
+    questions, identities = read_rerank(path), dict[str, str]()
     for question in questions:
         for text in (*question.positive, *question.negative):
             identities.setdefault(text, f"d{len(identities)}")
@@ -252,34 +232,14 @@ def _split(
     return RetrievalSplitData(corpus=corpus, queries=questions, relevant_docs=qrels, top_ranked=candidates)
 
 
-def _on_disk(documents: Iterable[Document], folder: Path) -> Dataset:
-    """Write the corpus as a memory-mapped table, so that a million documents take no memory."""
-    path = folder / "corpus.arrow"
-    with ArrowWriter(path=str(path), features=_CORPUS_FEATURES) as writer:
-        for document in documents:
-            writer.write({"id": document.id, "title": document.title, "text": document.text})
-        writer.finalize()
-    return Dataset.from_file(str(path))
-
-
 def _metadata(name: str, kind: _MtebType, files: tuple[Path, ...]) -> TaskMetadata:
     return TaskMetadata(
         name=name,
         description=f"{kind} task read from {', '.join(file.name for file in files)}",
-        reference=None,
         dataset={"path": f"local/{name}", "revision": content_digest(files)},
         type=kind,
         category="t2t",
-        modalities=["text"],
-        eval_splits=["test"],
         eval_langs=["cmn-Hans"],
         main_score=_MTEB_MAIN_SCORE[kind],
-        date=None,
         domains=["Medical"],
-        task_subtypes=[],
-        license=None,
-        annotations_creators=None,
-        dialect=[],
-        sample_creation=None,
-        bibtex_citation=None,
     )

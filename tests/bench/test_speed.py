@@ -2,7 +2,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from care_benchmarks.speed import WARM_UP_QUERIES, measure_calls, measure_cold_start, measure_load, summarise
+from care_benchmarks.speed import WARM_UP_QUERIES, measure_cold_start, measure_load, summarise
 
 from care_qdrant.errors import CareError
 
@@ -39,10 +39,8 @@ def test_clients_wait_for_their_own_answer_only() -> None:
 
 
 def test_a_slow_system_gets_fewer_samples() -> None:
-    assert (
-        measure_load(lambda _: None, ["q"], concurrency=1, samples=10**9, budget_seconds=0.05).latency.samples < 10**9
-    )
-    assert measure_calls(lambda _: None, samples=10**9, budget_seconds=0.01).samples < 10**9
+    load = measure_load(lambda _: None, ["q"], concurrency=1, samples=10**9, budget_seconds=0.05)
+    assert load.latency.samples < 10**9
 
 
 def test_an_error_of_the_system_is_not_a_fast_answer() -> None:
