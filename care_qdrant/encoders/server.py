@@ -11,12 +11,14 @@ the pair's length; the reference vectors then also check its tokenizer.
 import json
 import logging
 import random
+import sys
 import threading
 import time
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,8 @@ REFERENCE_TEXTS = (
 )
 _ADVICE = ". None of its vectors was written; start it with the model's own weights, and run the same command again"
 _PASSING_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+_TOO_LARGE = (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY)
+"""Of a request that is sent again in halves; text-embeddings-inference gives 422 for more than 32 texts."""
 _UNUSABLE_ANSWERS = 3
 """A batch whose answer was unusable that often fails."""
 _SLOWER = 2.0
@@ -116,7 +120,7 @@ class ServerEncoder:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self.dim, self.max_tokens, self.prompt = dim, max_tokens, prompt
         self.calls, self.meter = MOST_REQUESTS * len(endpoints), Meter()
-        self._lowest_cosine = 1.0
+        self._lowest_cosine, self._most_texts = 1.0, sys.maxsize
         self._model, self._reference, self._is_cut = model, reference, is_cut
         self._sent, self._batch_tokens = sent, batch_tokens
         clients = [httpx.Client(base_url=url, headers=headers, timeout=REQUEST_TIMEOUT_SECONDS) for url in endpoints]
@@ -190,6 +194,8 @@ class ServerEncoder:
         self, inputs: list[list[int] | str], tokens: int, references: Sequence[int] | None = None
     ) -> tuple[Vectors, float]:
         """Return the vectors of one batch, and the least cosine of the reference texts that went with it."""
+        if len(inputs) > self._most_texts:
+            return self._embed_halves(inputs, tokens)
         if references is None:
             references = [random.randrange(len(self._reference.texts))] if self._reference else []
         sent = [*inputs, *map(self._reference_input, references)]
@@ -197,10 +203,11 @@ class ServerEncoder:
         unusable = 0
         while sent:
             endpoint, answer = self._endpoints.post(body, len(inputs), tokens)
-            if answer.status_code == 413 and len(inputs) > 1:
-                half = len(inputs) // 2
-                halves = [self._embed(part, tokens // 2) for part in (inputs[:half], inputs[half:])]
-                return np.concatenate([rows for rows, _ in halves]), min(cosine for _, cosine in halves)
+            if answer.status_code in _TOO_LARGE and len(inputs) > 1:
+                found = self._embed_halves(inputs, tokens)
+                if answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY:  # halves were none too many: it counts texts
+                    self._most_texts = min(self._most_texts, -(-len(inputs) // 2))
+                return found
             if answer.is_error:
                 raise EncodingError(redact(f"{endpoint.name}: {answer.status_code}, {answer.text[:200]}"))
             try:
@@ -219,6 +226,11 @@ class ServerEncoder:
                 self._lowest_cosine = min(self._lowest_cosine, lowest)
                 return rows[: len(inputs)], lowest
         return np.empty((0, self.dim), dtype=np.float32), 1.0
+
+    def _embed_halves(self, inputs: list[list[int] | str], tokens: int) -> tuple[Vectors, float]:
+        half = len(inputs) // 2
+        halves = [self._embed(part, tokens // 2) for part in (inputs[:half], inputs[half:])]
+        return np.concatenate([rows for rows, _ in halves]), min(cosine for _, cosine in halves)
 
     def _cosine(self, row: Vectors, number: int) -> float:
         """Return the cosine of a vector with a reference; of vectors that were cut the length counts, too."""

@@ -190,6 +190,24 @@ def test_a_batch_that_is_too_large_is_halved(served: CareModel, server: Embeddin
     assert [len(request["input"]) - 1 for request in server.requests] == [5, 2, 3, 1, 2]
 
 
+def test_a_server_that_counts_texts_is_asked_for_fewer(
+    served: CareModel, server: EmbeddingServer, model: CareModel
+) -> None:
+    refusal = {"message": "batch size 6 > maximum allowed batch size 4", "code": 422, "type": "Validation"}
+    server.faults = [lambda tokens: (422, refusal) if len(tokens) > 4 else None for _ in range(9)]
+    for _ in range(2):
+        assert served.encode_document(TEXTS[:5]) == pytest.approx(model.encode_document(TEXTS[:5]), abs=1e-5)
+    assert [len(request["input"]) - 1 for request in server.requests] == [5, 2, 3, 2, 3]
+
+
+def test_a_text_that_is_refused_on_its_own_ends_in_the_servers_words(
+    served: CareModel, server: EmbeddingServer
+) -> None:
+    server.faults = [lambda tokens: (422, {"message": "what is this?"}) for _ in range(9)]
+    with pytest.raises(EncodingError, match=r"422.*what is this"):
+        served.encode_document(TEXTS[:4])
+
+
 def _half(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows[: len(rows) // 2]
 
