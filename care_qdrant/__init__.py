@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from care_qdrant.encoders.batching import token_batches
     from care_qdrant.encoders.engine import Engine
     from care_qdrant.encoders.microbatch import MicroBatcher
+    from care_qdrant.encoders.old_model import OldModel, open_old_model
     from care_qdrant.encoders.sparse import FastEmbedSparse, native_bm25
     from care_qdrant.encoders.torch import load_sentence_transformer
     from care_qdrant.encoders.weights import readable_model
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME, Storage
     from care_qdrant.qdrant.layout import read_hit
     from care_qdrant.qdrant.retry import RetryPolicy
+    from care_qdrant.search.fallback import Fallback
     from care_qdrant.search.fusion import CANDIDATES, DEFAULT_ALPHA, Fusion, bm25_weight
     from care_qdrant.search.retriever import Mode, Retriever
     from care_qdrant.types import Chunk, Document, Hit, Vectors, embedded_text, point_id
@@ -90,6 +92,7 @@ _NAMES = {
     "encoders.batching": ("token_batches",),
     "encoders.engine": ("Engine",),
     "encoders.microbatch": ("MicroBatcher",),
+    "encoders.old_model": ("OldModel", "open_old_model"),
     "encoders.sparse": ("FastEmbedSparse", "native_bm25"),
     "encoders.torch": ("load_sentence_transformer",),
     "encoders.weights": ("readable_model",),
@@ -128,6 +131,7 @@ _NAMES = {
     "progress": ("Progress", "progress_bar"),
     "index.promote": ("PromotionReport", "promote_collection"),
     "index.publish": ("PublicationReport", "PublishSettings", "publish_collection", "roll_back"),
+    "search.fallback": ("Fallback",),
     "search.fusion": ("CANDIDATES", "DEFAULT_ALPHA", "Fusion", "bm25_weight"),
     "qdrant.layout": ("read_hit",),
     "search.retriever": ("Mode", "Retriever"),
@@ -165,6 +169,7 @@ __all__ = [
     "Encoder",
     "EncodingError",
     "Engine",
+    "Fallback",
     "FastEmbedSparse",
     "Fields",
     "FingerprintMismatch",
@@ -181,6 +186,7 @@ __all__ = [
     "ModelError",
     "NewerFormat",
     "NotVerified",
+    "OldModel",
     "OnnxFiles",
     "Precision",
     "Progress",
@@ -223,6 +229,7 @@ __all__ = [
     "native_folder",
     "needs_extra",
     "open_client",
+    "open_old_model",
     "point_id",
     "progress_bar",
     "promote_collection",

@@ -59,6 +59,9 @@ class Variant:
     learning_rate: float = 3e-3
     width: int = 512
     """Principal directions of the stored vectors that the table has."""
+    centred: bool = False
+    """Learn from the stored vectors less their mean, of mean square length 1: ranks of a query do not change by it."""
+    temperature: float = 0.02
     dropout: float = 0.3
     """Share of a text's tokens that are left out at each step."""
     after_rate: float = 1e-3
@@ -71,6 +74,13 @@ VARIANTS = {
     "kl": Variant(neighbours=50),
     "width-256": Variant(width=256),
     "width-1024": Variant(width=1024),
+    "centred-02": Variant(centred=True),
+    "centred-05": Variant(centred=True, temperature=0.05),
+    "centred-10": Variant(centred=True, temperature=0.1),
+    "centred-20": Variant(centred=True, temperature=0.2),
+    "centred-40": Variant(centred=True, temperature=0.4),
+    "centred-10-1024": Variant(centred=True, temperature=0.1, width=1024),
+    "centred-20-1024": Variant(centred=True, temperature=0.2, width=1024),
     "dropout-60": Variant(dropout=0.6),
     "epochs-14": Variant(epochs=14),
     "epochs-56": Variant(epochs=56),
@@ -83,11 +93,18 @@ VARIANTS = {
 def run(texts: Texts, documents: Vectors, log: Vectors, variant: Variant, seed: int, limit: int) -> Vectors:
     """Train a table on some documents and return it, (tokens, width)."""
     settings = LearnSettings(
-        seed=seed, epochs=variant.epochs, learning_rate=variant.learning_rate, token_dropout=variant.dropout
+        seed=seed,
+        epochs=variant.epochs,
+        learning_rate=variant.learning_rate,
+        token_dropout=variant.dropout,
+        temperature=variant.temperature,
     )
     tokenizer = built_in_tokenizer(settings.max_tokens)
     read, asked = tokenize(tokenizer, texts.documents[:limit]), tokenize(tokenizer, texts.log[: variant.questions])
     size = tokenizer.get_vocab_size()
+    if variant.centred:
+        away = documents - documents.mean(axis=0)
+        documents = away / np.sqrt((away**2).sum(axis=1).mean())
     targets, questions = documents[:limit], log[: variant.questions]
     if variant.start == "random":
         table = tables.start_table(read, size, targets.shape[1], seed)

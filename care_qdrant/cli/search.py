@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
-from care_qdrant.console.options import Target, json_option, model_options, target_options
+from care_qdrant.console.options import Target, fallback_option, json_option, model_options, target_options
 
 if TYPE_CHECKING:
     from qdrant_client import models
 
     from care_qdrant.model.pair import CareModel
     from care_qdrant.qdrant.collection import Collection
+    from care_qdrant.search.fallback import Fallback
     from care_qdrant.search.retriever import Mode
     from care_qdrant.types import Hit
 
@@ -27,7 +28,7 @@ _EXAMPLES = 3
     context_settings=CONTEXT,
     groups={
         "Options": ["collection", "model", "path", "url", "mode", "top_k", "conditions", "as_json"],
-        "Vectors and fusion": ["vector_name", "alpha", "task", "shard_key"],
+        "Vectors and fusion": ["vector_name", "alpha", "task", "shard_key", "fallback"],
     },
 )
 @click.argument("query", required=False)
@@ -54,6 +55,7 @@ _EXAMPLES = 3
 )
 @click.option("--task", help="Task whose prompt the query gets; `care model info` lists them.")
 @click.option("--shard-key", help="Search the shards of this key alone, as --shard-key of care ingest.")
+@fallback_option
 @target_options
 @model_options()
 @json_option
@@ -67,6 +69,7 @@ def command(
     alpha: float | None,
     task: str | None,
     shard_key: str | None,
+    open_fallback: "Callable[[], Fallback] | None",
     target: Target,
     load_model: Callable[[], "CareModel"],
     as_json: bool,
@@ -101,6 +104,7 @@ def command(
             vector_name=vector_name,
             alpha=alpha,
             shard_key=shard_key,
+            fallback=None if open_fallback is None else open_fallback(),
         )
         for each in _prompted(Collection(client, collection)) if query is None else [query]:
             [hits] = retriever.search([each], top_k, conditions_filter)

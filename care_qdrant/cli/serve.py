@@ -2,13 +2,14 @@
 
 import logging
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
-from care_qdrant.console.options import Target, engine_options, precision, target_options
+from care_qdrant.console.options import Target, engine_options, fallback_option, precision, target_options
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from care_qdrant.encoders.engine import Engine
     from care_qdrant.model.pair import CareModel
+    from care_qdrant.search.fallback import Fallback
 
 
 @click.command(
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
             "engine_words",
             "documents",
             "collections",
+            "fallback",
             "mcp",
             "path",
             "url",
@@ -93,6 +96,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Time that clients get to open new connections when a worker ends, in seconds.",
 )
+@fallback_option
 @target_options
 @engine_options
 def command(
@@ -107,6 +111,7 @@ def command(
     fingerprints: Path | None,
     metrics_port: int | None,
     drain_seconds: float,
+    open_fallback: "Callable[[], Fallback] | None",
     target: Target,
     device: str | None,
     engine: "Engine",
@@ -149,6 +154,7 @@ def command(
         load_models=load_models,
         open_qdrant=None if no_database else open_qdrant,
         collections=collections,
+        open_fallback=open_fallback,
         documents=documents,
         keys_file=keys,
         fingerprints_file=fingerprints,

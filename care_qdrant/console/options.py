@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from care_qdrant.encoders.engine import Engine
     from care_qdrant.model.pair import CareModel, Precision
     from care_qdrant.qdrant.retry import RetryPolicy
+    from care_qdrant.search.fallback import Fallback
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -248,6 +249,32 @@ def engine_options(command: Command) -> Command:
         return command(*args, engine=engine, device=next(iter(devices), None), **options)
 
     return cast(Command, engine_option(with_engine))
+
+
+def fallback_option(command: Command) -> Command:
+    """Add ``--fallback``; the command takes ``open_fallback``, a function, or None where there is none."""
+
+    @wraps(command)
+    def with_fallback(*args: Any, fallback: str | None, **options: Any) -> Any:
+        share = setting("CARE_FALLBACK_SHARE", 0.2, click.FloatRange(0, 1))
+
+        def open_fallback() -> "Fallback":
+            from care_qdrant.encoders.old_model import open_old_model
+            from care_qdrant.search.fallback import Fallback
+
+            old = open_old_model(str(fallback))
+            return Fallback(old.encode_query, old.encode_document, share)
+
+        return command(*args, open_fallback=None if fallback is None else open_fallback, **options)
+
+    option = click.option(
+        "--fallback",
+        metavar="FOLDER|URL",
+        help="The model that made the vectors, for the queries that a learned encoder is least sure of: a "
+        "sentence-transformers folder, or a service that speaks OpenAI's protocol, as https://api.openai.com/v1 (its "
+        "model: CARE_ENDPOINT_MODEL, API key: CARE_ENDPOINT_KEY; share of the queries: CARE_FALLBACK_SHARE, 0.2).",
+    )
+    return cast(Command, option(with_fallback))
 
 
 def precision() -> "Precision":

@@ -87,6 +87,8 @@ class ResolvedCollection:
     hnsw_ef: int | None = None
     """Width of a graph search where the caller gives none: what `care learn` measured for its query encoder; None
     leaves it to the server."""
+    best_scores: tuple[float, ...] = ()
+    """Quantiles of the score of a learned query's best hit, where `care learn` recorded them."""
     layout: Layout | None = None
     """How to read payloads; None where none were sampled, and where no sampled node has a text."""
     has_index: bool = False
@@ -219,6 +221,7 @@ def resolve_vectors(
         checked_at=checked_at,
         alpha=DEFAULT_ALPHA if learned is None or learned.alpha is None else learned.alpha,
         hnsw_ef=None if vector_name is None else _hnsw_ef(schema, vector_name, config),
+        best_scores=_best_scores(learned),
         has_index=schema.has_index,
         points=schema.points,
         indexed_keys=frozenset(schema.payload_schema),
@@ -298,6 +301,13 @@ def _learned(schema: CollectionSchema, vector_name: str, config: StoreConfig) ->
     """Return the contract of the encoder that makes the queries; None where it was not learned from the vectors."""
     learned = schema.learned.get(vector_name)
     return learned if learned is not None and learned.fingerprint == config.expected else None
+
+
+def _best_scores(learned: LearnedContract | None) -> tuple[float, ...]:
+    try:
+        return tuple(map(float, ((learned and learned.best_scores) or "").split()))
+    except ValueError:  # not written by this version
+        return ()
 
 
 def _hnsw_ef(schema: CollectionSchema, vector_name: str, config: StoreConfig) -> int | None:

@@ -12,6 +12,7 @@ from care_qdrant.encoders.sparse import SparseQueryEncoder
 from care_qdrant.errors import InputError
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.retry import RetryPolicy
+from care_qdrant.search.fallback import Fallback
 from care_qdrant.search.fusion import Fusion, candidates
 from care_qdrant.search.plan import Query, find
 from care_qdrant.search.resolve import CHECK_SECONDS, CollectionResolver, ResolvedCollection, StoreConfig
@@ -61,6 +62,7 @@ class Retriever:
         params: models.SearchParams | None = None,
         shard_key: models.ShardKeySelector | None = None,
         unique_documents: bool = True,
+        fallback: Fallback | None = None,
         check_seconds: float = CHECK_SECONDS,
     ) -> None:
         """Set up a search; nothing is read before the first one.
@@ -82,6 +84,8 @@ class Retriever:
             params: Of Qdrant for the dense vector: exact, hnsw_ef, quantization, acorn.
             shard_key: Shards to search in a collection with shards by key; None searches all.
             unique_documents: Return each document once, by its best chunk.
+            fallback: The model that made the vectors, for the queries that a learned encoder is least sure of; one
+                more search of the dense vector for each query.
             check_seconds: How long a check of the contract holds; it costs two short requests.
 
         Raises:
@@ -107,6 +111,7 @@ class Retriever:
         self._params = None if self._collection.is_embedded else params
         self._shard_key = shard_key
         self._unique_documents = unique_documents
+        self._fallback = fallback
         self._told_fewer = False
         config = StoreConfig(
             dense=mode != "sparse",
@@ -190,6 +195,8 @@ class Retriever:
         encode: Callable[[Sequence[str]], Vectors],
     ) -> list[Query]:
         vectors = [None] * len(texts) if self._model is None else encode(texts).tolist()
+        if self._fallback is not None and self._model is not None:
+            vectors = self._fallback.improve(resolved, texts, vectors, self._shard_key)
         is_sparse = resolved.sparse_vector_name is not None
         return [
             Query(

@@ -21,6 +21,7 @@ from care_qdrant.qdrant.collection import Collection, only_collection
 from care_qdrant.qdrant.contracts import SparseContract
 from care_qdrant.qdrant.layout import guess_layout, read_hit
 from care_qdrant.search.conditions import parse_filter
+from care_qdrant.search.fallback import Fallback
 from care_qdrant.search.fusion import Fusion
 from care_qdrant.search.overview import FLOOR_QUESTIONS, floor, overview
 from care_qdrant.search.retriever import Mode, Retriever
@@ -105,6 +106,7 @@ class Searching:
         self._open = ExitStack()
         self._opening = threading.Lock()
         self._client: QdrantClient | None = None
+        self._opened_fallback: Fallback | None = None
         self._retriever = lru_cache(_RETRIEVERS)(self._make_retriever)
         self._only: str | None = None
         self._floors: dict[tuple[str, str, Mode], tuple[float, asyncio.Task[float | None]]] = {}
@@ -242,7 +244,14 @@ class Searching:
         self, collection: str, pair: ServedPair | None, mode: Mode, fusion: Fusion, alpha: float | None
     ) -> Retriever:
         model = None if pair is None else pair.model
-        return Retriever(self._qdrant(), collection, model, mode=mode, fusion=fusion, alpha=alpha)
+        fallback = None if model is None else self._fallback()
+        return Retriever(self._qdrant(), collection, model, mode=mode, fusion=fusion, alpha=alpha, fallback=fallback)
+
+    def _fallback(self) -> Fallback | None:
+        with self._opening:
+            if self._opened_fallback is None and self._settings.open_fallback is not None:
+                self._opened_fallback = self._settings.open_fallback()
+            return self._opened_fallback
 
     def _qdrant(self) -> QdrantClient:
         with self._opening:

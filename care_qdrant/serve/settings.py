@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from qdrant_client import QdrantClient
 
     from care_qdrant.model.pair import CareModel
+    from care_qdrant.search.fallback import Fallback
 
 READY = "ready"
 """What a worker reports when it has loaded all that it serves."""
@@ -58,6 +59,8 @@ class ServeSettings:
     """Opens the Qdrant that holds the collections; None for a service that only encodes."""
     collections: tuple[str, ...] = ()
     """Names or aliases that may be searched; empty for the only one that is there."""
+    open_fallback: "Callable[[], Fallback] | None" = None
+    """Opens the model that made the vectors, for unsure queries; called by the first search of each worker."""
     mcp: bool = False
     """Whether assistants are answered at /mcp."""
     documents: bool = False

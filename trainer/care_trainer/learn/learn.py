@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from qdrant_client import QdrantClient
+from qdrant_client import QdrantClient, models
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
 
@@ -253,7 +253,8 @@ def learn(
     )
     save_seen(output, pairs.read)
     if report.registered:
-        contract = _contract(model, collection, vector_name, pairs, report)
+        best_scores = quality.best_scores(trained.questions, split.candidates)
+        contract = _contract(model, collection, vector_name, pairs, report, best_scores)
         collection.write_learned(vector_name, contract)
     shutil.rmtree(state, ignore_errors=True)
     return report
@@ -319,7 +320,12 @@ def _query_microseconds(model: "CareModel", questions: list[str]) -> float:
 
 
 def _contract(
-    model: "CareModel", collection: Collection, vector_name: str, pairs: Pairs, report: LearnReport
+    model: "CareModel",
+    collection: Collection,
+    vector_name: str,
+    pairs: Pairs,
+    report: LearnReport,
+    best_scores: str,
 ) -> LearnedContract:
     params = collection.schema.dense[vector_name]
     stored = restored(pairs.vectors[:_PROBED], pairs.basis)
@@ -337,5 +343,6 @@ def _contract(
         documents=None if documents is None else documents.fingerprint,
         alpha=report.alpha,
         hnsw_ef=report.graph.hnsw_ef if report.graph is not None else before and before.hnsw_ef,
+        best_scores=best_scores if params.distance is models.Distance.COSINE else None,
         text_field=pairs.layout.text_field,
     )

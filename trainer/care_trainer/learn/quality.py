@@ -65,6 +65,14 @@ def verdict(held_out: HeldOut) -> str | None:
     return None
 
 
+def best_scores(questions: Vectors, documents: Vectors) -> str:
+    """Return quantiles 0, 5, …, 100 % of each question's best score, as `LearnedContract.best_scores` keeps them."""
+    best = np.concatenate(
+        [(questions[row : row + 256] @ documents.T).max(axis=1) for row in range(0, len(questions), 256)]
+    )
+    return " ".join(f"{score:.4f}" for score in np.quantile(best, np.linspace(0, 1, 21)))
+
+
 def fusion_alpha(questions: Sequence[str], vectors: Vectors, texts: Sequence[str], documents: Vectors) -> float | None:
     """Return the share of the dense score in the linear fusion that is a fixed share of standardised scores.
 

@@ -55,6 +55,7 @@ from care_qdrant.qdrant.contracts import SparseContract, VectorContract, contrac
 from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME
 from care_qdrant.qdrant.layout import Layout
 from care_qdrant.qdrant.retry import RequestTooLarge
+from care_qdrant.search.fallback import Fallback
 from care_qdrant.search.fusion import Fusion
 from care_qdrant.search.plan import Query, find
 from care_qdrant.search.resolve import CHECK_SECONDS, CollectionResolver, ResolvedCollection, StoreConfig
@@ -168,6 +169,7 @@ class CareVectorStore(BasePydanticVectorStore):
     _finds_bm25: bool = PrivateAttr()
     _sparse_encoder: SparseQueryEncoder | None = PrivateAttr()
     _embedding: HasContract | None = PrivateAttr()
+    _fallback: Fallback | None = PrivateAttr()
     _has_warned: bool = PrivateAttr(default=False)
     _has_told_metadata: bool = PrivateAttr(default=False)
 
@@ -184,6 +186,7 @@ class CareVectorStore(BasePydanticVectorStore):
         sparse_encoder: SparseQueryEncoder | None = None,
         text_field: str | None = None,
         fusion: Fusion = "linear",
+        fallback: Fallback | None = None,
         check_seconds: float = CHECK_SECONDS,
         check_vectors: bool = True,
         dense_vector_name: str | None = None,
@@ -204,6 +207,8 @@ class CareVectorStore(BasePydanticVectorStore):
                 ``sparse_vector_name``, and nothing checks that it fits the stored vectors.
             text_field: Where payloads hold the text, as ``"body"`` or ``"document.body"``; None finds out.
             fusion: Of hybrid queries with BM25 (`care_qdrant.search.fusion`); ``hybrid_fusion_fn`` takes its place.
+            fallback: The model that made the vectors, for the queries with a text of which a learned encoder is least
+                sure (`care_qdrant.search.fallback`).
             check_seconds: How long a check of the collection holds; it costs two short requests. An alias may be
                 switched to vectors of another model at any time.
             check_vectors: Compare the vector of each query that has a text, and of two nodes of each `add`, with those
@@ -233,6 +238,7 @@ class CareVectorStore(BasePydanticVectorStore):
         self._client = client or self._open(aclient)
         self._fusion, self._finds_bm25, self._sparse_encoder = fusion, finds_bm25, encoder
         self._embedding = embedding if check_vectors else None
+        self._fallback = fallback
         config = StoreConfig(
             sparse=None if finds_bm25 else hybrid,
             bm25=hybrid and encoder is None,
@@ -455,6 +461,9 @@ class CareVectorStore(BasePydanticVectorStore):
         if resolved.bm25 is not None and query.mode == VectorStoreQueryMode.DEFAULT and query.query_str:
             query = replace(query, mode=VectorStoreQueryMode.HYBRID)
         asked = self._asked(resolved, query, options)
+        if self._fallback is not None and asked.vector is not None and query.query_str:
+            [vector] = self._fallback.improve(resolved, [query.query_str], [asked.vector], asked.shard_key)
+            asked = replace(asked, vector=vector)
         [lists] = find(resolved, [asked])
         if self.hybrid_fusion_fn is not None and asked.is_hybrid:
             return self.hybrid_fusion_fn(*map(as_result, lists), alpha=asked.alpha_in(resolved), top_k=asked.top_k)

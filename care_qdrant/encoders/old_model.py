@@ -1,0 +1,86 @@
+"""The model that made a collection's vectors, as it is to hand: a sentence-transformers folder, or a service."""
+
+import os
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import httpx
+import numpy as np
+
+from care_qdrant.errors import EncodingError, InputError, redact, remember_secret
+from care_qdrant.types import Vectors
+
+TIMEOUT_SECONDS = 10.0
+"""Somebody waits for the answer, and without this one there is another."""
+
+
+class OldModel(Protocol):
+    """Makes vectors of queries and of documents, ``(texts, dim)`` float32."""
+
+    def encode_query(self, texts: Sequence[str]) -> Vectors:
+        """Encode as queries."""
+
+    def encode_document(self, texts: Sequence[str]) -> Vectors:
+        """Encode as documents."""
+
+
+class ServiceModel:
+    """A model behind OpenAI's protocol, which has no sides."""
+
+    def __init__(self, url: str, model: str, api_key: str | None) -> None:
+        """Set up; nothing is sent yet."""
+        remember_secret(api_key)
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._client = httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT_SECONDS)
+        self._model = model
+        weakref.finalize(self, self._client.close)
+
+    def encode_query(self, texts: Sequence[str]) -> Vectors:
+        """Ask the service; raises `EncodingError` where it does not answer with vectors."""
+        body = {"model": self._model, "input": list(texts), "encoding_format": "float"}
+        try:
+            answer = self._client.post("embeddings", json=body)
+            answer.raise_for_status()
+            rows = sorted(answer.json()["data"], key=lambda row: row["index"])
+            return np.asarray([row["embedding"] for row in rows], dtype=np.float32)
+        except (httpx.HTTPError, KeyError, TypeError, ValueError) as error:
+            raise EncodingError(redact(f"{self._client.base_url}: {type(error).__name__}: {error}")) from error
+
+    encode_document = encode_query
+
+
+class FolderModel:
+    """A sentence-transformers folder, with the prompts that it was saved with."""
+
+    def __init__(self, folder: Path) -> None:
+        """Load the weights."""
+        from care_qdrant.encoders.torch import load_sentence_transformer
+
+        self._model = load_sentence_transformer(folder)
+
+    def encode_query(self, texts: Sequence[str]) -> Vectors:
+        """Encode with the prompt of queries."""
+        return np.asarray(self._model.encode_query(list(texts), show_progress_bar=False), dtype=np.float32)
+
+    def encode_document(self, texts: Sequence[str]) -> Vectors:
+        """Encode with the prompt of documents."""
+        return np.asarray(self._model.encode_document(list(texts), show_progress_bar=False), dtype=np.float32)
+
+
+def open_old_model(where: str) -> OldModel:
+    """Open a sentence-transformers folder, or the service at a URL, whose model is ``CARE_ENDPOINT_MODEL``.
+
+    Raises:
+        InputError: There is no such folder, or no model is named.
+    """
+    if where.startswith(("http://", "https://")):
+        model = os.environ.get("CARE_ENDPOINT_MODEL")
+        if not model:
+            raise InputError(f"{where}: name the model of this service in the environment: CARE_ENDPOINT_MODEL")
+        return ServiceModel(where, model, os.environ.get("CARE_ENDPOINT_KEY"))
+    folder = Path(where)
+    if not (folder / "modules.json").is_file():
+        raise InputError(f"{where}: no sentence-transformers folder and no URL of a service")
+    return FolderModel(folder)

@@ -1,0 +1,157 @@
+"""Sends the queries that a learned encoder is least sure of to the model that made the vectors.
+
+How sure it is, is the score of the best hit of its dense vector: a query whose words it knows comes close to some
+document. Over six collections and two models, sending on the fifth of the queries with the lowest such scores kept 99 %
+of the nDCG@10 of the model itself, where the learned encoder alone kept 97 % (benchmarks/results/learn-dial.json).
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from qdrant_client import models
+
+from care_qdrant.errors import CareError, InputError, ModelError
+from care_qdrant.qdrant.learned import probe_ids, probe_texts, probe_vectors
+from care_qdrant.search.plan import Query, find
+from care_qdrant.search.resolve import ResolvedCollection
+from care_qdrant.types import Vectors
+
+logger = logging.getLogger(__name__)
+
+Encode = Callable[[Sequence[str]], Vectors]
+
+SHARE = 0.2
+_WINDOW = 500
+"""Queries whose best scores say what a low one is."""
+_FEW = 20
+"""Below so many scores none counts as low."""
+_PROBES = 8
+_LEAST_COSINE = 0.5
+"""Median over probes of the old model's vector of a text and the stored one: titles and chunking move it below 1, and
+another model's vectors are near 0."""
+_PAUSE_SECONDS = 30.0
+"""After a failure, before the old model is asked again."""
+
+
+class Fallback:
+    """The model that made a collection's vectors, for the queries that a learned encoder is least sure of.
+
+    Example::
+
+        fallback = Fallback(vendor.encode_query, vendor.encode_document, share=0.2)
+        Retriever(client, "articles", CareModel.load("articles-queries"), fallback=fallback)
+    """
+
+    def __init__(self, encode_query: Encode, encode_document: Encode | None = None, share: float = SHARE) -> None:
+        """Set up; nothing is encoded yet.
+
+        Args:
+            encode_query: Makes vectors of queries, ``(texts, dim)``; what it raises costs no answer, only its help.
+            encode_document: Makes vectors of documents, by which the model is checked against the stored ones before it
+                is first used; None checks nothing.
+            share: Of the queries to send on, from 0 to 1: those with the lowest scores among the last 500.
+
+        Raises:
+            InputError: The share is not between 0 and 1.
+        """
+        if not 0 <= share <= 1:
+            raise InputError(f"share is {share}; it is the fraction of the queries that are sent on, from 0 to 1")
+        self._encode_query, self._encode_document, self._share = encode_query, encode_document, share
+        self._scores: deque[float] = deque(maxlen=_WINDOW)
+        self._checked: str | None = None
+        self._resumes_at = 0.0
+        self._lock = threading.Lock()
+        self.asked, self.sent = 0, 0
+        """Queries so far, and those of them that were sent on."""
+
+    def improve(
+        self,
+        resolved: ResolvedCollection,
+        texts: Sequence[str],
+        vectors: list[list[float]],
+        shard_key: models.ShardKeySelector | None = None,
+    ) -> list[list[float]]:
+        """Return the query vectors to search with: the old model's in the place of those that are unsure.
+
+        Raises:
+            ModelError: The model is not the one that made the stored vectors.
+        """
+        best = self._best_scores(resolved, vectors, shard_key)
+        unsure = self._unsure(resolved, best)
+        if not unsure or time.monotonic() < self._resumes_at:
+            return vectors
+        try:
+            self._check(resolved)
+            asked = np.asarray(self._encode_query([texts[row] for row in unsure]), dtype=np.float32)
+            _require_shape(asked, len(unsure), len(vectors[0]))
+        except ModelError:
+            raise
+        except (CareError, OSError, ValueError) as error:
+            self._resumes_at = time.monotonic() + _PAUSE_SECONDS
+            logger.warning("the old model did not answer (%s); the learned queries are used alone", error)
+            return vectors
+        self.sent += len(unsure)
+        improved = list(vectors)
+        for row, vector in zip(unsure, asked.tolist(), strict=True):
+            improved[row] = vector
+        return improved
+
+    def _best_scores(
+        self, resolved: ResolvedCollection, vectors: list[list[float]], shard_key: models.ShardKeySelector | None
+    ) -> list[float | None]:
+        """Return the score of each query's best hit by its dense vector, whatever is asked besides."""
+        assert resolved.vector_name is not None
+        is_distance = resolved.collection.schema.dense[resolved.vector_name].distance is models.Distance.EUCLID
+        found = find(
+            resolved, [Query(vector, None, 1, shard_key=shard_key) for vector in vectors], "finding unsure queries"
+        )
+        return [(-hits[0].score if is_distance else hits[0].score) if hits else None for [hits] in found]
+
+    def _unsure(self, resolved: ResolvedCollection, best: Sequence[float | None]) -> list[int]:
+        with self._lock:
+            if not self._scores:
+                self._scores.extend(resolved.best_scores)
+            self.asked += len(best)
+            unsure = []
+            for row, score in enumerate(best):
+                if score is None:
+                    continue
+                if len(self._scores) >= _FEW and score < float(np.quantile(self._scores, self._share)):
+                    unsure.append(row)
+                self._scores.append(score)
+        return unsure
+
+    def _check(self, resolved: ResolvedCollection) -> None:
+        """Compare the old model with stored vectors, once for each collection."""
+        learned = resolved.collection.schema.learned.get(resolved.vector_name or "")
+        if self._encode_document is None or learned is None or self._checked == resolved.name:
+            return
+        collection, name = resolved.collection, resolved.vector_name or ""
+        records = collection.retrieve(probe_ids(learned)[:_PROBES], payload=True, vectors=[name])
+        texts, stored = probe_texts(records.values(), learned), probe_vectors(records.values(), name)
+        both = sorted(texts.keys() & stored.keys())
+        if not both:
+            return
+        made = np.asarray(self._encode_document([texts[key] for key in both]), dtype=np.float32)
+        there = np.stack([stored[key] for key in both])
+        _require_shape(made, len(both), there.shape[1])
+        lengths = np.linalg.norm(made, axis=1) * np.linalg.norm(there, axis=1)
+        cosine = float(np.median((made * there).sum(axis=1) / np.maximum(lengths, 1e-12)))
+        if cosine < _LEAST_COSINE:
+            raise ModelError(
+                f"the model to fall back to did not make vector {name!r} of collection {resolved.name!r}: its vectors "
+                f"of {len(both)} stored texts have a median cosine of {cosine:.2f} to the stored ones"
+            )
+        self._checked = resolved.name
+
+
+def _require_shape(vectors: Vectors, count: int, dim: int) -> None:
+    if vectors.shape != (count, dim):
+        raise ModelError(
+            f"the model to fall back to gave vectors of shape {vectors.shape} and the collection has {dim} dimensions: "
+            "it is not the one that made them"
+        )

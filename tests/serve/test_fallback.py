@@ -1,0 +1,174 @@
+"""The queries of which a learned encoder is least sure go to the model that made the vectors, and to no other."""
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from care_trainer.learn.learn import learn
+from care_trainer.learn.settings import LearnSettings
+from click.testing import CliRunner
+from llama_index.core import VectorStoreIndex
+from llama_index.embeddings.care import CareEmbedding
+from llama_index.vector_stores.care import CareVectorStore
+from qdrant_client import QdrantClient
+
+from care_qdrant.cli import care
+from care_qdrant.encoders.old_model import open_old_model
+from care_qdrant.errors import EncodingError, InputError, ModelError
+from care_qdrant.model.pair import CareModel
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.connection import open_client
+from care_qdrant.search import fallback as fallback_module
+from care_qdrant.search.fallback import Fallback
+from care_qdrant.search.resolve import StoreConfig, resolve_vectors
+from care_qdrant.search.retriever import Retriever
+from care_qdrant.types import Vectors
+from tests.serve.conftest import pair
+from tests.serve.test_vendor import KEY, WordEncoder
+from tests.trainer.learn.collections import WordModel, word_texts, write_langchain
+
+pytestmark = pytest.mark.timeout(400)
+
+TEXTS = word_texts(400)
+QUESTIONS = [text.split("。")[1] for text in TEXTS[:100]]
+SETTINGS = LearnSettings(vocabulary=200, batch=64, epochs=4, learning_rate=2e-2)
+OLD = WordModel()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of an encoder that was learned badly, and the collection in ``qdrant`` beside it."""
+    place = tmp_path_factory.mktemp("learned")
+    with open_client(path=place / "qdrant") as client:
+        write_langchain(client, TEXTS, OLD.encode(TEXTS))
+        learn(client, "articles", place / "articles-queries", settings=SETTINGS, force=True)
+    return place
+
+
+@pytest.fixture
+def client(folder: Path):  # type: ignore[no-untyped-def]
+    with open_client(path=folder / "qdrant") as opened:
+        yield opened
+
+
+@pytest.fixture
+def model(folder: Path) -> CareModel:
+    return CareModel.load(folder / "articles-queries")
+
+
+@pytest.fixture
+async def vendor(make_service, listen: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the address of the old model behind OpenAI's protocol; the environment holds its name and key."""
+    (tmp_path / "keys").write_text(KEY)
+    encoder = WordEncoder()
+    service = make_service(pair("vendor", query=encoder, document=encoder), documents=True, keys_file=tmp_path / "keys")
+    await service.load()
+    monkeypatch.setenv("CARE_ENDPOINT_MODEL", "vendor")
+    monkeypatch.setenv("CARE_ENDPOINT_KEY", KEY)
+    return f"{listen(service)}/v1"
+
+
+def found(hits: Sequence[Sequence[Any]]) -> list[list[str]]:
+    return [[hit.text for hit in each] for each in hits]
+
+
+def first(texts: list[list[str]]) -> float:
+    """Return the fraction of the questions that find their own document first."""
+    return float(np.mean([TEXTS[row] == each[0] for row, each in enumerate(texts)]))
+
+
+def test_unsure_queries_get_the_old_models_vectors(client: QdrantClient, model: CareModel, folder: Path) -> None:
+    alone = found(Retriever(client, "articles", model).search(QUESTIONS))
+    fallback = Fallback(OLD.encode, OLD.encode, share=0.3)
+    helped = found(Retriever(client, "articles", model, fallback=fallback).search(QUESTIONS))
+    changed = sum(one != other for one, other in zip(alone, helped, strict=True))
+    assert (fallback.asked, 10 <= fallback.sent <= 45) == (100, True)
+    assert 0 < changed <= fallback.sent
+    assert first(helped) > first(alone) + 0.05
+    store = CareVectorStore("articles", client, fallback=Fallback(OLD.encode, share=0.3))
+    embedding = CareEmbedding(model=str(folder / "articles-queries"), documents=False)
+    index = VectorStoreIndex.from_vector_store(store, embed_model=embedding)
+    nodes = [index.as_retriever(similarity_top_k=10).retrieve(text) for text in QUESTIONS]
+    assert first([[node.text for node in each] for each in nodes]) > first(alone) + 0.05
+
+
+def test_the_first_query_of_a_process_is_measured_by_what_was_recorded(client: QdrantClient, model: CareModel) -> None:
+    collection = Collection(client, "articles")
+    config = StoreConfig(contract=model.contract(), encode=model.encode_query)
+    recorded = resolve_vectors(collection, collection.schema, config, checked_at=0.0).best_scores
+    assert len(recorded) == 21
+    assert list(recorded) == sorted(recorded)
+    fallback = Fallback(OLD.encode, share=1.0)
+    Retriever(client, "articles", model, fallback=fallback).search(QUESTIONS[:1])
+    assert fallback.sent == 1
+
+
+def test_an_old_model_that_fails_costs_no_answer(
+    client: QdrantClient, model: CareModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def fail(texts: Sequence[str]) -> Vectors:
+        calls.append(texts)
+        raise EncodingError("503")
+
+    retriever = Retriever(client, "articles", model, fallback=Fallback(fail, share=0.5))
+    alone = found(Retriever(client, "articles", model).search(QUESTIONS))
+    assert found(retriever.search(QUESTIONS)) == alone
+    assert found(retriever.search(QUESTIONS)) == alone
+    assert len(calls) == 1, "it rests after a failure"
+    monkeypatch.setattr(fallback_module, "_PAUSE_SECONDS", 0.0)
+    again = Retriever(client, "articles", model, fallback=Fallback(fail, share=0.5))
+    again.search(QUESTIONS[:64])
+    again.search(QUESTIONS[:64])
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize("other", [WordModel(seed=9), WordModel(dim=32)], ids=["same width", "another width"])
+def test_another_model_is_refused(client: QdrantClient, model: CareModel, other: WordModel) -> None:
+    fallback = Fallback(other.encode, other.encode, share=0.5)
+    with pytest.raises(ModelError, match="model to fall back to"):
+        Retriever(client, "articles", model, fallback=fallback).search(QUESTIONS)
+    assert fallback.sent == 0
+
+
+async def test_a_service_is_asked_as_openais(
+    client: QdrantClient, model: CareModel, vendor: str, make_service, connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = open_old_model(vendor)
+    assert old.encode_query(QUESTIONS[:3]) == pytest.approx(OLD.encode(QUESTIONS[:3]), abs=1e-6)
+    helped = found(
+        Retriever(client, "articles", model, fallback=Fallback(old.encode_query, share=0.3)).search(QUESTIONS)
+    )
+    service = make_service(
+        model,
+        collections=("articles",),
+        open_qdrant=lambda: nullcontext(client),
+        open_fallback=lambda: Fallback(old.encode_query, share=0.3),
+    )
+    http = connect(service)
+    answers = [(await http.post("/search", json={"query": text})).json()["hits"] for text in QUESTIONS]
+    assert first([[hit["text"] for hit in hits] for hits in answers]) == pytest.approx(first(helped), abs=0.1)
+    monkeypatch.setenv("CARE_ENDPOINT_KEY", "another-key-entirely")
+    with pytest.raises(EncodingError, match="401"):
+        open_old_model(vendor).encode_query(["一"])
+
+
+def test_the_command_takes_a_folder_or_a_service(
+    folder: Path, vendor: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CARE_FALLBACK_SHARE", "1")
+    where = ["--path", str(folder / "qdrant"), "--model", str(folder / "articles-queries"), "--json"]
+    done = CliRunner().invoke(care, ["search", QUESTIONS[7], *where, "--fallback", vendor])
+    assert done.exit_code == 0, done.output
+    best = int(np.argmax(OLD.encode(TEXTS) @ OLD.encode(QUESTIONS[7:8])[0]))
+    assert json.loads(done.stdout)["hits"][0]["text"] == TEXTS[best]
+    with pytest.raises(InputError, match="no sentence-transformers folder"):
+        open_old_model(str(tmp_path))
+    monkeypatch.delenv("CARE_ENDPOINT_MODEL")
+    with pytest.raises(InputError, match="CARE_ENDPOINT_MODEL"):
+        open_old_model(vendor)
