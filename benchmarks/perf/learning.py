@@ -1,29 +1,40 @@
-"""Time and memory of `care learn` by the number of points on a server."""
+"""Time and memory of `care learn` by the number of points on a server, and what its queries find by the graph there."""
 
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import click
 import numpy as np
 from care_trainer.learn import training  # noqa: F401  # so that reading does not wait for torch
+from care_trainer.learn.graph import Width, recall, search
 from care_trainer.learn.learn import learn
 from care_trainer.learn.settings import LearnSettings
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.model.pair import CareModel
+from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
+from care_qdrant.search.resolve import StoreConfig, resolve_vectors
 from care_qdrant.types import Vectors
 
-from .measured import output_option, save_measured
+from .measured import output_option, save_measured, shown
 from .memory import Peak, watched_memory
 
 COLLECTION = "care-bench-learning"
 SYLLABLES = [first + second for first in "bdfghklmnprstvz" for second in "aeiou"]
 WORDS = [f"{first}{second}{last}" for first in SYLLABLES for second in SYLLABLES for last in "lrnst"][:11_000]
 WORDS_OF_A_TEXT = 40
+TOPICS, WORDS_OF_A_TOPIC = 500, 40
+"""Half of the words of a text are of its topic: where texts share no words, vectors do not follow them (refused)."""
+WORDS_OF_A_SENTENCE = 8
 PAGE = 2_000
+QUERIES, WIDTHS = 200, (16, 32, 64, 128, 256, 512)
+"""First sentences of documents that are asked, and how wide the graph is searched for them."""
+LONGEST_SECONDS = 7_200
+"""Of building the graph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +60,10 @@ class Learning:
     steps: int
     recall_at_10: float
     """Held-out sentences that find their own document among up to 20,000."""
+    graph_seconds: float | None = None
+    """Of building the graph; None where it was not built."""
+    graph: dict[str, list[Width]] = field(default_factory=dict)
+    """What a search of the graph finds of an exact one for the made-up model's queries and for the learned ones."""
 
 
 class Words:
@@ -61,19 +76,30 @@ class Words:
         self._chances = 1 / np.arange(10, len(WORDS) + 10)
         self._chances /= self._chances.sum()
 
+    def encode(self, texts: Sequence[str]) -> Vectors:
+        """Return the vectors of texts, (texts, dim)."""
+        rows = {word: row for row, word in enumerate(WORDS)}
+        sums = np.stack([sum(self._vectors[rows[word.strip(".")]] for word in text.split()) for text in texts])
+        return np.asarray(sums / np.linalg.norm(sums, axis=1, keepdims=True), dtype=np.float32)
+
     def pages(self, points: int) -> Iterator[tuple[range, list[str], Vectors]]:
         """Yield the numbers, texts and vectors of some points at a time."""
         for start in range(0, points, PAGE):
             numbers = range(start, min(points, start + PAGE))
             generator = np.random.default_rng([1, start])
             chosen = generator.choice(len(WORDS), size=(len(numbers), WORDS_OF_A_TEXT), p=self._chances)
+            topics = generator.integers(TOPICS, size=(len(numbers), 1)) * WORDS_OF_A_TOPIC
+            of_topic = (topics + generator.integers(WORDS_OF_A_TOPIC, size=chosen.shape)) % len(WORDS)
+            chosen = np.where(generator.random(chosen.shape) < 0.5, of_topic, chosen)
             sums = self._vectors[chosen].sum(axis=1)
             yield numbers, [_text(row) for row in chosen], sums / np.linalg.norm(sums, axis=1, keepdims=True)
 
 
 def _text(chosen: Sequence[int]) -> str:
     words = [WORDS[number] for number in chosen]
-    return " ".join(" ".join(words[at : at + 8]) + "." for at in range(0, len(words), 8))
+    return " ".join(
+        " ".join(words[at : at + WORDS_OF_A_SENTENCE]) + "." for at in range(0, len(words), WORDS_OF_A_SENTENCE)
+    )
 
 
 def upload(client: QdrantClient, points: int, dim: int) -> float:
@@ -94,8 +120,43 @@ def upload(client: QdrantClient, points: int, dim: int) -> float:
     return time.monotonic() - began
 
 
-def measure(client: QdrantClient, points: int, dim: int, settings: LearnSettings, scratch: Path) -> Learning:
-    """Write a collection, learn from it and delete it."""
+def build_graph(client: QdrantClient) -> float:
+    """Let the server build its usual graph, and return the seconds that it took."""
+    began = time.monotonic()
+    client.update_collection(
+        COLLECTION,
+        hnsw_config=models.HnswConfigDiff(m=16, ef_construct=100),
+        optimizers_config=models.OptimizersConfigDiff(indexing_threshold=10_000),
+    )
+    collection = Collection(client, COLLECTION)
+    while not collection.refresh().has_index:  # the server does not begin at once
+        time.sleep(1)
+    collection.wait_for_optimizer(LONGEST_SECONDS, 1.0)
+    return time.monotonic() - began
+
+
+def search_graph(client: QdrantClient, model: CareModel, points: int, dim: int) -> dict[str, list[Width]]:
+    """Search the graph at several widths for sentences that the made-up model and the learned encoder encode."""
+    collection, words = Collection(client, COLLECTION), Words(dim)
+    resolved = resolve_vectors(collection, collection.refresh(), StoreConfig(vector_name=""), checked_at=0.0)
+    wanted = set(range(0, points, max(1, points // QUERIES)))
+    pages = words.pages(points)
+    asked = [texts[row - numbers.start].split(".")[0] for numbers, texts, _ in pages for row in wanted & {*numbers}]
+    found = {}
+    for name, vectors in (("model", words.encode(asked)), ("learned", model.encode_query(asked))):
+        queries = vectors.tolist()
+        exact, _ = search(resolved, queries, models.SearchParams(exact=True))
+        found[name] = []
+        for hnsw_ef in WIDTHS:
+            ids, ms = search(resolved, queries, models.SearchParams(hnsw_ef=hnsw_ef))
+            found[name].append(shown(Width(hnsw_ef, recall(ids, exact), round(ms, 2))))
+    return found
+
+
+def measure(
+    client: QdrantClient, points: int, dim: int, settings: LearnSettings, scratch: Path, *, graph: bool
+) -> Learning:
+    """Write a collection, learn from it, search its graph and delete it."""
     seconds: dict[str, float] = {}
     upload_seconds = upload(client, points, dim)
     clock = time.monotonic()
@@ -112,6 +173,8 @@ def measure(client: QdrantClient, points: int, dim: int, settings: LearnSettings
         report = learn(client, COLLECTION, scratch / "queries", settings=settings, force=True, on_progress=note)
         cpu = time.process_time() - cpu
     seconds["export"] += time.monotonic() - clock
+    graph_seconds = round(build_graph(client), 1) if graph else None
+    found = search_graph(client, CareModel.load(scratch / "queries"), points, dim) if graph else {}
     client.delete_collection(COLLECTION)
     return Learning(
         points=points,
@@ -127,6 +190,8 @@ def measure(client: QdrantClient, points: int, dim: int, settings: LearnSettings
         texts=report.texts,
         steps=report.steps,
         recall_at_10=report.held_out.recall_at_10,
+        graph_seconds=graph_seconds,
+        graph=found,
     )
 
 
@@ -141,8 +206,9 @@ def measure(client: QdrantClient, points: int, dim: int, settings: LearnSettings
     show_default=True,
     help="Training steps at most; fewer measure the reading, whose time alone grows beyond the sample.",
 )
+@click.option("--graph", is_flag=True, help="Then build the graph and search it at several widths.")
 @output_option
-def main(url: str, points: int, dim: int, max_steps: int, output: Path) -> None:
+def main(url: str, points: int, dim: int, max_steps: int, graph: bool, output: Path) -> None:
     """Learn a query encoder from made-up texts on a server, and measure seconds and peak memory.
 
     Measure one size per process, since the figures are peaks.
@@ -152,7 +218,8 @@ def main(url: str, points: int, dim: int, max_steps: int, output: Path) -> None:
       python -m benchmarks.perf.learning --url http://localhost:6333 --points 1000000 --output learning-1000000.json
     """
     with tempfile.TemporaryDirectory() as scratch, open_client(url=url) as client:
-        save_measured(output, asdict(measure(client, points, dim, LearnSettings(max_steps=max_steps), Path(scratch))))
+        settings = LearnSettings(max_steps=max_steps)
+        save_measured(output, asdict(measure(client, points, dim, settings, Path(scratch), graph=graph)))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 from care_trainer.learn.labelled import Estimate, estimate, find_labels, measure_labelled
 from care_trainer.learn.learn import learn
 from care_trainer.learn.queries import Labelled, read_queries
-from care_trainer.learn.report import plot, write_report
+from care_trainer.learn.report import paragraphs, plot, write_report
 from care_trainer.learn.settings import LearnSettings
 from click.testing import CliRunner
 from qdrant_client import QdrantClient, models
@@ -44,6 +44,7 @@ def expected(client: QdrantClient, mode: Mode, model: CareModel | None) -> list[
     return [float(np.mean([score(rank) if rank else 0.0 for rank in ranks])) for score in of_rank]
 
 
+@pytest.mark.timeout(400)
 def test_the_figures_are_those_of_the_products_own_search(tmp_path: Path) -> None:
     client, folder = QdrantClient(":memory:"), tmp_path / "queries"
     write_langchain(client, TEXTS, WordModel().encode(TEXTS))
@@ -75,7 +76,15 @@ def test_the_figures_are_those_of_the_products_own_search(tmp_path: Path) -> Non
     text = (folder / "learn" / "report.md").read_text("utf-8")
     assert f"| BM25 | {found.bm25.ndcg_at_10.mean:.3f} (" in text and "| learned and BM25 |" in text
     assert "60 of the ids are not in the collection" in text
-    assert json.loads((folder / "learn" / "report.json").read_text("utf-8"))["labelled"] == asdict(found)
+    stored = (folder / "learn" / "report.json").read_text("utf-8")
+    assert report.examples and all(one.question in text and one.question not in stored for one in report.examples)
+    assert report.kept is None and "**Warning**" not in text
+    for share, is_warned in ((0.8, True), (0.95, False)):
+        old = replace(found.learned, ndcg_at_10=Estimate(found.learned.ndcg_at_10.mean / share, 0.0, 1.0))
+        beside = replace(report, labelled=replace(found, old_model=old))
+        assert beside.kept == pytest.approx(share, abs=1e-3)
+        assert ("keeps 80% of the old model's nDCG@10" in "".join(paragraphs(beside)[:2])) == is_warned
+    assert json.loads(stored)["labelled"] == asdict(found)
     assert (folder / "learn" / "report.png").stat().st_size > 10_000
 
 

@@ -184,7 +184,7 @@ def _learn(
         click.echo(f"no plot: {missing}", err=True)
     for paragraph in paragraphs(report):
         click.echo(paragraph, err=True)
-    show_report(report)
+    show_report(replace(report, examples=[]))
     if not report.registered:
         raise InputError(
             f"{folder}: was written but not registered: {report.refused}. Register it nevertheless with: --force"

@@ -1,5 +1,6 @@
 """Learns a query encoder from a collection: read, train, measure, write the folder, register it."""
 
+import logging
 import shutil
 import tempfile
 import time
@@ -31,16 +32,20 @@ from care_trainer.learn.labelled import KnownLabels, LabelledQuality, find_label
 from care_trainer.learn.queries import QueryFile, Questions
 from care_trainer.learn.reading import Pairs, dense_vector, read_pairs, restored
 from care_trainer.learn.settings import LearnSettings
+from care_trainer.learn.weak import Example, Kind, weak_kinds, worst_examples
 
 if TYPE_CHECKING:
     from care_qdrant.model.pair import CareModel
     from care_trainer.learn.training import Split, Trained
+
+logger = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
 """Told the name of a part of the work, what is done of it and how much there is."""
 
 _PROBED = 128
 """Points of which those become probes whose vectors agree best with their texts."""
+_SCRIPT_TEXTS = 100
 _GATE_DOCUMENTS = 1_000
 """Stored vectors among which the int8 form has to find what the full one finds."""
 
@@ -128,6 +133,12 @@ class LearnReport:
     trained_again: bool
     """Whether the encoder that was written has then learned the held-out documents, too."""
     held_out: HeldOut
+    near_copies: int | None
+    """Documents left out of the measured training as near-copies of held-out ones; None where most are, and stayed."""
+    weak: list[Kind]
+    """Kinds of held-out questions that find their documents less often than the others."""
+    examples: list[Example]
+    """Held-out questions that do worst: texts of the collection, which belong in the report of its folder alone."""
     agreement: quality.Agreement | None
     """With the old model on questions that were not trained on; None without a query log."""
     labelled: LabelledQuality | None
@@ -145,6 +156,13 @@ class LearnReport:
     """Why the encoder is not good enough to be registered; None where it is."""
     registered: bool
     history: list[dict[str, float]]
+
+    @property
+    def kept(self) -> float | None:
+        """Share of the old model's nDCG@10 on labelled questions; None where its vectors of them are missing."""
+        if self.labelled is None or self.labelled.old_model is None or not self.labelled.old_model.ndcg_at_10.mean:
+            return None
+        return round(self.labelled.learned.ndcg_at_10.mean / self.labelled.old_model.ndcg_at_10.mean, 4)
 
 
 def learn(
@@ -220,6 +238,7 @@ def learn(
     on_progress("export", 1, 1)
     model = CareModel.load(output)
     graph = measure_graph(collection, vector_name, model.encode_query(sentences))
+    ranks = split.ranks(trained.questions)
     report = LearnReport(
         collection=collection.name,
         vector_name=vector_name,
@@ -240,6 +259,11 @@ def learn(
         seconds=round(time.monotonic() - began, 1),
         trained_again=trained.trained_again,
         held_out=trained.held_out,
+        near_copies=None if split.has_copies_in_training else len(split.copies),
+        weak=weak_kinds(
+            split.questions, ranks, trained.rare, [split.texts[row] for row in split.train[:_SCRIPT_TEXTS]]
+        ),
+        examples=worst_examples(split.questions, ranks),
         agreement=_agreement(model, asked.log, split),
         labelled=_labelled(model, collection, vector_name, labels, alpha, graph, settings.seed),
         new_documents=new_documents,
@@ -253,6 +277,8 @@ def learn(
     )
     save_seen(output, pairs.read)
     if report.registered:
+        if (warning := quality.loss_warning(report.kept)) is not None:
+            logger.warning("collection %r: %s", collection.name, warning)
         best_scores = quality.best_scores(trained.questions, split.candidates)
         contract = _contract(model, collection, vector_name, pairs, report, best_scores)
         collection.write_learned(vector_name, contract)

@@ -18,6 +18,8 @@ MIN_RECALL_AT_10 = 0.3
 """Fraction of the held-out questions that find their own document among the first ten; below, learning has failed."""
 CHANCE_PERCENTILE = 0.6
 """Mean percentile below which texts and vectors have nothing to do with each other; 0.5 is chance."""
+MIN_KEPT = 0.9
+"""Share of the old model's nDCG@10 below which the loss is warned of before the encoder is registered."""
 DENSE_SHARE = 0.7
 """Of the fusion of standardised scores. The best of 0.3 to 0.7 on another collection (8,000 answers, 1,000 questions of
 patients), for learned queries and for those of the model itself (docs/EXPERIMENTS.md)."""
@@ -71,6 +73,17 @@ def best_scores(questions: Vectors, documents: Vectors) -> str:
         [(questions[row : row + 256] @ documents.T).max(axis=1) for row in range(0, len(questions), 256)]
     )
     return " ".join(f"{score:.4f}" for score in np.quantile(best, np.linspace(0, 1, 21)))
+
+
+def loss_warning(kept: float | None) -> str | None:
+    """Return what to say of an encoder that keeps too little of the old model's nDCG@10; None where it is enough."""
+    if kept is None or kept >= MIN_KEPT:
+        return None
+    return (
+        f"the learned encoder keeps {kept:.0%} of the old model's nDCG@10 on your labelled questions, less than "
+        f"{MIN_KEPT:.0%}: keep the old model for queries where that matters, or give more questions with its vectors "
+        "to learn from (--queries)"
+    )
 
 
 def fusion_alpha(questions: Sequence[str], vectors: Vectors, texts: Sequence[str], documents: Vectors) -> float | None:

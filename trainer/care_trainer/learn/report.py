@@ -1,13 +1,14 @@
 """The report of a training run, in words and as a picture."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from care_qdrant.errors import needs_extra
 from care_trainer.learn.graph import GraphSearch
 from care_trainer.learn.labelled import Estimate, LabelledQuality, rankings
 from care_trainer.learn.learn import LearnReport
+from care_trainer.learn.quality import loss_warning
 from care_trainer.learn.settings import FOLDER
 
 
@@ -15,8 +16,14 @@ def write_report(folder: Path, report: LearnReport) -> None:
     """Write ``report.md``, ``report.json`` and, where matplotlib is installed, ``report.png`` into a CARE folder."""
     target = folder / FOLDER
     target.mkdir(exist_ok=True)
-    (target / "report.json").write_text(json.dumps(asdict(report), ensure_ascii=False, indent=2) + "\n", "utf-8")
-    (target / "report.md").write_text("\n\n".join(paragraphs(report)) + "\n", encoding="utf-8")
+    (target / "report.json").write_text(
+        json.dumps(asdict(replace(report, examples=[])), ensure_ascii=False, indent=2) + "\n", "utf-8"
+    )
+    examples = [f"- {one.question!r} (rank {one.rank:,})" for one in report.examples]
+    shown = ["**Held-out questions that did worst**, with the rank of their document:", "\n".join(examples)]
+    (target / "report.md").write_text(
+        "\n\n".join([*paragraphs(report), *(shown if examples else [])]) + "\n", encoding="utf-8"
+    )
 
 
 def paragraphs(report: LearnReport) -> list[str]:
@@ -33,9 +40,19 @@ def paragraphs(report: LearnReport) -> list[str]:
         + (", and trained once more with the held-out documents." if report.trained_again else "."),
         f"**Quality.** {found.queries:,} documents were held out. For one of its sentences or its title, a document is "
         f"the first of {found.candidates:,} in {found.recall_at_1:.0%} of the cases and among the first ten in "
-        f"{found.recall_at_10:.0%} (mean reciprocal rank {found.mrr:.3f}). Real questions are harder than sentences of "
-        "the text: judge with your own before you switch.",
+        f"{found.recall_at_10:.0%} (mean reciprocal rank {found.mrr:.3f}). {_copies(report)}Real questions are "
+        "harder than sentences of the text: judge with your own before you switch.",
     ]
+    if (warning := loss_warning(report.kept)) is not None:
+        lines.insert(1, f"**Warning**: {warning}.")
+    if report.weak:
+        kinds = (
+            f"{kind.name}: {kind.recall_at_10:.0%} of {kind.questions:,} (others {kind.others:.0%})"
+            for kind in report.weak
+        )
+        lines.append(
+            f"**Worst**, by the share whose document is among the first ten, are questions that are {'; '.join(kinds)}."
+        )
     if report.agreement is not None:
         old = report.agreement
         lines.append(
@@ -67,6 +84,17 @@ def paragraphs(report: LearnReport) -> list[str]:
     )
     lines.append(f"**Not registered**: {report.refused}." if not report.registered else "Registered for this vector.")
     return lines
+
+
+def _copies(report: LearnReport) -> str:
+    if report.near_copies is None:
+        return (
+            "More than half of the documents are near-copies of those, and were trained on: these figures are too good "
+            "for other texts. "
+        )
+    if report.near_copies:
+        return f"{report.near_copies:,} near-copies of those were not trained on for these figures. "
+    return ""
 
 
 def _graph(found: GraphSearch) -> str:

@@ -21,11 +21,13 @@ from care_trainer.learn import table as tables
 from care_trainer.learn.checks import require_belonging, require_learnable
 from care_trainer.learn.earlier import Earlier
 from care_trainer.learn.held_out import HeldOut
+from care_trainer.learn.near import near_copies
 from care_trainer.learn.queries import Questions
 from care_trainer.learn.reading import Pairs
 from care_trainer.learn.settings import LearnSettings
 from care_trainer.learn.start import built_in_tokenizer, is_chinese, mapped_start, token_vectors
 from care_trainer.learn.tokens import Composer, TokenLists, tokenize, train_tokenizer
+from care_trainer.learn.weak import RARE_TEXTS
 
 MAX_HELD_OUT = 1_000
 _MIN_HELD_OUT = 50
@@ -34,7 +36,9 @@ _CANDIDATES = 20_000
 _CLEARLY = 0.02
 """Difference of two mean reciprocal ranks on held-out documents that is more than noise."""
 _NEGLIGIBLE = 0.02
-"""Fraction of held-out documents up to which the encoder is not trained once more with them."""
+"""Fraction of documents not trained on up to which the encoder is not trained once more with them."""
+_MOST_COPIES = 0.5
+"""Fraction of the other documents that are left out of the training as near-copies of held-out ones, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,10 @@ class Split:
     texts: list[str]
     train: npt.NDArray[np.int64]
     held: npt.NDArray[np.int64]
+    copies: npt.NDArray[np.int64]
+    """Near-copies of held-out documents: neither trained on before the measurement nor among its candidates."""
+    has_copies_in_training: bool
+    """Whether near-copies of held-out documents are trained on, since most of the documents are such."""
     questions: list[str]
     """One for each held-out document."""
     candidates: Vectors
@@ -61,14 +69,21 @@ class Split:
             order = np.concatenate([order[new], order[~new]])
         held, train = order[:most], order[most:]
         texts = [embedded_text(title, text) for title, text in zip(pairs.titles, pairs.texts, strict=True)]
+        is_copy = near_copies(texts, held)
+        if is_without_rest := bool(is_copy[train].mean() > _MOST_COPIES):
+            is_copy[train] = False
+        held, train, copies = held[~is_copy[held]], train[~is_copy[train]], order[is_copy[order]]
         questions = [held_out.question_of(pairs.texts[row], pairs.titles[row], generator) for row in held]
         rows = np.concatenate([held, train[: max(0, _CANDIDATES - len(held))]])
-        return cls(pairs, texts, train, held, questions, pairs.vectors[rows])
+        return cls(pairs, texts, train, held, copies, is_without_rest, questions, pairs.vectors[rows])
+
+    def ranks(self, encoded: Vectors) -> npt.NDArray[np.int64]:
+        """Return the rank of each question's document by an encoder's vectors of the questions."""
+        return held_out.ranks(encoded, self.candidates, np.arange(len(self.held)))
 
     def score(self, encoded: Vectors) -> HeldOut:
         """Measure an encoder by its vectors of the questions, in the learned space."""
-        ranks = held_out.ranks(encoded, self.candidates, np.arange(len(self.held)))
-        return held_out.measure(ranks, len(self.candidates))
+        return held_out.measure(self.ranks(encoded), len(self.candidates))
 
     def drift(self, earlier: Earlier, settings: LearnSettings) -> HeldOut | None:
         """Return the quality of an earlier encoder on documents that it has not seen, None where there are none."""
@@ -105,6 +120,8 @@ class Trained:
     """Quality of the encoder that was trained without the held-out documents."""
     questions: Vectors
     """That encoder's vectors of the held-out documents' questions."""
+    rare: npt.NDArray[np.float64]
+    """Share of each of these questions' tokens that are rare or unknown in the texts that it was trained on."""
     steps: int
     best_step: int
     history: list[dict[str, float]]
@@ -119,7 +136,7 @@ def train(
     state: Path,
     on_step: Callable[[int, int], None],
 ) -> Trained:
-    """Train a table of token vectors, measure it on the held-out documents, and train it again with them.
+    """Train a table of token vectors, measure it on the held-out documents, and train it again with all of them.
 
     Where the texts are Chinese, a table of the built-in pair's tokens is trained as well. It is kept unless the
     collection's own tokens are clearly better on the held-out documents: the built-in pair has read questions, so it
@@ -127,7 +144,7 @@ def train(
     """
     state.mkdir(parents=True, exist_ok=True)
     is_known = earlier is None and is_chinese(split.texts)
-    again = len(split.held) > _NEGLIGIBLE * len(split.texts)
+    again = len(split.texts) - len(split.train) > _NEGLIGIBLE * len(split.texts)
     run = _Run(split, log, settings, where, earlier, is_known, state, on_step, fits_left=1 + is_known + again)
     best = run.fit(_own_tokens(split, settings, earlier, state))
     if is_known:
@@ -148,6 +165,7 @@ def train(
         trained_again=again,
         held_out=run.quality(best.tokens, best.fit.table),
         questions=run.questions(best.tokens, best.fit.table),
+        rare=_rare_share(best, split.questions),
         steps=best.fit.steps,
         best_step=best.fit.best_step,
         history=best.fit.history,
@@ -214,7 +232,7 @@ class _Run:
     def fit_with_held_out(self, fitted: _Fitted) -> tuple[Vectors, _Texts]:
         """Train a table once more on all documents, for as many passes over them."""
         split = self.split
-        texts = self._read(fitted.tokens, np.concatenate([split.train, split.held]))
+        texts = self._read(fitted.tokens, np.concatenate([split.train, split.held, split.copies]))
         steps = max(1, round(fitted.fit.best_step * len(split.texts) / len(split.train)))
         fit = self._fit_table("final", fitted.start, texts, replace(self.settings, max_steps=steps), None)
         return fit.table, texts
@@ -268,6 +286,15 @@ class _Run:
             return tokens.composer.unfold(mapped_start(known, texts.whole, texts.targets))
         size, width = tokens.tokenizer.get_vocab_size(), texts.targets.shape[1]
         return tables.start_table(texts.tokens, size, width, self.settings.seed)
+
+
+def _rare_share(fitted: _Fitted, questions: list[str]) -> npt.NDArray[np.float64]:
+    read, asked = fitted.texts.whole, tokenize(fitted.tokens.tokenizer, questions)
+    numbers = np.repeat(np.arange(len(read)), read.lengths)
+    size = fitted.tokens.tokenizer.get_vocab_size()
+    having = np.bincount(np.unique(numbers * size + read.flat) % size, minlength=size)
+    sums = np.add.reduceat(np.append(having[asked.flat] < RARE_TEXTS, False), asked.starts[:-1], dtype=np.float64)
+    return np.asarray(np.where(asked.lengths > 0, sums / np.maximum(asked.lengths, 1), 1.0))
 
 
 def _own_tokens(split: Split, settings: LearnSettings, earlier: Earlier | None, state: Path) -> _Tokens:
