@@ -173,6 +173,16 @@ def test_half_weights_load_as_float32_and_are_half_the_size(tmp_path: Path) -> N
     )
 
 
+def test_the_rows_are_read_once_for_all_stages_and_all_runs_with_one_cache(tmp_path: Path) -> None:
+    cache = f"teacher_cache={tmp_path / 'cache'}"
+    pipeline.run_stages(tiny_run(tmp_path, stage("supervised"), overrides=[cache]))
+    written = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "cache/rows").iterdir()}
+    again = tiny_run(tmp_path, stage("supervised"), stage("joint"), overrides=[cache, f"output={tmp_path / 'again'}"])
+    pipeline.run_stages(again)
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "cache/rows").iterdir()} == written != {}
+    assert not list(Path(again.output).rglob("*.arrow"))
+
+
 def test_a_run_without_stages_has_nothing_to_export(tmp_path: Path) -> None:
     run = tiny_run(tmp_path)
     pipeline.run_stages(run)

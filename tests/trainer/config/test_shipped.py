@@ -88,6 +88,7 @@ def test_the_papers_sections_4_d_and_g(name: str) -> None:
     assert run.tasks["sts"].document == DOCUMENT_TASKS["sts"]
     assert stages["joint"].document_learning_rate is None, "one rate for both sides"
     assert all(stages[kind].gradient_checkpointing for kind in ("document", "joint"))
+    assert run.dataloader_workers > 0, "texts are tokenised while the GPU works"
 
 
 @pytest.mark.parametrize("name", PAPER)

@@ -80,6 +80,22 @@ def test_vectors_of_a_bulk_job_are_taken_where_they_are_the_encoders(
         teacher_vectors(load, document_folder, TEXTS, tmp_path / "run", dim=32, jobs=[job])
 
 
+def test_a_teacher_reads_as_many_tokens_at_once_whatever_the_lengths(
+    document_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("care_qdrant.encoders.torch.CPU_BATCH_TOKENS", 120)
+    shapes: list[tuple[int, int]] = []
+
+    def load() -> SentenceTransformer:
+        model = towers.load(document_folder)
+        model.register_forward_pre_hook(lambda _, features: shapes.append((*features[0]["input_ids"].shape,)))
+        return model
+
+    teacher_vectors(load, document_folder, [*TEXTS, *(text * 6 for text in TEXTS[:5])], tmp_path, dim=32)
+    assert sum(rows for rows, _ in shapes) == 25 and max(rows * width for rows, width in shapes) <= 120
+    assert len({rows for rows, _ in shapes}) > 1, "short texts in batches of more rows"
+
+
 def test_an_interrupted_computation_goes_on(
     document_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
