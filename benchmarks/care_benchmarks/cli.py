@@ -1,7 +1,9 @@
 """``care-bench``: evaluation on CMedTEB-shaped tasks. Commands import what they run, so that `--help` opens at once."""
 
 import json
+import logging
 import sys
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,16 +11,20 @@ from typing import TYPE_CHECKING, Any
 import click
 from typing_extensions import override
 
-from care_benchmarks.run_command import run
 from care_qdrant.console import run as run_program
-from care_qdrant.console.groups import CONTEXT, Program
+from care_qdrant.console.groups import CONTEXT, GroupedCommand, Program
 from care_qdrant.console.logs import log_options
-from care_qdrant.errors import needs_extra
+from care_qdrant.console.options import engine_options, precision, target_of, url_option
+from care_qdrant.errors import InputError, needs_extra, redact
 
 if TYPE_CHECKING:
+    from mteb.abstasks import AbsTask
+
     from care_benchmarks.measures import Run
+    from care_benchmarks.results import Result
     from care_benchmarks.tasks import LoadedTask
 
+_FOLDER = click.Path(path_type=Path, file_okay=False)
 _RESULT = click.Path(path_type=Path, file_okay=False, exists=True)
 
 
@@ -42,7 +48,61 @@ def care_bench() -> None:
     """
 
 
-care_bench.add_command(run)
+@care_bench.command(
+    cls=GroupedCommand,
+    groups={
+        "Systems": ["models", "engine_words", "controls"],
+        "Result": ["output", "without_texts", "speed"],
+        "Qdrant": ["path", "url"],
+    },
+)
+@click.argument("tasks", nargs=-1, required=True)
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    envvar="CARE_MODEL",
+    show_envvar=True,
+    help="CARE folder, hub name, built-in, or any sentence-transformers model; repeatable.  [default: built-in]",
+)
+@click.option(
+    "--control",
+    "controls",
+    multiple=True,
+    type=click.Choice(["bm25", "hybrid", "document", "query"]),
+    help="Control of the first model; document and query use one of its encoders on both sides; repeatable.",
+)
+@click.option("--output", type=_FOLDER, required=True, help="Folder of the result.")
+@click.option("--without-texts", is_flag=True, help="Keep the texts of the tasks out of the report.")
+@click.option(
+    "--speed",
+    type=click.Choice(["full", "quick", "none"]),
+    default="full",
+    show_default=True,
+    help="Measure loads of 1, 4 and 16 clients with 200 queries each and the cold start; or a load of 2 clients alone.",
+)
+@click.option(
+    "--path",
+    type=_FOLDER,
+    help="Folder of the embedded database, which is unpickled when it is opened.  [default: OUTPUT/qdrant]",
+)
+@url_option
+@engine_options
+def run(tasks: tuple[str, ...], output: Path, **options: Any) -> None:
+    """Score models on TASKS: directories, or names of mteb's Chinese medical sets.
+
+    The result folder receives result.json, per_query.json, report.md, report.html, the rankings, and mteb's result
+    cache. A killed run is finished by running it again: stored documents are not encoded again.
+
+    \b
+    Example:
+      care-bench run examples/sample --control bm25 --control hybrid --output results/sample
+      care-bench run CMedQAv2-reranking --model built-in --url http://localhost:6333 --output results/cmedqa
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("care_benchmarks").setLevel(logging.INFO)
+    _print(_run(_create_tasks(tasks), output, _default_name(tasks), options))
+    click.echo(f"report: {output / 'report.html'}", err=True)
 
 
 @care_bench.command()
@@ -167,7 +227,6 @@ def _saved_retrieval(task_directory: Path, result: Path) -> "tuple[LoadedTask, d
     """Return the retrieval task of a directory, and the rankings of it that a result saved."""
     from care_benchmarks.results import load_result
     from care_benchmarks.tasks import directory_tasks, load_task
-    from care_qdrant.errors import InputError
 
     saved = load_result(result)
     names = {task.revision: task.name for task in saved.tasks if task.kind == "retrieval"}
@@ -187,6 +246,70 @@ def _read_runs(result: Path, task: str, systems: list[str]) -> "dict[str, Run]":
         if path.is_file():
             runs[system] = json.loads(path.read_text(encoding="utf-8"))["default"]["test"]
     return runs
+
+
+def _create_tasks(tasks: tuple[str, ...]) -> "list[AbsTask]":
+    from care_benchmarks.tasks import HUB_TASKS, directory_tasks, hub_task
+
+    directories = [task for task in tasks if task not in HUB_TASKS]
+    found = [task for directory in directories for task in directory_tasks(Path(directory))]
+    found += [hub_task(task) for task in tasks if task in HUB_TASKS]
+    (twice, times), *_ = Counter(task.metadata.name for task in found).most_common(1) or [("", 0)]
+    if times > 1:
+        raise InputError(f"{times} of the tasks are called {twice}, after their folders; rename one, or run them apart")
+    return found
+
+
+def _run(tasks: "list[AbsTask]", output: Path, name: str, options: dict[str, Any]) -> "Result":
+    from care_benchmarks.run import RunSettings, run
+    from care_benchmarks.speed import SpeedSettings
+    from care_benchmarks.systems import load_systems
+    from care_qdrant.progress import progress_bar
+
+    speeds = {"full": SpeedSettings(), "quick": SpeedSettings((2,), 3, cold_start=False), "none": None}
+    settings = RunSettings(
+        speed=speeds[options["speed"]],
+        texts=not options["without_texts"],
+    )
+    models = options["models"] or ("built-in",)
+    systems = load_systems(
+        models, options["controls"], options["engine"], precision=precision(), device=options["device"]
+    )
+    target = target_of(options["path"], options["url"], output / "qdrant")
+    with target.open(create=True) as client:
+        return run(
+            name,
+            systems,
+            tasks,
+            client,
+            output,
+            settings=settings,
+            command=_command_line(),
+            store=target.path,
+            progress=progress_bar,
+        )
+
+
+def _command_line() -> str:
+    """Return the command as it was typed, since results are published: without secrets, absolute paths cut short."""
+    parts = (f"…/{Path(part).name}" if part.startswith(("/", "~")) else part for part in sys.argv[1:])
+    return redact(" ".join(["care-bench", *parts]))
+
+
+def _print(result: "Result") -> None:
+    from care_qdrant.console.table import table
+
+    header = ["system", *(f"{task.name} {task.measure}" for task in result.tasks)]
+    rows = []
+    for system in result.systems:
+        scores = [system.score(task.name) for task in result.tasks]
+        rows.append([system.name, *(f"{100 * score.value:.2f}" if score else "–" for score in scores)])
+    click.echo(table(header, rows, width=1_000))
+
+
+def _default_name(tasks: tuple[str, ...]) -> str:
+    first = Path(tasks[0])
+    return first.resolve().name if first.is_dir() else tasks[0]
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -50,17 +50,20 @@ class Machine:
 
 def describe_machine() -> Machine:
     """Return the machine, the versions and the commit of this process."""
+    import torch
+
     facts = _cpu_facts()
+    flags = facts.get("flags", facts.get("Features", "")).split()
     return Machine(
         cpu=facts.get("model name", platform.processor() or platform.machine()),
-        cpu_flags=_known_flags(facts.get("flags", facts.get("Features", "")).split()),
+        cpu_flags=[flag for flag in _CPU_FLAGS if flag in flags],
         cpus_usable=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         memory_gib=_memory_gib(),
         threads=os.environ.get("OMP_NUM_THREADS", "unset"),
-        gpu=_gpu(),
+        gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
         system=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
-        packages=_versions(_PACKAGES),
+        packages=_versions(),
         commit=commit_of(Path(__file__).parent),
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         load_average=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
@@ -91,27 +94,15 @@ def _cpu_facts() -> dict[str, str]:
     return {key.strip(): value.strip() for key, value in pairs}
 
 
-def _known_flags(flags: Iterable[str]) -> list[str]:
-    return [flag for flag in _CPU_FLAGS if flag in set(flags)]
-
-
 def _memory_gib() -> float:
     path = Path("/proc/meminfo")
     found = re.search(r"MemTotal:\s+(\d+) kB", path.read_text()) if path.exists() else None
     return round(int(found[1]) / 2**20, 1) if found else 0.0
 
 
-def _gpu() -> str:
-    import torch
-
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-
-
-def _versions(packages: Iterable[str]) -> dict[str, str]:
+def _versions() -> dict[str, str]:
     found = {}
-    for package in packages:
-        try:
+    for package in _PACKAGES:
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return found

@@ -30,14 +30,7 @@ class RankCorrelation:
 
 
 def rank_correlation(figures: Iterable[Mapping[str, float]]) -> RankCorrelation | None:
-    """Correlate models' averages on both CMedQA sets with those on the three new tasks.
-
-    Args:
-        figures: Scores by task of each model; one without all five tasks is left out.
-
-    Returns:
-        None of fewer than four models.
-    """
+    """Correlate averages on both CMedQA sets and on the three new tasks; None below four models with all five."""
     groups = (CMEDQA_1, CMEDQA_2), NEW_TASKS
     whole = [own for own in figures if all(task in own for group in groups for task in group)]
     if len(whole) < _FEWEST_MODELS:

@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from care_benchmarks.charts import Bar, Point, bars, scatter
 from care_benchmarks.comparison import TaskComparison
 from care_benchmarks.paper import TABLES, Row, rank_correlation
-from care_benchmarks.results import Result, System, TaskInfo
+from care_benchmarks.results import Result, TaskInfo
 from care_benchmarks.statistics import RESAMPLES, Comparison
 from care_qdrant.errors import redact
 
@@ -37,8 +37,9 @@ def write_comparison(tasks: Sequence[TaskComparison], path: Path) -> None:
         )
         for task in tasks
     ]
+    verdicts = {task.task: _said(task.scores, systems[0], task.comparisons) for task in tasks}
     path.parent.mkdir(parents=True, exist_ok=True)
-    _render("compare.html.j2", path, {"tasks": shown, "base": systems[0], "verdicts": _verdicts(tasks)})
+    _render("compare.html.j2", path, {"tasks": shown, "base": systems[0], "verdicts": verdicts})
 
 
 def comparison_rows(task: TaskComparison) -> list[list[str]]:
@@ -86,6 +87,10 @@ def format_parameters(count: int) -> str:
 
 
 def _context(result: Result) -> dict[str, Any]:
+    first, verdicts = result.systems[0].name, {}
+    for task in result.tasks:
+        if scores := {system.name: score.value for system in result.systems if (score := system.score(task.name))}:
+            verdicts[task.name] = _said(scores, first, result.comparisons.get(task.name, []))
     return {
         "result": result,
         "tasks": result.tasks,
@@ -94,7 +99,7 @@ def _context(result: Result) -> dict[str, Any]:
             dict.fromkeys(name for system in result.systems for s in system.scores for name in s.measures)
         ),
         "timed": [system for system in result.systems if system.speed],
-        "verdicts": {task.name: _verdict(result, task) for task in result.tasks if _best(result, task)},
+        "verdicts": verdicts,
         "paper": [
             (table, rows)
             for table in TABLES
@@ -112,41 +117,28 @@ def _best(result: Result, task: TaskInfo) -> str:
 
 
 def _charts(result: Result) -> dict[str, Any]:
-    return {
-        "charts": [{"svg": _bars(result, task), "caption": f"{task.name}, {task.measure}."} for task in result.tasks],
-        **_speed_chart(result),
-    }
-
-
-def _bars(result: Result, task: TaskInfo) -> str:
-    found = [(system, system.score(task.name)) for system in result.systems]
-    entries = [Bar(system.name, score.value, score.interval) for system, score in found if score]
-    return bars(task.name, task.measure, entries, [system.name for system in result.systems])
-
-
-def _speed_chart(result: Result) -> dict[str, str]:
+    names = [system.name for system in result.systems]
+    charts = []
+    for task in result.tasks:
+        found = [(system.name, system.score(task.name)) for system in result.systems]
+        entries = [Bar(name, score.value, score.interval) for name, score in found if score]
+        charts.append(
+            {"svg": bars(task.name, task.measure, entries, names), "caption": f"{task.name}, {task.measure}."}
+        )
     task = next((task for task in result.tasks if task.kind != "sts"), None)
-    points = [point for system in result.systems for point in _points(system, task)] if task else []
+    points = [
+        Point(system.name, load.queries_per_second, score.value, score.interval, load.concurrency)
+        for system in result.systems
+        if task and system.speed and (score := system.score(task.name))
+        for load in system.speed.whole
+    ]
     if not task or not points:
-        return {"speed_chart": "", "speed_caption": ""}
+        return {"charts": charts, "speed_chart": "", "speed_caption": ""}
     caption = (
         f"{task.name}, {task.measure}, against queries per second on the machine below; the larger a point, the more "
         "clients. The paper's Figure 1 has the same axes, but was measured on an A100: do not compare the figures."
     )
-    return {
-        "speed_chart": scatter(points, task.measure, [system.name for system in result.systems]),
-        "speed_caption": caption,
-    }
-
-
-def _points(system: System, task: TaskInfo) -> list[Point]:
-    score = system.score(task.name)
-    if not system.speed or not score:
-        return []
-    return [
-        Point(system.name, load.queries_per_second, score.value, score.interval, load.concurrency)
-        for load in system.speed.whole
-    ]
+    return {"charts": charts, "speed_chart": scatter(points, task.measure, names), "speed_caption": caption}
 
 
 def _reproduced_here(row: Row, result: Result) -> str:
@@ -154,15 +146,6 @@ def _reproduced_here(row: Row, result: Result) -> str:
     system = next((system for system in result.systems if system.name.casefold() == row.model.casefold()), None)
     own = {task: score.value for task in row.figures if system and (score := system.score(task))}
     return ", ".join(f"{task} {100 * value:.2f}" for task, value in own.items())
-
-
-def _verdict(result: Result, task: TaskInfo) -> str:
-    scores = {system.name: score.value for system in result.systems if (score := system.score(task.name))}
-    return _said(scores, result.systems[0].name, result.comparisons.get(task.name, []))
-
-
-def _verdicts(tasks: Sequence[TaskComparison]) -> dict[str, str]:
-    return {task.task: _said(task.scores, next(iter(task.scores)), task.comparisons) for task in tasks}
 
 
 def _said(scores: Mapping[str, float], first: str, comparisons: Sequence[Comparison]) -> str:

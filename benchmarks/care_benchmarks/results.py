@@ -132,16 +132,6 @@ class System:
 
 
 @dataclass(frozen=True, slots=True)
-class ReferenceScore:
-    """One score, and the score of the same model by mteb's own runner: they must be equal."""
-
-    system: str
-    task: str
-    here: float
-    mteb: float
-
-
-@dataclass(frozen=True, slots=True)
 class Answer:
     """One retrieved document of a badly answered query."""
 
@@ -181,7 +171,6 @@ class Result:
     comparisons: dict[str, list[Comparison]]
     """Comparisons by task."""
     notes: list[str]
-    mteb_reference: list[ReferenceScore] = field(default_factory=list)
     worst: list[WorstQuery] = field(default_factory=list)
     """Empty if the texts may not leave the machine."""
     format: int = 1

@@ -1,30 +1,23 @@
 """One run from loaded systems to a saved result: accuracy, speed, reference scores, report."""
 
 import logging
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import mteb
 from mteb.abstasks import AbsTask
-from mteb.models.model_meta import ModelMeta
-from mteb.models.sentence_transformer_wrapper import SentenceTransformerEncoderWrapper
 from qdrant_client import QdrantClient
 
-from care_benchmarks.evaluation import BATCH_TEXTS, Outcome, compare, evaluate
+from care_benchmarks.evaluation import Outcome, compare, evaluate
 from care_benchmarks.machine import describe_machine
 from care_benchmarks.measures import Qrels, Run, ranked
 from care_benchmarks.paper import CMEDQA_1, CMEDQA_2, RERANK, RETRIEVAL, STS
-from care_benchmarks.query_paths import Through
 from care_benchmarks.report import write_report
-from care_benchmarks.results import Answer, PerQuery, ReferenceScore, Result, System, TaskInfo, WorstQuery, save_result
-from care_benchmarks.search import ProgressBar, QdrantSearch, prompts_by_type, quiet, scoring_function
+from care_benchmarks.results import Answer, PerQuery, Result, System, TaskInfo, WorstQuery, save_result
+from care_benchmarks.search import ProgressBar, QdrantSearch, Through, quiet
 from care_benchmarks.speed import SpeedSettings, measure_speed
 from care_benchmarks.systems import EvaluatedSystem
 from care_benchmarks.tasks import LoadedTask, load_task
-from care_qdrant.encoders.torch import load_sentence_transformer
-from care_qdrant.model.hub import fetch_document_side
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +37,6 @@ class RunSettings:
     """Path of dense queries."""
     speed: SpeedSettings | None = field(default_factory=SpeedSettings)
     """None measures no speed."""
-    mteb_reference: bool = False
-    """Evaluate dense systems with mteb's own runner as well."""
     texts: bool = True
     """Show the worst queries with their texts."""
 
@@ -79,7 +70,6 @@ def run(
         systems=[_system(outcome, loaded, settings, store) for outcome in outcomes],
         comparisons=compare(outcomes, loaded),
         notes=list(notes_for([outcome.search for outcome in outcomes], infos)),
-        mteb_reference=measure_reference(outcomes, loaded) if settings.mteb_reference else [],
         worst=_worst(outcomes[0], loaded) if settings.texts else [],
     )
     save_result(result, [entry for outcome in outcomes for entry in outcome.per_query], output)
@@ -123,42 +113,6 @@ def _worst(outcome: Outcome, tasks: Sequence[LoadedTask]) -> list[WorstQuery]:
     ]
 
 
-def measure_reference(outcomes: Sequence[Outcome], tasks: Sequence[LoadedTask]) -> list[ReferenceScore]:
-    """Evaluate each dense system again with mteb alone, on the same loaded tasks.
-
-    A pair is loaded as the stock sentence-transformers Router that its folder is, on torch in float32, so a difference
-    shows what an int8 query encoder changes.
-    """
-    found = []
-    for outcome in outcomes:
-        system = outcome.search.system
-        if system.mode != "dense":
-            continue
-        logger.info("%s: reference run by mteb", system.name)
-        model = load_sentence_transformer(fetch_document_side(system.source), None)
-        with warnings.catch_warnings():
-            # mteb asks sentence-transformers for the dimension by a deprecated name.
-            warnings.simplefilter("ignore", FutureWarning)
-            # That it uses the prompts that it is given.
-            warnings.filterwarnings("ignore", "Model prompts specified", UserWarning)
-            wrapper = SentenceTransformerEncoderWrapper(model, model_prompts=prompts_by_type(system.model) or None)
-        wrapper.mteb_model_meta = ModelMeta.create_empty(
-            overwrites={"name": "mteb/reference", "similarity_fn_name": scoring_function(system.model)}
-        )
-        theirs = mteb.evaluate(
-            wrapper,
-            [task.task for task in tasks],
-            cache=None,
-            co2_tracker=False,
-            show_progress_bar=False,
-            encode_kwargs={"batch_size": BATCH_TEXTS, "show_progress_bar": False},
-        )
-        scores = {result.task_name: result.get_score() for result in theirs.task_results}
-        for score in outcome.scores:
-            found.append(ReferenceScore(system.name, score.task, score.value, scores[score.task]))
-    return found
-
-
 def worst_queries(
     entry: PerQuery, measure: str, run: Run, qrels: Qrels, queries: Mapping[str, str], documents: Mapping[str, str]
 ) -> list[WorstQuery]:
@@ -200,9 +154,4 @@ def notes_for(searches: Sequence[QdrantSearch], tasks: Sequence[TaskInfo]) -> It
         yield (
             "STS is shown for each choice of encoders (qd: first sentence by the query encoder, second by the document "
             "encoder; qq; dd), since the paper does not say which it took."
-        )
-    if multiplied := [search.system.name for search in searches if search.multiplied]:
-        yield (
-            f"{', '.join(multiplied)}: answered by one matrix product over the stored vectors, checked on the first "
-            "queries, since the embedded database compares sparse vectors in pure Python. Their speed is its own."
         )

@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from datasets import Dataset
@@ -20,8 +20,6 @@ from mteb.models.model_meta import ModelMeta, ScoringFunction
 from mteb.types import PromptType
 from qdrant_client import QdrantClient, models
 
-from care_benchmarks.lexical import MIN_DOCUMENTS, MatrixPath, check_against
-from care_benchmarks.query_paths import CorePath, LlamaIndexPath, QueryPath, Through
 from care_benchmarks.results import Indexing
 from care_benchmarks.systems import EvaluatedSystem
 from care_qdrant.encoders.bm25 import ANALYSER
@@ -31,11 +29,12 @@ from care_qdrant.index.settings import IngestSettings
 from care_qdrant.model.pair import CareModel
 from care_qdrant.progress import Progress
 from care_qdrant.qdrant.connection import is_embedded
-from care_qdrant.search.fusion import CANDIDATES
 from care_qdrant.search.retriever import Retriever
-from care_qdrant.types import Document, Vectors
+from care_qdrant.types import Document, Vectors, point_id
 
 logger = logging.getLogger(__name__)
+
+Through = Literal["llama-index", "core"]
 
 ProgressBar = Callable[[str], AbstractContextManager[Callable[[Progress], None]]]
 """A context manager factory like `care_qdrant.progress.progress_bar`."""
@@ -52,6 +51,78 @@ _QUERY_TASKS = {"Retrieval": "retrieval", "Reranking": "rerank", "STS": "sts"}
 def quiet(_label: str) -> Iterator[Callable[[Progress], None]]:
     """Show no progress."""
     yield lambda _progress: None
+
+
+class QueryPath(Protocol):
+    """A code path from a query to scored documents."""
+
+    description: str
+    """The classes that a query passes through."""
+
+    def __call__(self, query: str, top_k: int, among: Sequence[str] | None = None) -> dict[str, float]:
+        """Return document id → score of the best ``top_k``, restricted to ``among`` if it is set."""
+
+
+class LlamaIndexPath:
+    """LlamaIndex's vector retriever over `CareEmbedding` and `CareVectorStore`."""
+
+    description = "LlamaIndex: CareEmbedding, CareVectorStore, VectorIndexRetriever"
+
+    def __init__(
+        self,
+        client: QdrantClient,
+        collection: str,
+        system: EvaluatedSystem,
+        params: models.SearchParams | None,
+        query_task: str | None = None,
+    ) -> None:
+        """Open an ingested collection."""
+        from llama_index.core import VectorStoreIndex
+        from llama_index.embeddings.care import CareEmbedding
+        from llama_index.vector_stores.care import CareVectorStore
+
+        embedding = CareEmbedding(
+            model=system.source,
+            precision=system.precision,
+            device=system.device,
+            documents=False,
+            query_task=query_task,
+            # Repeated queries must be encoded again, or the cache would be timed.
+            query_cache_size=0,
+            on_truncation="ignore",
+        )
+        store = CareVectorStore(collection, client, embedding=embedding, enable_hybrid=False)
+        self._index = VectorStoreIndex.from_vector_store(store, embed_model=embedding)
+        self._options = {"search_params": params}
+
+    def __call__(self, query: str, top_k: int, among: Sequence[str] | None = None) -> dict[str, float]:
+        """Return document id → score."""
+        from llama_index.core.retrievers import VectorIndexRetriever
+
+        retriever = VectorIndexRetriever(
+            self._index,
+            similarity_top_k=top_k,
+            node_ids=None if among is None else [point_id(document) for document in among],
+            vector_store_kwargs=self._options,
+        )
+        return {str(found.node.ref_doc_id): float(found.score or 0.0) for found in retriever.retrieve(query)}
+
+
+class CorePath:
+    """The core's `Retriever`."""
+
+    description = "care_qdrant.Retriever"
+
+    def __init__(self, retriever: Retriever) -> None:
+        self._retriever = retriever
+
+    def __call__(self, query: str, top_k: int, among: Sequence[str] | None = None) -> dict[str, float]:
+        """Return document id → score."""
+        only = None
+        if among is not None:
+            only = models.Filter(must=[models.HasIdCondition(has_id=[point_id(document) for document in among])])
+        [hits] = self._retriever.search([query], top_k, only)
+        return {hit.document_id: hit.score for hit in hits}
 
 
 class QdrantSearch(AbsEncoder):
@@ -77,8 +148,6 @@ class QdrantSearch(AbsEncoder):
         """Indexing cost by task."""
         self.query_tasks: dict[str, str | None] = {}
         """Task of the model, such as ``rerank``, whose prompt the queries of a benchmark task get; None is its own."""
-        self.multiplied: set[str] = set()
-        """Tasks whose rankings were computed by `care_benchmarks.lexical`."""
         self.mteb_model_meta = _model_meta(system)
 
     def index(self, corpus: Dataset, *, task_metadata: TaskMetadata, **_: Any) -> None:
@@ -119,7 +188,7 @@ class QdrantSearch(AbsEncoder):
         """Answer every query; a query without hits has an empty entry."""
         revision = str(task_metadata.dataset["revision"])
         self.query_tasks[task_metadata.name] = query_task(self.system.model, task_metadata)
-        answer = self._path_of_many(task_metadata.name, revision, list(queries["text"]))
+        answer = self.query_path(task_metadata.name, revision)
         found = {}
         for query, text in zip(queries["id"], queries["text"], strict=True):
             among = None if top_ranked is None else top_ranked[query]
@@ -149,7 +218,12 @@ class QdrantSearch(AbsEncoder):
         """Return the production path of queries on an indexed task."""
         collection = self.collection(task, revision)
         if self.through == "core" or self.system.mode != "dense" or self.system.borrows_index:
-            return CorePath(self._retriever(collection, task))
+            own = None if self.system.mode == "sparse" else self.query_tasks.get(task)
+            return CorePath(
+                Retriever(
+                    self.client, collection, self.system.model, mode=self.system.mode, params=self.params, task=own
+                )
+            )
         return LlamaIndexPath(self.client, collection, self.system, self.params, self.query_tasks.get(task))
 
     def collection(self, task: str, revision: str) -> str:
@@ -157,47 +231,11 @@ class QdrantSearch(AbsEncoder):
         content = "\x1f".join([revision, self.system.model.fingerprint])
         return f"bench-{task}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
 
-    def _retriever(self, collection: str, task: str) -> Retriever:
-        own = None if self.system.mode == "sparse" else self.query_tasks.get(task)
-        return Retriever(
-            self.client, collection, self.system.model, mode=self.system.mode, params=self.params, task=own
-        )
-
-    def _path_of_many(self, task: str, revision: str, queries: Sequence[str]) -> QueryPath:
-        """Return the production path, or its equal where that would take hours (see `care_benchmarks.lexical`)."""
-        slow = self.system.mode != "dense" and is_embedded(self.client)
-        if not slow or self.indexed[task].documents < MIN_DOCUMENTS:
-            return self.query_path(task, revision)
-        collection = self.collection(task, revision)
-        own = self.query_tasks.get(task)
-        matrix = MatrixPath(self.client, collection, self.system.model, self.system.mode, task=own)
-        check_against(self._retriever(collection, task), matrix, queries, CANDIDATES)
-        self.multiplied.add(task)
-        return matrix
-
 
 def query_task(model: CareModel, task_metadata: TaskMetadata) -> str | None:
     """Return the task of a model whose prompt fits a benchmark task, or None where the model has none of that name."""
     kind = _QUERY_TASKS.get(task_metadata.type)
     return kind if model.card is not None and kind in model.card.query.tasks else None
-
-
-def prompts_by_type(model: CareModel) -> dict[str, str]:
-    """Return the prompts of a model's tasks under the names by which mteb looks for them."""
-    if model.card is None:
-        return {}
-    sides = {"query": model.card.query.tasks, "document": model.card.document.tasks}
-    return {
-        f"{kind}-{side}": tasks[task]
-        for kind, task in _QUERY_TASKS.items()
-        for side, tasks in sides.items()
-        if task in tasks
-    }
-
-
-def scoring_function(model: CareModel) -> ScoringFunction:
-    """Return how the vectors of a model are compared: by dot product where documents are cut after normalising."""
-    return ScoringFunction.DOT_PRODUCT if model.geometry == "cut" else ScoringFunction.COSINE
 
 
 def file_name(name: str) -> str:
@@ -212,7 +250,7 @@ def _documents(corpus: Dataset) -> Iterator[Document]:
 
 def _model_meta(system: EvaluatedSystem) -> ModelMeta:
     """Describe the system to mteb, whose result cache is keyed by name and revision."""
-    revision = system.model.fingerprint
+    revision, geometry = system.model.fingerprint, system.model.geometry
     if system.mode != "dense":
         revision = hashlib.sha256("\x1f".join([revision, ANALYSER, system.mode]).encode()).hexdigest()
     return ModelMeta.create_empty(
@@ -222,6 +260,7 @@ def _model_meta(system: EvaluatedSystem) -> ModelMeta:
             "languages": ["zho-Hans"],
             "embed_dim": system.dim or None,
             "n_parameters": system.query_parameters + system.document_parameters or None,
-            "similarity_fn_name": scoring_function(system.model),
+            # Documents that are cut after normalising have no unit length.
+            "similarity_fn_name": ScoringFunction.DOT_PRODUCT if geometry == "cut" else ScoringFunction.COSINE,
         }
     )

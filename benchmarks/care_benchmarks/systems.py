@@ -15,7 +15,6 @@ from care_qdrant.model.pair import CareModel, Precision
 from care_qdrant.search.retriever import Mode
 
 Control = Literal["bm25", "hybrid", "document", "query"]
-CONTROLS: tuple[Control, ...] = ("bm25", "hybrid", "document", "query")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-from care_benchmarks.agreement import Votes, cohen_kappa, fleiss_kappa, krippendorff_alpha, raw_agreement
 
 from care_data.config import Plan
 from care_data.files import read_rows
+from care_data.kappa import Votes, cohen_kappa, fleiss_kappa, krippendorff_alpha, raw_agreement
 from care_data.pool import CORPUS, QUERIES
 from care_data.prompts import GRADES, RELEVANT
 from care_data.source import shown

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from care_benchmarks.agreement import cohen_kappa
 
 from care_data.agreement import agreement_report
 from care_data.config import Plan, Rule
 from care_data.exchange import read_judgements
 from care_data.files import LABELS, read_json, read_rows, write_json, write_rows
 from care_data.judging import JUDGEMENTS, is_anchor
+from care_data.kappa import cohen_kappa
 from care_data.pool import POOL, contributions
 from care_data.prompts import RELEVANT
 from care_data.sheets import read_opinions

@@ -74,7 +74,7 @@ def work(path: Path, score: bool) -> None:
     from care_benchmarks.cli import care_bench
 
     benchmark, scores = path.parent / "clinic" / "benchmark", path.parent / "scores"
-    arguments = ["run", str(benchmark), "--control", "bm25", "--speed", "none", "--through", "core"]
+    arguments = ["run", str(benchmark), "--control", "bm25", "--speed", "none"]
     arguments += ["--output", str(scores)]
     care_bench(arguments, standalone_mode=False)
 
@@ -183,7 +183,7 @@ def _start(path: Path, score: bool) -> ForkServerProcess:
     """Fork a process from one that has imported everything, which is most of the time of a start."""
     context = multiprocessing.get_context("forkserver")
     # What the modules import when they are used is in the list, too.
-    scoring = ["care_benchmarks.run_command", "mteb", "sentence_transformers"] if score else []
+    scoring = ["care_benchmarks.run", "mteb", "sentence_transformers"] if score else []
     context.set_forkserver_preload(["care_data.chain", *scoring, __name__])
     process = context.Process(target=work, args=(path, score), daemon=True)
     process.start()

@@ -49,7 +49,7 @@ def test_it_goes_from_a_collection_to_a_scored_benchmark(clinic: Path) -> None:
     }
     assert found <= known and len(found) > 0.8 * len(known)
     assert len(rerank.qrels) > 50
-    arguments = ["run", str(target), "--output", str(clinic / "result"), "--speed", "none", "--through", "core"]
+    arguments = ["run", str(target), "--output", str(clinic / "result"), "--speed", "none"]
     done = CliRunner().invoke(care_bench, arguments)
     assert done.exit_code == 0, done.output
     card = (target / "README.md").read_text(encoding="utf-8")

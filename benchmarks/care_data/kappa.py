@@ -10,7 +10,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
 from care_benchmarks.statistics import SEED
 
 Floats = npt.NDArray[np.float64]

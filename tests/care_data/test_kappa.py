@@ -3,7 +3,7 @@
 import krippendorff
 import numpy as np
 import pytest
-from care_benchmarks.agreement import cohen_kappa, fleiss_kappa, krippendorff_alpha, raw_agreement
+from care_data.kappa import cohen_kappa, fleiss_kappa, krippendorff_alpha, raw_agreement
 from statsmodels.stats.inter_rater import aggregate_raters
 from statsmodels.stats.inter_rater import cohens_kappa as reference_cohen
 from statsmodels.stats.inter_rater import fleiss_kappa as reference_fleiss
