@@ -208,6 +208,20 @@ def test_a_text_that_is_refused_on_its_own_ends_in_the_servers_words(
         served.encode_document(TEXTS[:4])
 
 
+def test_a_server_that_is_wrong_without_padding_is_refused(
+    served: CareModel, server: EmbeddingServer, model: CareModel
+) -> None:
+    def unmasked(tokens: list[list[int]]) -> tuple[int, Any] | None:
+        if len(tokens) == 1 or len(set(map(len, tokens))) > 1:
+            return None
+        rows = server.embed(tokens)
+        return 200, {"data": [row | {"embedding": row["embedding"][::-1]} for row in rows]}
+
+    server.faults = [unmasked] * 9
+    with pytest.raises(ModelError, match="to the reference"):
+        served.document_encoder.check()
+
+
 def _half(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows[: len(rows) // 2]
 
