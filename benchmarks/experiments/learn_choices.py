@@ -79,6 +79,7 @@ VARIANTS = {
     "centred-10": Variant(centred=True, temperature=0.1),
     "centred-20": Variant(centred=True, temperature=0.2),
     "centred-40": Variant(centred=True, temperature=0.4),
+    "centred-log": Variant(centred=True, temperature=0.1, log="mixed"),
     "centred-10-1024": Variant(centred=True, temperature=0.1, width=1024),
     "centred-20-1024": Variant(centred=True, temperature=0.2, width=1024),
     "dropout-60": Variant(dropout=0.6),
@@ -103,8 +104,7 @@ def run(texts: Texts, documents: Vectors, log: Vectors, variant: Variant, seed: 
     read, asked = tokenize(tokenizer, texts.documents[:limit]), tokenize(tokenizer, texts.log[: variant.questions])
     size = tokenizer.get_vocab_size()
     if variant.centred:
-        away = documents - documents.mean(axis=0)
-        documents = away / np.sqrt((away**2).sum(axis=1).mean())
+        documents, log = tables.centred(documents), tables.centred(log)
     targets, questions = documents[:limit], log[: variant.questions]
     if variant.start == "random":
         table = tables.start_table(read, size, targets.shape[1], seed)
