@@ -23,6 +23,7 @@ import torch
 from care_benchmarks.machine import describe_machine
 from care_trainer.learn import held_out, quality
 from care_trainer.learn import table as tables
+from care_trainer.learn.near import near_copies
 from care_trainer.learn.reading import principal_directions
 from care_trainer.learn.settings import LearnSettings
 from care_trainer.learn.start import built_in_tokenizer, mapped_start, token_vectors
@@ -39,7 +40,7 @@ ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 SHARES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 """Of the dense score where both are measured in units of their deviation; 1 over the deviations gives the alpha."""
 HELD = 100
-"""Documents whose sentences give the recommended alpha its scale and predict the quality."""
+"""Documents whose sentences give the recommended alpha its scale and, held out of another table, a quality."""
 _KL_TEMPERATURE = 0.05
 
 Scores = npt.NDArray[np.floating]
@@ -91,8 +92,8 @@ VARIANTS = {
 }
 
 
-def run(texts: Texts, documents: Vectors, log: Vectors, variant: Variant, seed: int, limit: int) -> Vectors:
-    """Train a table on some documents and return it, (tokens, width)."""
+def run(texts: Texts, documents: Vectors, log: Vectors, variant: Variant, seed: int) -> Vectors:
+    """Train a table on the documents and return it, (tokens, width)."""
     settings = LearnSettings(
         seed=seed,
         epochs=variant.epochs,
@@ -101,11 +102,11 @@ def run(texts: Texts, documents: Vectors, log: Vectors, variant: Variant, seed: 
         temperature=variant.temperature,
     )
     tokenizer = built_in_tokenizer(settings.max_tokens)
-    read, asked = tokenize(tokenizer, texts.documents[:limit]), tokenize(tokenizer, texts.log[: variant.questions])
+    read, asked = tokenize(tokenizer, texts.documents), tokenize(tokenizer, texts.log[: variant.questions])
     size = tokenizer.get_vocab_size()
     if variant.centred:
         documents, log = tables.centred(documents), tables.centred(log)
-    targets, questions = documents[:limit], log[: variant.questions]
+    targets, questions = documents, log[: variant.questions]
     if variant.start == "random":
         table = tables.start_table(read, size, targets.shape[1], seed)
     else:
@@ -197,7 +198,14 @@ def measure(cache_: Path, source: str, teacher: str, name: str, seed: int, limit
     generator = np.random.default_rng([seed, 3])
     rows = generator.permutation(len(texts.documents))[:HELD]
     sentences = [held_out.question_of(texts.documents[row], "", generator) for row in rows]
-    table = run(texts, documents, log, VARIANTS[name], seed, len(documents))
+    table = run(texts, documents, log, VARIANTS[name], seed)
+    copies = near_copies(texts.documents, rows)
+    train = np.setdiff1d(np.flatnonzero(~copies), rows)
+    fewer = replace(texts, documents=[texts.documents[row] for row in train])
+    asked = [text for text, row in zip(sentences, rows, strict=True) if not copies[row]]
+    without = encode(run(fewer, documents[train], log, VARIANTS[name], seed), asked)
+    candidates = documents[np.concatenate([rows[~copies[rows]], train])]
+    ranks = held_out.ranks(without, candidates, np.arange(len(asked)))
     dense = encode(table, texts.questions) @ documents.T
     old = vectors.questions @ vectors.documents.T
     recommended = quality.fusion_alpha(sentences, encode(table, sentences), texts.documents, documents) or 1.0
@@ -220,6 +228,8 @@ def measure(cache_: Path, source: str, teacher: str, name: str, seed: int, limit
         "old_model": round(ndcg(old, texts.relevant), 4),
         "bm25": round(ndcg(lexical, texts.relevant), 4),
         "dense": round(ndcg(dense, texts.relevant), 4),
+        "held_out": asdict(held_out.measure(ranks, len(candidates))),
+        "near_copies": int(copies.sum()),
         "alpha": {str(share): alpha for share, alpha in alphas.items()},
         "by_share": {str(share): hybrid(alpha) for share, alpha in alphas.items()},
         "by_alpha": {str(alpha): hybrid(alpha) for alpha in ALPHAS},
@@ -258,6 +268,29 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return result
 
 
+def prediction(rows: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
+    """Return how far a held-out figure predicts nDCG@10 on real questions of a collection that the line has not seen.
+
+    For each figure: the mean absolute error of a line fitted on the base rows of all other collections, and that of
+    their mean alone, with the number of collections; empty with fewer than three.
+    """
+    base = [row for row in rows if row["variant"] == "base" and "held_out" in row]
+    sources = np.array([row["source"] for row in base])
+    if len(set(sources)) < 3:
+        return {}
+    wanted = np.array([row["dense"] for row in base])
+    found = {}
+    for figure in ("recall_at_10", "mrr"):
+        known = np.stack([np.ones(len(base)), [row["held_out"][figure] for row in base]], axis=1)
+        errors = np.zeros((2, len(base)))
+        for source in set(sources):
+            here = sources == source
+            line, *_ = np.linalg.lstsq(known[~here], wanted[~here])
+            errors[:, here] = np.abs([known[here] @ line - wanted[here], wanted[~here].mean() - wanted[here]])
+        found[figure] = [round(float(error), 4) for error in errors.mean(axis=1)] + [len(set(sources))]
+    return found
+
+
 def _range(values: Sequence[float]) -> list[float] | None:
     return [round(float(one), 4) for one in (np.mean(values), min(values), max(values))] if values else None
 
@@ -290,9 +323,10 @@ def main(cache_folder: Path, sources: str, teachers: str, variants: str, seeds: 
     for seed, source, teacher, name, limit in wanted:
         if (seed, source, teacher, name, limit) not in done:
             rows.append(measure(cache_folder, source, teacher, name, seed, limit))
-            result = {"machine": asdict(describe_machine()), "summary": summary(rows), "runs": rows}
+            found = {"summary": summary(rows), "prediction": prediction(rows)}
+            result = {"machine": asdict(describe_machine()), **found, "runs": rows}
             output.write_text(json.dumps(result) + "\n", encoding="utf-8")
-    click.echo(json.dumps(summary(rows), indent=1))
+    click.echo(json.dumps({"summary": summary(rows), "prediction": prediction(rows)}, indent=1))
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def curve(sure: npt.NDArray[np.floating], own: Sequence[float], old: Sequence[fl
 def measure(cache: Path, source: str, teacher: str, variant: str, seed: int) -> dict[str, Any]:
     """Return the curves of one collection and old model."""
     texts, vectors = read_texts(cache, source), read_vectors(cache, source, teacher)
-    table = run(texts, vectors.documents, vectors.log, VARIANTS[variant], seed, len(texts.documents))
+    table = run(texts, vectors.documents, vectors.log, VARIANTS[variant], seed)
     asked = tokenize(built_in_tokenizer(LearnSettings().max_tokens), texts.questions)
     dense, old = tables.encode(table, asked) @ vectors.documents.T, vectors.questions @ vectors.documents.T
     lexical = bm25_scores(texts.documents, texts.questions)

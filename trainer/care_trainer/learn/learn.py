@@ -359,7 +359,7 @@ def _contract(
     probes = [pairs.ids[row] for row in agreeing[:PROBES]]
     records = collection.retrieve(probes, payload=False, vectors=[vector_name])
     documents = collection.schema.contracts.get(vector_name)
-    before = collection.schema.learned.get(vector_name)
+    measured = report.graph or collection.schema.learned.get(vector_name)  # else what an earlier run recorded
     return LearnedContract(
         fingerprint=report.fingerprint,
         model=report.model,
@@ -368,7 +368,7 @@ def _contract(
         probes={key: signs(vector) for key, vector in probe_vectors(records.values(), vector_name).items()},
         documents=None if documents is None else documents.fingerprint,
         alpha=report.alpha,
-        hnsw_ef=report.graph.hnsw_ef if report.graph is not None else before and before.hnsw_ef,
+        hnsw_ef=None if measured is None else measured.hnsw_ef,
         best_scores=best_scores if params.distance is models.Distance.COSINE else None,
         text_field=pairs.layout.text_field,
     )
