@@ -36,9 +36,8 @@ if TYPE_CHECKING:
             "port",
             "workers",
             "keys",
-            "fingerprints",
         ],
-        "Operation": ["metrics_port", "drain_seconds"],
+        "Operation": ["metrics_port"],
     },
 )
 @click.option(
@@ -79,19 +78,7 @@ if TYPE_CHECKING:
     "served]",
 )
 @click.option(
-    "--fingerprints",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="File of the fingerprints that may be served, one a line, read again at a reload.  [default: all]",
-)
-@click.option(
     "--metrics-port", type=click.IntRange(1, 65535), help="Port of /metrics, without keys.  [default: that of --port]"
-)
-@click.option(
-    "--drain-seconds",
-    type=click.FloatRange(0),
-    default=3.0,
-    show_default=True,
-    help="Time that clients get to open new connections when a worker ends, in seconds.",
 )
 @target_options
 @engine_options
@@ -104,9 +91,7 @@ def command(
     port: int,
     workers: int,
     keys: Path | None,
-    fingerprints: Path | None,
     metrics_port: int | None,
-    drain_seconds: float,
     target: Target,
     device: str | None,
     engine: "Engine",
@@ -151,11 +136,9 @@ def command(
         collections=collections,
         documents=documents,
         keys_file=keys,
-        fingerprints_file=fingerprints,
         host=host,
         port=port,
         workers=workers,
-        drain_seconds=drain_seconds,
         metrics_port=metrics_port,
         mcp=mcp is not None,
     )
