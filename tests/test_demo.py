@@ -1,7 +1,9 @@
 """What a newcomer sees first: the demo's answers are right, and the README's code ends without a word on stderr."""
 
 import json
+import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 from qdrant_client import QdrantClient
 
 from care_qdrant import CareModel, IngestSettings, Retriever, ingest
+from care_qdrant.serve.supervisor import free_port
 
 ROOT = Path(__file__).parent.parent
 SAMPLE = ROOT / "examples" / "sample"
@@ -51,8 +54,8 @@ def test_the_readme_s_code_runs_and_leaves_stderr_empty(folder: Path) -> None:
 
 def test_care_demo_opens_the_page_on_the_sample(tmp_path: Path) -> None:
     code = "from care_qdrant.cli import main; main()"
-    command = [sys.executable, "-c", code, "demo", "--port", "0", "--no-browser"]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as demo:
+    command, environment = [sys.executable, "-c", code, "demo"], {**os.environ, "BROWSER": "true"}
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment) as demo:
         assert demo.stderr is not None
         try:
             [address] = next(found for line in demo.stderr if (found := re.findall(r"http://[\d.:]+", line)))
@@ -63,6 +66,13 @@ def test_care_demo_opens_the_page_on_the_sample(tmp_path: Path) -> None:
     assert demo.returncode == 0
     assert asked["hits"][0]["document_id"].startswith("cardio-")
     assert (tmp_path / "care-demo").is_dir()
+
+
+def test_a_port_that_is_taken_is_left_to_its_program() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        assert free_port(number) == 0
+    assert free_port(number) == number
 
 
 def test_searches_come_one_a_line_from_a_pipe(folder: Path) -> None:

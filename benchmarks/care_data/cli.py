@@ -107,30 +107,27 @@ _step("build", "Write the benchmark of CONFIG: a task directory with a data card
 
 @care_data.command("export")
 @plan_argument
-@click.option("--format", "form", type=click.Choice(["trec", "umbrela"]), required=True, help="Format of the file.")
 @output_option
-def export(plan: "Plan", form: str, output: Path) -> Any:
-    """Write the labels of CONFIG as TREC qrels, or its pool as requests for umbrela.
+def export(plan: "Plan", output: Path) -> Any:
+    """Write the labels of CONFIG as TREC qrels, or, to a file that ends in .jsonl, its pool as requests for umbrela.
 
     \b
     Example:
-      care-data export clinic.toml --format trec --output clinic.qrels
-      care-data export clinic.toml --format umbrela --output requests.jsonl
+      care-data export clinic.toml --output clinic.qrels
+      care-data export clinic.toml --output requests.jsonl
     """
     from care_data.exchange import umbrela_requests, write_qrels
     from care_data.files import write_rows
 
-    rows = write_rows(output, umbrela_requests(plan)) if form == "umbrela" else write_qrels(plan, output)
+    rows = write_rows(output, umbrela_requests(plan)) if output.suffix == ".jsonl" else write_qrels(plan, output)
     return {"file": str(output), "rows": rows}
 
 
 @care_data.command("review")
 @plan_argument
-@click.option("--expert", help="Name of the expert who will fill in the spreadsheet.")
-@click.option("--output", type=_FILE, help="Spreadsheet to write, .xlsx.  [default: serve the page]")
+@click.option("--output", type=_FILE, help="Spreadsheet to write, EXPERT.xlsx.  [default: serve the page]")
 @click.option("--pairs", type=click.IntRange(1), default=60, show_default=True, help="Pairs to rate.")
-@click.option("--port", type=click.IntRange(1, 65535), default=8090, show_default=True, help="Port of the page.")
-def review(plan: "Plan", expert: str | None, output: Path | None, pairs: int, port: int) -> Any:
+def review(plan: "Plan", output: Path | None, pairs: int) -> Any:
     """Let experts rate a sample of CONFIG's pairs, blind and in random order: on a local page, or in a spreadsheet.
 
     The page stores each grade at once; name a filled-in sheet in vote.sheets. Then care-data vote compares judges and
@@ -139,22 +136,27 @@ def review(plan: "Plan", expert: str | None, output: Path | None, pairs: int, po
     \b
     Example:
       care-data review clinic.toml
-      care-data review clinic.toml --expert li --output li.xlsx
+      care-data review clinic.toml --output li.xlsx
     """
     from care_data.sheets import OPINIONS, sample_tasks, write_sheet
 
-    if (expert is None) != (output is None):
-        raise click.UsageError("a spreadsheet needs both --expert and --output; the page needs neither")
     tasks = sample_tasks(plan, pairs)
-    if output is not None and expert is not None:
-        write_sheet(output, tasks, expert)
+    if output is not None:
+        write_sheet(output, tasks, output.stem)
         return {"file": str(output), "pairs": len(tasks)}
+    import socket
+
     import uvicorn
 
     from care_data.review import review_app
 
-    click.echo(f"http://127.0.0.1:{port} shows {len(tasks)} pairs; Ctrl-C ends it", err=True)
-    uvicorn.run(review_app(plan, tasks), host="127.0.0.1", port=port, log_level="warning")
+    try:
+        listening = socket.create_server(("127.0.0.1", 8090))
+    except OSError:
+        listening = socket.create_server(("127.0.0.1", 0))
+    with listening:
+        click.echo(f"http://127.0.0.1:{listening.getsockname()[1]} shows {len(tasks)} pairs; Ctrl-C ends it", err=True)
+        uvicorn.Server(uvicorn.Config(review_app(plan, tasks), log_level="warning")).run([listening])
     return {"file": str(plan.folder / OPINIONS), "pairs": len(tasks)}
 
 

@@ -78,11 +78,7 @@ def write_sheet(path: Path, tasks: Sequence[Task], expert: str) -> None:
 
 
 def read_opinions(plan: Plan) -> dict[tuple[str, str], dict[str, int]]:
-    """Return question and document → expert → grade, of all sheets and of the page.
-
-    Raises:
-        InputError: One expert says two things of one pair, or a sheet is none.
-    """
+    """Return question and document → expert → grade, of all sheets and of the page."""
     found: dict[Key, tuple[int, str]] = {}
     for sheet in plan.settings.vote.sheets:
         _read_sheet(plan.at(sheet), found)

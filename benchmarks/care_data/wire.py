@@ -144,13 +144,7 @@ class Caller:
         self._client.close()
 
     def ask(self, prompt: str, attempt: int = 0) -> Answer:
-        """Return the answer to a prompt, from the ledger where it is there; ``attempt`` counts unusable ones before.
-
-        Raises:
-            JudgeUnreachable: There was no answer; the judge is not asked again in this run.
-            BudgetReached: The call does not fit into the budget.
-            NotStored: It is a replay, and the answer is not there.
-        """
+        """Return the answer to a prompt, from the ledger where it is there; ``attempt`` counts unusable ones before."""
         messages = [{"role": "user", "content": prompt}]
         key = digest(self.judge.model, messages, attempt)
         if (answer := self._ledger.stored(key)) is not None:

@@ -14,7 +14,6 @@ from care_qdrant.console.options import (
     batch_tokens,
     model_options,
     retries,
-    sparse_option,
     target_options,
 )
 from care_qdrant.console.reports import show_report
@@ -38,11 +37,14 @@ if TYPE_CHECKING:
         "Deletion": ["max_delete_fraction", "change_text_field"],
         "New vector": ["quantization", "on_disk"],
         "Copy behind an alias, for servers before 1.18": ["via", "alias"],
-        "Speed": ["points_per_second"],
     },
 )
 @click.argument("collection")
-@sparse_option
+@click.option(
+    "--sparse",
+    type=click.Choice(["bm25"]),
+    help="BM25 of the texts, for hybrid search, instead of the model's vector; needs no model.  [default: off]",
+)
 @click.option("--vector-name", help="Name of the vector to add.  [default: the model's name, or bm25]")
 @click.option(
     "--text-field",
@@ -68,11 +70,6 @@ if TYPE_CHECKING:
     help="Quantization of the new vector: a copy of 1/4 (int8) to 1/32 (binary) of its size is searched first.",
 )
 @click.option("--on-disk", is_flag=True, help="Keep the new vectors on disk.")
-@click.option(
-    "--points-per-second",
-    type=click.FloatRange(0, min_open=True),
-    help="Highest number of points to write in a second.  [default: no limit]",
-)
 @click.option(
     "--watch",
     "watch_seconds",
@@ -100,7 +97,6 @@ def command(
     change_text_field: bool,
     quantization: Literal["int8", "turbo", "product", "binary", "none"],
     on_disk: bool,
-    points_per_second: float | None,
     watch_seconds: float | None,
     via: Literal["in-place", "copy"],
     alias: str | None,
@@ -137,7 +133,6 @@ def command(
         text_field=text_field,
         quantization=None if quantization == "none" else quantization,
         on_disk=on_disk,
-        points_per_second=points_per_second,
         batch_tokens=batch_tokens(),
         max_delete_fraction=max_delete_fraction,
         change_text_field=change_text_field,

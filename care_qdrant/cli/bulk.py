@@ -78,7 +78,6 @@ def _open(url: str) -> "Work":
     type=click.FloatRange(0, min_open=True),
     help="With --dry-run: speed of a worker.  [default: measured on this machine]",
 )
-@click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="With --dry-run: their number.")
 def plan(
     corpus: tuple[str, ...],
     work: str,
@@ -97,7 +96,6 @@ def plan(
     dry_run: bool,
     documents: int | None,
     tokens_per_second: float | None,
-    workers: int,
 ) -> None:
     """Cut CORPUS, or the points of a collection, into units, and write the list of them to WORK.
 
@@ -109,7 +107,7 @@ def plan(
     \b
     Example:
       care bulk plan corpus/ /mnt/job --sparse bm25
-      care bulk plan corpus/ /mnt/job --dry-run --documents 100000000 --workers 64
+      care bulk plan corpus/ /mnt/job --dry-run --documents 100000000
       care bulk plan /mnt/job --collection articles --url http://localhost:6333
       care bulk plan 's3://bucket/texts/*.jsonl' s3://bucket/job --model ./pair --float16
     """
@@ -149,7 +147,7 @@ def plan(
             client = stack.enter_context(target.open())
             place = Collection(client, collection, retries()).resolve()
         if dry_run:
-            settings = ForecastSettings(documents, tokens_per_second, workers, price())
+            settings = ForecastSettings(documents, tokens_per_second, price_per_hour=price())
             show_report(_forecast(corpus, place, text_field, draft, model, settings))
             return
         show = stack.enter_context(points_bar("rows", "read"))

@@ -14,20 +14,15 @@ SAMPLES = (
 
 
 @click.command(name="demo", context_settings=CONTEXT)
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="Port; 0 takes a free one."
-)
-@click.option("--browser/--no-browser", default=True, show_default=True, help="Open the page.")
-def command(port: int, browser: bool) -> None:
+def command() -> None:
     """Put the 339 sample documents into a collection, and open the search page on it.
 
-    It needs no server and no GPU, and keeps its database in ./care-demo; the second start encodes nothing again. Ctrl-C
-    ends it.
+    It needs no server and no GPU, and keeps its database in ./care-demo; the second start encodes nothing again. The
+    page is at port 8080, or at a free one where that is taken. BROWSER names the browser. Ctrl-C ends it.
 
     \b
     Example:
       care demo
-      care demo --port 0 --no-browser
     """
     from care_qdrant.errors import needs_extra
     from care_qdrant.index.ingest import ingest
@@ -36,7 +31,7 @@ def command(port: int, browser: bool) -> None:
     from care_qdrant.progress import progress_bar
     from care_qdrant.qdrant.connection import open_client
     from care_qdrant.serve.settings import ServeSettings
-    from care_qdrant.serve.supervisor import serve
+    from care_qdrant.serve.supervisor import free_port, serve
 
     with needs_extra("serve", "care demo"):
         import uvicorn  # noqa: F401
@@ -47,13 +42,12 @@ def command(port: int, browser: bool) -> None:
 
     def announce(address: str) -> None:
         click.echo(f"the search page is at {address} (Ctrl-C ends it)", err=True)
-        if browser:
-            webbrowser.open(address)
+        webbrowser.open(address)
 
     settings = ServeSettings(
         load_models=lambda: [CareModel.load()],
         open_qdrant=lambda: open_client(path=path),
         collections=("sample",),
-        port=port,
+        port=free_port(8080),
     )
     serve(settings, announce)

@@ -18,16 +18,12 @@ if TYPE_CHECKING:
 
 @click.command(name="doctor")
 @click.argument("collection")
-@click.option("--vector-name", help="Name of the vector that attach would add.  [default: the model's name]")
-@click.option("--text-field", help="Payload field with the text.  [default: the one used before, or guessed]")
 @click.option("--time", "timed", is_flag=True, help="Encode a few texts, and estimate how long all would take.")
 @target_options
 @model_options()
 @json_option
 def command(
     collection: str,
-    vector_name: str | None,
-    text_field: str | None,
     timed: bool,
     target: Target,
     load_model: "Callable[[], CareModel]",
@@ -46,7 +42,7 @@ def command(
 
     model = load_model()
     with target.open() as client:
-        found = diagnose(client, collection, model, vector_name=vector_name, text_field=text_field, timed=timed)
+        found = diagnose(client, collection, model, timed=timed)
     if as_json:
         click.echo(json.dumps(asdict(found), ensure_ascii=False, indent=2))
     else:

@@ -205,7 +205,9 @@ def command(
 
     def tell(report: "IngestReport") -> None:
         shown = _summary(report, target, is_named, options) if sys.stdout.isatty() else None
-        click.echo(shown or json.dumps(asdict(report), ensure_ascii=False))
+        # The sentence of an error comes once, on stderr.
+        said = {} if report.stopped in (None, "interrupted") else {"stopped": "error"}
+        click.echo(shown or json.dumps(asdict(report) | said, ensure_ascii=False))
 
     verb = "compared" if options["dry_run"] else "stored"
     quantization = None if options["quantization"] == "none" else options["quantization"]

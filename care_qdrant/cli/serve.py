@@ -39,9 +39,8 @@ if TYPE_CHECKING:
             "port",
             "workers",
             "keys",
-            "fingerprints",
         ],
-        "Operation": ["metrics_port", "drain_seconds"],
+        "Operation": ["metrics_port"],
     },
 )
 @click.option(
@@ -82,19 +81,7 @@ if TYPE_CHECKING:
     "served]",
 )
 @click.option(
-    "--fingerprints",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="File of the fingerprints that may be served, one a line, read again at a reload.  [default: all]",
-)
-@click.option(
     "--metrics-port", type=click.IntRange(1, 65535), help="Port of /metrics, without keys.  [default: that of --port]"
-)
-@click.option(
-    "--drain-seconds",
-    type=click.FloatRange(0),
-    default=3.0,
-    show_default=True,
-    help="Time that clients get to open new connections when a worker ends, in seconds.",
 )
 @fallback_option
 @target_options
@@ -108,9 +95,7 @@ def command(
     port: int,
     workers: int,
     keys: Path | None,
-    fingerprints: Path | None,
     metrics_port: int | None,
-    drain_seconds: float,
     open_fallback: "Callable[[], Fallback] | None",
     target: Target,
     device: str | None,
@@ -157,11 +142,9 @@ def command(
         open_fallback=open_fallback,
         documents=documents,
         keys_file=keys,
-        fingerprints_file=fingerprints,
         host=host,
         port=port,
         workers=workers,
-        drain_seconds=drain_seconds,
         metrics_port=metrics_port,
         mcp=mcp is not None,
     )

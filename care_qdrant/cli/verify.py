@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
-from care_qdrant.console.options import Target, model_options, sparse_option, target_options
+from care_qdrant.console.options import Target, model_options, target_options
 from care_qdrant.console.reports import show_report
 
 if TYPE_CHECKING:
@@ -19,18 +19,16 @@ if TYPE_CHECKING:
     cls=GroupedCommand,
     context_settings=CONTEXT,
     groups={
-        "Options": ["model", "engine_words", "path", "url", "sparse", "vector_name", "text_field"],
+        "Options": ["model", "engine_words", "path", "url", "vector_name", "text_field"],
     },
 )
 @click.argument("collection")
-@sparse_option
-@click.option("--vector-name", help="Vector to check.  [default: the one that the model made]")
+@click.option("--vector-name", help="Vector to check, BM25, too.  [default: the one that the model made]")
 @click.option("--text-field", help="Payload field with the text.  [default: where attach read it, or guessed]")
 @target_options
 @model_options(documents=True)
 def command(
     collection: str,
-    sparse: str | None,
     vector_name: str | None,
     text_field: str | None,
     target: Target,
@@ -45,13 +43,15 @@ def command(
     \b
     Example:
       care verify articles --url http://localhost:6333
-      care verify articles --url http://localhost:6333 --sparse bm25
+      care verify articles --url http://localhost:6333 --vector-name bm25
     """
     from care_qdrant.errors import NotVerified
     from care_qdrant.index.verify import verify_bm25, verify_collection
+    from care_qdrant.qdrant.collection import Collection
 
-    verify = verify_bm25 if sparse is not None else partial(verify_collection, model=load_model())
     with target.open() as client:
+        is_bm25 = vector_name is not None and vector_name in Collection(client, collection).resolve().schema.sparse
+        verify = verify_bm25 if is_bm25 else partial(verify_collection, model=load_model())
         report = verify(client, collection, vector_name=vector_name, text_field=text_field)
     show_report(report)
     if report.problems:

@@ -98,13 +98,6 @@ def price() -> float | None:
     return float(setting("CARE_PRICE", 0, click.FloatRange(0))) if "CARE_PRICE" in os.environ else None
 
 
-sparse_option = click.option(
-    "--sparse",
-    type=click.Choice(["bm25"]),
-    help="BM25 of the texts, for hybrid search, instead of the model's vector; needs no model.  [default: off]",
-)
-
-
 path_option = click.option(
     "--path",
     type=click.Path(path_type=Path, file_okay=False),

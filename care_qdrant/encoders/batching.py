@@ -5,8 +5,6 @@ from pathlib import Path
 
 from tokenizers import Encoding, Tokenizer
 
-from care_qdrant.encoders import TokenCounter
-
 _ALIKE = 0.97
 """Shortest text of a batch, as a fraction of its longest, once there are enough of them."""
 
@@ -24,12 +22,6 @@ class TokenizerFile:
         """Return the uncut length of each text in tokens, special tokens and prompt included."""
         texts = [self._prompt + text for text in texts]
         return [len(self._tokenizer.encode(text, add_special_tokens=self._special_tokens).ids) for text in texts]
-
-
-def reads_nothing(texts: Sequence[str], counter: TokenCounter) -> list[bool]:
-    """Return for each text whether an encoder reads nothing in it, as in one of zero-width characters alone."""
-    nothing, *lengths = counter.count_tokens(["", *texts])
-    return [length <= nothing for length in lengths]
 
 
 def uncut_length(encoding: Encoding, special_tokens: int) -> int:

@@ -48,12 +48,7 @@ class Tensor:
 
 
 def read_header(file: Path) -> tuple[dict[str, Any], int]:
-    """Return the header of a safetensors file and where its data begin, in bytes.
-
-    Raises:
-        IncompleteModel: The file is cut off.
-        ModelError: It is no safetensors file.
-    """
+    """Return the header of a safetensors file and where its data begin, in bytes."""
     size = file.stat().st_size
     with file.open("rb") as stream:  # eight bytes of length, then JSON: no library on a serving machine
         start = 8 + int.from_bytes(stream.read(8), "little")
@@ -75,12 +70,7 @@ def read_header(file: Path) -> tuple[dict[str, Any], int]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of a model, in the order of its index.
-
-    Raises:
-        IncompleteModel: There is none, or one that the index names is missing.
-        ModelError: There are weights in one file and in several, which may differ.
-    """
+    """Return the safetensors files of a model, in the order of its index."""
     whole, index = folder / "model.safetensors", folder / INDEX
     if not index.is_file():
         return [_require(whole)]
@@ -91,12 +81,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_tensors(files: Iterable[Path]) -> dict[str, Tensor]:
-    """Return what the headers of a model's files say, by tensor.
-
-    Raises:
-        IncompleteModel: A file is cut off.
-        ModelError: Two tensors have one name, also without what wrappers put in front of it.
-    """
+    """Return what the headers of a model's files say, by tensor."""
     tensors: dict[str, Tensor] = {}
     plain: dict[str, str] = {}
     for file in files:
@@ -119,10 +104,6 @@ def check_model(folder: Path) -> None:
     """Check the weights of a saved sentence-transformers or transformers model, all modules, without loading them.
 
     Where transformers is not installed (a serving machine), only that each file is whole.
-
-    Raises:
-        IncompleteModel: A file is missing or cut off, or a tensor is missing.
-        ModelError: The weights are not those that the model reads.
     """
     from importlib.util import find_spec
 
@@ -199,14 +180,10 @@ def _check_files(folder: Path) -> None:
 
 
 def check_adapter(adapter: Path, base: Path) -> None:
-    """Check that a LoRA adapter has every layer that it says, of the shapes of its base, and left that base as it was.
+    """Check that a LoRA adapter has every layer that it says, of its base's shapes, and left that base as it was.
 
     That it was trained on this base only `care_qdrant.model.references.check_adapter_vectors` can tell: where there are
     no vectors to check, a warning says so.
-
-    Raises:
-        IncompleteModel: A file is missing or cut off, or a layer is missing.
-        ModelError: The adapter does not fit the base, or changed it when training began.
     """
     with needs_extra("ingest", "an adapter"):
         from peft import LoraConfig, PeftConfig, inject_adapter_in_model

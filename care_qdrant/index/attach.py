@@ -139,8 +139,6 @@ class AttachSettings:
     """Quantization of the new vector."""
     on_disk: bool = False
     """Keep the new vectors on disk."""
-    points_per_second: float | None = None
-    """Highest number of points to write in a second, for the sake of those who search meanwhile; None for no limit."""
     batch_tokens: int = 16_384
     """Padded tokens of one batch of the encoder."""
     max_delete_fraction: float = 0.2
@@ -151,8 +149,6 @@ class AttachSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.max_delete_fraction <= 1:
             raise InputError(f"--max-delete-fraction is {self.max_delete_fraction}; expected a fraction from 0 to 1")
-        if self.points_per_second is not None and self.points_per_second <= 0:
-            raise InputError(f"--points-per-second is {self.points_per_second}; expected a number above 0")
 
 
 @dataclass(slots=True)
@@ -370,7 +366,7 @@ class _Run:
 
     def go(self, total: int) -> AttachReport:
         """Read, encode and write, each in its own threads."""
-        start, pace = time.perf_counter(), Pace(self.settings.points_per_second, sleep=self.stop.wait)
+        start = time.perf_counter()
         layout, collection, read = self.layout, self.collection, 0
         report = AttachReport(collection.name, self.vector_name, self.fingerprint, layout.tool, layout.text_field)
         text_gone: list[tuple[Collection, list[PointId]]] = []
@@ -389,7 +385,6 @@ class _Run:
             report.encoded += len(tasks)
             report.truncated += sum(task.tokens > counter.max_tokens for task in tasks)
             show()
-            pace.wait(len(tasks))
 
         def show() -> None:
             self.on_progress(report.unchanged + report.without_text + report.encoded, max(total, read))
@@ -432,20 +427,6 @@ class _Run:
                 part.delete_vector_of(ids, self.vector_name)
             remove_orphaned_hashes(self.collection, self.vector_name)
         return removed
-
-
-class Pace:
-    """Slows a loop down to a number of points a second."""
-
-    def __init__(self, points_per_second: float | None, *, sleep: Callable[[float], object] = time.sleep) -> None:
-        self._rate, self._sleep = points_per_second, sleep
-        self._due = time.monotonic()
-
-    def wait(self, points: int) -> None:
-        """Wait until this many more points may be written."""
-        if self._rate is not None:
-            self._due = max(self._due, time.monotonic()) + points / self._rate
-            self._sleep(max(0.0, self._due - time.monotonic()))
 
 
 @dataclass(frozen=True, slots=True)

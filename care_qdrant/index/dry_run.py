@@ -30,13 +30,7 @@ def estimate(
 ) -> Estimate:
     """Count what would be written, and measure the encoder for some seconds on chunks from all over the corpus.
 
-    Args:
-        plans: Of the whole corpus.
-        tally: Gets the counts, as a real run would have them.
-        vectors: What the points would carry.
-        encoder: Loads the document encoder; called only if something would be encoded.
-        batch_tokens: Padded tokens of a batch, as in the real run.
-        price_per_hour: Of this machine; None leaves the cost out.
+    ``tally`` gets the counts, and ``encoder`` is called only if something would be encoded.
     """
     tokens, size, documents = 0, 0, 0
     sample = _Sample()

@@ -53,9 +53,6 @@ def write_query_side(source: Path, folder: Path) -> int:
     """Save the query encoder in float32 as a complete sentence-transformers model, and return its dimensions.
 
     ``model_type: new`` is read without its remote code.
-
-    Raises:
-        ModelError: Its weights are not whole, or it cannot be loaded without remote code.
     """
     with needs_extra("ingest", "the import of a model"):
         import torch
@@ -86,14 +83,7 @@ def write_query_side(source: Path, folder: Path) -> int:
 def write_document_side(source: Path, folder: Path, dim: int, base: str | None = None) -> None:
     """Save the document encoder as a complete sentence-transformers model, its files copied or merged one by one.
 
-    Args:
-        source: A transformers model, or a LoRA adapter.
-        folder: Destination.
-        dim: Dimensions that are kept.
-        base: Folder or hub name of the adapter's base; None means the one that the adapter names.
-
-    Raises:
-        ModelError: The weights are not whole, or the tokenizer has no end marker that could be appended.
+    ``base`` is that of an adapter, a folder or hub name; None takes the one that the adapter names.
     """
     folder.mkdir(parents=True)
     with needs_extra("ingest", "the import of a model"):

@@ -24,7 +24,6 @@ from care_qdrant.qdrant.nodes import ClusterClient
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_PATH = Path("qdrant")
 DEFAULT_HTTP_PORT = 6333
 REQUEST_TIMEOUT_SECONDS = 60
 

@@ -66,12 +66,7 @@ class RetryPolicy:
         return random.uniform(0, min(self.cap_seconds, self.base_seconds * 2 ** min(attempt, 30)))
 
     def is_over(self, attempts: int, seconds: float) -> bool:
-        """Return whether no other attempt is to be made.
-
-        Args:
-            attempts: Number of those that failed, one after the other.
-            seconds: Time since the first of them failed.
-        """
+        """Return whether no other attempt follows so many that failed in a row, in so many seconds."""
         return attempts == self.attempts or seconds >= self.patience_seconds
 
 

@@ -26,7 +26,6 @@ from care_qdrant.serve.gateway import Exchange
 from care_qdrant.serve.refusal import refusal_of
 from care_qdrant.serve.schemas import Collections, FloorRequest, SearchRequest, WholeDocument
 from care_qdrant.serve.searching import Searching
-from care_qdrant.serve.selfcheck import check_allowed
 from care_qdrant.serve.settings import Limits, ServeSettings
 from care_qdrant.version import __version__
 
@@ -199,6 +198,5 @@ class McpPath:
 def serve_stdio(settings: ServeSettings) -> None:
     """Answer the assistant until it closes stdin. Logs go to stderr; stdout belongs to the protocol."""
     models = settings.load_models()
-    check_allowed(models, settings.fingerprints_file)
     with closing(Service(settings, models)) as service:
         asyncio.run(_serve(service))

@@ -1,44 +1,18 @@
-"""What a service makes sure of before it serves a pair: that it may, and that its answers are those of the folder."""
+"""What a service makes sure of before it serves a pair: that its answers are those of the folder."""
 
-import re
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from care_qdrant.errors import AlteredModel, InputError
+from care_qdrant.errors import AlteredModel
 from care_qdrant.model.references import REFERENCE_TEXTS, check_references
-from care_qdrant.serve.keys import read_lines
 from care_qdrant.serve.lines import Side
 from care_qdrant.serve.pairs import ServedPair
-
-if TYPE_CHECKING:
-    from care_qdrant.model.pair import CareModel
 
 BESIDE = ("高血压", "患者，男，68 岁，反复胸闷、气促三年，加重一周，夜间不能平卧，双下肢水肿。" * 4)
 """A short and a long text: what a batch pads, and what an int8 encoder scales, depend on its longest and largest."""
 LEAST_COSINE = 0.99
 """Of a text's vectors, alone and in a batch."""
-_FINGERPRINT = re.compile(r"[0-9a-f]{12,64}")
-
-
-def check_allowed(models: Iterable["CareModel"], file: Path | None) -> None:
-    """Refuse pairs whose fingerprint is not in a file of them, one a line; nothing where there is no file.
-
-    Whoever writes the folder of a pair chooses its weights, and a reload would take them.
-    """
-    if file is None:
-        return
-    allowed = [line for _, line in read_lines(file, "fingerprints")]
-    if wrong := next((line for line in allowed if not _FINGERPRINT.fullmatch(line)), None):
-        raise InputError(f"{file}: {wrong[:80]!r} is no fingerprint; expected 12 to 64 hexadecimal digits a line")
-    for model in models:
-        if not any(model.fingerprint.startswith(prefix) for prefix in allowed):
-            raise AlteredModel(
-                f"the pair {model.name}@{model.fingerprint[:12]} is not among the fingerprints of {file}; add it there "
-                "if it is meant to be served"
-            )
 
 
 async def check_answers(pair: ServedPair, side: Side) -> None:

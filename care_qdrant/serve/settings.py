@@ -67,13 +67,9 @@ class ServeSettings:
     """Whether the document encoders are loaded, too."""
     keys_file: Path | None = None
     """API keys (`care_qdrant.serve.keys`); None serves everybody who can connect."""
-    fingerprints_file: Path | None = None
-    """Fingerprints of pairs that may be served, one a line; None allows all. Read again at every reload."""
     host: str = "127.0.0.1"
     port: int = 8080
     workers: int = 1
-    drain_seconds: float = 3.0
-    """How long a worker that ends waits for its clients to move their connections."""
     metrics_port: int | None = None
     """Port of the counters, where no key is asked for; None has them at /metrics of the service."""
     limits: Limits = field(default_factory=Limits)

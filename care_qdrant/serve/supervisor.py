@@ -92,10 +92,7 @@ class _Supervisor:
             self._end(self._running)
 
     def _load(self) -> "Sequence[CareModel]":
-        from care_qdrant.serve.selfcheck import check_allowed
-
         models = self._settings.load_models()
-        check_allowed(models, self._settings.fingerprints_file)
         for model in models:
             # A torch encoder starts threads, which a fork would lose: each worker loads its own.
             if model.card is not None and model.card.onnx is not None:
@@ -239,6 +236,13 @@ def _ports(settings: ServeSettings) -> Iterator[list[socket.socket]]:
         yield [stack.enter_context(_bind(settings.host, at, option)) for at, option in numbers if at is not None]
 
 
+def free_port(wanted: int) -> int:
+    """Return a port of this machine, or 0, which takes any, where another program listens there."""
+    with suppress(InputError), _bind("127.0.0.1", wanted, ""):
+        return wanted
+    return 0
+
+
 def _bind(host: str, number: int, option: str) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -246,7 +250,11 @@ def _bind(host: str, number: int, option: str) -> socket.socket:
         )[0]
         port = socket.socket(family, kind, protocol)
         port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        port.bind(address)
+        try:
+            port.bind(address)
+        except OSError:
+            port.close()
+            raise
     except OSError as error:
         raise InputError(
             f"{host}:{number}: cannot listen there ({error.strerror or error}); give another --host or {option}"

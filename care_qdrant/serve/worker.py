@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS = 120
 """Longer than clients keep an idle connection (Qdrant: 90), so that it is they who close it, not we under a request."""
+DRAIN_SECONDS = 3.0
+"""How long a worker that ends waits for its clients to move their connections."""
 GRACE_SECONDS = 60
 """Longest time that a worker which ends gives to the requests that it accepted."""
 _STEP_SECONDS = 0.02
@@ -31,9 +33,9 @@ _STEP_SECONDS = 0.02
 class _Server(uvicorn.Server):
     """A server that lets its clients move before it closes their connections."""
 
-    def __init__(self, config: uvicorn.Config, service: Service, drain_seconds: float) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
-        self._service, self._drain_seconds = service, drain_seconds
+        self._service = service
 
     @override
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -41,7 +43,7 @@ class _Server(uvicorn.Server):
         for server in self.servers:
             server.close()
         self._service.app.draining = True
-        until = time.monotonic() + self._drain_seconds
+        until = time.monotonic() + DRAIN_SECONDS
         while self.server_state.connections and time.monotonic() < until and not self.force_exit:
             await asyncio.sleep(_STEP_SECONDS)
         await super().shutdown(sockets)
@@ -71,7 +73,7 @@ def work(
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
-    server = _Server(config, service, settings.drain_seconds)
+    server = _Server(config, service)
     # Until here a signal ends the process at once. From here on it is kept for the server, which takes over the
     # handlers when it starts, and raises the signal once more when it has ended.
     for number in (signal.SIGTERM, signal.SIGINT):

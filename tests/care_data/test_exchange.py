@@ -117,14 +117,14 @@ def test_trec_and_umbrela_go_out_and_come_back_as_one_more_judge(clinic: Path) -
         run_chain(load_plan(path))
         labels = rows(clinic / "clinic" / "labels.jsonl")
         qrels, requests = clinic / "out.qrels", clinic / "requests.jsonl"
-        report = command("export", path, "--format", "trec", "--output", qrels)
+        report = command("export", path, "--output", qrels)
         lines = [line.split() for line in qrels.read_text(encoding="utf-8").splitlines()]
         known = {(row["query_id"], row["document_id"]): row["label"] for row in labels}
         assert report["rows"] == len(lines) == sum(label in ("relevant", "irrelevant") for label in known.values())
         assert all(
             known[query, name] == ("relevant" if grade == "1" else "irrelevant") for query, _, name, grade in lines
         )
-        assert command("export", path, "--format", "umbrela", "--output", requests)["rows"] == 6
+        assert command("export", path, "--output", requests)["rows"] == 6
         judgments = []
         for request in rows(requests):
             assert set(request) == {"query", "candidates"}
@@ -159,7 +159,7 @@ def test_a_dry_run_counts_without_a_call_and_is_never_too_low(clinic: Path) -> N
         real = command("judge", path)
         judged = command("vote", path)
         assert command("pairs", path, "--output", clinic / "pairs.jsonl")["pairs"] > 0
-        sheet = command("review", path, "--expert", "li", "--output", clinic / "li.xlsx", "--pairs", 7)
+        sheet = command("review", path, "--output", clinic / "li.xlsx", "--pairs", 7)
         assert command("--replay", "run", path)["vote"] == judged
     calls = {each["judge"]: each["calls"] for each in expected["judges"]}
     assert calls["ann"] == calls["bob"] == calls["strong"] == sum(bill["calls"] for bill in real["bills"][:1])
@@ -180,13 +180,6 @@ def test_diversify_keeps_whole_rows_and_leaves_no_collection(tmp_path: Path) -> 
     assert command(*given, "--seed-rows", 3)["kept"] == 4, "the first ones are kept unseen"
     assert command(*given, "-k", 3, "--neighbours", 0)["kept"] == 2
     assert command(*given, "-k", 3, "--neighbours", 2)["kept"] == 4
-
-
-@pytest.mark.parametrize("arguments", [["--expert", "li"], ["--output", "li.xlsx"]])
-def test_half_of_a_spreadsheet_is_refused(clinic: Path, arguments: list[str]) -> None:
-    path = config(clinic, "http://x", {"ann": 1}, questions=1)
-    done = CliRunner().invoke(care_data, ["review", str(path), *arguments])
-    assert done.exit_code == 2 and "needs both --expert and --output" in done.output
 
 
 @pytest.mark.parametrize("name", sorted(care_data.commands))

@@ -16,7 +16,7 @@ from care_qdrant.cli.serve import command
 from care_qdrant.serve.gateway import OPEN_PATHS
 from care_qdrant.serve.lines import SLICE_TEXTS
 from care_qdrant.serve.metrics import Metrics
-from care_qdrant.serve.worker import GRACE_SECONDS
+from care_qdrant.serve.worker import DRAIN_SECONDS, GRACE_SECONDS
 
 FOLDER = Path(__file__).parents[2] / "examples" / "deploy"
 DOCKERFILE = (FOLDER / "Dockerfile").read_text(encoding="utf-8")
@@ -92,8 +92,8 @@ def test_the_pod_is_asked_where_no_key_is_needed_and_runs_without_rights() -> No
 
 
 def test_every_platform_waits_for_what_was_accepted() -> None:
-    drain = started(json.loads(ENTRYPOINT) + pod()["containers"][0]["args"])["drain_seconds"]
-    assert pod()["terminationGracePeriodSeconds"] >= GRACE_SECONDS + drain
+    waits = int(pod()["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert pod()["terminationGracePeriodSeconds"] >= GRACE_SECONDS + DRAIN_SECONDS + waits
     assert int(unit()["Service"]["TimeoutStopSec"]) > GRACE_SECONDS
     assert int(compose()["care"]["stop_grace_period"].removesuffix("s")) > GRACE_SECONDS
     assert unit()["Service"]["ExecReload"].endswith("-HUP $MAINPID")

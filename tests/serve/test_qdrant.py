@@ -69,7 +69,7 @@ def ports(pair_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     folder = tmp_path_factory.mktemp("qdrant")
     (folder / "keys").write_text(KEY)
     options = ("--model", str(pair_folder), "--documents", "--keys", str(folder / "keys"))
-    service = Running("--drain-seconds", "0.2", *options, log=folder / "serve.log")
+    service = Running(*options, log=folder / "serve.log")
     http, grpc = free_port(), free_port()
     inference = {"QDRANT__INFERENCE__ADDRESS": f"{service.url}/inference", "QDRANT__INFERENCE__TOKEN": KEY}
     server = start_server(folder, http, grpc, inference)
@@ -149,7 +149,7 @@ def test_a_qdrant_that_goes_and_comes_back_is_searched_again(pair_folder: Path, 
         ingest(documents, CareModel.load(pair_folder), qdrant, "corpus")
         qdrant.close()
         options = ("--model", str(pair_folder), "--collection", "corpus", "--url", address)
-        service = Running("--drain-seconds", "0.2", *options, log=tmp_path / "serve.log")
+        service = Running(*options, log=tmp_path / "serve.log")
         stack.callback(service.stop)
         client = stack.enter_context(httpx.Client(base_url=service.url, timeout=60))
         before = client.post("/search", json=ask).json()["hits"]
@@ -217,9 +217,7 @@ def test_scopes_quotas_deadlines_and_request_ids_against_a_real_server(pair_fold
             "--collection",
             "corpus",
         )
-        service = Running(
-            "--drain-seconds", "0.2", "--workers", "2", "--collection", "other", *options, log=tmp_path / "serve.log"
-        )
+        service = Running("--workers", "2", "--collection", "other", *options, log=tmp_path / "serve.log")
         stack.callback(service.stop)
         settings = {
             "QDRANT__INFERENCE__ADDRESS": f"{service.url}/inference",

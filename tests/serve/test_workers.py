@@ -63,7 +63,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
     services: list[Running] = []
 
     def run(*options: str) -> Running:
-        services.append(Running("--drain-seconds", "0.5", *options, log=tmp_path / f"log-{len(services)}"))
+        services.append(Running(*options, log=tmp_path / f"log-{len(services)}"))
         return services[-1]
 
     yield run

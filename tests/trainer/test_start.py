@@ -61,12 +61,12 @@ def test_a_file_is_prepared_once_and_another_one_refused(tmp_path: Path) -> None
         prepare(file, tmp_path / "faq")
 
 
-def test_a_license_is_left_out_and_english_starts_from_scratch(tmp_path: Path) -> None:
+def test_licenses_are_counted_and_english_starts_from_scratch(tmp_path: Path) -> None:
     rows = [
         {"query": f"what is {n}", "positive": f"it is {n}", "license": "free" if n % 2 else "paid"} for n in range(90)
     ]
-    prepared = prepare(write_jsonl(tmp_path / "faq.jsonl", rows), tmp_path / "faq", licenses_excluded=["paid"])
-    assert (prepared.pairs + prepared.held_out, prepared.licenses, prepared.base) == (45, {"free": 45}, SCRATCH)
+    prepared = prepare(write_jsonl(tmp_path / "faq.jsonl", rows), tmp_path / "faq")
+    assert (prepared.licenses, prepared.base) == ({"paid": 45, "free": 45}, SCRATCH)
     assert [stage.kind for stage in load_run(prepared.config).stage] == ["static", "align", "joint"]
 
 
@@ -93,6 +93,21 @@ def test_a_pair_is_measured_as_it_is_searched(tmp_path: Path) -> None:
     )  # twelve questions that repeat the answers
 
 
+@pytest.mark.parametrize(("count", "is_long"), [(60, False), (2_000, True)])
+def test_a_long_run_says_beforehand_what_it_takes_and_how_to_do_less(
+    count: int, is_long: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise InputError("the training would begin here")
+
+    monkeypatch.setattr("care_trainer.pipeline.run_stages", stop)
+    rows = [{"query": f"问题 {n}", "positive": f"答案 {n}" * 60} for n in range(count)]
+    file = write_jsonl(tmp_path / "faq.jsonl", rows)
+    begun = CliRunner().invoke(care_train, ["start", str(file), "--output", str(tmp_path / "faq")])
+    assert str(begun.exception) == "the training would begin here"
+    assert ("minutes of CPU in all; for less, Ctrl-C, lower 'epochs'" in begun.stderr) == is_long
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # trains the built-in pair's encoders
 def test_one_command_goes_from_pairs_to_a_table_and_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +119,9 @@ def test_one_command_goes_from_pairs_to_a_table_and_on(tmp_path: Path, monkeypat
     first = CliRunner().invoke(care_train, ["start", "faq.jsonl", "--output", "faq"], catch_exceptions=False)
     assert "after and BM25" in first.stdout and "gain in nDCG@10" in first.stdout
     assert "care-ingest CORPUS --model faq/run/faq" in first.stdout
-    assert "CC0 48" in first.stderr and "on held-out questions nDCG@10" in first.stderr and "CPU hours" in first.stderr
+    assert (
+        "CC0 48" in first.stderr and "on held-out questions nDCG@10" in first.stderr and "CPU minutes" in first.stderr
+    )
     assert set(json.loads(Path("faq", RESULT).read_text())) == {"model", "ndcg_at_10", "recall_at_10", "gain"}
     again = CliRunner().invoke(care_train, ["start", "faq.jsonl", "--output", "faq"], catch_exceptions=False)
     assert again.stdout == first.stdout

@@ -96,13 +96,7 @@ class _Clock:
 
 
 def rehearse(run: Run, *, layers: int | None = None, rows: int | None = None) -> Rehearsal:
-    """Run every stage, the export and the import of a run in small, and forecast the whole.
-
-    Args:
-        run: The run that will be paid for.
-        layers: Layers of each encoder, at least two; None means all.
-        rows: Rows a step and process; None means those of the run.
-    """
+    """Run every stage, the export and the import of a run in small, and forecast the whole."""
     if layers is not None and layers < 2:
         raise InputError("--layers: expected at least 2; what a layer takes is measured by leaving one out")
     pipeline.require_files(run)

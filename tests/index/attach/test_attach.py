@@ -8,7 +8,7 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import EncodingError, Unreachable
-from care_qdrant.index.attach import AttachReport, AttachSettings, Pace, attach_vector
+from care_qdrant.index.attach import AttachReport, AttachSettings, attach_vector
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.search.retriever import Retriever
@@ -248,16 +248,6 @@ def test_others_write_at_the_same_time(server: StandIn, client: QdrantClient) ->
         hits = Retriever(client, NAME, HashModel(name="care")).search([text], top_k=1)[0]
         assert hits[0].text == text
     theirs.close()
-
-
-def test_pace_holds_back() -> None:
-    slept: list[float] = []
-    pace = Pace(100.0, sleep=slept.append)
-    for _ in range(5):
-        pace.wait(50)
-    assert sum(slept) >= 5 * 0.5
-    Pace(None, sleep=slept.append).wait(1_000_000)
-    assert len(slept) == 5
 
 
 def test_report_names_all_that_a_script_needs(qdrant: QdrantClient, model: HashModel) -> None:

@@ -110,7 +110,7 @@ def test_the_commands(tmp_path: Path) -> None:
         return found
 
     assert run("attach", NAME, "--sparse", "bm25")["covered"] == 40
-    assert run("verify", NAME, "--sparse", "bm25")["problems"] == []
+    assert run("verify", NAME, "--vector-name", "bm25")["problems"] == []
     hits = run("search", TEXTS[3], "--mode", "sparse", "--json")["hits"]
     assert isinstance(hits, list) and hits[0]["text"] == TEXTS[3]
     assert run("detach", NAME)["vector_name"] == "bm25"

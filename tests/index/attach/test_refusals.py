@@ -70,11 +70,6 @@ def test_a_collection_that_is_not_there(qdrant: QdrantClient, model: HashModel) 
         attach_vector(qdrant, NAME, model)
 
 
-def test_a_rate_of_nothing() -> None:
-    with pytest.raises(InputError, match="points-per-second"):
-        AttachSettings(points_per_second=0)
-
-
 def test_a_server_that_is_too_old(model: HashModel) -> None:
     with StandIn(version="1.17.1") as server:
         client = QdrantClient(url=server.url, check_compatibility=False)

@@ -139,9 +139,10 @@ def test_a_refused_sync_reports_what_it_stored(write_corpus: WriteCorpus, tmp_pa
     [report] = reports
     assert (report.documents, report.unchanged, report.deleted) == (2, 2, 0)
     assert report.stopped is not None and "more than the 20%" in report.stopped
-    result = CliRunner().invoke(program, [str(shorter), "--sync"])
-    assert isinstance(result.exception, InputError)
-    assert json.loads(result.stdout)["stopped"]
+    for arguments in (["--sync"], ["--sync", "--dry-run"]):
+        result = CliRunner().invoke(program, [str(shorter), *arguments])
+        assert isinstance(result.exception, InputError) and "more than the 20%" in str(result.exception)
+        assert json.loads(result.stdout)["stopped"] == "error", "its sentence comes once, on stderr"
 
 
 def test_ctrl_c_ends_an_idle_pipe_and_reports(tmp_path: Path) -> None:

@@ -18,8 +18,7 @@ from care_qdrant.errors import InputError, needs_extra
     help="Pair to go on from: a CARE folder, a sentence-transformers model, 'built-in'; 'scratch' for random weights. "
     " [default: 'built-in' where the questions are Chinese, else 'scratch']",
 )
-@click.option("--exclude-license", multiple=True, help="Value of 'license' that leaves a row out. Repeatable.")
-def start(pairs: Path, output: Path | None, base: str | None, exclude_license: tuple[str, ...]) -> None:
+def start(pairs: Path, output: Path | None, base: str | None) -> None:
     """Train a pair on PAIRS, JSON lines with 'query' and 'positive', and score it on questions that it did not see.
 
     A tenth of them, at most 2,000, is held out, of which no text is in the rest; a commented configuration for this
@@ -34,13 +33,15 @@ def start(pairs: Path, output: Path | None, base: str | None, exclude_license: t
     import time
 
     with needs_extra("train", "training"):
+        import torch
+
         from care_trainer.cli.run import progress_bars, quiet
         from care_trainer.config import load_run
         from care_trainer.distributed import processes
         from care_trainer.export.checkpoint import export
         from care_trainer.export.curves import draw_curves
         from care_trainer.pipeline import run_stages
-        from care_trainer.start import RESULT, SCRATCH, measure, prepare, rows_of
+        from care_trainer.start import RESULT, SCRATCH, WORTH_SAYING, cpu_minutes, measure, prepare, rows_of
     from care_qdrant.console.table import table
 
     quiet()
@@ -49,7 +50,7 @@ def start(pairs: Path, output: Path | None, base: str | None, exclude_license: t
             "care-train start runs in one process; give the configuration that it wrote to: care-train run"
         )
     folder = output or Path(pairs.name.split(".")[0])
-    prepared = prepare(pairs, folder, base=base, licenses_excluded=exclude_license)
+    prepared = prepare(pairs, folder, base=base)
     licenses = ", ".join(f"{name or 'no license'} {count:,}" for name, count in prepared.licenses.items())
     click.echo(
         f"{prepared.pairs:,} pairs to train on; {prepared.held_out:,} questions held out over {prepared.documents:,} "
@@ -58,11 +59,18 @@ def start(pairs: Path, output: Path | None, base: str | None, exclude_license: t
         err=True,
     )
     run = load_run(prepared.config)
+    model, minutes = folder / "run" / run.name, cpu_minutes(run)
+    is_done = (model / "care.json").is_file()
+    if minutes >= WORTH_SAYING and not is_done and not torch.cuda.is_available():
+        click.echo(
+            f"about {minutes:,.0f} minutes of CPU in all; for less, Ctrl-C, lower 'epochs' in {prepared.config}, and "
+            "give the same command again",
+            err=True,
+        )
     started = time.process_time()
     with progress_bars(True) as report:
         run_stages(run, resume=True, report=report)
-    model = folder / "run" / run.name
-    if not (model / "care.json").is_file():
+    if not is_done:
         export(run, f"care-train start {pairs.name}")
         draw_curves(run)
     before = None if prepared.base == SCRATCH else prepared.base
@@ -74,5 +82,5 @@ def start(pairs: Path, output: Path | None, base: str | None, exclude_license: t
     if result.gain is not None:
         gain = result.gain
         click.echo(f"\ngain in nDCG@10: {gain.mean:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]")
-    click.echo(f"{(time.process_time() - started) / 3600:.2f} CPU hours", err=True)
+    click.echo(f"{(time.process_time() - started) / 60:.1f} CPU minutes", err=True)
     click.echo(f"\ncare-ingest CORPUS --model {model} --sparse bm25")

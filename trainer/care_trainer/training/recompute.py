@@ -26,15 +26,7 @@ _TRAINED_BYTES = 12
 def needs_checkpoints(
     model: nn.Module, stage: Stage, columns: Callable[[int], Sequence[Features]], longest: int, free_bytes: int
 ) -> bool:
-    """Return whether the activations of one mini-batch do not fit into the memory that is left.
-
-    Args:
-        model: On its device, as it trains.
-        stage: Its mini-batches, and whether they compute in bfloat16.
-        columns: Return the columns of a batch of so many rows, on that device.
-        longest: Tokens of the longest text.
-        free_bytes: Memory that is free before the first step.
-    """
+    """Return whether the activations of one mini-batch do not fit into the memory that is left."""
     tokens = stage.mini_batch_tokens or stage.mini_batch_size * longest
     found = 0.0
     for few, more in zip(columns(FEW), columns(MORE), strict=True):

@@ -53,14 +53,8 @@ def build_points(
 ) -> list[models.PointStruct]:
     """Return the points of nodes, found and read also by the tool that made the collection.
 
-    Args:
-        nodes: With their vectors.
-        vector_name: Of these.
-        terms: Name of the sparse vector to the terms of each node; empty where there is none.
-        layout: Of the points that are there.
-        fingerprint: Of the model that made the vectors; with it, a point says what its vector was made of. Only where
-            that is certain: a node whose metadata go into the embedded text may have been embedded with them or
-            without. ``care verify`` encodes a sample of the points that say nothing.
+    A point says by ``fingerprint`` what its vector was made of, where that is certain: metadata may be in the embedded
+    text or not. ``care verify`` encodes a sample of the points that say nothing.
     """
     points = []
     for number, node in enumerate(nodes):
