@@ -194,9 +194,12 @@ class Retriever:
         filter_: models.Filter | None,
         encode: Callable[[Sequence[str]], Vectors],
     ) -> list[Query]:
-        vectors = [None] * len(texts) if self._model is None else encode(texts).tolist()
-        if self._fallback is not None and self._model is not None:
-            vectors = self._fallback.improve(resolved, texts, vectors, self._shard_key)
+        vectors: Sequence[list[float] | None] = [None] * len(texts)
+        if self._model is not None:
+            encoded: list[list[float]] = encode(texts).tolist()
+            if self._fallback is not None:
+                encoded = self._fallback.improve(resolved, texts, encoded, self._shard_key)
+            vectors = encoded
         is_sparse = resolved.sparse_vector_name is not None
         return [
             Query(
