@@ -125,20 +125,20 @@ def _charts(result: Result) -> dict[str, Any]:
         charts.append(
             {"svg": bars(task.name, task.measure, entries, names), "caption": f"{task.name}, {task.measure}."}
         )
-    task = next((task for task in result.tasks if task.kind != "sts"), None)
+    ranking = next((task for task in result.tasks if task.kind != "sts"), None)
     points = [
         Point(system.name, load.queries_per_second, score.value, score.interval, load.concurrency)
         for system in result.systems
-        if task and system.speed and (score := system.score(task.name))
+        if ranking and system.speed and (score := system.score(ranking.name))
         for load in system.speed.whole
     ]
-    if not task or not points:
+    if not ranking or not points:
         return {"charts": charts, "speed_chart": "", "speed_caption": ""}
     caption = (
-        f"{task.name}, {task.measure}, against queries per second on the machine below; the larger a point, the more "
-        "clients. The paper's Figure 1 has the same axes, but was measured on an A100: do not compare the figures."
+        f"{ranking.name}, {ranking.measure}, against queries per second on the machine below; the larger a point, the "
+        "more clients. The paper's Figure 1 has the same axes, but was measured on an A100: do not compare the figures."
     )
-    return {"charts": charts, "speed_chart": scatter(points, task.measure, names), "speed_caption": caption}
+    return {"charts": charts, "speed_chart": scatter(points, ranking.measure, names), "speed_caption": caption}
 
 
 def _reproduced_here(row: Row, result: Result) -> str:

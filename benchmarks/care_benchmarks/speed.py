@@ -63,7 +63,8 @@ def measure_speed(search: QdrantSearch, task: LoadedTask, settings: SpeedSetting
         ).latency
         if settings.cold_start:
             cold_start = measure_cold_start(system.source, system.precision, queries[0])
-    files = store and [f.stat().st_size for f in (store / "collection" / collection).rglob("*") if f.is_file()]
+    files = None if store is None else (store / "collection" / collection).rglob("*")
+    size = None if files is None else sum(file.stat().st_size for file in files if file.is_file())
     where = "embedded Qdrant, exact scan" if is_embedded(search.client) else "Qdrant server"
     return Speed(
         path=f"{answer.description}, {where}, top {TOP_K}",
@@ -73,7 +74,7 @@ def measure_speed(search: QdrantSearch, task: LoadedTask, settings: SpeedSetting
         search=find,
         cold_start=cold_start,
         documents_per_second=indexed.encoded / indexed.seconds if indexed.encoded == indexed.documents else None,
-        index_bytes_per_document=None if files is None else sum(files) / indexed.documents,
+        index_bytes_per_document=None if size is None else size / indexed.documents,
     )
 
 
