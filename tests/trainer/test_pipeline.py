@@ -1,10 +1,12 @@
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from care_trainer import pipeline
 from care_trainer.export.checkpoint import export
 from care_trainer.models import towers
@@ -84,6 +86,18 @@ def test_a_stage_is_not_kept_when_what_it_started_from_was_trained_again(tmp_pat
     shutil.rmtree(Path(run.output) / "supervised")
     with pytest.raises(InputError, match=r"joint: was trained with other settings \(starts_from.query\)"):
         pipeline.run_stages(run, resume=True)
+
+
+def test_a_static_table_follows_from_the_seed_and_not_from_what_ran_before(tmp_path: Path) -> None:
+    found = []
+    for name in ("whole", "resumed"):
+        run = tiny_run(tmp_path / name, stage("static", max_steps=1), document_pooling="mean")
+        if name == "resumed":  # killed after the base models, and continued in a process of its own
+            pipeline.run_stages(replace(run, stage=()))
+            torch.manual_seed(1)
+        pipeline.run_stages(run, resume=True)
+        found.append((Path(run.output) / "static/query/model.safetensors").read_bytes())
+    assert found[0] == found[1]
 
 
 def test_a_single_stage_needs_those_before_it(tmp_path: Path) -> None:

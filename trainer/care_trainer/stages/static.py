@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
+from transformers import set_seed
 
 from care_trainer.config import Static
 from care_trainer.data.collators import PairCollator
@@ -48,6 +49,9 @@ def train_static(context: Context) -> Trained:
     query = towers.load(context.query)
     is_static = towers.is_static(query)
     rows = context.pair_rows()
+    set_seed(
+        context.run.seed
+    )  # the same table, whatever drew random numbers before, as the base models or a killed run
     model = random_static(
         query.tokenizer if is_static else query.tokenizer.backend_tokenizer,
         context.run.query.static or context.run.dim,
