@@ -63,6 +63,8 @@ class Variant:
     centred: bool = False
     """Learn from the stored vectors less their mean, of mean square length 1: ranks of a query do not change by it."""
     temperature: float = 0.02
+    spread: bool = False
+    """Whether the temperature is times the mean squared distance of the stored vectors from their mean."""
     dropout: float = 0.3
     """Share of a text's tokens that are left out at each step."""
     after_rate: float = 1e-3
@@ -78,6 +80,7 @@ VARIANTS = {
     "centred-02": Variant(centred=True),
     "centred-05": Variant(centred=True, temperature=0.05),
     "centred-10": Variant(centred=True, temperature=0.1),
+    "spread": Variant(spread=True, temperature=0.17),
     "centred-20": Variant(centred=True, temperature=0.2),
     "centred-40": Variant(centred=True, temperature=0.4),
     "centred-log": Variant(centred=True, temperature=0.1, log="mixed"),
@@ -104,8 +107,11 @@ def run(texts: Texts, documents: Vectors, log: Vectors, variant: Variant, seed: 
     tokenizer = built_in_tokenizer(settings.max_tokens)
     read, asked = tokenize(tokenizer, texts.documents), tokenize(tokenizer, texts.log[: variant.questions])
     size = tokenizer.get_vocab_size()
+    if variant.spread:
+        settings = replace(settings, temperature=settings.temperature * tables.spread(documents))
     if variant.centred:
-        documents, log = tables.centred(documents), tables.centred(log)
+        documents, log = documents - documents.mean(axis=0), log - log.mean(axis=0)
+        documents, log = (each / np.sqrt(tables.spread(each)) for each in (documents, log))
     targets, questions = documents, log[: variant.questions]
     if variant.start == "random":
         table = tables.start_table(read, size, targets.shape[1], seed)

@@ -112,7 +112,7 @@ def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 @click.argument("cache", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--sources", default=",".join(SOURCES), show_default=True, help="Collections, as in learn_data.")
 @click.option("--teachers", default="e5,built-in", show_default=True, help="Old models.")
-@click.option("--variant", default="centred-10", show_default=True, help="Recipe, as in learn_choices.")
+@click.option("--variant", default="spread", show_default=True, help="Recipe, as in learn_choices.")
 @click.option("--seeds", default="0,1,2", show_default=True, help="Seeds, one run for each.")
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="JSON file to write.")
 def main(cache: Path, sources: str, teachers: str, variant: str, seeds: str, output: Path) -> None:

@@ -36,6 +36,8 @@ class Agreement:
     """Mean fraction of the old model's ten best documents that are among the learned encoder's ten best."""
     ndcg_at_10: float
     """Of the learned encoder where the old model's ten best documents are the relevant ones."""
+    mean_cosine: float
+    """Between the two query vectors."""
 
 
 def agreement(learned: Vectors, questions: Questions, documents: Vectors) -> Agreement:
@@ -46,6 +48,7 @@ def agreement(learned: Vectors, questions: Questions, documents: Vectors) -> Agr
         questions=len(learned),
         overlap_at_10=float(found.overlap_at_10 or 0.0),
         ndcg_at_10=float(found.ndcg_at_10_int8 or 0.0),
+        mean_cosine=found.mean_cosine,
     )
 
 

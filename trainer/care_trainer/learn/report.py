@@ -58,7 +58,7 @@ def paragraphs(report: LearnReport) -> list[str]:
         lines.append(
             f"**Against the old model**, on {old.questions:,} questions that were not trained on: "
             f"{old.overlap_at_10:.0%} of its ten best documents are among the ten best here, nDCG@10 against its "
-            f"ranking {old.ndcg_at_10:.3f}."
+            f"ranking {old.ndcg_at_10:.3f}, mean cosine of the query vectors {old.mean_cosine:.3f}."
         )
     if report.labelled is not None:
         lines += _labelled(report.labelled)

@@ -92,10 +92,9 @@ def encode(table: npt.NDArray[np.float32], tokens: TokenLists) -> Vectors:
     return np.asarray(nn.functional.normalize(sums, dim=1).numpy(), dtype=np.float32)
 
 
-def centred(vectors: npt.NDArray[np.floating]) -> Vectors:
-    """Return vectors less their mean, of mean square length 1: what all have in common moves no query's ranks."""
-    away = vectors.astype(np.float32) - vectors.mean(axis=0, dtype=np.float64).astype(np.float32)
-    return np.asarray(away / max(float(np.sqrt((away**2).sum(axis=1).mean())), 1e-9), dtype=np.float32)
+def spread(vectors: npt.NDArray[np.floating]) -> float:
+    """Return the mean squared distance of vectors from their mean: what a temperature has to be measured by."""
+    return float(((vectors - vectors.mean(axis=0, dtype=np.float64)) ** 2).sum(axis=1).mean())
 
 
 def fit_table(

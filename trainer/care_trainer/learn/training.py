@@ -143,6 +143,7 @@ def train(
     has whole tokens for words that only they have.
     """
     state.mkdir(parents=True, exist_ok=True)
+    settings = replace(settings, temperature=settings.temperature * tables.spread(split.candidates))
     is_known = earlier is None and is_chinese(split.texts)
     again = len(split.texts) - len(split.train) > _NEGLIGIBLE * len(split.texts)
     run = _Run(split, log, settings, where, earlier, is_known, state, on_step, fits_left=1 + is_known + again)
@@ -154,7 +155,7 @@ def train(
     table, texts = run.fit_with_held_out(best) if again else (best.fit.table, best.texts)
     if not is_known:
         table = np.where(tables.frequencies(texts.tokens, len(table))[:, None] > 0, table, np.float32(0))
-    folded = torch.from_numpy(best.tokens.composer.fold(table, split.candidates.mean(axis=0)))
+    folded = torch.from_numpy(best.tokens.composer.fold(table, texts.targets.mean(axis=0)))
     return Trained(
         encoder=SentenceTransformer(
             modules=[StaticEmbedding(best.tokens.tokenizer, embedding_weights=folded)], device="cpu"
@@ -272,12 +273,10 @@ class _Run:
         require_learnable(targets, whole, tokens.tokenizer.get_vocab_size(), self.where)
         if tokens.name != BUILT_IN:  # which may cut a collection's words into characters
             require_belonging(targets, whole, tokens.tokenizer.get_vocab_size(), self.where)
-        targets = tables.centred(targets)
         if self.log is not None:
             half = len(self.log.texts) // 2
             whole = whole.joined(tokenize(tokens.tokenizer, self.log.texts[:half]))
-            asked = reduced(self.log.vectors[:half], self.split.pairs.basis)
-            targets = np.concatenate([targets, tables.centred(asked)])
+            targets = np.concatenate([targets, reduced(self.log.vectors[:half], self.split.pairs.basis)])
         return _Texts(whole, tokens.composer.expand(whole), targets)
 
     def _start(self, tokens: _Tokens, texts: _Texts) -> Vectors:
