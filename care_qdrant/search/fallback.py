@@ -9,13 +9,13 @@ with the lowest such scores kept 0.997 of the dense nDCG@10 of the model itself,
 import logging
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from qdrant_client import models
 
-from care_qdrant.errors import CareError, InputError, ModelError
+from care_qdrant.errors import InputError, ModelError
 from care_qdrant.qdrant.learned import probe_ids, probe_texts, probe_vectors
 from care_qdrant.search.plan import Query, find
 from care_qdrant.search.resolve import ResolvedCollection
@@ -62,8 +62,9 @@ class Fallback:
         if not 0 <= share <= 1:
             raise InputError(f"share is {share}; it is the fraction of the queries that are sent on, from 0 to 1")
         self._encode_query, self._encode_document, self._share = encode_query, encode_document, share
-        self._scores: deque[float] = deque(maxlen=_WINDOW)
-        self._checked: str | None = None
+        self._scores: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_WINDOW))
+        self._checked: set[str] = set()
+        self._told: set[str] = set()
         self._resumes_at = 0.0
         self._lock = threading.Lock()
         self.asked, self.sent = 0, 0
@@ -78,9 +79,16 @@ class Fallback:
     ) -> list[list[float]]:
         """Return the query vectors to search with: the old model's in the place of those that are unsure.
 
+        Where no encoder was learned from the searched vector, all are left as they are, and a warning says so once.
+
         Raises:
             ModelError: The model is not the one that made the stored vectors.
         """
+        if resolved.vector_name not in resolved.collection.schema.learned:
+            if resolved.name not in self._told:
+                self._told.add(resolved.name)
+                logger.warning("collection %r: no query encoder was learned, so there is no fallback", resolved.name)
+            return vectors
         best = self._best_scores(resolved, vectors, shard_key)
         unsure = self._unsure(resolved, best)
         if not unsure or time.monotonic() < self._resumes_at:
@@ -91,7 +99,7 @@ class Fallback:
             _require_shape(asked, len(unsure), len(vectors[0]))
         except ModelError:
             raise
-        except (CareError, OSError, ValueError) as error:
+        except Exception as error:  # of any client library: without it there is an answer, too
             self._resumes_at = time.monotonic() + _PAUSE_SECONDS
             logger.warning("the old model did not answer (%s); the learned queries are used alone", error)
             return vectors
@@ -114,22 +122,23 @@ class Fallback:
 
     def _unsure(self, resolved: ResolvedCollection, best: Sequence[float | None]) -> list[int]:
         with self._lock:
-            if not self._scores:
-                self._scores.extend(resolved.best_scores)
+            scores = self._scores[resolved.name]
+            if not scores:
+                scores.extend(resolved.best_scores)
             self.asked += len(best)
             unsure = []
             for row, score in enumerate(best):
                 if score is None:
                     continue
-                if len(self._scores) >= _FEW and score < float(np.quantile(self._scores, self._share)):
+                if len(scores) >= _FEW and score < float(np.quantile(scores, self._share)):
                     unsure.append(row)
-                self._scores.append(score)
+                scores.append(score)
         return unsure
 
     def _check(self, resolved: ResolvedCollection) -> None:
         """Compare the old model with stored vectors, once for each collection."""
         learned = resolved.collection.schema.learned.get(resolved.vector_name or "")
-        if self._encode_document is None or learned is None or self._checked == resolved.name:
+        if self._encode_document is None or learned is None or resolved.name in self._checked:
             return
         collection, name = resolved.collection, resolved.vector_name or ""
         records = collection.retrieve(probe_ids(learned)[:_PROBES], payload=True, vectors=[name])
@@ -147,7 +156,7 @@ class Fallback:
                 f"the model to fall back to did not make vector {name!r} of collection {resolved.name!r}: its vectors "
                 f"of {len(both)} stored texts have a median cosine of {cosine:.2f} to the stored ones"
             )
-        self._checked = resolved.name
+        self._checked.add(resolved.name)
 
 
 def _require_shape(vectors: Vectors, count: int, dim: int) -> None:

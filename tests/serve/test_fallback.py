@@ -19,6 +19,7 @@ from qdrant_client import QdrantClient
 from care_qdrant.cli import care
 from care_qdrant.encoders.old_model import open_old_model
 from care_qdrant.errors import EncodingError, InputError, ModelError
+from care_qdrant.index.ingest import ingest
 from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
@@ -26,7 +27,7 @@ from care_qdrant.search import fallback as fallback_module
 from care_qdrant.search.fallback import Fallback
 from care_qdrant.search.resolve import StoreConfig, resolve_vectors
 from care_qdrant.search.retriever import Retriever
-from care_qdrant.types import Vectors
+from care_qdrant.types import Document, Vectors
 from tests.serve.conftest import pair
 from tests.serve.test_vendor import KEY, WordEncoder
 from tests.trainer.learn.collections import WordModel, word_texts, write_langchain
@@ -107,14 +108,15 @@ def test_the_first_query_of_a_process_is_measured_by_what_was_recorded(client: Q
     assert fallback.sent == 1
 
 
+@pytest.mark.parametrize("error", [EncodingError("503"), RuntimeError("of a client library")])
 def test_an_old_model_that_fails_costs_no_answer(
-    client: QdrantClient, model: CareModel, monkeypatch: pytest.MonkeyPatch
+    client: QdrantClient, model: CareModel, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     calls = []
 
     def fail(texts: Sequence[str]) -> Vectors:
         calls.append(texts)
-        raise EncodingError("503")
+        raise error
 
     retriever = Retriever(client, "articles", model, fallback=Fallback(fail, share=0.5))
     alone = found(Retriever(client, "articles", model).search(QUESTIONS))
@@ -134,6 +136,21 @@ def test_another_model_is_refused(client: QdrantClient, model: CareModel, other:
     with pytest.raises(ModelError, match="model to fall back to"):
         Retriever(client, "articles", model, fallback=fallback).search(QUESTIONS)
     assert fallback.sent == 0
+
+
+def test_a_vector_from_which_nothing_was_learned_is_searched_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    client, built_in = QdrantClient(":memory:"), CareModel.load()
+    ingest([Document(str(row), text) for row, text in enumerate(TEXTS[:60])], built_in, client, "other")
+    asked: list[str] = []
+
+    def encode(texts: Sequence[str]) -> Vectors:
+        asked.extend(texts)
+        return np.ones((len(texts), built_in.dim), dtype=np.float32)
+
+    alone = Retriever(client, "other", built_in).search(QUESTIONS[:30])
+    helped = Retriever(client, "other", built_in, fallback=Fallback(encode, share=1.0)).search(QUESTIONS[:30])
+    assert (found(helped), asked) == (found(alone), [])
+    assert caplog.text.count("no query encoder was learned") == 1
 
 
 async def test_a_service_is_asked_as_openais(
