@@ -11,8 +11,8 @@ class Places(Mapping[str, int]):
 
     def __init__(self) -> None:
         """Create an empty map."""
-        # An empty name is a private file that SQLite spills to and removes.
-        self._database = sqlite3.connect("", isolation_level=None)
+        # An empty name is a private file that SQLite spills to and removes. Any thread may be the one that collects it.
+        self._database = sqlite3.connect("", isolation_level=None, check_same_thread=False)
         weakref.finalize(self, self._database.close)
         self._database.execute("PRAGMA journal_mode = OFF")
         self._database.execute("CREATE TABLE places (id TEXT PRIMARY KEY, place INT) WITHOUT ROWID")

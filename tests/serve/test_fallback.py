@@ -86,15 +86,18 @@ def test_unsure_queries_get_the_old_models_vectors(client: QdrantClient, model: 
     alone = found(Retriever(client, "articles", model).search(QUESTIONS))
     fallback = Fallback(OLD.encode, OLD.encode, share=0.3)
     helped = found(Retriever(client, "articles", model, fallback=fallback).search(QUESTIONS))
-    changed = sum(one != other for one, other in zip(alone, helped, strict=True))
     assert (fallback.asked, 10 <= fallback.sent <= 45) == (100, True)
-    assert 0 < changed <= fallback.sent
-    assert first(helped) > first(alone) + 0.05
+    order = np.argsort(-(OLD.encode(QUESTIONS) @ OLD.encode(TEXTS).T), axis=1)[:, :10]
+    theirs = [[TEXTS[place] for place in row] for row in order]
+    changed = [row for row in range(len(QUESTIONS)) if helped[row] != alone[row]]
+    assert 0 < len(changed) <= fallback.sent
+    assert [helped[row] for row in changed] == [theirs[row] for row in changed]
+    assert first(helped) > first(alone)
     store = CareVectorStore("articles", client, fallback=Fallback(OLD.encode, share=0.3))
     embedding = CareEmbedding(model=str(folder / "articles-queries"), documents=False)
     index = VectorStoreIndex.from_vector_store(store, embed_model=embedding)
     nodes = [index.as_retriever(similarity_top_k=10).retrieve(text) for text in QUESTIONS]
-    assert first([[node.text for node in each] for each in nodes]) > first(alone) + 0.05
+    assert first([[node.text for node in each] for each in nodes]) > first(alone)
 
 
 def test_the_first_query_of_a_process_is_measured_by_what_was_recorded(client: QdrantClient, model: CareModel) -> None:
