@@ -1,3 +1,4 @@
+import threading
 import tracemalloc
 from pathlib import Path
 
@@ -16,6 +17,14 @@ def test_an_id_keeps_its_first_place() -> None:
     assert "a" in places and "c" not in places
     with pytest.raises(KeyError, match="c"):
         places["c"]
+
+
+def test_another_thread_may_collect_it() -> None:
+    held = [Places()]
+    held[0].add("a", 1)
+    thread = threading.Thread(target=held.clear)  # an error in a finalizer is a warning, and fails this suite
+    thread.start()
+    thread.join()
 
 
 def peak_of_reading(directory: Path, documents: int) -> int:
