@@ -12,6 +12,7 @@ from care_trainer.learn.learn import learn
 from care_trainer.learn.queries import Labelled, read_queries
 from care_trainer.learn.report import paragraphs, plot, write_report
 from care_trainer.learn.settings import LearnSettings
+from care_trainer.learn.weak import Example
 from click.testing import CliRunner
 from qdrant_client import QdrantClient, models
 
@@ -71,13 +72,13 @@ def test_the_figures_are_those_of_the_products_own_search(tmp_path: Path) -> Non
         np.testing.assert_allclose(means, expected(client, mode, asked), atol=1e-4)
     assert found.learned.ndcg_at_10.low < found.learned.ndcg_at_10.mean < found.learned.ndcg_at_10.high
 
-    write_report(folder, report)
+    write_report(folder, replace(report, examples=[Example("心梗的家人", 25)]))
     plot(report, folder / "learn" / "report.png")
     text = (folder / "learn" / "report.md").read_text("utf-8")
     assert f"| BM25 | {found.bm25.ndcg_at_10.mean:.3f} (" in text and "| learned and BM25 |" in text
     assert "60 of the ids are not in the collection" in text
     stored = (folder / "learn" / "report.json").read_text("utf-8")
-    assert report.examples and all(one.question in text and one.question not in stored for one in report.examples)
+    assert "- '心梗的家人' (rank 25)" in text and "心梗的家人" not in stored
     assert report.kept is None and "**Warning**" not in text
     for share, is_warned in ((0.8, True), (0.95, False)):
         old = replace(found.learned, ndcg_at_10=Estimate(found.learned.ndcg_at_10.mean / share, 0.0, 1.0))
