@@ -156,7 +156,7 @@ def _queries(run: Run, queries: Sequence[str], question_prompt: str | None) -> A
 def _documents(run: Run, documents: Sequence[str]) -> Array:
     folder = pipeline.newest(run, run.symmetric or "document")
     if run.symmetric == "query":
-        vectors: Array = towers.load(folder).encode_query(list(documents), show_progress_bar=False)
+        vectors: Array = towers.load(folder).encode_document(list(documents), show_progress_bar=False)
         return vectors
     return _stored(run, folder, documents, None)
 

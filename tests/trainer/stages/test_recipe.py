@@ -41,6 +41,22 @@ def test_sources_with_tasks_and_scores_train_and_their_prompts_are_exported(tmp_
     assert not np.allclose(plain, instructed)
 
 
+def test_a_symmetric_encoder_reads_documents_with_their_own_prompt(tmp_path: Path) -> None:
+    """As e5 does: it is trained, scored and exported so."""
+    trained = []
+    for number, prompt in enumerate(["", "答："]):
+        prompts = ["symmetric='query'", "query.prompt='问：'", f"document.prompt='{prompt}'"]
+        run = tiny_run(tmp_path / str(number), stage("supervised", hard_negatives=1, max_steps=3), overrides=prompts)
+        pipeline.run_stages(run)
+        export(run, "")
+        model = CareModel.load(Path(run.output) / run.name, precision="fp32")
+        encoder = towers.load(pipeline.newest(run, "query"))
+        np.testing.assert_allclose(model.encode_document(TEXTS), encoder.encode(TEXTS, prompt=prompt), atol=1e-5)
+        np.testing.assert_allclose(model.encode_query(TEXTS), encoder.encode(TEXTS, prompt="问："), atol=1e-5)
+        trained.append(encoder.encode(TEXTS))
+    assert not np.allclose(*trained, atol=1e-4), "the positives were read without their prompt"
+
+
 def test_stored_documents_refuse_what_would_change_them(tmp_path: Path) -> None:
     frozen = stage("joint", freeze_document=True, batch_by_source=True)
     run = _with_scores(tiny_run(tmp_path, frozen, overrides=[*TASKS, *BY_TASK]))

@@ -35,9 +35,13 @@ def build(run: Run, folder: Path) -> tuple[SentenceTransformer, SentenceTransfor
     document = towers.build_document(document_base, run.document, run.dim, run.geometry)
     _require_widths(run, document)
     if static is not None:
-        return towers.build_static(static_module(static), run.query, run.dim), document
-    assert query_base is not None
-    return towers.build_query(query_base, run.query, run.dim), document
+        query = towers.build_static(static_module(static), run.query, run.dim)
+    else:
+        assert query_base is not None
+        query = towers.build_query(query_base, run.query, run.dim)
+    if run.symmetric == "query":
+        query.prompts["document"] = run.document.prompt
+    return query, document
 
 
 def _require_widths(run: Run, document: SentenceTransformer) -> None:

@@ -30,10 +30,10 @@ def _train(context: Context, side: Side) -> Trained:
     objective = pair_objective(stage, info_nce)
     loss = embedding_loss(model, Matryoshka(objective, stage.matryoshka) if stage.matryoshka else objective, stage)
     rows = context.pair_rows()
-    prompts = {"query": context.run.query.prompt}
-    if side == "document":
-        documents = ("positive", *(f"negative_{number}" for number in range(1, stage.hard_negatives + 1)))
-        prompts = dict.fromkeys(documents, context.run.document.prompt) | {"query": stage.query_prompt}
+    documents = ("positive", *(f"negative_{number}" for number in range(1, stage.hard_negatives + 1)))
+    prompts = {"query": stage.query_prompt if side == "document" else context.run.query.prompt}
+    if side in ("document", context.run.symmetric):
+        prompts |= dict.fromkeys(documents, context.run.document.prompt)
     options = context.collating(stage.hard_negatives)
     collator = PairCollator(stage.crop, preprocess_fn=model.preprocess, prompts=prompts, **options)
     metrics = fit(
