@@ -24,7 +24,7 @@ from care_qdrant.encoders import Encoder, TokenCounter, bm25
 from care_qdrant.errors import InputError
 from care_qdrant.index.attach import AttachReport, AttachSettings, attach_vector
 from care_qdrant.index.ingest import ingest
-from care_qdrant.index.points import PointWindow, expected_hash, sort_points, stored_hash
+from care_qdrant.index.points import Characters, PointWindow, expected_hash, sort_points, stored_hash
 from care_qdrant.index.reading import Shard
 from care_qdrant.index.report import IngestReport
 from care_qdrant.index.settings import IngestSettings
@@ -176,7 +176,7 @@ def _vectors(manifest: Manifest) -> PointVectors:
     return PointVectors(manifest.vector_name, contract, sparse)
 
 
-class _Parts:
+class _Parts(Characters):
     """Documents, their chunks and their vectors, out of parts; in the place of an encoder."""
 
     prompt = ""
@@ -186,7 +186,7 @@ class _Parts:
         self._chunks: dict[str, list[Chunk]] = {}
         self._reading: dict[str, Vectors] = {}
         self._windows: deque[dict[str, Vectors]] = deque(maxlen=WINDOWS)
-        self.dim, self.max_tokens = manifest.dim, 2**31
+        self.dim = manifest.dim
 
     def documents(self) -> Iterator[Document]:
         """Return the documents; used by the thread that reads ahead."""
@@ -226,9 +226,6 @@ class _Parts:
 
     def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:  # noqa: ARG002  # of the protocol
         return np.stack([next(window[text] for window in reversed(self._windows) if text in window) for text in texts])
-
-    def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        return [len(text) for text in texts]
 
 
 @dataclass(frozen=True, slots=True)

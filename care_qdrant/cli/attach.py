@@ -119,7 +119,7 @@ def command(
       care attach articles --url http://localhost:6333 --watch 60
       care attach articles --url http://localhost:6333 --via copy --as articles-live
     """
-    from care_qdrant.index.attach import AttachSettings, attach_bm25, attach_vector
+    from care_qdrant.index.attach import AttachSettings, attach_vector
 
     if via == "copy" and watch_seconds is not None:
         raise click.UsageError(
@@ -142,8 +142,7 @@ def command(
         _attach_by_copy(target, collection, load_model(), alias, vector_name, settings, policy)
         return
     model = None if sparse is not None else load_model()
-    attach: Attach = attach_bm25 if model is None else partial(attach_vector, model=model)
-    attach = partial(attach, collection=collection, vector_name=vector_name, settings=settings)
+    attach = partial(attach_vector, collection=collection, model=model, vector_name=vector_name, settings=settings)
     if watch_seconds is not None:
         _watch(target, attach, policy, watch_seconds)
     else:

@@ -1,7 +1,6 @@
 """``care verify``: check that the vectors of a collection are what its contract says."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -46,13 +45,13 @@ def command(
       care verify articles --url http://localhost:6333 --vector-name bm25
     """
     from care_qdrant.errors import NotVerified
-    from care_qdrant.index.verify import verify_bm25, verify_collection
+    from care_qdrant.index.verify import verify_collection
     from care_qdrant.qdrant.collection import Collection
 
     with target.open() as client:
         is_bm25 = vector_name is not None and vector_name in Collection(client, collection).resolve().schema.sparse
-        verify = verify_bm25 if is_bm25 else partial(verify_collection, model=load_model())
-        report = verify(client, collection, vector_name=vector_name, text_field=text_field)
+        model = None if is_bm25 else load_model()
+        report = verify_collection(client, collection, model, vector_name=vector_name, text_field=text_field)
     show_report(report)
     if report.problems:
         raise NotVerified(f"collection {report.collection!r}: " + "; ".join(report.problems))

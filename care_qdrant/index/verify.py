@@ -1,8 +1,9 @@
 """Checks the vectors of a collection: made of the present texts, by this model, and found by its query encoder."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, islice
 from typing import Any, Protocol
 
@@ -10,7 +11,7 @@ import numpy as np
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.encoders import Encoder, bm25
-from care_qdrant.index.attach import Bm25Vectors
+from care_qdrant.index.attach import bm25_rows
 from care_qdrant.index.points import (
     expected_hash,
     other_field_warning,
@@ -110,47 +111,38 @@ _Point = tuple[PointId, Mapping[str, Any]]
 _Sample = list[_Point]
 
 
-class _Check(Protocol):
+@dataclass(frozen=True, slots=True)
+class _Check:
     """Makes the vectors of a sample again."""
 
-    def cosines(self, stored: Sequence[Any], possible: Sequence[Sequence[str]]) -> Iterable[float]:
-        """Return the highest cosine of each stored vector with those of the texts that it may be of."""
+    cosines: Callable[[Sequence[Any], Sequence[Sequence[str]]], Iterable[float]]
+    """Returns the highest cosine of each stored vector with those of the texts that it may be of."""
+    queries: Callable[[Sequence[str]], list[Any]]
+    """Returns what has to find the documents with these openings."""
 
-    def queries(self, openings: Sequence[str]) -> list[Any]:
-        """Return what has to find the documents with these openings."""
 
-
-@dataclass(frozen=True, slots=True)
-class _DenseCheck:
-    model: PairModel
-
-    def cosines(self, stored: Sequence[Any], possible: Sequence[Sequence[str]]) -> Iterator[float]:
-        made = iter(self.model.document_encoder.encode(list(chain.from_iterable(possible))))
+def _dense_check(model: PairModel) -> _Check:
+    def cosines(stored: Sequence[Any], possible: Sequence[Sequence[str]]) -> Iterator[float]:
+        made = iter(model.document_encoder.encode(list(chain.from_iterable(possible))))
         for vector, texts in zip(stored, possible, strict=True):
             row, rows = np.asarray(vector, dtype=np.float32), np.stack(list(islice(made, len(texts))))
             yield float((rows @ row / (np.linalg.norm(row) * np.linalg.norm(rows, axis=1))).max())
 
-    def queries(self, openings: Sequence[str]) -> list[Any]:
-        found: list[Any] = self.model.query_encoder.encode(openings).tolist()
-        return found
+    return _Check(cosines, lambda openings: list(model.query_encoder.encode(openings).tolist()))
 
 
-@dataclass(frozen=True, slots=True)
-class _Bm25Check:
-    maker: Bm25Vectors
-
-    def cosines(self, stored: Sequence[Any], possible: Sequence[Sequence[str]]) -> Iterator[float]:
+def _bm25_check(contract: SparseContract) -> _Check:
+    def cosines(stored: Sequence[Any], possible: Sequence[Sequence[str]]) -> Iterator[float]:
         for vector, texts in zip(stored, possible, strict=True):
-            yield max(_sparse_cosine(vector, made) for made in self.maker.make(texts, []))
+            yield max(_sparse_cosine(vector, made) for made in bm25_rows(contract, texts))
 
-    def queries(self, openings: Sequence[str]) -> list[Any]:
-        return [bm25.query_vector(opening) for opening in openings]
+    return _Check(cosines, lambda openings: list(map(bm25.query_vector, openings)))
 
 
 def verify_collection(
     client: QdrantClient,
     collection: str,
-    model: PairModel,
+    model: PairModel | None,
     *,
     vector_name: str | None = None,
     text_field: str | None = None,
@@ -162,8 +154,8 @@ def verify_collection(
     Args:
         client: An open Qdrant.
         collection: Name or alias.
-        model: The pair that is said to have made the vectors.
-        vector_name: None takes the one that the model made.
+        model: The pair that is said to have made the vectors; None for BM25.
+        vector_name: None takes the one that the model made, or BM25.
         text_field: Payload field with the text; None takes what attach took, or guesses.
         settings: What counts as right.
         retries: How often to try a call again.
@@ -172,39 +164,17 @@ def verify_collection(
         ContractError: Another model made the vectors.
         InputError: There is no such collection or vector, or no text in its payloads.
     """
-    settings, contract = settings or VerifySettings(), model.contract()
-    target = Collection(client, collection, retries).resolve()
-    name = vector_name or target.schema.made_by(contract.fingerprint) or model.name
-    check_contract(target.schema, name, contract)
-    return _verify(target, name, contract, contract.fingerprint, text_field, settings, _DenseCheck(model))
-
-
-def verify_bm25(
-    client: QdrantClient,
-    collection: str,
-    *,
-    vector_name: str | None = None,
-    text_field: str | None = None,
-    settings: VerifySettings | None = None,
-    retries: RetryPolicy | None = None,
-) -> VerifyReport:
-    """Check the BM25 vectors of a collection as `verify_collection` checks those of a model; needs no model."""
     settings, target = settings or VerifySettings(), Collection(client, collection, retries).resolve()
-    name = vector_name or find_bm25(target.schema) or bm25.VECTOR_NAME
-    contract = check_sparse_contract(target.schema, name, bm25.ANALYSER)
-    return _verify(target, name, contract, contract.constants, text_field, settings, _Bm25Check(Bm25Vectors(contract)))
-
-
-def _verify(
-    target: Collection,
-    name: str,
-    contract: VectorContract | SparseContract,
-    hashed: str,
-    text_field: str | None,
-    settings: VerifySettings,
-    check: _Check,
-) -> VerifyReport:
-    """Read all payloads, make a sample again, search for it; ``hashed`` is what the hash of a text begins with."""
+    contract: VectorContract | SparseContract
+    if model is None:
+        name = vector_name or find_bm25(target.schema) or bm25.VECTOR_NAME
+        contract = check_sparse_contract(target.schema, name, bm25.ANALYSER)
+        hashed, check = contract.constants, _bm25_check(contract)
+    else:
+        contract = model.contract()
+        name = vector_name or target.schema.made_by(contract.fingerprint) or model.name
+        check_contract(target.schema, name, contract)
+        hashed, check = contract.fingerprint, _dense_check(model)
     report = VerifyReport(target.name, name, contract.fingerprint, name in target.schema.attached)
     preflight = examine(target, name, contract, text_field)
     if preflight.is_emptied:
@@ -218,6 +188,10 @@ def _verify(
     _check_sample(target, report, check, preflight.layout, sample)
     report.problems += _problems(report, settings)
     return report
+
+
+verify_bm25 = partial(verify_collection, model=None)
+"""Check the BM25 vectors of a collection; needs no model."""
 
 
 def _count(collection: Collection, report: VerifyReport, layout: Layout, hashed: str, size: int) -> _Sample:
