@@ -33,6 +33,7 @@ from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.contracts import SparseContract, VectorContract
 from care_qdrant.qdrant.create import Index, PointVectors, Storage, create_collection, finish_load, join_collection
 from care_qdrant.qdrant.layout import Layout, guess_layout
+from care_qdrant.qdrant.learned import stored_vector
 from care_qdrant.qdrant.payload import content_hash
 from care_qdrant.qdrant.quantization import record_rescoring
 from care_qdrant.qdrant.retry import RetryPolicy
@@ -333,11 +334,6 @@ class _Comparison:
     drawn: list[Vectors] = field(default_factory=list)
 
 
-def _was_changed(manifest: Manifest, layout: Layout, record: models.Record, expected: str) -> bool:
-    """Return whether the text of a point is another one than that of the part, or is gone."""
-    return expected_hash(layout, record.payload or {}, manifest.vector_name, manifest.fingerprint) != expected
-
-
 def _compare(
     work: Work, manifest: Manifest, target: Collection, layout: Layout | None, receipt: Receipt
 ) -> _Comparison:
@@ -350,35 +346,28 @@ def _compare(
         stored = target.retrieve(ids, "comparing", payload=["_care"] if layout is None else True)
         for id_, chunk in zip(ids, part.chunks, strict=True):
             record, expected = stored.get(id_), _hash(manifest, chunk)
-            if layout is not None and (record is None or _was_changed(manifest, layout, record, expected)):
+            payload = {} if record is None else record.payload or {}
+            if layout is not None and expected_hash(layout, payload, name, manifest.fingerprint) != expected:
                 found.changed += 1
                 stored.pop(id_, None)
             elif record is None:
                 found.missing += 1
-            elif stored_hash(record.payload or {}, name) != expected:
+            elif stored_hash(payload, name) != expected:
                 found.outdated += 1
             else:
                 found.right += 1
         sample = [row - first for row in rows if first <= row < first + len(ids) and ids[row - first] in stored]
         with_vectors = target.retrieve([ids[row] for row in sample], "comparing", payload=False, vectors=[name])
-        vectors = {id_: _named(record, name) for id_, record in with_vectors.items()}
+        vectors = {id_: stored_vector(record.vector, name) for id_, record in with_vectors.items()}
         for row in sample:
             if (vector := vectors.get(ids[row])) is None:
                 found.missing += layout is None  # of a point, its hash says that
                 continue
-            found.cosines.append(_cosine(np.asarray(vector, dtype=np.float32), part.vectors[row]))
-            found.drawn.append(part.vectors[row])
+            made = part.vectors[row]
+            found.cosines.append(float(vector @ made / (np.linalg.norm(vector) * np.linalg.norm(made))))
+            found.drawn.append(made)
         first += len(ids)
     return found
-
-
-def _named(record: models.Record, name: str) -> list[float] | None:
-    vectors = record.vector
-    return cast(list[float] | None, vectors.get(name)) if isinstance(vectors, dict) else None
-
-
-def _cosine(one: Vectors, other: Vectors) -> float:
-    return float(one @ other / (np.linalg.norm(one) * np.linalg.norm(other)))
 
 
 def _recall(target: Collection, name: str, vectors: Sequence[Vectors]) -> float | None:

@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal, cast
 
 import fsspec  # type: ignore[import-untyped]
+from pydantic import TypeAdapter
 
 from care_qdrant.corpus.chunking import Overflow
 from care_qdrant.corpus.rows import Fields
@@ -121,11 +122,7 @@ class Work:
         values = json.loads(raw)
         if values.get("format", 0) > FORMAT:
             raise NewerFormat(f"{self.url}/{MANIFEST}: has format {values['format']}; this version reads {FORMAT}")
-        units = tuple(
-            Unit(**{**unit, "bytes": unit["bytes"] and tuple(unit["bytes"]), "repeated": tuple(unit["repeated"])})
-            for unit in values.pop("units")
-        )
-        return Manifest(**{**values, "fields": Fields(**values.pop("fields")), "units": units})
+        return TypeAdapter(Manifest).validate_python(values)
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Write the manifest."""

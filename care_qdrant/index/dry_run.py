@@ -9,7 +9,7 @@ from care_qdrant.encoders import Encoder
 from care_qdrant.encoders.ahead import Meter, calls_of, meter_of, run_ahead
 from care_qdrant.encoders.batching import token_batches
 from care_qdrant.index.plan import ChunkTask, Plan, check_vectors
-from care_qdrant.index.report import Estimate, Tally
+from care_qdrant.index.report import Estimate, IngestReport
 from care_qdrant.qdrant.create import PointVectors
 from care_qdrant.qdrant.payload import chunk_payload
 
@@ -22,7 +22,7 @@ BYTES_PER_NUMBER = 4
 
 def estimate(
     plans: Iterable[Plan],
-    tally: Tally,
+    report: IngestReport,
     vectors: PointVectors,
     encoder: Callable[[], Encoder],
     batch_tokens: int,
@@ -30,20 +30,20 @@ def estimate(
 ) -> Estimate:
     """Count what would be written, and measure the encoder for some seconds on chunks from all over the corpus.
 
-    ``tally`` gets the counts, and ``encoder`` is called only if something would be encoded.
+    ``report`` gets the counts, and ``encoder`` is called only if something would be encoded.
     """
     tokens, size, documents = 0, 0, 0
     sample = _Sample()
     for plan in plans:
-        tally.encoded += len(plan.encode)
-        tally.updated += len(plan.update)
-        tally.deleted += len(plan.surplus)
+        report.encoded += len(plan.encode)
+        report.updated += len(plan.update)
+        report.deleted += len(plan.surplus)
         tokens += sum(task.chunk.tokens for task in plan.encode)
         documents += len({task.chunk.document.id for task in plan.encode})
         size += sum(_payload_bytes(task) for task in (*plan.encode, *plan.update))
         sample.add(plan.encode)
-    size += tally.encoded * vectors.dense.dim * BYTES_PER_NUMBER
-    points = tally.encoded + tally.updated
+    size += report.encoded * vectors.dense.dim * BYTES_PER_NUMBER
+    points = report.encoded + report.updated
     if not sample.tasks:
         return Estimate(points, tokens, size, None, cost=None if price_per_hour is None else 0.0)
     rate, padding, idle = _measure(sample.tasks, vectors, encoder(), batch_tokens)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from care_qdrant.corpus.rows import Reject
 from care_qdrant.errors import InputError
 from care_qdrant.index.plan import Plan, make_plan, points_of_other_writers
-from care_qdrant.index.report import Tally
+from care_qdrant.index.report import IngestReport
 from care_qdrant.index.seen import Seen
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import PointVectors
@@ -56,7 +56,7 @@ class Reader:
     has_others: bool
     """Whether another writer made points of the collection, which then are looked for."""
     seen: Seen
-    tally: Tally
+    report: IngestReport
     on_reject: Callable[[Reject], None]
 
     def plans(self, rows: Iterable[Document | Reject], share_read: Callable[[], float | None]) -> Iterator[Plan]:
@@ -91,7 +91,7 @@ class Reader:
         verdict = self.seen.add(document)
         if verdict == "other":
             self._reject(Reject(row.line, "an earlier row has this id and other content", document.id))
-        self.tally.duplicates += verdict == "same"
+        self.report.duplicates += verdict == "same"
         return row if verdict == "new" else None
 
     def _cut(self, window: Sequence[Document]) -> list[list[Chunk]]:
@@ -105,7 +105,7 @@ class Reader:
         return documents
 
     def _reject(self, reject: Reject) -> None:
-        self.tally.rejected += 1
-        if len(self.tally.first_rejects) < FIRST_REJECTS:
-            self.tally.first_rejects.append(f"{reject.file or 'line'} {reject.line}: {reject.reason}")
+        self.report.rejected += 1
+        if len(self.report.first_rejects) < FIRST_REJECTS:
+            self.report.first_rejects.append(f"{reject.file or 'line'} {reject.line}: {reject.reason}")
         self.on_reject(reject)
