@@ -31,8 +31,7 @@ from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.contracts import VectorContract, contract_metadata
 from care_qdrant.qdrant.create import QUANTIZATION, require_quantization
 from care_qdrant.qdrant.retry import RetryPolicy
-from care_qdrant.qdrant.schema import CollectionSchema
-from care_qdrant.qdrant.version_record import VersionRecord, version_record
+from care_qdrant.qdrant.schema import CollectionSchema, VersionRecord
 
 MOST_PASSES = 10
 """Passes that copy what has changed since the last one; a collection that is never at rest is not switched."""
@@ -247,7 +246,7 @@ def _with_vector(
 def _prepare(target: Collection, schema: CollectionSchema, record: VersionRecord) -> None:
     """Create the copy, empty, or check the one that an interrupted run left."""
     prepare_target(target, schema, schema.metadata | record.metadata())
-    if version_record(target.refresh()) is None:
+    if target.refresh().version_record is None:
         target.drop()
         raise ServerTooOld("the server does not keep metadata of collections, which hold the fingerprint of the model")
 

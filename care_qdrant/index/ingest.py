@@ -43,7 +43,6 @@ from care_qdrant.qdrant.create import (
 )
 from care_qdrant.qdrant.quantization import record_rescoring
 from care_qdrant.qdrant.retry import RetryPolicy
-from care_qdrant.qdrant.version_record import version_record
 from care_qdrant.types import Document, Vectors
 
 logger = logging.getLogger(__name__)
@@ -138,7 +137,7 @@ def _untraced_heap() -> Iterator[None]:
 
 def _refuse_version(collection: Collection) -> None:
     """Refuse what ``care publish`` made, while its source is there: the next version would lose what is written."""
-    record = version_record(collection.schema)
+    record = collection.schema.version_record
     if record is not None and record.adds is None and collection.sibling(record.source).exists():
         raise InputError(
             f"{collection.name!r} is a version that care publish made of {record.source!r}, and the next one will not "

@@ -20,7 +20,6 @@ from care_qdrant.qdrant.contract_checks import check_contract, check_sparse_cont
 from care_qdrant.qdrant.contracts import SparseContract, VectorContract
 from care_qdrant.qdrant.layout import Layout, guess_layout
 from care_qdrant.qdrant.schema import CollectionSchema
-from care_qdrant.qdrant.version_record import version_record
 
 NAMED_VECTORS_SINCE = (1, 18)
 SAMPLE_POINTS = 200
@@ -242,7 +241,7 @@ def _require_room(
 
 
 def _notices(schema: CollectionSchema) -> Iterator[str]:
-    record = version_record(schema)
+    record = schema.version_record
     if record is not None and record.adds is None and not record.withdrawn:
         yield (
             f"the collection is a version that care publish made of {record.source!r}, and the next one will not have "

@@ -28,7 +28,7 @@ from care_qdrant.index.copying import (
 )
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.retry import RetryPolicy
-from care_qdrant.qdrant.version_record import VersionRecord, version_record
+from care_qdrant.qdrant.schema import VersionRecord
 
 KNOWN_ITEMS = 50
 """Number of points that their own vectors have to find."""
@@ -71,7 +71,7 @@ def read_versions(collection: Collection, alias: str) -> Versions:
             f"which its readers then search: care publish {alias} --as {alias}-live"
         )
     numbers = {name: number for name in names if (number := _number(alias, name))}
-    found = {name: version_record(collection.sibling(name).schema) for name in numbers}
+    found = {name: collection.sibling(name).schema.version_record for name in numbers}
     records = {name: record for name, record in found.items() if record is not None}
     return Versions(alias, collection.aliases().get(alias), records, highest=max(numbers.values(), default=0))
 

@@ -75,7 +75,7 @@ def test_two_writers_of_different_vectors_keep_both_entries(client: QdrantClient
     mine, theirs = collection, Collection(client, "docs")
     assert mine.schema.contracts == theirs.schema.contracts
     theirs.write_contract("foreign", VectorContract("b" * 64, "pair-b", 4))
-    mine.remove_contract("pair-a")
+    mine.write_contract("pair-a", None)
     assert set(Collection(client, "docs").schema.contracts) == {"foreign"}
 
 

@@ -72,7 +72,7 @@ def test_a_vector_that_lost_its_contract_is_adopted_by_its_hashes(
     fill(qdrant, "named", tool)
     attach_vector(qdrant, NAME, model)
     before = contents(qdrant)
-    Collection(qdrant, NAME).remove_contract("care")
+    Collection(qdrant, NAME).write_contract("care", None)
     with pytest.raises(ContractError, match="carries no fingerprint"):
         verify_collection(qdrant, NAME, model, vector_name="care")
     other = HashModel(name="care", salt="other")
@@ -93,7 +93,7 @@ def test_a_vector_of_an_ingestion_that_lost_its_contract_is_not_taken_for_an_att
 ) -> None:
     rows = [Document(f"d{n}", f"第{n}段", "标题") for n in range(9)]
     ingest(rows, model, qdrant, NAME)
-    Collection(qdrant, NAME).remove_contract(model.name)
+    Collection(qdrant, NAME).write_contract(model.name, None)
     assert attach_vector(qdrant, NAME, model).encoded == 0
     assert Collection(qdrant, NAME).schema.attached == []
     assert ingest(rows, model, qdrant, NAME).unchanged == 9
@@ -104,7 +104,7 @@ def test_a_vector_with_few_hashes_is_not_adopted(qdrant: QdrantClient, model: Ha
     fill(qdrant, "named", "plain")
     attach_vector(qdrant, NAME, model)
     collection = Collection(qdrant, NAME)
-    collection.remove_contract("care")
+    collection.write_contract("care", None)
     collection.delete_payload_key([each for each in contents(qdrant) if each not in (1, 3, 5)], "_care")
     before = contents(qdrant)
     with pytest.raises(ContractError, match="carries no fingerprint"):
