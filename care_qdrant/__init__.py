@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from care_qdrant.model.export_onnx import export_query_encoder
     from care_qdrant.model.folder import verify_checkpoint, write_checkpoint
     from care_qdrant.model.hub import BUILT_IN, fetch_document_side, find_folder
-    from care_qdrant.model.join import join_encoders
+    from care_qdrant.model.importing import join_encoders
     from care_qdrant.model.pair import CareModel, Precision
     from care_qdrant.model.rewrite import rewrite_weights
     from care_qdrant.progress import Progress, progress_bar
@@ -101,7 +101,7 @@ _NAMES = {
     "index.ingest": ("ingest",),
     "index.settings": ("IngestSettings",),
     "index.source": ("Reading",),
-    "model.join": ("join_encoders",),
+    "model.importing": ("join_encoders",),
     "model.pair": ("CareModel", "Precision"),
     "model.rewrite": ("rewrite_weights",),
     "progress": ("Progress", "progress_bar"),

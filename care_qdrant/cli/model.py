@@ -185,7 +185,7 @@ def join(query: Path, document: Path, folder: Path, probe: Path | None) -> None:
     Example:
       care model join ./my-bert ./my-llm ./my-pair --probe queries.jsonl
     """
-    from care_qdrant.model.join import join_encoders, read_probe_texts
+    from care_qdrant.model.importing import join_encoders, read_probe_texts
 
     probe_texts = read_probe_texts(probe) if probe else None
     card = join_encoders(query, document, folder, name=folder.name, probe_texts=probe_texts)
@@ -222,8 +222,7 @@ def import_command(
       care model import PhilipGAQ/CARE-0.3B-4B ./care-0.3b-4b --probe queries.jsonl
     """
     from care_qdrant.model.card import license_notice
-    from care_qdrant.model.importing import import_model
-    from care_qdrant.model.join import read_probe_texts
+    from care_qdrant.model.importing import import_model, read_probe_texts
 
     card = import_model(
         sources,

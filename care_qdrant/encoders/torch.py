@@ -100,7 +100,8 @@ class TorchEncoder:
         """Encode texts without looking at the vectors: one of a text that the model does not weigh is zero."""
         prompt = self.prompt if prompt is None else prompt
         read = self._tokenise(texts, prompt)
-        lengths = [len(ids) for ids in read] if read is not None else self._cut_lengths(texts, prompt)
+        uncut = map(len, read) if read is not None else self._lengths(texts, prompt)
+        lengths = [min(length, self.max_tokens) for length in uncut]
         vectors = np.empty((len(texts), self.dim), dtype=np.float32)
         todo = deque(token_batches(lengths, self.budget.tokens))
         while todo:
@@ -205,9 +206,6 @@ class TorchEncoder:
 
         if self._model.device.type == "cuda":
             torch.cuda.empty_cache()
-
-    def _cut_lengths(self, texts: Sequence[str], prompt: str) -> list[int]:
-        return [min(length, self.max_tokens) for length in self._lengths(texts, prompt)]
 
     def _lengths(self, texts: Sequence[str], prompt: str) -> list[int]:
         if not texts:

@@ -48,7 +48,7 @@ def add_onnx(folder: Path) -> Card:
     if path not in read_card(folder).files:
         (folder / path).unlink(missing_ok=True)
     card = verify_checkpoint(folder)
-    query = card.onnx and replace(card.onnx, references=make_side_references(folder / "query"))
+    query = card.onnx and replace(card.onnx, references=_references(_load_tower(folder / "query"), "query"))
     document = export_document_encoder(folder / "document")
     card = replace(
         card,
@@ -158,11 +158,6 @@ def _stores_int8(folder: Path) -> bool:
     """Return whether a model's weights are a table of int8 rows, each with its own scale, as model2vec saves it."""
     tensors = read_tensors(weight_files(folder))
     return "embeddings" in tensors and tensors["embeddings"].dtype == "I8"
-
-
-def make_side_references(folder: Path) -> tuple[Reference, ...]:
-    """Return the reference vectors of a saved encoder, whose folder is named after its side."""
-    return _references(_load_tower(folder), folder.name)
 
 
 def _load_tower(folder: Path) -> "SentenceTransformer":

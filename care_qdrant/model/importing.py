@@ -1,4 +1,4 @@
-"""A CARE folder of weights that others published: the CARE pairs, and stock asymmetric sentence-transformers models."""
+"""A CARE folder of weights that exist: published CARE pairs, asymmetric sentence-transformers models, two encoders."""
 
 import json
 import logging
@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from care_qdrant.encoders.weights import read_json, write_json
 from care_qdrant.errors import InputError, ModelError
 from care_qdrant.model import published
 from care_qdrant.model.card import Card
@@ -32,7 +32,7 @@ def write_sides(source: Path, folders: dict[str, Path]) -> None:
 
     A route that does not normalise gets the module that does: the model compares by cosine, which it leaves as it is.
     """
-    router, settings = _read(source / "router_config.json"), _read(source / "config_sentence_transformers.json")
+    router, settings = read_json(source / "router_config.json"), read_json(source / "config_sentence_transformers.json")
     for side, folder in folders.items():
         paths = router["structure"].get(side)
         if not paths:
@@ -50,18 +50,9 @@ def write_sides(source: Path, folders: dict[str, Path]) -> None:
             name = f"{len(kinds)}_Normalize"
             (folder / name).mkdir()
             entries.append({"idx": len(kinds), "name": str(len(kinds)), "path": name, "type": _NORMALIZE})
-        _write(folder / "modules.json", entries)
+        write_json(folder / "modules.json", entries)
         prompts = {side: (settings.get("prompts") or {}).get(side) or ""}
-        _write(folder / "config_sentence_transformers.json", {"prompts": prompts, "similarity_fn_name": "cosine"})
-
-
-def _read(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return content
-
-
-def _write(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+        write_json(folder / "config_sentence_transformers.json", {"prompts": prompts, "similarity_fn_name": "cosine"})
 
 
 def import_model(
@@ -144,3 +135,44 @@ def _license(folder: Path) -> str | None:
 def _commit(folder: Path, revision: str | None) -> str:
     """Return the commit of a hub snapshot, whose folder is named after it; what was asked for of any other folder."""
     return folder.name if re.fullmatch(r"[0-9a-f]{40}", folder.name) else revision or ""
+
+
+def join_encoders(
+    query: Path, document: Path, folder: Path, *, name: str, probe_texts: Sequence[str] | None = None
+) -> Card:
+    """Write the CARE folder of two saved sentence-transformers models of one dimension.
+
+    That the two were trained into one space cannot be seen from their files: score the pair before you use it.
+
+    Args:
+        query: Folder of the query encoder; it stays as it is.
+        document: Folder of the document encoder; it may be the same.
+        folder: Destination.
+        name: Of the pair.
+        probe_texts: Real queries. With them the query encoder is exported for onnxruntime, and its int8 form has to
+            pass its gate on them; without them the query side needs torch.
+
+    Raises:
+        ModelError: The two do not fit together, or one is no complete model.
+        MissingExtra: An export was asked for, and torch or onnx are not installed.
+    """
+    if probe_texts is None:
+        return write_checkpoint(folder, name=name, query=query, document=document)
+    from care_qdrant.model.export_onnx import export_query_encoder
+
+    with tempfile.TemporaryDirectory(prefix="care-join-") as scratch:
+        copy = Path(scratch) / "query"
+        shutil.copytree(query, copy, ignore=shutil.ignore_patterns("onnx"))
+        onnx = export_query_encoder(copy, probe_texts)
+        return write_checkpoint(folder, name=name, query=copy, document=document, onnx=onnx)
+
+
+def read_probe_texts(path: Path) -> list[str]:
+    """Read the ``text`` of each JSON line."""
+    texts = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            texts.append(str(json.loads(line)["text"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f'{path}:{number}: expected {{"text": …}}, found {line[:60]!r}') from error
+    return texts
