@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -12,8 +12,11 @@ from care_qdrant.console.groups import CONTEXT, GroupedCommand
 from care_qdrant.console.options import (
     Target,
     batch_tokens,
+    bm25_option,
     model_options,
+    quantization_option,
     retries,
+    settings_of,
     target_options,
 )
 from care_qdrant.console.reports import show_report
@@ -34,17 +37,13 @@ if TYPE_CHECKING:
     context_settings=CONTEXT,
     groups={
         "Options": ["model", "engine_words", "path", "url", "sparse", "vector_name", "text_field", "watch_seconds"],
-        "Deletion": ["max_delete_fraction", "change_text_field"],
+        "Deletion": ["max_delete_fraction"],
         "New vector": ["quantization", "on_disk"],
         "Copy behind an alias, for servers before 1.18": ["via", "alias"],
     },
 )
 @click.argument("collection")
-@click.option(
-    "--sparse",
-    type=click.Choice(["bm25"]),
-    help="BM25 of the texts, for hybrid search, instead of the model's vector; needs no model.  [default: off]",
-)
+@bm25_option("BM25 of the texts, for hybrid search, instead of the model's vector; needs no model.  [default: off]")
 @click.option("--vector-name", help="Name of the vector to add.  [default: the model's name, or bm25]")
 @click.option(
     "--text-field",
@@ -57,17 +56,8 @@ if TYPE_CHECKING:
     show_default=True,
     help="Largest fraction of the vectors that may be removed because their points have no text any more.",
 )
-@click.option(
-    "--change-text-field",
-    is_flag=True,
-    help="Make a vector that is there of another --text-field than before.  [default: refuse]",
-)
-@click.option(
-    "--quantization",
-    type=click.Choice(["int8", "turbo", "product", "binary", "none"]),
-    default="none",
-    show_default=True,
-    help="Quantization of the new vector: a copy of 1/4 (int8) to 1/32 (binary) of its size is searched first.",
+@quantization_option(
+    "Quantization of the new vector: a copy of 1/4 (int8) to 1/32 (binary) of its size is searched first."
 )
 @click.option("--on-disk", is_flag=True, help="Keep the new vectors on disk.")
 @click.option(
@@ -90,18 +80,14 @@ if TYPE_CHECKING:
 @model_options(documents=True)
 def command(
     collection: str,
-    sparse: str | None,
+    sparse: bool,
     vector_name: str | None,
-    text_field: str | None,
-    max_delete_fraction: float,
-    change_text_field: bool,
-    quantization: Literal["int8", "turbo", "product", "binary", "none"],
-    on_disk: bool,
     watch_seconds: float | None,
     via: Literal["in-place", "copy"],
     alias: str | None,
     target: Target,
     load_model: "Callable[[], CareModel]",
+    **options: Any,
 ) -> None:
     """Add to every point of COLLECTION a vector of the model, made of the text in its payload.
 
@@ -127,21 +113,14 @@ def command(
         )
     if alias is not None and via != "copy":
         raise click.UsageError("--as names the alias of a copy: give --via copy, too")
-    if via == "copy" and sparse is not None:
+    if via == "copy" and sparse:
         raise click.UsageError("--sparse adds BM25 to a collection itself: leave out --via copy")
-    settings = AttachSettings(
-        text_field=text_field,
-        quantization=None if quantization == "none" else quantization,
-        on_disk=on_disk,
-        batch_tokens=batch_tokens(),
-        max_delete_fraction=max_delete_fraction,
-        change_text_field=change_text_field,
-    )
+    settings = settings_of(AttachSettings, options, batch_tokens=batch_tokens())
     policy = retries()
     if via == "copy":
         _attach_by_copy(target, collection, load_model(), alias, vector_name, settings, policy)
         return
-    model = None if sparse is not None else load_model()
+    model = None if sparse else load_model()
     attach = partial(attach_vector, collection=collection, model=model, vector_name=vector_name, settings=settings)
     if watch_seconds is not None:
         _watch(target, attach, policy, watch_seconds)

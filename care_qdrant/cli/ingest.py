@@ -19,9 +19,12 @@ from care_qdrant.console.options import (
     Target,
     add_options,
     batch_tokens,
+    bm25_option,
     model_options,
     price,
+    quantization_option,
     retries,
+    settings_of,
     target_options,
 )
 from care_qdrant.errors import REJECTED_ROWS_EXIT_CODE
@@ -94,7 +97,7 @@ _run_options = add_options(
         show_default=True,
         help="Ingest shard i of n disjoint ones, as in a job array.",
     ),
-    click.option("--sparse", type=click.Choice(["bm25"]), help="Also write a sparse vector, for hybrid search."),
+    bm25_option("Also write a sparse vector, for hybrid search."),
     click.option(
         "--replace-others",
         is_flag=True,
@@ -111,13 +114,8 @@ _run_options = add_options(
     click.option("--sync-despite-rejects", is_flag=True, help="Let --sync delete although rows were rejected."),
 )
 storage_options = add_options(
-    click.option(
-        "--quantization",
-        type=click.Choice(["int8", "turbo", "product", "binary", "none"]),
-        default="none",
-        show_default=True,
-        help="Copy of the vectors that is searched first: 1/4 (int8), 1/8 (turbo), 1/16 (product) or 1/32 (binary) of "
-        "the size.",
+    quantization_option(
+        "Copy of the vectors, searched first: 1/4 (int8), 1/8 (turbo), 1/16 (product) or 1/32 (binary) of its size."
     ),
     click.option("--on-disk", is_flag=True, help="Keep the vectors on disk."),
     click.option("--shards", type=click.IntRange(min=1), help="Number of shards.  [default: left to the server]"),
@@ -210,7 +208,6 @@ def command(
         click.echo(shown or json.dumps(asdict(report) | said, ensure_ascii=False))
 
     verb = "compared" if options["dry_run"] else "stored"
-    quantization = None if options["quantization"] == "none" else options["quantization"]
     with _database(target, options["dry_run"]) as client, progress_bar(collection, verb) as show:
         report = ingest(
             corpus,
@@ -219,12 +216,7 @@ def command(
             collection,
             vector_name=vector_name,
             settings=_settings(options, target),
-            storage=Storage(
-                quantization,
-                options["on_disk"],
-                shards=options["shards"],
-                replicas=options["replicas"],
-            ),
+            storage=settings_of(Storage, options),
             reading=Reading(
                 Fields(options["id_field"], options["text_field"], options["title_field"]),
                 options["encoding"],
@@ -318,19 +310,12 @@ def _settings(options: dict[str, Any], target: Target) -> "IngestSettings":
     from care_qdrant.index.settings import IngestSettings
     from care_qdrant.qdrant.create import parse_indexes
 
-    return IngestSettings(
-        overflow=options["overflow"],
-        sparse=options["sparse"] is not None,
-        limit=options["limit"],
+    return settings_of(
+        IngestSettings,
+        options,
         shard=Shard(*options["shard"]),
-        sync=options["sync"],
-        max_delete_fraction=options["max_delete_fraction"],
-        sync_despite_rejects=options["sync_despite_rejects"],
-        replace_others=options["replace_others"],
-        dry_run=options["dry_run"],
         price_per_hour=price(),
         batch_tokens=batch_tokens(),
-        shard_key=options["shard_key"],
         indexes=parse_indexes(options["indexes"]),
         grpc=target.may_grpc,
     )

@@ -1,12 +1,11 @@
 """``care publish``: switch an alias to a verified copy, and back."""
 
-import json
-from dataclasses import asdict
 from typing import Literal
 
 import click
 
 from care_qdrant.console.options import Target, target_options
+from care_qdrant.console.reports import show_report
 
 
 @click.command(name="publish")
@@ -39,8 +38,8 @@ def command(
     """Copy COLLECTION to the next version of an alias, verify the copy, and switch the alias to it in one step.
 
     The versions are collections named ALIAS_v1, ALIAS_v2 and so on. Readers who search the alias see the former version
-    until the switch. A run that was stopped at any moment is finished by the same command. The report is one line of
-    JSON on stdout.
+    until the switch. A run that was stopped at any moment is finished by the same command. The report is JSON in a
+    pipe.
 
     \b
     Example:
@@ -52,10 +51,9 @@ def command(
 
     with target.open() as client:
         if rollback:
-            switched = roll_back(client, alias or collection, dry_run=dry_run)
-            click.echo(json.dumps(asdict(switched), ensure_ascii=False))
+            show_report(roll_back(client, alias or collection, dry_run=dry_run))
             return
         settings = PublishSettings(keep, via=via, dry_run=dry_run)
         with points_bar(collection) as show:
             report = publish_collection(client, collection, alias, settings, on_progress=show)
-    click.echo(json.dumps(asdict(report), ensure_ascii=False))
+    show_report(report)

@@ -10,14 +10,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
 
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.encoders import TokenCounter, bm25
 from care_qdrant.encoders.ahead import calls_of
 from care_qdrant.encoders.usable import require_usable
-from care_qdrant.errors import FolderLocked, InputError, Rejected, TooFewDocuments, Unreachable
+from care_qdrant.errors import InputError, Rejected
 from care_qdrant.index.points import (
     Characters,
     PointTask,
@@ -37,12 +36,11 @@ from care_qdrant.qdrant.quantization import record_rescoring
 from care_qdrant.qdrant.retry import RetryPolicy
 
 WATCHING = RetryPolicy(attempts=5)
-"""Of one pass of `watch`: there is another pass soon, and a signal should not wait for longer than some seconds."""
+"""Of one pass of ``--watch``: there is another pass soon, and a signal should not wait for longer than some seconds."""
 
 _BM25 = SparseContract(bm25.ANALYSER, bm25.DEFAULT_K1, bm25.DEFAULT_B, average_length=1.0)
 """Before the mean length of the texts is known."""
 
-Pass = TypeVar("Pass")
 Read = Callable[[Collection, Layout], Iterator[PointWindow]]
 OnProgress = Callable[[int, int], None]
 """Called with the number of points that are done and the number of all points."""
@@ -101,8 +99,6 @@ class AttachSettings:
     """Padded tokens of one batch of the encoder."""
     max_delete_fraction: float = 0.2
     """Largest fraction of the vectors that may be removed because their points have no text any more, in [0, 1]."""
-    change_text_field: bool = False
-    """Make a vector that is there of another payload field than the one recorded for it."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_delete_fraction <= 1:
@@ -219,17 +215,15 @@ def _with_average_length(
 
 
 def _require_same_field(collection: Collection, vector_name: str, layout: Layout, settings: AttachSettings) -> None:
-    """Refuse to make a vector of another field than before, unless that was asked for: all of it would be made anew."""
-    if settings.text_field is None or settings.change_text_field:
-        return
+    """Refuse to make a vector of another field than before: all of it would be made anew."""
     made_of = collection.schema.text_field(vector_name)
-    if made_of != layout.text_field:
+    if settings.text_field is not None and made_of != layout.text_field:
         before = "by care-ingest or LlamaIndex, of their own text" if made_of is None else f"of field {made_of!r}"
         raise InputError(
             f"vector {vector_name!r} of collection {collection.name!r} was made {before}, and --text-field says "
             f"{layout.text_field!r}: every point would be encoded anew, and those without a text there would lose "
-            "their vector. Leave --text-field out; attach another vector, with --vector-name; or give "
-            "--change-text-field"
+            "their vector. Leave --text-field out; attach another vector, with --vector-name; or remove what care "
+            "attach made before, with care detach"
         )
 
 
@@ -364,27 +358,3 @@ class _Run:
                 part.delete_vector_of(ids, self.vector_name)
             remove_orphaned_hashes(self.collection, self.vector_name)
         return removed
-
-
-@dataclass(frozen=True, slots=True)
-class FailedPass:
-    """A pass that did not get through; the next one goes on from there."""
-
-    error: Unreachable | FolderLocked | TooFewDocuments
-
-
-def watch(run_pass: Callable[[], Pass], seconds: float, stop: threading.Event) -> Iterator[Pass | FailedPass]:
-    """Follow a collection while others write to it: yield what each pass did, until ``stop`` is set.
-
-    A pass fails where a server cannot be reached, where another process has the folder open, or where there are too few
-    documents at the moment: the next one tries again. Whatever else goes wrong is raised, since trying again would not
-    help.
-    """
-    if seconds < 0:
-        raise InputError(f"--watch is {seconds}; expected seconds, 0 or more")
-    while not stop.is_set():
-        try:
-            yield run_pass()
-        except (Unreachable, FolderLocked, TooFewDocuments) as error:
-            yield FailedPass(error)
-        stop.wait(seconds)

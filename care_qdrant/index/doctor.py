@@ -1,7 +1,5 @@
 """Examines a collection of any origin: what attaching a model to it would do, cost and meet."""
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +17,6 @@ from care_qdrant.qdrant.retry import RetryPolicy
 
 SHOWN_TEXTS = 3
 SHOWN_CHARACTERS = 60
-TIMED_TEXTS = 32
 BYTES_PER_NUMBER = 4
 
 
@@ -46,8 +43,6 @@ class Diagnosis:
     """Number of points without the vector: an upper bound."""
     new_bytes: int
     """Bytes of their vectors, in float32 and without an index."""
-    seconds: float | None
-    """Time of encoding them at the speed of a sample on this machine; None where it was not timed."""
     refusals: list[str]
     """Empty where nothing stands in the way."""
     copy_plan: list[str]
@@ -62,7 +57,6 @@ def diagnose(
     *,
     vector_name: str | None = None,
     text_field: str | None = None,
-    timed: bool = False,
     retries: RetryPolicy | None = None,
 ) -> Diagnosis:
     """Examine a collection; nothing is written.
@@ -70,10 +64,9 @@ def diagnose(
     Args:
         client: An open Qdrant.
         collection: Name or alias.
-        model: That would be attached; its weights are read only to time it.
+        model: That would be attached; its weights are not read.
         vector_name: None takes the model's name.
         text_field: Payload field with the text; None guesses.
-        timed: Encode a few texts and estimate how long all would take.
         retries: How often to try a call again.
 
     Raises:
@@ -93,18 +86,17 @@ def diagnose(
     return Diagnosis(
         summary=summary,
         server_version=target.server_version(),
-        strict_mode={} if strict is None else strict.model_dump(exclude_none=True),
+        strict_mode=strict.model_dump(exclude_none=True) if (strict := target.schema.strict_mode) else {},
         tool=layout.tool if layout else None,
         text_field=layout.text_field if layout else None,
         evidence=layout.evidence if layout else None,
-        texts=[text[:SHOWN_CHARACTERS] for text in texts[:SHOWN_TEXTS]],
+        texts=[text[:SHOWN_CHARACTERS] for text in texts],
         sampled=preflight.sampled,
         sampled_without_text=preflight.sampled_without_text,
         vector_name=name,
         model=contract.model,
         points_to_encode=todo,
         new_bytes=todo * contract.dim * BYTES_PER_NUMBER,
-        seconds=todo * _seconds_per_text(texts, model) if timed and texts and not _no_documents(model) else None,
         refusals=[str(problem) for problem in preflight.problems] + _no_documents(model),
         copy_plan=_copy_plan(target, name, contract) if needs_copy else [],
         notices=list(preflight.notices),
@@ -136,12 +128,4 @@ def _texts(collection: Collection, preflight: Preflight) -> list[str]:
     if layout is None:
         return []
     payloads = (record.payload or {} for record in collection.sample(SAMPLE_POINTS))
-    return [stored_text(layout, payload) for payload in payloads if layout.find_text(payload)][:TIMED_TEXTS]
-
-
-def _seconds_per_text(texts: list[str], model: DocumentModel) -> float:
-    encode: Callable[[list[str]], Any] = model.document_encoder.encode
-    encode(texts[:1])
-    start = time.perf_counter()
-    encode(texts)
-    return (time.perf_counter() - start) / len(texts)
+    return [stored_text(layout, payload) for payload in payloads if layout.find_text(payload)][:SHOWN_TEXTS]

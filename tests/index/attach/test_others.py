@@ -171,17 +171,17 @@ class TestTextField:
 
     def test_another_field_is_refused(self, attached: QdrantClient, model: HashModel) -> None:
         before = contents(attached)
-        with pytest.raises(InputError, match=r"of field 'text'.*'summary'.*--change-text-field"):
+        with pytest.raises(InputError, match=r"of field 'text'.*'summary'.*care detach"):
             attach_vector(attached, NAME, model, settings=AttachSettings(text_field="summary"))
         assert contents(attached) == before
         assert attach_vector(attached, NAME, model, settings=AttachSettings(text_field="text")).unchanged == 40
 
-    def test_a_change_on_purpose_does_not_remove_most(self, attached: QdrantClient, model: HashModel) -> None:
+    def test_texts_that_are_gone_do_not_take_most_vectors_away(self, attached: QdrantClient, model: HashModel) -> None:
+        attached.delete_payload(NAME, ["text"], points=list(range(2, 41)), wait=True)
         with pytest.raises(InputError, match=r"39 of 40 points.*0\.2.*nothing was removed"):
-            attach_vector(attached, NAME, model, settings=AttachSettings(text_field="summary", change_text_field=True))
+            attach_vector(attached, NAME, model)
         assert Collection(attached, NAME).count_with_vector("care") == 40
-        all_of_it = AttachSettings(text_field="summary", change_text_field=True, max_delete_fraction=1.0)
-        report = attach_vector(attached, NAME, model, settings=all_of_it)
+        report = attach_vector(attached, NAME, model, settings=AttachSettings(max_delete_fraction=1.0))
         assert (report.removed, report.covered) == (39, 1)
 
     def test_the_vector_of_an_ingestion_is_not_made_of_metadata(self, client: QdrantClient, model: HashModel) -> None:
