@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -65,14 +65,11 @@ def command(
     mode: "Mode",
     top_k: int,
     conditions: tuple[str, ...],
-    vector_name: str | None,
-    alpha: float | None,
-    task: str | None,
-    shard_key: str | None,
     open_fallback: "Callable[[], Fallback] | None",
     target: Target,
     load_model: Callable[[], "CareModel"],
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Print the documents that answer QUERY, best first.
 
@@ -99,11 +96,8 @@ def command(
             client,
             collection := collection or only_collection(client, str(target)),
             None if mode == "sparse" else load_model(),
-            task=task,
             mode=mode,
-            vector_name=vector_name,
-            alpha=alpha,
-            shard_key=shard_key,
+            **options,
             fallback=None if open_fallback is None else open_fallback(),
         )
         for each in _prompted(Collection(client, collection)) if query is None else [query]:

@@ -66,7 +66,6 @@ class Meter:
     """Counts tokens, padding, and the part of the time in which an encoder worked; for any number of threads."""
 
     def __init__(self, capacity: int = 1) -> None:
-        """Start at zero."""
         self._capacity, self._lock, self._active = capacity, threading.Lock(), 0
         self.reset()
 

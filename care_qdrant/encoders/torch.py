@@ -60,7 +60,6 @@ class TorchEncoder:
         max_tokens: int | None = None,
         batch_tokens: int | None = None,
     ) -> None:
-        """Set up a loaded model for one role."""
         self._model = model
         self._encode = self._model.encode_query if side == "query" else self._model.encode_document
         self.max_tokens = self._limit(max_tokens)
@@ -99,7 +98,8 @@ class TorchEncoder:
     def forward(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
         """Encode texts without looking at the vectors: one of a text that the model does not weigh is zero."""
         prompt = self.prompt if prompt is None else prompt
-        read = self._tokenise(texts, prompt)
+        # One by one: `encode_batch` starts a thread for each core, and those are what a CPU encodes with.
+        read = None if self._cutter is None else [self._cutter.encode(prompt + text).ids for text in texts]
         uncut = map(len, read) if read is not None else self._lengths(texts, prompt)
         lengths = [min(length, self.max_tokens) for length in uncut]
         vectors = np.empty((len(texts), self.dim), dtype=np.float32)
@@ -151,12 +151,6 @@ class TorchEncoder:
         cutter.no_padding()
         cutter.enable_truncation(self.max_tokens, direction=self._model.tokenizer.truncation_side)
         return cutter
-
-    def _tokenise(self, texts: Sequence[str], prompt: str) -> list[list[int]] | None:
-        if self._cutter is None:
-            return None
-        # One by one: `encode_batch` starts a thread for each core, and those are what a CPU encodes with.
-        return [self._cutter.encode(prompt + text).ids for text in texts]
 
     def _forward(self, token_ids: Sequence[Sequence[int]]) -> Vectors:
         """Return the vectors of one batch; the longest comes first."""

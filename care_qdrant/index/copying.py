@@ -70,7 +70,9 @@ def check_known_items(
     """
     points = source.retrieve(ids, payload=False, vectors=True)
     asked, found = 0, 0
-    for name in (name for name, params in vectors.items() if _finds_itself(params)):
+    for name, params in vectors.items():
+        if params.distance is models.Distance.DOT or params.multivector_config is not None:
+            continue
         answers = list(_answers(target, name, points))
         if sum(answers) < LEAST_FRACTION * len(answers):
             raise NotVerified(
@@ -81,22 +83,15 @@ def check_known_items(
     return KnownItems(asked, found)
 
 
-def _finds_itself(params: models.VectorParams) -> bool:
-    return params.distance is not models.Distance.DOT and params.multivector_config is None
-
-
 def _answers(target: Collection, name: str, points: Mapping[PointId, models.Record]) -> Iterator[bool]:
     for point_id, record in points.items():
         vector = vectors_of(record).get(name)
         if vector is not None:
             request = models.QueryRequest(query=vector, using=name or None, limit=TOP_K)
             [hits] = target.search("searching for a known point", [request])
-            yield any(hit.id == point_id for hit in hits) or _is_all_alike(hits)
-
-
-def _is_all_alike(hits: Sequence[models.ScoredPoint]) -> bool:
-    """Return whether so many points have the same vector that any of them may come first."""
-    return len(hits) == TOP_K and abs(hits[0].score - hits[-1].score) <= ROUNDING
+            # Where so many points have the same vector, any of them may come first.
+            all_alike = len(hits) == TOP_K and abs(hits[0].score - hits[-1].score) <= ROUNDING
+            yield any(hit.id == point_id for hit in hits) or all_alike
 
 
 @dataclass(frozen=True, slots=True)

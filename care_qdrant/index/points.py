@@ -62,19 +62,13 @@ def read_windows(
 ) -> Iterator[PointWindow]:
     """Read all points of a collection and return those that need a vector, some thousand at a time."""
     for part in collection.parts():
-        yield from _read_part(part, layout, vector_name, fingerprint, counter)
-
-
-def _read_part(
-    collection: Collection, layout: Layout, vector_name: str, fingerprint: str, counter: TokenCounter
-) -> Iterator[PointWindow]:
-    window = PointWindow(collection)
-    for records in collection.scroll():
-        sort_points(window, records, layout, vector_name, fingerprint, counter)
-        if len(window.encode) >= WINDOW_POINTS:
-            yield window
-            window = PointWindow(collection)
-    yield window
+        window = PointWindow(part)
+        for records in part.scroll():
+            sort_points(window, records, layout, vector_name, fingerprint, counter)
+            if len(window.encode) >= WINDOW_POINTS:
+                yield window
+                window = PointWindow(part)
+        yield window
 
 
 def sort_points(

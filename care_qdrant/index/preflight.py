@@ -141,7 +141,8 @@ def _require_reopenable(schema: CollectionSchema, vector_name: str, payloads: Se
     else, or where one is named ``text-dense``. A second vector makes a mapping of the first case, for good.
     """
     is_unnamed = isinstance(schema.config.params.vectors, models.VectorParams)
-    if vector_name not in schema.dense and is_unnamed and any(map(_is_of_haystack, payloads)):
+    of_haystack = (isinstance(each.get("meta"), Mapping) and {"id", "content"} <= each.keys() for each in payloads)
+    if vector_name not in schema.dense and is_unnamed and any(of_haystack):
         raise InputError(
             f"Haystack wrote collection {schema.name!r} without sparse vectors, and its QdrantDocumentStore could not "
             "open it any more once it has a second vector, not even after care detach. Write the documents into a "
@@ -150,10 +151,6 @@ def _require_reopenable(schema: CollectionSchema, vector_name: str, payloads: Se
             "copy behind an alias, which gets nothing that is written later, with the same --model and --path/--url: "
             f"care attach {schema.name} --via copy --as {schema.name}-live"
         )
-
-
-def _is_of_haystack(payload: Mapping[str, Any]) -> bool:
-    return isinstance(payload.get("meta"), Mapping) and {"id", "content"} <= payload.keys()
 
 
 def _require_new(schema: CollectionSchema, vector_name: str) -> None:

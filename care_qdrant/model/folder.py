@@ -120,8 +120,33 @@ def write_checkpoint(
             shutil.copytree(source, building / side, ignore=shutil.ignore_patterns("README.md", ".*"))
             unwrap(building / side)
             write_for_servers(building / side)
-        tasks = (query_tasks or {}, document_tasks or {})
-        card = _describe(building, name, (onnx, document_onnx), temperature, tasks, license, stages, bases, data)
+        query_side, document_side, dim, geometry = _sides(building)
+        query_side = replace(query_side, tasks=dict(query_tasks or {}))
+        document_side = replace(document_side, tasks=dict(document_tasks or {}))
+        files = {
+            path: FileEntry(sha256(building / path), (building / path).stat().st_size)
+            for side in SIDES
+            if (building / side).is_dir()
+            for path in list_files(building / side, building)
+        }
+        digest = fingerprint(dim, query_side, document_side, files, geometry)
+        card = Card(
+            name=name,
+            dim=dim,
+            query=query_side,
+            document=document_side,
+            temperature=temperature,
+            files=files,
+            fingerprint=digest,
+            onnx=onnx,
+            document_onnx=document_onnx,
+            geometry=geometry,
+            references_sha256=bind_references(digest, onnx, document_onnx),
+            license=license,
+            stages=tuple(stages),
+            bases=tuple(bases),
+            data=tuple(data),
+        )
         _write_router(building, card)
         (building / "README.md").write_text(model_card or f"# {name}\n\nA CARE pair.\n", encoding="utf-8")
         card.save(building)
@@ -192,17 +217,8 @@ def geometry_of(folder: Path) -> Geometry:
     return "cut" if "Normalize" in kinds and "Dense" in kinds[kinds.index("Normalize") :] else "unit"
 
 
-def _describe(
-    folder: Path,
-    name: str,
-    onnx: tuple[OnnxFiles | None, OnnxFiles | None],
-    temperature: float,
-    tasks: tuple[Mapping[str, str], Mapping[str, str]],
-    license: str,
-    stages: Sequence[Mapping[str, Any]],
-    bases: Sequence[Mapping[str, Any]],
-    data: Sequence[Mapping[str, Any]],
-) -> Card:
+def _sides(folder: Path) -> tuple[Side, Side, int, Geometry]:
+    """Read the two sides of a folder, their dimension and their geometry, and refuse those that do not fit."""
     query, query_dim = describe_side(folder / "query", "query")
     document, document_dim = Side(STORED, UNLIMITED), query_dim
     geometry: Geometry = "unit"
@@ -216,31 +232,7 @@ def _describe(
         )
     if geometry_of(folder / "query") != "unit":
         raise ModelError(f"{folder / 'query'}: cuts its vectors after normalising them; only a document encoder may")
-    query, document = replace(query, tasks=dict(tasks[0])), replace(document, tasks=dict(tasks[1]))
-    files = {
-        path: FileEntry(sha256(folder / path), (folder / path).stat().st_size)
-        for side in SIDES
-        if (folder / side).is_dir()
-        for path in list_files(folder / side, folder)
-    }
-    digest = fingerprint(query_dim, query, document, files, geometry)
-    return Card(
-        name=name,
-        dim=query_dim,
-        query=query,
-        document=document,
-        temperature=temperature,
-        files=files,
-        fingerprint=digest,
-        onnx=onnx[0],
-        document_onnx=onnx[1],
-        geometry=geometry,
-        references_sha256=bind_references(digest, *onnx),
-        license=license,
-        stages=tuple(stages),
-        bases=tuple(bases),
-        data=tuple(data),
-    )
+    return query, document, query_dim, geometry
 
 
 def _write_router(folder: Path, card: Card) -> None:

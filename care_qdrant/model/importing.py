@@ -22,11 +22,6 @@ logger = logging.getLogger(__name__)
 _NORMALIZE = "sentence_transformers.base.modules.normalize.Normalize"
 
 
-def is_router(folder: Path) -> bool:
-    """Return whether a saved model has one route for queries and one for documents."""
-    return (folder / "modules.json").is_file() and (folder / "router_config.json").is_file()
-
-
 def write_sides(source: Path, folders: dict[str, Path]) -> None:
     """Copy the modules of each route into a complete sentence-transformers model.
 
@@ -78,7 +73,9 @@ def import_model(
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".care-import-") as scratch:
         query, document = Path(scratch) / "query", Path(scratch) / "document"
-        is_stock = len(found) == 1 and is_router(found[0])
+        is_stock = len(found) == 1 and all(
+            (found[0] / file).is_file() for file in ("modules.json", "router_config.json")
+        )
         if is_stock:
             write_sides(found[0], {"query": query, "document": document})
         else:
@@ -91,6 +88,8 @@ def import_model(
         fallback = "" if is_stock else published.LICENSE
         license = license or next(filter(None, map(_license, found)), fallback)
         sides = ("query", "document") if len(found) == 2 else ("both",)
+        # The folder of a hub snapshot is named after its commit.
+        commits = [place.name if re.fullmatch(r"[0-9a-f]{40}", place.name) else revision or "" for place in found]
         return write_checkpoint(
             folder,
             name=name,
@@ -101,8 +100,8 @@ def import_model(
             document_tasks=None if is_stock else published.DOCUMENT_TASKS,
             license=license,
             bases=[
-                {"side": side, "name": str(source), "revision": _commit(place, revision), "license": license}
-                for side, source, place in zip(sides, sources, found, strict=True)
+                {"side": side, "name": str(source), "revision": commit, "license": license}
+                for side, source, commit in zip(sides, sources, commits, strict=True)
             ],
             model_card=f"---\nlicense: {license.lower()}\n---\n# {name}\n\nImported from {', '.join(sources)}.\n",
         )
@@ -130,11 +129,6 @@ def _license(folder: Path) -> str | None:
     head = re.match(r"---\n(.*?)\n---", card.read_text(encoding="utf-8"), re.DOTALL) if card.is_file() else None
     line = re.search(r"^license:\s*(\S+)", head[1], re.MULTILINE) if head else None
     return line[1].strip("\"'") if line else None
-
-
-def _commit(folder: Path, revision: str | None) -> str:
-    """Return the commit of a hub snapshot, whose folder is named after it; what was asked for of any other folder."""
-    return folder.name if re.fullmatch(r"[0-9a-f]{40}", folder.name) else revision or ""
 
 
 def join_encoders(

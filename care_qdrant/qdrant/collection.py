@@ -64,7 +64,7 @@ class Collection(Calls):
         """
         super().__init__(client, name, policy)
         self.shard_key, self._known_as = shard_key, known_as or name
-        self._grpc = bulk.prefers_grpc(client)
+        self._grpc = not self.is_embedded and bool(getattr(client, "init_options", {}).get("prefer_grpc"))
         """Whether `upsert` uses gRPC: by default as the client does."""
         self._asked_node: int | None = None
         """Node whose gRPC port was asked for this collection; None where none had to be."""

@@ -73,7 +73,6 @@ class Gateway:
     def __init__(
         self, app: ASGIApp, *, keys: Keys, metrics: Metrics, tracing: Tracing, host: str, metrics_port: int | None
     ) -> None:
-        """Wrap the routes."""
         self._metrics_port, self._tracing = metrics_port, tracing
         self._app, self._keys, self._metrics = app, keys, metrics
         self._only_loopback = host in LOOPBACK and not keys.required

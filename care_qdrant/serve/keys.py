@@ -69,7 +69,6 @@ class Keys:
     """
 
     def __init__(self, file: Path | None) -> None:
-        """Read the keys."""
         self._file = file
         self._keys: Mapping[bytes, Key] = {}
         self._version: tuple[int, ...] = ()

@@ -16,7 +16,6 @@ class Metrics:
     """What a worker counts."""
 
     def __init__(self) -> None:
-        """Register the counters in a registry of their own."""
         self._registry = registry = CollectorRegistry()
         self.requests = Counter("care_requests", "Requests that were answered.", ["route", "status"], registry=registry)
         self.seconds = Histogram(

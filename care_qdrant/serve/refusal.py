@@ -28,7 +28,6 @@ class Refusal(CareError):
     def __init__(
         self, status: int, code: str, reason: str, *, param: str | None = None, retry_seconds: int = 1
     ) -> None:
-        """Set up the answer."""
         super().__init__(reason)
         self.status, self.code, self.reason, self.param = status, code, reason, param
         self._retry_seconds = retry_seconds

@@ -29,7 +29,6 @@ class Trace:
     """The span of one request that is recorded."""
 
     def __init__(self, tracer: "Tracer", span: "Span") -> None:
-        """Take over a span that has begun."""
         from opentelemetry.trace import set_span_in_context
 
         self._tracer, self.span = tracer, span
@@ -64,7 +63,6 @@ class Tracing:
     """Makes traces where the environment asks for them; begun in the process that serves, since it starts a thread."""
 
     def __init__(self) -> None:
-        """Read the environment."""
         self._provider = None
         if any(os.environ.get(name) for name in ENDPOINTS) and os.environ.get("OTEL_SDK_DISABLED", "") != "true":
             with needs_extra("otel", "tracing"):
@@ -104,7 +102,6 @@ class Moments:
     """When a text went into a queue, when its run began and when it ended."""
 
     def __init__(self) -> None:
-        """Begin to wait."""
         self.queued = time.time_ns()
         self.began = self.ended = self.queued
 
