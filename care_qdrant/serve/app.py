@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MCP_PATH = "/mcp"
+_SEARCH_ERRORS = (400, 401, 403, 404, 408, 409, 413, 415, 421, 429, 503, 504)
 
 
 class Service:
@@ -133,7 +134,7 @@ class Service:
                 schemas.SearchAnswer,
                 self._search,
                 limits,
-                errors=(400, 401, 403, 404, 408, 409, 413, 415, 421, 429, 503, 504),
+                errors=_SEARCH_ERRORS,
             ),
             Post(
                 "/floor",
@@ -142,7 +143,7 @@ class Service:
                 schemas.FloorAnswer,
                 self._floor,
                 limits,
-                errors=(400, 401, 403, 404, 408, 409, 413, 415, 421, 429, 503, 504),
+                errors=_SEARCH_ERRORS,
             ),
             Get(
                 "/collections",
@@ -151,7 +152,7 @@ class Service:
                 self._collections,
                 (401, 404, 421),
             ),
-            Get("/health", "Whether the process answers, and what it serves.", schemas.State, self._health, ()),
+            Get("/health", "Whether the process answers, and what it serves.", schemas.State, self._state, ()),
             Get("/ready", "Whether every encoder is loaded.", schemas.State, self._ready, (503,)),
             Get(
                 "/info", "The default pair in the shape of text-embeddings-inference.", schemas.TEIInfo, self._tei_info
@@ -214,22 +215,19 @@ class Service:
 
         return McpPath(self._searching, self._limits, admit, _may_search)
 
-    async def _tei_info(self, _: Exchange) -> dict[str, Any]:
+    async def _tei_info(self, _: Exchange) -> schemas.TEIInfo:
         return tei_info(self.pairs.default, self._limits)
 
-    async def _models(self, _: Exchange) -> dict[str, Any]:
+    async def _models(self, _: Exchange) -> schemas.OpenAIModels:
         return openai_models(self.pairs)
 
-    async def _health(self, exchange: Exchange) -> schemas.State:
-        return self._state(exchange)
-
     async def _ready(self, exchange: Exchange) -> schemas.State:
-        state = self._state(exchange)
+        state = await self._state(exchange)
         if state.status != "ok":
             raise Refusal(503, "not_ready", f"this worker is {state.status}; ask again later")
         return state
 
-    def _state(self, exchange: Exchange) -> schemas.State:
+    async def _state(self, exchange: Exchange) -> schemas.State:
         models = [
             schemas.PairState(
                 name=pair.name,

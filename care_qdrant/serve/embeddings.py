@@ -5,7 +5,6 @@ Neither has two sides. The query side answers unless the request names the docum
 """
 
 import base64
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy as np
 from care_qdrant.serve.lines import SLICE_TEXTS
 from care_qdrant.serve.pairs import Pairs, ServedPair
 from care_qdrant.serve.refusal import Refusal
-from care_qdrant.serve.schemas import EmbedRequest, OpenAIRequest
+from care_qdrant.serve.schemas import EmbedRequest, OpenAIModel, OpenAIModels, OpenAIRequest, TEIInfo
 from care_qdrant.serve.settings import Limits
 from care_qdrant.version import __version__
 
@@ -46,11 +45,9 @@ async def openai_embeddings(pairs: Pairs, request: OpenAIRequest) -> dict[str, A
     }
 
 
-def openai_models(pairs: Pairs) -> dict[str, Any]:
+def openai_models(pairs: Pairs) -> OpenAIModels:
     """Return the names that ``/v1/embeddings`` and ``/inference`` take, with their fingerprints."""
-    names = [f"{pair.name}@{pair.fingerprint[:12]}" for pair in pairs]
-    data = [{"id": name, "object": "model", "created": 0, "owned_by": "care-qdrant"} for name in names]
-    return {"object": "list", "data": data}
+    return OpenAIModels(data=[OpenAIModel(id=f"{pair.name}@{pair.fingerprint[:12]}") for pair in pairs])
 
 
 async def tei_embed(pairs: Pairs, request: EmbedRequest) -> list[list[float]]:
@@ -63,39 +60,28 @@ async def tei_embed(pairs: Pairs, request: EmbedRequest) -> list[list[float]]:
     counts = await pair.count_tokens(texts, side)
     if request.truncate:
         pair.cut_texts(counts, side)
-    else:
-        _refuse_long(counts, pair.max_tokens(side))
+    elif long := [index for index, count in enumerate(counts) if count > pair.max_tokens(side)]:
+        reason = (
+            f"text {long[0]} has {counts[long[0]]} tokens; {pair.max_tokens(side)} are read: cut it, or pass truncate"
+        )
+        raise Refusal(413, "too_many_tokens", reason)
     rows: list[list[float]] = vectors.tolist()
     return rows
 
 
-def tei_info(pair: ServedPair, limits: Limits) -> dict[str, Any]:
+def tei_info(pair: ServedPair, limits: Limits) -> TEIInfo:
     """Return what clients of text-embeddings-inference ask a server about itself."""
-    pooling = pair.model.card.query.pooling if pair.model.card is not None else ""
-    return {
-        "model_id": pair.name,
-        "model_sha": pair.fingerprint,
-        "model_dtype": "float32",
-        "model_type": {"embedding": {"pooling": pooling}},
-        "max_concurrent_requests": limits.waiting_texts,
-        "max_input_length": pair.max_tokens("query"),
-        "max_batch_tokens": pair.max_tokens("query") * SLICE_TEXTS,
-        "max_batch_requests": SLICE_TEXTS,
-        "max_client_batch_size": limits.batch_texts,
-        "auto_truncate": False,
-        "tokenization_workers": 1,
-        "version": __version__,
-        "sha": None,
-        "docker_label": None,
-    }
-
-
-def _refuse_long(token_counts: Sequence[int], most: int) -> None:
-    for index, count in enumerate(token_counts):
-        if count > most:
-            raise Refusal(
-                413, "too_many_tokens", f"text {index} has {count} tokens; {most} are read: cut it, or pass truncate"
-            )
+    return TEIInfo(
+        model_id=pair.name,
+        model_sha=pair.fingerprint,
+        model_type={"embedding": {"pooling": pair.model.card.query.pooling if pair.model.card is not None else ""}},
+        max_concurrent_requests=limits.waiting_texts,
+        max_input_length=pair.max_tokens("query"),
+        max_batch_tokens=pair.max_tokens("query") * SLICE_TEXTS,
+        max_batch_requests=SLICE_TEXTS,
+        max_client_batch_size=limits.batch_texts,
+        version=__version__,
+    )
 
 
 def _texts(request: OpenAIRequest) -> list[str]:

@@ -22,11 +22,10 @@ Body = TypeVar("Body", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer that is not JSON, or whose status is not 200."""
+    """An answer that is not JSON."""
 
     body: bytes
-    media_type: str = "application/json"
-    status: int = 200
+    media_type: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,7 @@ class Get:
         """Answer one request."""
         answer = await self.handle(enter(self.path, scope, ("GET", "HEAD")))
         if isinstance(answer, Reply):
-            response = Response(answer.body, answer.status, media_type=answer.media_type)
+            response = Response(answer.body, media_type=answer.media_type)
         else:
             response = Response(to_json(answer), media_type="application/json")
         await response(scope, receive, send)
