@@ -53,9 +53,9 @@ if TYPE_CHECKING:
     from care_qdrant.index.ingest import ingest
     from care_qdrant.index.promote import PromotionReport, promote_collection
     from care_qdrant.index.publish import PublicationReport, PublishSettings, publish_collection, roll_back
+    from care_qdrant.index.reading import Reading
     from care_qdrant.index.report import IngestReport
     from care_qdrant.index.settings import IngestSettings
-    from care_qdrant.index.source import Reading
     from care_qdrant.index.verify import VerifyReport, VerifySettings, verify_collection
     from care_qdrant.model.card import CARD_FILE, Card, OnnxFiles
     from care_qdrant.model.export_onnx import export_query_encoder
@@ -100,7 +100,7 @@ _NAMES = {
     "index.report": ("IngestReport",),
     "index.ingest": ("ingest",),
     "index.settings": ("IngestSettings",),
-    "index.source": ("Reading",),
+    "index.reading": ("Reading",),
     "model.importing": ("join_encoders",),
     "model.pair": ("CareModel", "Precision"),
     "model.rewrite": ("rewrite_weights",),

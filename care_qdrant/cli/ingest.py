@@ -190,7 +190,7 @@ def command(
     from care_qdrant.corpus.rows import Fields
     from care_qdrant.corpus.streams import STDIN
     from care_qdrant.index.ingest import ingest
-    from care_qdrant.index.source import Reading
+    from care_qdrant.index.reading import Reading
     from care_qdrant.progress import progress_bar
     from care_qdrant.qdrant.create import Storage
 

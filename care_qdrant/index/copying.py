@@ -18,11 +18,10 @@ from care_qdrant.errors import InputError, NotVerified
 from care_qdrant.index.reservoir import Reservoir
 from care_qdrant.qdrant.collection import Collection, PointId, ids_beyond, in_pages
 from care_qdrant.qdrant.connection import tune_embedded
-from care_qdrant.qdrant.create import create_like, indexes_of
+from care_qdrant.qdrant.create import create_like, indexes_of, recover_snapshot
 from care_qdrant.qdrant.point_equality import ROUNDING, Measure, measures, same_point, vectors_of, without_vector
 from care_qdrant.qdrant.schema import CollectionSchema
 from care_qdrant.qdrant.sender import MAX_BYTES, Sender, Write
-from care_qdrant.qdrant.snapshot import recover_snapshot
 
 OnProgress = Callable[[int, int], None]
 """Called with the number of points that are done and the number of all points."""

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 
 from care_qdrant.encoders import Encoder
@@ -12,6 +12,7 @@ from care_qdrant.index.plan import ChunkTask, Plan, check_vectors
 from care_qdrant.index.report import Estimate, IngestReport
 from care_qdrant.qdrant.create import PointVectors
 from care_qdrant.qdrant.payload import chunk_payload
+from care_qdrant.types import Chunk
 
 SAMPLE_CHUNKS = 4_096
 """Kept of the corpus at most, as many as a window has, from all over it."""
@@ -40,7 +41,7 @@ def estimate(
         report.deleted += len(plan.surplus)
         tokens += sum(task.chunk.tokens for task in plan.encode)
         documents += len({task.chunk.document.id for task in plan.encode})
-        size += sum(_payload_bytes(task) for task in (*plan.encode, *plan.update))
+        size += sum(payload_bytes(task.chunk, task.hashes) for task in (*plan.encode, *plan.update))
         sample.add(plan.encode)
     size += report.encoded * vectors.dense.dim * BYTES_PER_NUMBER
     points = report.encoded + report.updated
@@ -52,11 +53,11 @@ def estimate(
         points=points,
         tokens=tokens,
         bytes=size,
-        seconds=_rounded(3_600 * hours),
-        hours=_rounded(hours),
-        cost=None if price_per_hour is None else _rounded(hours * price_per_hour),
-        tokens_per_second=_rounded(rate),
-        documents_per_second=_rounded(rate * documents / tokens),
+        seconds=rounded(3_600 * hours),
+        hours=rounded(hours),
+        cost=None if price_per_hour is None else rounded(hours * price_per_hour),
+        tokens_per_second=rounded(rate),
+        documents_per_second=rounded(rate * documents / tokens),
         padding=round(padding, 4),
         encoder_idle_fraction=round(idle, 4),
     )
@@ -107,10 +108,11 @@ def _measure(
     return meter.tokens_per_second, meter.padding, device.idle_fraction
 
 
-def _rounded(value: float) -> float:
+def rounded(value: float) -> float:
     """Round to three digits: some seconds say no more about a night."""
     return float(f"{value:.3g}")
 
 
-def _payload_bytes(task: ChunkTask) -> int:
-    return len(json.dumps(chunk_payload(task.chunk, task.hashes), ensure_ascii=False).encode())
+def payload_bytes(chunk: Chunk, hashes: Mapping[str, str]) -> int:
+    """Return the size of a payload as JSON."""
+    return len(json.dumps(chunk_payload(chunk, hashes), ensure_ascii=False).encode())
