@@ -35,8 +35,6 @@ from care_qdrant.qdrant.schema import CollectionSchema, VersionRecord
 
 MOST_PASSES = 10
 """Passes that copy what has changed since the last one; a collection that is never at rest is not switched."""
-INDEX_SECONDS = 7_200.0
-"""Longest time to wait for the search index of the copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +263,7 @@ def _verify(
             f"{attached.covered:,} of {attached.points:,} points of collection {target.name!r} have vector "
             f"{name!r}, and {attached.without_text:,} have no text; run the same command again"
         )
-    wait_until_indexed(target, INDEX_SECONDS)
+    wait_until_indexed(target)
     verify_copy(origin, target, schema.dense, sample, beside=name)
     asked = sample[:KNOWN_ITEMS]
     theirs = {key: params for key, params in schema.dense.items() if key != name}

@@ -36,6 +36,10 @@ TOP_K = 10
 LEAST_FRACTION = 0.95
 """Least fraction of known items to find; an approximate search may miss a few, a wrong index misses most."""
 POLL_SECONDS = 2.0
+INDEX_SECONDS = 7_200.0
+"""Longest time to wait for the search index of a copy."""
+SAMPLE = 1_000
+"""Points of a copy to read back and compare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,7 @@ class KnownItems:
 
 
 def wait_until_indexed(
-    collection: Collection, longest_seconds: float, *, sleep: Callable[[float], None] = time.sleep
+    collection: Collection, longest_seconds: float = INDEX_SECONDS, *, sleep: Callable[[float], None] = time.sleep
 ) -> None:
     """Wait until the server has built the search index; before that, it would answer by brute force."""
     info = collection.wait_for_optimizer(longest_seconds, POLL_SECONDS, sleep=sleep)
@@ -103,8 +107,6 @@ class CopySettings:
     """Delete points of the target that the source does not have."""
     dry_run: bool = False
     """Compare, and write nothing."""
-    sample: int = 1_000
-    """Points to read back and compare afterwards."""
     beside: str | None = None
     """A vector that only the target has; it and the hash of its text are no difference."""
 
@@ -146,7 +148,7 @@ def copy_points(
     on_progress: OnProgress = lambda _done, _total: None,
 ) -> Copied:
     """Make the target hold every point of the source."""
-    sample = Reservoir[PointId](settings.sample)
+    sample = Reservoir[PointId](SAMPLE)
     copy = _Copy(source, target, measures(vectors), settings, is_new, source.count(), on_progress)
     size = _page_size(source if settings.dry_run else target, vectors)
     with Sender(target) as sender:
@@ -162,14 +164,14 @@ def copy_points(
     return copy.copied
 
 
-def copy_by_snapshot(source: Collection, target: Collection, longest_seconds: float, sample: int) -> Copied:
+def copy_by_snapshot(source: Collection, target: Collection) -> Copied:
     """Fill an empty collection from a server's own snapshot of another one, which is deleted afterwards.
 
     The server fetches the snapshot from itself, by the URL that this client uses. If this process is killed, the
     snapshot stays on the server.
     """
-    recover_snapshot(source, target, longest_seconds)
-    drawn = Reservoir[PointId](sample)
+    recover_snapshot(source, target, INDEX_SECONDS)
+    drawn = Reservoir[PointId](SAMPLE)
     for ids in source.ids():
         drawn.draw(ids)
     return Copied(added=target.count(), sample=drawn.drawn)

@@ -97,10 +97,6 @@ class PublishSettings:
 
     keep: int | None = None
     """Number of former versions that stay; None deletes nothing."""
-    sample: int = 1_000
-    """Number of points to read back and compare."""
-    index_minutes: float = 120.0
-    """Longest time to wait for the search index before the alias is switched."""
     via: Literal["copy", "snapshot"] = "copy"
     """Read and write each point; or let a server of one node fill the version from its own snapshot."""
     dry_run: bool = False
@@ -177,7 +173,7 @@ def publish_collection(
     versions = read_versions(origin, alias or source)
     target = origin.sibling(versions.name_for(origin.name))
     if settings.dry_run:
-        copied, known_items, deleted_versions = _compare(origin, target, settings, on_progress), None, []
+        copied, known_items, deleted_versions = _compare(origin, target, on_progress), None, []
     else:
         copied, known_items = _build(origin, target, settings, on_progress)
         record = VersionRecord(origin.name, replaces=versions.live)
@@ -226,10 +222,10 @@ def roll_back(
     return RollbackReport(alias, former.name, live.name, former.count(), live.count(), dry_run)
 
 
-def _compare(origin: Collection, target: Collection, settings: PublishSettings, on_progress: OnProgress) -> Copied:
+def _compare(origin: Collection, target: Collection, on_progress: OnProgress) -> Copied:
     """Count what would be written."""
     origin.schema.require_whole()
-    copying = CopySettings(delete_others=True, dry_run=True, sample=settings.sample)
+    copying = CopySettings(delete_others=True, dry_run=True)
     is_new = not target.exists()
     return copy_points(origin, target, origin.schema.dense, copying, is_new=is_new, on_progress=on_progress)
 
@@ -240,15 +236,15 @@ def _build(
     """Make the version equal to the source, and verify it."""
     if settings.via == "snapshot":
         require_snapshots(origin)
-    schema, index_seconds = origin.schema, settings.index_minutes * 60
+    schema = origin.schema
     schema.require_whole()
     prepare_target(target, schema, schema.portable_metadata | VersionRecord(origin.name).metadata())
     is_new = not target.count()
     if is_new and settings.via == "snapshot":
-        copied = copy_by_snapshot(origin, target, index_seconds, settings.sample)
+        copied = copy_by_snapshot(origin, target)
     else:
-        copying = CopySettings(overwrite=True, delete_others=True, sample=settings.sample)
+        copying = CopySettings(overwrite=True, delete_others=True)
         copied = copy_points(origin, target, schema.dense, copying, is_new=is_new, on_progress=on_progress)
-    wait_until_indexed(target, index_seconds)
+    wait_until_indexed(target)
     verify_copy(origin, target, schema.dense, copied.sample)
     return copied, check_known_items(origin, target, schema.dense, copied.sample[:KNOWN_ITEMS])

@@ -95,10 +95,6 @@ class VerifyReport:
     lowest_cosine: float | None = None
     known_items: float | None = None
     """Fraction of the sample that was found by its own opening, from 0 to 1."""
-    compared_with: str | None = None
-    """Another vector of the collection, whoever made it; ``""`` is the unnamed one."""
-    overlap_at_10: float | None = None
-    """Mean fraction of the ten nearest neighbours that both vectors share. A low one is no fault of either model."""
     rescoring: Rescoring | None = None
     """Of a quantised vector: what searches by the query encoder find with the recorded oversampling, or with the
     least one that is enough."""
@@ -234,12 +230,11 @@ def _check_sample(collection: Collection, report: VerifyReport, check: _Check, l
     possible = [possible_texts(layout, payload) for _, payload in pairs]
     report.lowest_cosine = min(check.cosines([stored[point_id][name] for point_id, _ in pairs], possible))
     queries = check.queries([stored_text(layout, payload)[:OPENING_CHARACTERS] for _, payload in pairs])
-    found = _search(collection, name, queries, TOP_K)
+    found = _search(collection, name, queries)
     known = [_is_among(point_id, payload, hits, layout) for (point_id, payload), hits in zip(pairs, found, strict=True)]
     report.known_items = sum(known) / len(known)
     if name in collection.schema.dense:
         _check_quantization(collection, report, queries)
-        _compare_neighbours(collection, report, {point_id: stored[point_id] for point_id, _ in pairs})
 
 
 def _sparse_cosine(stored: Any, made: models.SparseVector) -> float:
@@ -272,26 +267,6 @@ def _check_quantization(collection: Collection, report: VerifyReport, queries: S
             f"searches of quantised vector {name!r} need oversampling {measured.oversampling:g} to lose at most "
             f"{MAX_LOSS:.0%}, and {advice}"
         )
-
-
-def _compare_neighbours(
-    collection: Collection, report: VerifyReport, stored: Mapping[PointId, Mapping[str, Any]]
-) -> None:
-    dense = collection.schema.dense
-    others = sorted(name for name, params in dense.items() if params.multivector_config is None)
-    other = next((name for name in others if name != report.vector_name), None)
-    both = {point_id: found for point_id, found in stored.items() if other is not None and other in found}
-    if other is None or not both:
-        return
-    neighbours = [
-        _search(collection, name, [vectors[name] for vectors in both.values()], TOP_K + 1)
-        for name in (report.vector_name, other)
-    ]
-    shared = [
-        len({hit.id for hit in new} & {hit.id for hit in old} - {point_id})
-        for point_id, new, old in zip(both, *neighbours, strict=True)
-    ]
-    report.compared_with, report.overlap_at_10 = other, sum(shared) / (len(shared) * TOP_K)
 
 
 def _problems(report: VerifyReport, settings: VerifySettings) -> list[str]:
@@ -334,12 +309,8 @@ def _is_among(
     return point_id in {hit.id for hit in hits} or any(layout.of_point(one).find_text(one) == text for one in others)
 
 
-def _search(
-    collection: Collection, vector_name: str, vectors: Sequence[Any], limit: int
-) -> list[list[models.ScoredPoint]]:
-    limit = min(limit, collection.limits.query or limit)
-    requests = [
-        models.QueryRequest(query=vector, using=vector_name or None, limit=limit, with_payload=True)
-        for vector in vectors
-    ]
+def _search(collection: Collection, vector_name: str, vectors: Sequence[Any]) -> list[list[models.ScoredPoint]]:
+    limit = min(TOP_K, collection.limits.query or TOP_K)
+    using = vector_name or None
+    requests = [models.QueryRequest(query=each, using=using, limit=limit, with_payload=True) for each in vectors]
     return collection.search("searching for the sample", requests)
