@@ -54,8 +54,7 @@ if TYPE_CHECKING:
     from care_qdrant.index.promote import PromotionReport, promote_collection
     from care_qdrant.index.publish import PublicationReport, PublishSettings, publish_collection, roll_back
     from care_qdrant.index.reading import Reading
-    from care_qdrant.index.report import IngestReport
-    from care_qdrant.index.settings import IngestSettings
+    from care_qdrant.index.settings import IngestReport, IngestSettings
     from care_qdrant.index.verify import VerifyReport, VerifySettings, verify_collection
     from care_qdrant.model.card import CARD_FILE, Card, OnnxFiles
     from care_qdrant.model.export_onnx import export_query_encoder
@@ -97,9 +96,8 @@ _NAMES = {
     "encoders.torch": ("load_sentence_transformer",),
     "encoders.weights": ("readable_model",),
     "model.export_onnx": ("export_query_encoder",),
-    "index.report": ("IngestReport",),
     "index.ingest": ("ingest",),
-    "index.settings": ("IngestSettings",),
+    "index.settings": ("IngestReport", "IngestSettings"),
     "index.reading": ("Reading",),
     "model.importing": ("join_encoders",),
     "model.pair": ("CareModel", "Precision"),

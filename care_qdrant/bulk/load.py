@@ -25,9 +25,7 @@ from care_qdrant.errors import InputError
 from care_qdrant.index.attach import AttachReport, AttachSettings, attach_vector
 from care_qdrant.index.ingest import ingest
 from care_qdrant.index.points import Characters, PointWindow, expected_hash, sort_points, stored_hash
-from care_qdrant.index.reading import Shard
-from care_qdrant.index.report import IngestReport
-from care_qdrant.index.settings import IngestSettings
+from care_qdrant.index.settings import IngestReport, IngestSettings, Shard
 from care_qdrant.progress import Progress
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.contracts import SparseContract, VectorContract

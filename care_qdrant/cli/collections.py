@@ -9,7 +9,7 @@ import click
 from care_qdrant.console.options import Target, json_option, target_options
 
 if TYPE_CHECKING:
-    from care_qdrant.qdrant.inventory import CollectionSummary, VectorSummary
+    from care_qdrant.index.doctor import CollectionSummary, VectorSummary
 
 
 @click.command(name="collections")
@@ -23,7 +23,7 @@ def command(target: Target, as_json: bool) -> None:
       care collections
       care collections --url http://localhost:6333 --json
     """
-    from care_qdrant.qdrant.inventory import describe_all
+    from care_qdrant.index.doctor import describe_all
 
     with target.open() as client:
         collections = describe_all(client)

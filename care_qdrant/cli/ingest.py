@@ -33,8 +33,7 @@ from care_qdrant.version import __version__
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient
 
-    from care_qdrant.index.report import IngestReport
-    from care_qdrant.index.settings import IngestSettings
+    from care_qdrant.index.settings import IngestReport, IngestSettings
     from care_qdrant.model.pair import CareModel
 
 
@@ -306,8 +305,7 @@ def _database(target: Target, dry_run: bool) -> "AbstractContextManager[QdrantCl
 
 
 def _settings(options: dict[str, Any], target: Target) -> "IngestSettings":
-    from care_qdrant.index.reading import Shard
-    from care_qdrant.index.settings import IngestSettings
+    from care_qdrant.index.settings import IngestSettings, Shard
     from care_qdrant.qdrant.create import parse_indexes
 
     return settings_of(

@@ -9,7 +9,7 @@ from care_qdrant.encoders import Encoder
 from care_qdrant.encoders.ahead import Meter, calls_of, meter_of, run_ahead
 from care_qdrant.encoders.batching import token_batches
 from care_qdrant.index.plan import ChunkTask, Plan, check_vectors
-from care_qdrant.index.report import Estimate, IngestReport
+from care_qdrant.index.settings import Estimate, IngestReport
 from care_qdrant.qdrant.create import PointVectors
 from care_qdrant.qdrant.payload import chunk_payload
 from care_qdrant.types import Chunk

@@ -24,9 +24,8 @@ from care_qdrant.index.guard import RunGuard
 from care_qdrant.index.plan import ChunkTask, Plan, check_vectors, has_other_writers
 from care_qdrant.index.points import remove_orphaned_hashes
 from care_qdrant.index.reading import Cut, Reader, Reading, Source, open_source, require_document, sparse_contract
-from care_qdrant.index.report import IngestReport
 from care_qdrant.index.seen import Seen, delete_missing, delete_surplus_chunks
-from care_qdrant.index.settings import DocumentModel, IngestSettings
+from care_qdrant.index.settings import DocumentModel, IngestReport, IngestSettings
 from care_qdrant.index.work import WINDOWS_AHEAD, Worker, read_ahead
 from care_qdrant.progress import Progress
 from care_qdrant.qdrant.collection import Collection

@@ -3,7 +3,6 @@
 Rows are checked early, duplicates go, long documents are cut, and windows are compared with what is stored.
 """
 
-import hashlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,8 +19,8 @@ from care_qdrant.corpus.streams import UTF_8
 from care_qdrant.encoders import bm25
 from care_qdrant.errors import InputError
 from care_qdrant.index.plan import Plan, make_plan, points_of_other_writers
-from care_qdrant.index.report import IngestReport
 from care_qdrant.index.seen import Seen
+from care_qdrant.index.settings import IngestReport, Shard
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.contracts import SparseContract
 from care_qdrant.qdrant.create import PointVectors
@@ -125,25 +124,6 @@ def sparse_contract(rows: Iterator[Document | Reject]) -> tuple[SparseContract, 
             break
     contract = SparseContract(bm25.ANALYSER, bm25.DEFAULT_K1, bm25.DEFAULT_B, bm25.average_length(texts))
     return contract, chain(first, rows)
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """One of ``of`` disjoint shards of a corpus, counted from 1, by a hash of the document id that never changes."""
-
-    number: int = 1
-    of: int = 1
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.number <= self.of:
-            raise InputError(f"shard {self.number}/{self.of}: shards count from 1/{self.of} to {self.of}/{self.of}")
-
-    def has(self, document_id: str) -> bool:
-        """Return whether a document belongs to this shard."""
-        if self.of == 1:
-            return True
-        digest = hashlib.sha256(document_id.encode()).digest()
-        return int.from_bytes(digest[:8], "big") % self.of == self.number - 1
 
 
 @dataclass(frozen=True, slots=True)

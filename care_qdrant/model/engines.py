@@ -16,9 +16,8 @@ from care_qdrant.encoders.engine import Dtype, Engine, Kind
 from care_qdrant.encoders.side import Geometry, Side
 from care_qdrant.encoders.usable import require_torch
 from care_qdrant.errors import ModelError, redact
-from care_qdrant.model.card import STORED, Card, OnnxFiles, is_onnx
+from care_qdrant.model.card import STORED, Card, OnnxFiles, is_onnx, verified, verify_files
 from care_qdrant.model.hub import fetch_document_side
-from care_qdrant.model.integrity import verified, verify_files
 from care_qdrant.model.references import Reference, check_references
 
 if TYPE_CHECKING:

@@ -18,11 +18,10 @@ from care_qdrant.encoders.onnx import OnnxEncoder
 from care_qdrant.encoders.torch import cuts_unit_vectors, no_progress_bars
 from care_qdrant.encoders.weights import read_tensors, readable_model, weight_files
 from care_qdrant.errors import InputError, ModelError, needs_extra
-from care_qdrant.model.card import DOCUMENT_ONNX, FORMAT, Card, FileEntry, OnnxFiles, bind_references, read_card
+from care_qdrant.model.card import DOCUMENT_ONNX, FORMAT, Card, FileEntry, OnnxFiles, bind_references, read_card, sha256
 from care_qdrant.model.folder import describe_side, geometry_of, verify_checkpoint
 from care_qdrant.model.gate import compare
 from care_qdrant.model.int8 import quantize
-from care_qdrant.model.integrity import sha256
 from care_qdrant.model.references import REFERENCE_TEXTS, Reference, make_references
 from care_qdrant.model.shared_weights import share_weights
 from care_qdrant.types import Vectors

@@ -28,9 +28,12 @@ from care_qdrant.model.card import (
     OnnxFiles,
     bind_references,
     fingerprint,
+    list_files,
     read_card,
+    refuse_unlisted,
+    sha256,
+    verify_files,
 )
-from care_qdrant.model.integrity import list_files, refuse_unlisted, sha256, verify_files
 from care_qdrant.model.rewrite import unwrap
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from care_qdrant.encoders.engine import LOCAL, Engine
 from care_qdrant.encoders.side import Geometry, Side
 from care_qdrant.encoders.usable import require_torch
 from care_qdrant.errors import AlteredModel, IncompleteModel, InputError, ModelError
-from care_qdrant.model.card import CARD_FILE, Card, read_card
+from care_qdrant.model.card import CARD_FILE, Card, read_card, verified
 from care_qdrant.model.engines import (
     DocumentSide,
     SavedEncoder,
@@ -27,7 +27,6 @@ from care_qdrant.model.engines import (
 )
 from care_qdrant.model.folder import describe_side, geometry_of
 from care_qdrant.model.hub import BUILT_IN, fetch_document_side, find_folder
-from care_qdrant.model.integrity import verified
 from care_qdrant.types import Vectors
 
 if TYPE_CHECKING:

@@ -12,19 +12,16 @@ from starlette.types import Receive, Scope, Send
 from care_qdrant.errors import needs_extra
 from care_qdrant.model.pair import CareModel
 from care_qdrant.serve import pages, schemas
-from care_qdrant.serve.embeddings import openai_embeddings, openai_models, tei_embed, tei_info
+from care_qdrant.serve.embeddings import SIDES, infer, openai_embeddings, openai_models, tei_embed, tei_info
 from care_qdrant.serve.endpoint import Get, Post, Reply
 from care_qdrant.serve.gateway import METRICS_PATH, Exchange, Gateway, unknown_key, unknown_path
-from care_qdrant.serve.inference import SIDES, infer
 from care_qdrant.serve.keys import Keys, KeyScope, Quotas
-from care_qdrant.serve.metrics import CONTENT_TYPE, Metrics
 from care_qdrant.serve.pages import PATHS, PageFile
-from care_qdrant.serve.pairs import Pairs, ServedPair
+from care_qdrant.serve.pairs import Pairs, ServedPair, check_answers
 from care_qdrant.serve.refusal import Refusal
 from care_qdrant.serve.searching import Searching
-from care_qdrant.serve.selfcheck import check_answers
 from care_qdrant.serve.settings import ServeSettings
-from care_qdrant.serve.tracing import Tracing
+from care_qdrant.serve.tracing import CONTENT_TYPE, Metrics, Tracing
 from care_qdrant.version import __version__
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from care_qdrant.cli.ingest import program
 from care_qdrant.errors import InputError
 from care_qdrant.index.ingest import ingest
 from care_qdrant.index.reading import Reading
-from care_qdrant.index.report import IngestReport
-from care_qdrant.index.settings import IngestSettings
+from care_qdrant.index.settings import IngestReport, IngestSettings
 from care_qdrant.model import pair as model_module
 from care_qdrant.progress import Progress
 from care_qdrant.qdrant.connection import open_client
