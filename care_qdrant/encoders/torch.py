@@ -9,8 +9,7 @@ vector a text comes back.
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +23,7 @@ from care_qdrant.encoders.batching import Budget, token_batches, uncut_length
 from care_qdrant.encoders.engine import Dtype
 from care_qdrant.encoders.side import Geometry, static_limit
 from care_qdrant.encoders.usable import require_lengths
+from care_qdrant.encoders.weights import no_progress_bars as no_progress_bars
 from care_qdrant.encoders.weights import readable_model
 from care_qdrant.errors import EncodingError, needs_extra
 from care_qdrant.types import Vectors
@@ -265,17 +265,3 @@ def load_sentence_transformer(folder: Path, device: str | None = None, dtype: Dt
         else:
             model = load(str(native), model_kwargs=kwargs)
     return model.eval()
-
-
-@contextmanager
-def no_progress_bars() -> Iterator[None]:
-    """Let transformers draw nothing: bars are for whoever runs the program to draw."""
-    from transformers.utils import logging
-
-    was_enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # untyped in transformers
-    try:
-        yield
-    finally:
-        if was_enabled:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]  # as above

@@ -386,19 +386,31 @@ def _entries(file: Path) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
-    """Let transformers say nothing of what it misses: the check says it, and stops."""
+def no_progress_bars() -> Iterator[None]:
+    """Let transformers draw nothing: bars are for whoever runs the program to draw."""
     from transformers.utils import logging as theirs
 
-    level, bars = theirs.get_verbosity(), theirs.is_progress_bar_enabled()
-    theirs.set_verbosity_error()  # type: ignore[no-untyped-call]  # untyped in transformers
+    was_enabled = theirs.is_progress_bar_enabled()
     theirs.disable_progress_bar()  # type: ignore[no-untyped-call]  # untyped in transformers
     try:
         yield
     finally:
+        if was_enabled:
+            theirs.enable_progress_bar()  # type: ignore[no-untyped-call]  # as above
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Let transformers say nothing of what it misses: the check says it, and stops."""
+    from transformers.utils import logging as theirs
+
+    level = theirs.get_verbosity()
+    theirs.set_verbosity_error()  # type: ignore[no-untyped-call]  # untyped in transformers
+    try:
+        with no_progress_bars():
+            yield
+    finally:
         theirs.set_verbosity(level)
-        if bars:
-            theirs.enable_progress_bar()  # type: ignore[no-untyped-call]  # untyped in transformers
 
 
 def _first_line(error: Exception) -> str:

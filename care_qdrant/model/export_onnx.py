@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from care_qdrant.encoders.onnx import OnnxEncoder
-from care_qdrant.encoders.torch import cuts_unit_vectors, no_progress_bars
-from care_qdrant.encoders.weights import read_tensors, readable_model, weight_files
+from care_qdrant.encoders.torch import cuts_unit_vectors
+from care_qdrant.encoders.weights import no_progress_bars, read_tensors, readable_model, weight_files
 from care_qdrant.errors import InputError, ModelError, needs_extra
 from care_qdrant.model.card import DOCUMENT_ONNX, FORMAT, Card, FileEntry, OnnxFiles, bind_references, read_card, sha256
 from care_qdrant.model.folder import describe_side, geometry_of, verify_checkpoint
