@@ -1,7 +1,5 @@
 """``care publish``: switch an alias to a verified copy, and back."""
 
-from typing import Literal
-
 import click
 
 from care_qdrant.console.options import Target, target_options
@@ -18,13 +16,6 @@ from care_qdrant.console.reports import show_report
     type=click.IntRange(min=0),
     help="Number of former versions to keep; older ones are deleted.  [default: all]",
 )
-@click.option(
-    "--via",
-    type=click.Choice(["copy", "snapshot"]),
-    default="copy",
-    show_default=True,
-    help="How to fill the version: copy each point, or let a server of one node recover its own snapshot.",
-)
 @click.option("--dry-run", is_flag=True, help="Report what would be done, and write nothing.")
 def command(
     collection: str,
@@ -32,7 +23,6 @@ def command(
     target: Target,
     rollback: bool,
     keep: int | None,
-    via: Literal["copy", "snapshot"],
     dry_run: bool,
 ) -> None:
     """Copy COLLECTION to the next version of an alias, verify the copy, and switch the alias to it in one step.
@@ -53,7 +43,7 @@ def command(
         if rollback:
             show_report(roll_back(client, alias or collection, dry_run=dry_run))
             return
-        settings = PublishSettings(keep, via=via, dry_run=dry_run)
+        settings = PublishSettings(keep, dry_run)
         with points_bar(collection) as show:
             report = publish_collection(client, collection, alias, settings, on_progress=show)
     show_report(report)

@@ -1,8 +1,7 @@
 """Copies the points of a collection into another one: whole, with their ids, resumable at any moment.
 
 A point is read from both sides and written only where they differ, so that a run which was killed is finished by
-running it again, and a run over a finished copy is a full comparison of it. A server can also fill an empty copy from
-its own snapshot: no point passes through this process then, and no index is built anew.
+running it again, and a run over a finished copy is a full comparison of it.
 """
 
 import threading
@@ -18,7 +17,7 @@ from care_qdrant.errors import InputError, NotVerified
 from care_qdrant.index.reservoir import Reservoir
 from care_qdrant.qdrant.collection import Collection, PointId, ids_beyond, in_pages
 from care_qdrant.qdrant.connection import tune_embedded
-from care_qdrant.qdrant.create import create_like, indexes_of, recover_snapshot
+from care_qdrant.qdrant.create import create_like, indexes_of
 from care_qdrant.qdrant.point_equality import ROUNDING, Measure, measures, same_point, vectors_of, without_vector
 from care_qdrant.qdrant.schema import CollectionSchema
 from care_qdrant.qdrant.sender import MAX_BYTES, Sender, Write
@@ -162,30 +161,6 @@ def copy_points(
             target.delete(page)
         copy.copied.deleted += len(page)
     return copy.copied
-
-
-def copy_by_snapshot(source: Collection, target: Collection) -> Copied:
-    """Fill an empty collection from a server's own snapshot of another one, which is deleted afterwards.
-
-    The server fetches the snapshot from itself, by the URL that this client uses. If this process is killed, the
-    snapshot stays on the server.
-    """
-    recover_snapshot(source, target, INDEX_SECONDS)
-    drawn = Reservoir[PointId](SAMPLE)
-    for ids in source.ids():
-        drawn.draw(ids)
-    return Copied(added=target.count(), sample=drawn.drawn)
-
-
-def require_snapshots(collection: Collection) -> None:
-    """Refuse a Qdrant that has no snapshots of whole collections."""
-    if collection.is_embedded:
-        raise InputError("the embedded database makes no snapshots: leave out --via snapshot")
-    status = collection.call("asking for its nodes", collection.client.cluster_status)
-    if not isinstance(status, models.ClusterStatusOneOf):
-        raise InputError(
-            "this Qdrant has several nodes, and a snapshot holds the part of one: leave out --via snapshot"
-        )
 
 
 def verify_copy(

@@ -8,7 +8,6 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from qdrant_client import QdrantClient
 
@@ -19,10 +18,8 @@ from care_qdrant.index.copying import (
     KnownItems,
     OnProgress,
     check_known_items,
-    copy_by_snapshot,
     copy_points,
     prepare_target,
-    require_snapshots,
     verify_copy,
     wait_until_indexed,
 )
@@ -97,8 +94,6 @@ class PublishSettings:
 
     keep: int | None = None
     """Number of former versions that stay; None deletes nothing."""
-    via: Literal["copy", "snapshot"] = "copy"
-    """Read and write each point; or let a server of one node fill the version from its own snapshot."""
     dry_run: bool = False
 
 
@@ -175,7 +170,7 @@ def publish_collection(
     if settings.dry_run:
         copied, known_items, deleted_versions = _compare(origin, target, on_progress), None, []
     else:
-        copied, known_items = _build(origin, target, settings, on_progress)
+        copied, known_items = _build(origin, target, on_progress)
         record = VersionRecord(origin.name, replaces=versions.live)
         target.update("recording what it replaces", metadata=record.metadata())
         target.switch_alias(versions.alias)
@@ -230,21 +225,14 @@ def _compare(origin: Collection, target: Collection, on_progress: OnProgress) ->
     return copy_points(origin, target, origin.schema.dense, copying, is_new=is_new, on_progress=on_progress)
 
 
-def _build(
-    origin: Collection, target: Collection, settings: PublishSettings, on_progress: OnProgress
-) -> tuple[Copied, KnownItems]:
+def _build(origin: Collection, target: Collection, on_progress: OnProgress) -> tuple[Copied, KnownItems]:
     """Make the version equal to the source, and verify it."""
-    if settings.via == "snapshot":
-        require_snapshots(origin)
     schema = origin.schema
     schema.require_whole()
     prepare_target(target, schema, schema.portable_metadata | VersionRecord(origin.name).metadata())
+    copying = CopySettings(overwrite=True, delete_others=True)
     is_new = not target.count()
-    if is_new and settings.via == "snapshot":
-        copied = copy_by_snapshot(origin, target)
-    else:
-        copying = CopySettings(overwrite=True, delete_others=True)
-        copied = copy_points(origin, target, schema.dense, copying, is_new=is_new, on_progress=on_progress)
+    copied = copy_points(origin, target, schema.dense, copying, is_new=is_new, on_progress=on_progress)
     wait_until_indexed(target)
     verify_copy(origin, target, schema.dense, copied.sample)
     return copied, check_known_items(origin, target, schema.dense, copied.sample[:KNOWN_ITEMS])
