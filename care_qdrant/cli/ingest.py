@@ -141,13 +141,7 @@ storage_options = add_options(
         "Model": ["vector_name"],
         "Server": ["shard_key"],
         "Deletion": ["replace_others", "max_delete_fraction", "sync_despite_rejects"],
-        "Storage of a new collection": [
-            "quantization",
-            "on_disk",
-            "shards",
-            "replicas",
-            "indexes",
-        ],
+        "Storage of a new collection": ["quantization", "on_disk", "shards", "replicas", "indexes"],
         "Log": ["verbose"],
     },
 )

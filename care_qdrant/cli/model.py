@@ -44,10 +44,7 @@ def _lines(card: "Card") -> Iterator[str]:
     yield f"  fingerprint  {card.fingerprint}"
     if card.geometry == "cut":
         yield "  geometry     document vectors are cut after normalising, and scored by dot product"
-    for side, settings, onnx in (
-        ("query", card.query, card.onnx),
-        ("document", card.document, card.document_onnx),
-    ):
+    for side, settings, onnx in (("query", card.query, card.onnx), ("document", card.document, card.document_onnx)):
         yield f"  {side:11}  {_side_line(card, side, settings)}"
         yield f"  {'':11}  {_runtime_line(onnx)}"
         for task, text in settings.tasks.items():
@@ -206,11 +203,7 @@ def join(query: Path, document: Path, folder: Path, probe: Path | None) -> None:
     help="JSON lines with a 'text': real queries, on which the int8 query encoder is tested.  [default: use float32]",
 )
 def import_command(
-    sources: tuple[str, ...],
-    folder: Path,
-    revision: str | None,
-    base: str | None,
-    probe: Path | None,
+    sources: tuple[str, ...], folder: Path, revision: str | None, base: str | None, probe: Path | None
 ) -> None:
     """Make a pair FOLDER of published weights: one SOURCE with both encoders, or the query's and the document's.
 

@@ -18,12 +18,7 @@ from care_qdrant.console.reports import show_report
 )
 @click.option("--dry-run", is_flag=True, help="Report what would be done, and write nothing.")
 def command(
-    collection: str,
-    alias: str | None,
-    target: Target,
-    rollback: bool,
-    keep: int | None,
-    dry_run: bool,
+    collection: str, alias: str | None, target: Target, rollback: bool, keep: int | None, dry_run: bool
 ) -> None:
     """Copy COLLECTION to the next version of an alias, verify the copy, and switch the alias to it in one step.
 

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     name="verify",
     cls=GroupedCommand,
     context_settings=CONTEXT,
-    groups={
-        "Options": ["model", "engine_words", "path", "url", "vector_name", "text_field"],
-    },
+    groups={"Options": ["model", "engine_words", "path", "url", "vector_name", "text_field"]},
 )
 @click.argument("collection")
 @click.option("--vector-name", help="Vector to check, BM25, too.  [default: the one that the model made]")

@@ -172,11 +172,7 @@ def model_options(*, documents: bool = False) -> Callable[[Command], Command]:
     def add(command: Command) -> Command:
         @wraps(command)
         def with_model(
-            *args: Any,
-            model: str,
-            device: str | None = None,
-            engine: "Engine | None" = None,
-            **options: Any,
+            *args: Any, model: str, device: str | None = None, engine: "Engine | None" = None, **options: Any
         ) -> Any:
             def load() -> "CareModel":
                 from care_qdrant.encoders.engine import LOCAL

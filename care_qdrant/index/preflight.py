@@ -8,13 +8,7 @@ from typing import Any
 from qdrant_client import models
 
 from care_qdrant.errors import CareError, FingerprintMismatch, InputError, SchemaMismatch, ServerTooOld
-from care_qdrant.index.points import (
-    NOTICEABLE_FRACTION,
-    expected_hash,
-    other_text_field,
-    require_free_key,
-    stored_hash,
-)
+from care_qdrant.index.points import NOTICEABLE_FRACTION, expected_hash, other_text_field, require_free_key, stored_hash
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.contract_checks import check_contract, check_sparse_contract
 from care_qdrant.qdrant.contracts import SparseContract, VectorContract

@@ -141,11 +141,7 @@ def export_document_encoder(document_folder: Path, probe_texts: Sequence[str] = 
             del node.metadata_props[:]  # where in which source each node was traced: most of the file
         building.write_bytes(model.SerializeToString())
         _check_equal(
-            document_folder,
-            _encode(document_folder, "document", building, probe_texts),
-            tower,
-            "document",
-            probe_texts,
+            document_folder, _encode(document_folder, "document", building, probe_texts), tower, "document", probe_texts
         )
         building.replace(document_folder / DOCUMENT_ONNX)
     finally:

@@ -147,8 +147,7 @@ class McpPath:
             Field(description="auto is hybrid where the collection has BM25, else by vectors alone."),
         ] = "auto",
         conditions: Annotated[
-            list[str] | None,
-            Field(description="On metadata, all must hold: key=value, key!=value, key>=number."),
+            list[str] | None, Field(description="On metadata, all must hold: key=value, key!=value, key>=number.")
         ] = None,
     ) -> SearchResult:
         """Find the documents that answer a question, best first."""
@@ -179,9 +178,7 @@ class McpPath:
 
     @_told
     async def fetch_document(
-        self,
-        document_id: Annotated[str, Field(description="As in the hits of search.")],
-        collection: Collection = None,
+        self, document_id: Annotated[str, Field(description="As in the hits of search.")], collection: Collection = None
     ) -> WholeDocument:
         """Return the whole text of a document, in the chunks that it is stored in."""
         await self._enter(collection)

@@ -9,15 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from care_qdrant.errors import (
-    CareError,
-    ContractError,
-    EncodingError,
-    InputError,
-    QdrantError,
-    Rejected,
-    Unreachable,
-)
+from care_qdrant.errors import CareError, ContractError, EncodingError, InputError, QdrantError, Rejected, Unreachable
 
 OPENAI_PREFIX = "/v1/"
 
