@@ -22,13 +22,11 @@ from care_qdrant.console.options import (
 from care_qdrant.console.reports import show_report
 
 if TYPE_CHECKING:
-    from care_qdrant.index.attach import AttachReport, AttachSettings
+    from care_qdrant.index.attach import AttachReport
     from care_qdrant.index.by_copy import CopyPlan
     from care_qdrant.index.preflight import Preflight
     from care_qdrant.model.pair import CareModel
     from care_qdrant.qdrant.retry import RetryPolicy
-
-    Attach = Callable[..., AttachReport]
 
 
 @click.command(
@@ -106,6 +104,8 @@ def command(
       care attach articles --url http://localhost:6333 --via copy --as articles-live
     """
     from care_qdrant.index.attach import AttachSettings, attach_vector
+    from care_qdrant.index.by_copy import attach_by_copy
+    from care_qdrant.progress import points_bar
 
     if via == "copy" and watch_seconds is not None:
         raise click.UsageError(
@@ -117,59 +117,26 @@ def command(
         raise click.UsageError("--sparse adds BM25 to a collection itself: leave out --via copy")
     settings = settings_of(AttachSettings, options, batch_tokens=batch_tokens())
     policy = retries()
-    if via == "copy":
-        _attach_by_copy(target, collection, load_model(), alias, vector_name, settings, policy)
-        return
     model = None if sparse else load_model()
-    attach = partial(attach_vector, collection=collection, model=model, vector_name=vector_name, settings=settings)
+    given: dict[str, Any] = {"collection": collection, "model": model, "vector_name": vector_name, "settings": settings}
+    attach: Callable[..., Any] = partial(attach_vector, **given)
     if watch_seconds is not None:
         _watch(target, attach, policy, watch_seconds)
-    else:
-        _attach(target, collection, attach, policy)
-
-
-def _attach(target: Target, collection: str, attach: "Attach", policy: "RetryPolicy") -> None:
-    from care_qdrant.progress import points_bar
-
+        return
+    if via == "copy":
+        attach = partial(attach_by_copy, **given, alias=alias, on_plan=_tell_plan)
     with target.open() as client, points_bar(collection) as show:
         report = attach(client, retries=policy, on_preflight=_tell, on_progress=show)
-    _print_report(report)
-    if not report.points:
+    show_report(report)
+    attached: AttachReport = report.attached if via == "copy" else report
+    _warn(attached)
+    if not attached.points:
         click.echo("the collection has no points at the moment, so there was nothing to do", err=True)
-    if report.covered + report.without_text < report.points:
+    if attached.covered + attached.without_text < attached.points:
         click.echo("points were added or changed meanwhile: run the same command again", err=True)
 
 
-def _attach_by_copy(
-    target: Target,
-    collection: str,
-    model: "CareModel",
-    alias: str | None,
-    vector_name: str | None,
-    settings: "AttachSettings",
-    policy: "RetryPolicy",
-) -> None:
-    from care_qdrant.index.by_copy import attach_by_copy
-    from care_qdrant.progress import points_bar
-
-    with target.open() as client, points_bar(collection) as show:
-        report = attach_by_copy(
-            client,
-            collection,
-            model,
-            alias,
-            vector_name=vector_name,
-            settings=settings,
-            retries=policy,
-            on_plan=_tell_plan,
-            on_preflight=_tell,
-            on_progress=show,
-        )
-    show_report(report)
-    _warn(report.attached)
-
-
-def _watch(target: Target, attach: "Attach", policy: "RetryPolicy", seconds: float) -> None:
+def _watch(target: Target, attach: Callable[..., "AttachReport"], policy: "RetryPolicy", seconds: float) -> None:
     """Attach again and again, until a signal."""
     from care_qdrant.console.watching import passes
     from care_qdrant.index.attach import WATCHING
@@ -182,12 +149,8 @@ def _watch(target: Target, attach: "Attach", policy: "RetryPolicy", seconds: flo
             return attach(client, retries=policy, stop=stop)
 
     for report in passes(run_pass, seconds):
-        _print_report(report)
-
-
-def _print_report(report: "AttachReport") -> None:
-    show_report(report)
-    _warn(report)
+        show_report(report)
+        _warn(report)
 
 
 def _warn(report: "AttachReport") -> None:

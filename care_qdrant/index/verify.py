@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain, islice
 from typing import Any, Protocol
 
@@ -184,10 +183,6 @@ def verify_collection(
     _check_sample(target, report, check, preflight.layout, sample)
     report.problems += _problems(report, settings)
     return report
-
-
-verify_bm25 = partial(verify_collection, model=None)
-"""Check the BM25 vectors of a collection; needs no model."""
 
 
 def _count(collection: Collection, report: VerifyReport, layout: Layout, hashed: str, size: int) -> _Sample:

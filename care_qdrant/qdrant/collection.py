@@ -106,12 +106,7 @@ class Collection(Calls):
     def create_shard_key(self, shards: int | None, replicas: int | None) -> None:
         """Create the shards of the key of this collection, unless they are there.
 
-        Args:
-            shards: Number of shards; None takes that of the collection.
-            replicas: Copies of each; None takes that of the collection.
-
-        Raises:
-            Rejected: The server is no node of a cluster, or the collection has no shards by key.
+        None takes the number of shards, or of copies of each, of the collection.
         """
         if (key := self.shard_key) is None:
             return
@@ -166,11 +161,7 @@ class Collection(Calls):
         return "embedded" if self.is_embedded else self.call("asking its version", self.client.info).version
 
     def require_server(self, version: tuple[int, ...], feature: str) -> None:
-        """Refuse a server that is older than a feature; the embedded database is never too old.
-
-        Raises:
-            ServerTooOld: It is.
-        """
+        """Refuse a server that is older than a feature; the embedded database is never too old."""
         self.call("asking its version", lambda: require_server(self.client, version, feature))
 
     # Schema and metadata
@@ -248,10 +239,7 @@ class Collection(Calls):
     ) -> models.CollectionInfo:
         """Wait until a server neither builds an index nor moves points, and return what it says of the collection.
 
-        Args:
-            longest_seconds: After these, the last answer is returned, whose status is still yellow.
-            poll_seconds: Between two questions.
-            sleep: Waits so many seconds.
+        After ``longest_seconds`` that is the last answer, whose status is still yellow.
         """
         until = time.monotonic() + longest_seconds
         while True:
@@ -292,11 +280,7 @@ class Collection(Calls):
             )
 
     def create_indexes(self, indexes: Mapping[str, Any]) -> None:
-        """Create those payload indexes that are not there yet; the embedded database has none.
-
-        Args:
-            indexes: Payload key to the schema of its index.
-        """
+        """Create those payload indexes, by key, that are not there yet; the embedded database has none."""
         if self.is_embedded or not indexes:
             return
         for key in indexes.keys() - self.refresh().payload_schema.keys():
@@ -447,8 +431,7 @@ class Collection(Calls):
     def upsert(self, points: Sequence[models.PointStruct]) -> None:
         """Write whole points in one request; those that are there lose all that they held.
 
-        Args:
-            points: A named vector may be a row of `Vectors` instead of a list of numbers.
+        A named vector may be a row of `Vectors` instead of a list of numbers.
 
         Raises:
             RequestTooLarge: The server takes no request of this size.

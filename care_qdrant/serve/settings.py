@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from care_qdrant.errors import InputError
-
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient
 
@@ -40,13 +38,6 @@ class Limits:
     search_threads: int = 8
     """Searches that run at the same time."""
     top_k: int = 1_000
-
-    def __post_init__(self) -> None:
-        if self.waiting_texts < self.batch_texts:
-            raise InputError(
-                f"waiting_texts is {self.waiting_texts} and batch_texts {self.batch_texts}: "
-                "the largest request would never be accepted; make waiting_texts at least as large"
-            )
 
 
 @dataclass(frozen=True, slots=True)
