@@ -10,6 +10,7 @@ import click
 
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
 from care_qdrant.console.options import (
+    LoadModel,
     Target,
     batch_tokens,
     bm25_option,
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from care_qdrant.index.attach import AttachReport
     from care_qdrant.index.by_copy import CopyPlan
     from care_qdrant.index.preflight import Preflight
-    from care_qdrant.model.pair import CareModel
     from care_qdrant.qdrant.retry import RetryPolicy
 
 
@@ -84,7 +84,7 @@ def command(
     via: Literal["in-place", "copy"],
     alias: str | None,
     target: Target,
-    load_model: "Callable[[], CareModel]",
+    load_model: LoadModel,
     **options: Any,
 ) -> None:
     """Add to every point of COLLECTION a vector of the model, made of the text in its payload.

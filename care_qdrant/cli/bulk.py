@@ -10,6 +10,7 @@ import click
 from care_qdrant.cli.ingest import ShardType, row_options, storage_options
 from care_qdrant.console.groups import CONTEXT, Program
 from care_qdrant.console.options import (
+    LoadModel,
     Target,
     batch_tokens,
     bm25_option,
@@ -83,7 +84,7 @@ def _open(url: str) -> "Work":
 def plan(
     corpus: tuple[str, ...],
     work: str,
-    load_model: "Callable[[], CareModel]",
+    load_model: LoadModel,
     id_field: str,
     text_field: str,
     title_field: str,

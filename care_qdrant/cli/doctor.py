@@ -2,18 +2,17 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
-from care_qdrant.console.options import Target, json_option, model_options, target_options
+from care_qdrant.console.options import LoadModel, Target, json_option, model_options, target_options
 from care_qdrant.errors import InputError
 
 if TYPE_CHECKING:
     from care_qdrant.index.doctor import Diagnosis
-    from care_qdrant.model.pair import CareModel
 
 
 @click.command(name="doctor")
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 @target_options
 @model_options()
 @json_option
-def command(collection: str, target: Target, load_model: "Callable[[], CareModel]", as_json: bool) -> None:
+def command(collection: str, target: Target, load_model: LoadModel, as_json: bool) -> None:
     """Show what COLLECTION holds, who wrote it, and what care attach would do, cost and refuse. Write nothing.
 
     The exit code is 2 where care attach would refuse.

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
 from copy import copy
 from dataclasses import asdict
@@ -16,6 +15,7 @@ from care_qdrant.console import run
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
 from care_qdrant.console.logs import log_options
 from care_qdrant.console.options import (
+    LoadModel,
     Target,
     add_options,
     batch_tokens,
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from qdrant_client import QdrantClient
 
     from care_qdrant.index.settings import IngestReport, IngestSettings
-    from care_qdrant.model.pair import CareModel
 
 
 class ShardType(click.ParamType[tuple[int, int]]):
@@ -157,7 +156,7 @@ def command(
     collection: str | None,
     vector_name: str | None,
     target: Target,
-    load_model: "Callable[[], CareModel]",
+    load_model: LoadModel,
     **options: Any,
 ) -> None:
     """Put CORPUS into a named vector of a Qdrant collection.
@@ -179,19 +178,16 @@ def command(
       care-ingest corpus.jsonl --engine server --endpoint http://gpu1:8000/v1,http://gpu2:8000/v1
       care-ingest docs/ notes.csv --text-field body --collection guidelines --dry-run
     """
-    from care_qdrant.corpus.files import check_corpus
+    from care_qdrant.corpus.files import check_corpus, corpus_name
     from care_qdrant.corpus.rows import Fields
-    from care_qdrant.corpus.streams import STDIN
     from care_qdrant.index.ingest import ingest
     from care_qdrant.index.reading import Reading
     from care_qdrant.progress import progress_bar
     from care_qdrant.qdrant.create import Storage
 
-    if corpus == (STDIN,) and collection is None:
-        raise click.UsageError("standard input has no name: give --collection")
     check_corpus(corpus)
     is_named = collection is not None
-    collection = collection or _collection_name(corpus)
+    collection = collection or corpus_name(corpus)
     model = load_model()
 
     def tell(report: "IngestReport") -> None:
@@ -230,16 +226,6 @@ def command(
         listed = f", listed in {report.rejects_file}" if report.rejects_file else ""
         click.echo(f"rejected rows: {report.rejected:,}{listed}; {'; '.join(report.first_rejects)}", err=True)
         sys.exit(REJECTED_ROWS_EXIT_CODE)
-
-
-def _collection_name(corpus: tuple[str, ...]) -> str:
-    from care_qdrant.corpus.files import corpus_name
-    from care_qdrant.errors import InputError
-
-    try:
-        return corpus_name(corpus)
-    except InputError as error:
-        raise click.UsageError(str(error)) from error
 
 
 def _summary(report: "IngestReport", target: Target, is_named: bool, options: dict[str, Any]) -> str:

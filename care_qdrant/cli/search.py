@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
-from care_qdrant.console.options import Target, fallback_option, json_option, model_options, target_options
+from care_qdrant.console.options import LoadModel, Target, fallback_option, json_option, model_options, target_options
 
 if TYPE_CHECKING:
     from qdrant_client import models
 
-    from care_qdrant.model.pair import CareModel
     from care_qdrant.qdrant.collection import Collection
     from care_qdrant.search.fallback import Fallback
     from care_qdrant.search.retriever import Mode
@@ -67,7 +66,7 @@ def command(
     conditions: tuple[str, ...],
     open_fallback: "Callable[[], Fallback] | None",
     target: Target,
-    load_model: Callable[[], "CareModel"],
+    load_model: LoadModel,
     as_json: bool,
     **options: Any,
 ) -> None:

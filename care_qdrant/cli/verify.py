@@ -1,16 +1,10 @@
 """``care verify``: check that the vectors of a collection are what its contract says."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
 import click
 
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
-from care_qdrant.console.options import Target, model_options, target_options
+from care_qdrant.console.options import LoadModel, Target, model_options, target_options
 from care_qdrant.console.reports import show_report
-
-if TYPE_CHECKING:
-    from care_qdrant.model.pair import CareModel
 
 
 @click.command(
@@ -29,7 +23,7 @@ def command(
     vector_name: str | None,
     text_field: str | None,
     target: Target,
-    load_model: "Callable[[], CareModel]",
+    load_model: LoadModel,
 ) -> None:
     """Check the vectors that the model made in COLLECTION, and write nothing.
 

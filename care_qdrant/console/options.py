@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Settings = TypeVar("Settings")
+LoadModel = Callable[[], "CareModel"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from care_qdrant.encoders import Encoder
 from care_qdrant.encoders.ahead import Meter, calls_of, meter_of, run_ahead
 from care_qdrant.encoders.batching import token_batches
 from care_qdrant.index.plan import ChunkTask, Plan, check_vectors
+from care_qdrant.index.reservoir import Reservoir
 from care_qdrant.index.settings import Estimate, IngestReport
 from care_qdrant.qdrant.create import PointVectors
 from care_qdrant.qdrant.payload import chunk_payload
@@ -34,7 +35,7 @@ def estimate(
     ``report`` gets the counts, and ``encoder`` is called only if something would be encoded.
     """
     tokens, size, documents = 0, 0, 0
-    sample = _Sample()
+    sample = Reservoir[ChunkTask](SAMPLE_CHUNKS, seed=0)
     for plan in plans:
         report.encoded += len(plan.encode)
         report.updated += len(plan.update)
@@ -42,12 +43,12 @@ def estimate(
         tokens += sum(task.chunk.tokens for task in plan.encode)
         documents += len({task.chunk.document.id for task in plan.encode})
         size += sum(payload_bytes(task.chunk, task.hashes) for task in (*plan.encode, *plan.update))
-        sample.add(plan.encode)
+        sample.draw(plan.encode)
     size += report.encoded * vectors.dense.dim * BYTES_PER_NUMBER
     points = report.encoded + report.updated
-    if not sample.tasks:
+    if not sample.drawn:
         return Estimate(points, tokens, size, None, cost=None if price_per_hour is None else 0.0)
-    rate, padding, idle = _measure(sample.tasks, vectors, encoder(), batch_tokens)
+    rate, padding, idle = _measure(sample.drawn, vectors, encoder(), batch_tokens)
     hours = tokens / rate / 3_600
     return Estimate(
         points=points,
@@ -61,22 +62,6 @@ def estimate(
         padding=round(padding, 4),
         encoder_idle_fraction=round(idle, 4),
     )
-
-
-class _Sample:
-    """Every n-th chunk of a corpus; n doubles whenever there are too many."""
-
-    def __init__(self) -> None:
-        self.tasks: list[ChunkTask] = []
-        self._step, self._seen = 1, 0
-
-    def add(self, tasks: list[ChunkTask]) -> None:
-        for task in tasks:
-            if self._seen % self._step == 0:
-                self.tasks.append(task)
-            self._seen += 1
-            if len(self.tasks) == SAMPLE_CHUNKS:
-                self.tasks, self._step = self.tasks[::2], 2 * self._step
 
 
 def _measure(

@@ -86,10 +86,7 @@ class Service:
         endpoints = self._endpoints()
         description = pages.describe(endpoints, keys_required=self._keys.required)
 
-        async def describe(_: Exchange) -> dict[str, Any]:
-            return description
-
-        endpoints.append(Get(pages.PATH, "This description.", None, describe))
+        endpoints.append(Get(pages.PATH, "This description.", None, lambda _: description))
         routes = [Route(endpoint.path, endpoint) for endpoint in endpoints]
         routes += [Route(path, PageFile(path)) for path in PATHS]
         if self.mcp is not None:
@@ -115,7 +112,12 @@ class Service:
                 self._openai,
                 limits,
             ),
-            Get("/v1/models", "The pairs in the shape of OpenAI.", schemas.OpenAIModels, self._models),
+            Get(
+                "/v1/models",
+                "The pairs in the shape of OpenAI.",
+                schemas.OpenAIModels,
+                lambda _: openai_models(self.pairs),
+            ),
             Post(
                 "/embed",
                 "Vectors in the shape of text-embeddings-inference.",
@@ -152,7 +154,10 @@ class Service:
             Get("/health", "Whether the process answers, and what it serves.", schemas.State, self._state, ()),
             Get("/ready", "Whether every encoder is loaded.", schemas.State, self._ready, (503,)),
             Get(
-                "/info", "The default pair in the shape of text-embeddings-inference.", schemas.TEIInfo, self._tei_info
+                "/info",
+                "The default pair in the shape of text-embeddings-inference.",
+                schemas.TEIInfo,
+                lambda _: tei_info(self.pairs.default, limits),
             ),
             Get(METRICS_PATH, "Counters for Prometheus.", None, self._render_metrics, (401, 403)),
         ]
@@ -212,19 +217,13 @@ class Service:
 
         return McpPath(self._searching, self._limits, admit, _may_search)
 
-    async def _tei_info(self, _: Exchange) -> schemas.TEIInfo:
-        return tei_info(self.pairs.default, self._limits)
-
-    async def _models(self, _: Exchange) -> schemas.OpenAIModels:
-        return openai_models(self.pairs)
-
-    async def _ready(self, exchange: Exchange) -> schemas.State:
-        state = await self._state(exchange)
+    def _ready(self, exchange: Exchange) -> schemas.State:
+        state = self._state(exchange)
         if state.status != "ok":
             raise Refusal(503, "not_ready", f"this worker is {state.status}; ask again later")
         return state
 
-    async def _state(self, exchange: Exchange) -> schemas.State:
+    def _state(self, exchange: Exchange) -> schemas.State:
         models = [
             schemas.PairState(
                 name=pair.name,

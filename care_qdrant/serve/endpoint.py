@@ -1,6 +1,7 @@
 """One endpoint: reads a body of a declared shape within the limits, runs a handler, answers JSON."""
 
 import asyncio
+import inspect
 import json
 import time
 from collections.abc import Awaitable, Callable
@@ -63,13 +64,16 @@ class Get:
     summary: str
     answer: Any
     """Type of the answer, for the OpenAPI description; None for one that is not JSON."""
-    handle: Callable[[Exchange], Awaitable[Any]]
+    handle: Callable[[Exchange], Any]
+    """Returns the answer, or an awaitable of it."""
     errors: tuple[int, ...] = (401, 421)
     method: str = "get"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        answer = await self.handle(enter(self.path, scope, ("GET", "HEAD")))
+        answer = self.handle(enter(self.path, scope, ("GET", "HEAD")))
+        if inspect.isawaitable(answer):
+            answer = await answer
         if isinstance(answer, Reply):
             response = Response(answer.body, media_type=answer.media_type)
         else:
