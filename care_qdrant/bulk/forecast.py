@@ -139,7 +139,7 @@ def forecast(
     payload = round(points * float(np.mean(sizes)))
     width = 2 if job.datatype == "float16" else 4
     beside = CONSTANTS["disk_bytes_beside_vector"].value * points
-    memory = {name: round(points * numbers) for name, numbers in _memory(job.dim).items()}
+    memory = {name: round(points * size) for name, size in _sizes(job.dim, on_disk=False).items()}
     index = points * CONSTANTS["index_core_seconds"].value / 3_600
     return Forecast(
         model=job.model_name,
@@ -154,7 +154,9 @@ def forecast(
         cost=None if settings.price_per_hour is None else rounded(hours * settings.workers * settings.price_per_hour),
         part_bytes=round(points * job.dim * width + payload),
         payload_bytes=payload,
-        disk_bytes={name: round(points * size + beside + payload) for name, size in _disk(job.dim).items()},
+        disk_bytes={
+            name: round(points * size + beside + payload) for name, size in _sizes(job.dim, on_disk=True).items()
+        },
         memory_bytes=memory,
         nodes={name: math.ceil(size / (settings.node_gib * 2**30 * FILLED)) for name, size in memory.items()},
         load_hours=rounded(points / CONSTANTS["load_points_per_second"].value / 3_600),
@@ -164,18 +166,14 @@ def forecast(
     )
 
 
-def _memory(dim: int) -> dict[str, float]:
-    """Return bytes of memory a point by way of storage."""
-    beside = CONSTANTS["memory_bytes_beside_vector"].value
-    plain = {"float32": 4.0 * dim, "float16": 2.0 * dim, "float32 on disk": 0.0}
-    kinds = {f"{kind}, originals on disk": CONSTANTS[kind].value * dim for kind in _COMPRESSED}
-    return {name: size + beside for name, size in (plain | kinds).items()}
-
-
-def _disk(dim: int) -> dict[str, float]:
-    """Return bytes of vectors on disk a point by way of storage."""
-    plain = {"float32": 4.0 * dim, "float16": 2.0 * dim, "float32 on disk": 4.0 * dim}
-    return plain | {f"{kind}, originals on disk": (4 + CONSTANTS[kind].value) * dim for kind in _COMPRESSED}
+def _sizes(dim: int, *, on_disk: bool) -> dict[str, float]:
+    """Return bytes of a vector by way of storage: on disk, or in memory with what stands beside it."""
+    beside = 0.0 if on_disk else CONSTANTS["memory_bytes_beside_vector"].value
+    original = 4.0 if on_disk else 0.0
+    bytes_of_a_number = {"float32": 4.0, "float16": 2.0, "float32 on disk": original} | {
+        f"{kind}, originals on disk": original + CONSTANTS[kind].value for kind in _COMPRESSED
+    }
+    return {name: size * dim + beside for name, size in bytes_of_a_number.items()}
 
 
 _COMPRESSED = ("int8", "turbo", "product", "binary")

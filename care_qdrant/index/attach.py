@@ -17,6 +17,7 @@ from care_qdrant.encoders import TokenCounter, bm25
 from care_qdrant.encoders.ahead import calls_of
 from care_qdrant.encoders.usable import require_usable
 from care_qdrant.errors import InputError, Rejected
+from care_qdrant.index.copying import OnProgress
 from care_qdrant.index.points import (
     Characters,
     PointTask,
@@ -42,8 +43,6 @@ _BM25 = SparseContract(bm25.ANALYSER, bm25.DEFAULT_K1, bm25.DEFAULT_B, average_l
 """Before the mean length of the texts is known."""
 
 Read = Callable[[Collection, Layout], Iterator[PointWindow]]
-OnProgress = Callable[[int, int], None]
-"""Called with the number of points that are done and the number of all points."""
 
 
 @dataclass(frozen=True, slots=True)

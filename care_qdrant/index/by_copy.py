@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import InputError, NotVerified, ServerTooOld
-from care_qdrant.index.attach import AttachReport, AttachSettings, OnProgress, attach_vector
+from care_qdrant.index.attach import AttachReport, AttachSettings, attach_vector
 from care_qdrant.index.copying import (
     Copied,
     CopySettings,
     KnownItems,
+    OnProgress,
     check_known_items,
     copy_points,
     prepare_target,

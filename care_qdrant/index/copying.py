@@ -6,7 +6,7 @@ running it again, and a run over a finished copy is a full comparison of it.
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -75,7 +75,15 @@ def check_known_items(
     for name, params in vectors.items():
         if params.distance is models.Distance.DOT or params.multivector_config is not None:
             continue
-        answers = list(_answers(target, name, points))
+        answers = []
+        for point_id, record in points.items():
+            if (vector := vectors_of(record).get(name)) is None:
+                continue
+            request = models.QueryRequest(query=vector, using=name or None, limit=TOP_K)
+            [hits] = target.search("searching for a known point", [request])
+            # Where so many points have the same vector, any of them may come first.
+            all_alike = len(hits) == TOP_K and abs(hits[0].score - hits[-1].score) <= ROUNDING
+            answers.append(any(hit.id == point_id for hit in hits) or all_alike)
         if sum(answers) < LEAST_FRACTION * len(answers):
             raise NotVerified(
                 f"only {sum(answers)} of {len(answers)} points of collection {target.name!r} were found by their "
@@ -83,17 +91,6 @@ def check_known_items(
             )
         asked, found = asked + len(answers), found + sum(answers)
     return KnownItems(asked, found)
-
-
-def _answers(target: Collection, name: str, points: Mapping[PointId, models.Record]) -> Iterator[bool]:
-    for point_id, record in points.items():
-        vector = vectors_of(record).get(name)
-        if vector is not None:
-            request = models.QueryRequest(query=vector, using=name or None, limit=TOP_K)
-            [hits] = target.search("searching for a known point", [request])
-            # Where so many points have the same vector, any of them may come first.
-            all_alike = len(hits) == TOP_K and abs(hits[0].score - hits[-1].score) <= ROUNDING
-            yield any(hit.id == point_id for hit in hits) or all_alike
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,8 +133,9 @@ def export_document_encoder(document_folder: Path, probe_texts: Sequence[str] = 
         with tempfile.TemporaryDirectory(prefix="care-onnx-") as scratch:
             whole = Path(scratch) / "whole.onnx"
             _export_fp32(tower, whole)
-            if _stores_int8(document_folder):
-                quantize(whole, whole)  # exact: the table's rows have these levels already
+            table = read_tensors(weight_files(document_folder)).get("embeddings")
+            if table is not None and table.dtype == "I8":  # rows of int8, as model2vec saves them
+                quantize(whole, whole)  # exact: the rows have these levels already
             model = onnx.load(whole)
         share_weights(model, document_folder)
         for node in model.graph.node:
@@ -147,12 +148,6 @@ def export_document_encoder(document_folder: Path, probe_texts: Sequence[str] = 
     finally:
         building.unlink(missing_ok=True)
     return OnnxFiles(fp32=DOCUMENT_ONNX, int8=None, default="fp32", references=_references(tower, "document"))
-
-
-def _stores_int8(folder: Path) -> bool:
-    """Return whether a model's weights are a table of int8 rows, each with its own scale, as model2vec saves it."""
-    tensors = read_tensors(weight_files(folder))
-    return "embeddings" in tensors and tensors["embeddings"].dtype == "I8"
 
 
 def _load_tower(folder: Path) -> "SentenceTransformer":
