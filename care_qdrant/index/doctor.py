@@ -81,8 +81,6 @@ def diagnose(
     collection: str,
     model: DocumentModel,
     *,
-    vector_name: str | None = None,
-    text_field: str | None = None,
     retries: RetryPolicy | None = None,
 ) -> Diagnosis:
     """Examine a collection; nothing is written.
@@ -91,8 +89,6 @@ def diagnose(
         client: An open Qdrant.
         collection: Name or alias.
         model: That would be attached; its weights are not read.
-        vector_name: None takes the model's name.
-        text_field: Payload field with the text; None guesses.
         retries: How often to try a call again.
 
     Raises:
@@ -100,19 +96,15 @@ def diagnose(
         QdrantError: Qdrant cannot be reached.
     """
     target = Collection(client, collection, retries).resolve()
-    name, contract = vector_name or model.name, model.contract()
-    preflight, summary, strict = (
-        examine(target, name, contract, text_field),
-        describe(target),
-        target.schema.strict_mode,
-    )
+    name, contract = model.name, model.contract()
+    preflight, summary, strict = examine(target, name, contract, None), describe(target), target.schema.strict_mode
     layout, texts = preflight.layout, _texts(target, preflight)
-    needs_copy = bool(preflight.problems) and not examine(target, name, contract, text_field, in_place=False).problems
+    needs_copy = bool(preflight.problems) and not examine(target, name, contract, None, in_place=False).problems
     todo = summary.points - next((vector.points for vector in summary.vectors if vector.name == name), 0)
     return Diagnosis(
         summary=summary,
         server_version=target.server_version(),
-        strict_mode=strict.model_dump(exclude_none=True) if (strict := target.schema.strict_mode) else {},
+        strict_mode={} if strict is None else strict.model_dump(exclude_none=True),
         tool=layout.tool if layout else None,
         text_field=layout.text_field if layout else None,
         evidence=layout.evidence if layout else None,

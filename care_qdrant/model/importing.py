@@ -57,7 +57,6 @@ def import_model(
     name: str,
     revision: str | None = None,
     base: str | None = None,
-    license: str | None = None,
     probe_texts: Sequence[str] | None = None,
 ) -> Card:
     """Write the CARE folder of published weights, with the ONNX query encoder.
@@ -86,7 +85,7 @@ def import_model(
         if probe_texts is None:
             onnx = replace(onnx, default="fp32")
         fallback = "" if is_stock else published.LICENSE
-        license = license or next(filter(None, map(_license, found)), fallback)
+        license = next(filter(None, map(_license, found)), fallback)
         sides = ("query", "document") if len(found) == 2 else ("both",)
         # The folder of a hub snapshot is named after its commit.
         commits = [place.name if re.fullmatch(r"[0-9a-f]{40}", place.name) else revision or "" for place in found]
