@@ -9,7 +9,7 @@ import io
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -72,7 +72,7 @@ def encode_unit(work: Work, manifest: Manifest, unit: Unit, model: DocumentModel
         seconds=round(time.perf_counter() - start, 3),
         fingerprint=manifest.fingerprint,
     )
-    work.write_receipt(receipt)
+    work.write(f"receipts/{unit.name}.json", json.dumps(asdict(receipt)).encode())  # declares the unit done
     return receipt
 
 

@@ -140,10 +140,6 @@ class Work:
         """Return the names of the units that have a receipt, of all workers; reads none of them."""
         return {name.removesuffix(".json") for name in self._list("receipts")}
 
-    def write_receipt(self, receipt: Receipt) -> None:
-        """Declare a unit done."""
-        self.write(f"receipts/{receipt.unit}.json", json.dumps(asdict(receipt)).encode())
-
     def read(self, name: str) -> bytes | None:
         """Return the content of a file, None where it is not there."""
         try:

@@ -253,14 +253,10 @@ def _check_quantization(collection: Collection, report: VerifyReport, queries: S
     if measured.loses_too_much:
         report.problems.append(describe_loss(name, measured))
     elif recorded is None or recorded.oversampling < measured.oversampling:
-        advice = (
-            "none is recorded: run the command that wrote the vectors again, which measures and records it"
-            if recorded is None
-            else f"{recorded.oversampling:g} is recorded: run the command that wrote the vectors again"
-        )
+        known = "none is recorded" if recorded is None else f"{recorded.oversampling:g} is recorded"
         report.problems.append(
             f"searches of quantised vector {name!r} need oversampling {measured.oversampling:g} to lose at most "
-            f"{MAX_LOSS:.0%}, and {advice}"
+            f"{MAX_LOSS:.0%}, and {known}: run the command that wrote the vectors again, which measures and records it"
         )
 
 

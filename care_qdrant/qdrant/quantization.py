@@ -152,7 +152,10 @@ def record_rescoring(collection: Collection, vector_name: str) -> Rescoring | No
                 collection.name,
             )
             return known
-        queries = _stored_vectors(impatient, vector_name)
+        ids = [record.id for record in impatient.sample(QUERIES)]
+        records = impatient.retrieve(ids, "reading sampled vectors", payload=False, vectors=[vector_name])
+        found = (vectors_of(record).get(vector_name) for record in records.values())
+        queries = [vector for vector in found if isinstance(vector, list)]
         if not queries:
             return known
         measured = measure_rescoring(impatient, vector_name, queries, max_loss=_MAX_RECORDED_LOSS)
@@ -182,10 +185,3 @@ def describe_loss(vector_name: str, measured: Rescoring) -> str:
     if measured.loses_too_much:
         line += f"; at most {MAX_LOSS:.0%} may be lost: quantise with int8, or not at all"
     return line
-
-
-def _stored_vectors(collection: Collection, vector_name: str) -> list[list[float]]:
-    ids = [record.id for record in collection.sample(QUERIES)]
-    records = collection.retrieve(ids, "reading sampled vectors", payload=False, vectors=[vector_name])
-    found = (vectors_of(record).get(vector_name) for record in records.values())
-    return [vector for vector in found if isinstance(vector, list)]

@@ -205,9 +205,9 @@ class CollectionSchema:
 
 def _comparable(contracts: Mapping[str, Contract]) -> dict[str, Any]:
     """Return contracts without the version of the tool and the text field, which change no vector."""
-    ignored = {"tool_version", "text_field"}
+    ignored = ("tool_version", "text_field")
     return {
-        name: {key: getattr(contract, key) for key in contract.__dataclass_fields__ if key not in ignored}
+        name: {key: value for key, value in asdict(contract).items() if key not in ignored}
         for name, contract in contracts.items()
     }
 
