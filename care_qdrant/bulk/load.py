@@ -7,7 +7,7 @@ loaders share the parts; the index waits until all of them are through, whoever 
 import hashlib
 import json
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -296,20 +296,18 @@ def verify(
     if manifest.collection is not None:
         payloads = [record.payload or {} for record in target.sample(SEARCHED)]
         layout = guess_layout(payloads, text_field=manifest.text_field)
-    drawn: list[Vectors] = []
+    counts, cosines, drawn = Counter[str](), list[float](), list[Vectors]()
     with ThreadPoolExecutor(threads) as pool:
-        for done, found in enumerate(
-            pool.map(lambda each: _compare(work, manifest, target, layout, each), receipts), 1
-        ):
-            report.right += found.right
-            report.missing += found.missing
-            report.outdated += found.outdated
-            report.changed += found.changed
-            report.compared_vectors += len(found.cosines)
-            report.least_cosine = min([*found.cosines, *filter(None, [report.least_cosine])], default=None)
-            report.wrong_units += [found.unit] if found.missing or found.outdated else []
-            drawn += found.drawn
+        found = pool.map(lambda each: _compare(work, manifest, target, layout, each), receipts)
+        for done, (receipt, (its_counts, its_cosines, its_drawn)) in enumerate(zip(receipts, found, strict=True), 1):
+            counts.update(its_counts)
+            cosines += its_cosines
+            drawn += its_drawn
+            report.wrong_units += [receipt.unit] if its_counts["missing"] or its_counts["outdated"] else []
             on_progress(done, len(receipts))
+    report.right, report.missing = counts["right"], counts["missing"]
+    report.outdated, report.changed = counts["outdated"], counts["changed"]
+    report.compared_vectors, report.least_cosine = len(cosines), min(cosines, default=None)
     report.recall = _recall(target, manifest.vector_name, random.Random(0).sample(drawn, min(SEARCHED, len(drawn))))
     if report.missing or report.outdated:
         report.problems.append(
@@ -321,22 +319,11 @@ def verify(
     return report
 
 
-@dataclass(slots=True)
-class _Comparison:
-    unit: str
-    right: int = 0
-    missing: int = 0
-    outdated: int = 0
-    changed: int = 0
-    cosines: list[float] = field(default_factory=list)
-    drawn: list[Vectors] = field(default_factory=list)
-
-
 def _compare(
     work: Work, manifest: Manifest, target: Collection, layout: Layout | None, receipt: Receipt
-) -> _Comparison:
-    found = _Comparison(receipt.unit)
-    name = manifest.vector_name
+) -> tuple[Counter[str], list[float], list[Vectors]]:
+    """Return what the points of a part are, the cosines of sampled vectors to theirs, and these vectors."""
+    counts, cosines, drawn, name = Counter[str](), list[float](), list[Vectors](), manifest.vector_name
     rows = random.Random(receipt.unit).sample(range(receipt.chunks), min(DRAWN_A_PART, receipt.chunks))
     first = 0
     for part in read_part(work, manifest, receipt):
@@ -346,26 +333,26 @@ def _compare(
             record, expected = stored.get(id_), _hash(manifest, chunk)
             payload = {} if record is None else record.payload or {}
             if layout is not None and expected_hash(layout, payload, name, manifest.fingerprint) != expected:
-                found.changed += 1
+                counts["changed"] += 1
                 stored.pop(id_, None)
             elif record is None:
-                found.missing += 1
+                counts["missing"] += 1
             elif stored_hash(payload, name) != expected:
-                found.outdated += 1
+                counts["outdated"] += 1
             else:
-                found.right += 1
+                counts["right"] += 1
         sample = [row - first for row in rows if first <= row < first + len(ids) and ids[row - first] in stored]
         with_vectors = target.retrieve([ids[row] for row in sample], "comparing", payload=False, vectors=[name])
         vectors = {id_: stored_vector(record.vector, name) for id_, record in with_vectors.items()}
         for row in sample:
             if (vector := vectors.get(ids[row])) is None:
-                found.missing += layout is None  # of a point, its hash says that
+                counts["missing"] += layout is None  # of a point, its hash says that
                 continue
             made = part.vectors[row]
-            found.cosines.append(float(vector @ made / (np.linalg.norm(vector) * np.linalg.norm(made))))
-            found.drawn.append(made)
+            cosines.append(float(vector @ made / (np.linalg.norm(vector) * np.linalg.norm(made))))
+            drawn.append(made)
         first += len(ids)
-    return found
+    return counts, cosines, drawn
 
 
 def _recall(target: Collection, name: str, vectors: Sequence[Vectors]) -> float | None:

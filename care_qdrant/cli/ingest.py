@@ -232,13 +232,6 @@ def _summary(report: "IngestReport", target: Target, is_named: bool, options: di
     """Return what a person wants to know of a run."""
     from care_qdrant.progress import duration
 
-    counts = {
-        "encoded": report.encoded,
-        "updated": report.updated,
-        "unchanged": report.unchanged,
-        "deleted": report.deleted,
-        "rejected": report.rejected,
-    }
     named = "" if is_named else " (named after the file: --collection keeps one name for files of any name)"
     lines = []
     if report.estimate is not None:
@@ -259,7 +252,8 @@ def _summary(report: "IngestReport", target: Target, is_named: bool, options: di
                 f"padding {would.padding:.2f}, encoder idle {would.encoder_idle_fraction:.0%}"
             )
         return "\n".join(lines)
-    said = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+    counted = ("encoded", "updated", "unchanged", "deleted", "rejected")
+    said = ", ".join(f"{count:,} {name}" for name in counted if (count := getattr(report, name)))
     verb = f"{'dry run ' if options['dry_run'] else ''}stopped" if report.stopped else "done"
     speed = f", {report.tokens_per_second:,.0f} tokens/s" if report.tokens else ""
     lines.append(f"{verb}: {report.documents:,} documents as {report.chunks:,} points ({said or 'nothing new'})")

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, TypeVar
 
 from care_qdrant.encoders import Encoder
@@ -42,9 +43,7 @@ def run_ahead(jobs: Iterable[J], run: Callable[[J], R], calls: Callable[[], int]
     if first is None:
         return
     if (number := calls()) == 1:
-        yield first, run(first)
-        for job in jobs:
-            yield job, run(job)
+        yield from ((job, run(job)) for job in chain([first], jobs))
         return
     pool = ThreadPoolExecutor(number, "encoder")
     try:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
+from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
@@ -13,7 +14,7 @@ from care_qdrant.errors import needs_extra
 from care_qdrant.model.pair import CareModel
 from care_qdrant.serve import pages, schemas
 from care_qdrant.serve.embeddings import SIDES, infer, openai_embeddings, openai_models, tei_embed, tei_info
-from care_qdrant.serve.endpoint import Get, Post, Reply
+from care_qdrant.serve.endpoint import Get, Post
 from care_qdrant.serve.gateway import METRICS_PATH, Exchange, Gateway, unknown_key, unknown_path
 from care_qdrant.serve.keys import Keys, KeyScope, Quotas
 from care_qdrant.serve.pages import PATHS, PageFile
@@ -240,10 +241,10 @@ class Service:
         known = exchange.key is not None or exchange.internal or not self._keys.required
         return schemas.State(status=status, version=__version__, models=models if known else [])
 
-    async def _render_metrics(self, exchange: Exchange) -> Reply:
+    async def _render_metrics(self, exchange: Exchange) -> Response:
         if exchange.key is not None:
             exchange.key.require("metrics")
-        return Reply(await asyncio.to_thread(self._metrics.render), CONTENT_TYPE)
+        return Response(await asyncio.to_thread(self._metrics.render), media_type=CONTENT_TYPE)
 
 
 def _may_search(exchange: Exchange, collection: str) -> bool:

@@ -22,14 +22,6 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """An answer that is not JSON."""
-
-    body: bytes
-    media_type: str
-
-
-@dataclass(frozen=True, slots=True)
 class Post(Generic[Body]):
     """An endpoint that takes a JSON body."""
 
@@ -65,7 +57,7 @@ class Get:
     answer: Any
     """Type of the answer, for the OpenAPI description; None for one that is not JSON."""
     handle: Callable[[Exchange], Any]
-    """Returns the answer, or an awaitable of it."""
+    """Returns the answer, or an awaitable of it; a `Response` goes as it is."""
     errors: tuple[int, ...] = (401, 421)
     method: str = "get"
 
@@ -74,11 +66,9 @@ class Get:
         answer = self.handle(enter(self.path, scope, ("GET", "HEAD")))
         if inspect.isawaitable(answer):
             answer = await answer
-        if isinstance(answer, Reply):
-            response = Response(answer.body, media_type=answer.media_type)
-        else:
-            response = Response(to_json(answer), media_type="application/json")
-        await response(scope, receive, send)
+        if not isinstance(answer, Response):
+            answer = Response(to_json(answer), media_type="application/json")
+        await answer(scope, receive, send)
 
 
 def enter(path: str, scope: Scope, methods: tuple[str, ...]) -> Exchange:
