@@ -212,11 +212,8 @@ class Collection(Calls):
     def require_learned_from(self, vector_name: str, encode: Callable[[Sequence[str]], Vectors] | None = None) -> None:
         """Refuse a vector whose query encoder was learned from other vectors than those stored now: one request.
 
-        Where some were written again, a second request reads the texts, and each is compared with its own.
-
-        Args:
-            vector_name: Of the dense vector.
-            encode: The query encoder that was learned; None counts the vectors that were written again.
+        Where some were written again, a second request reads the texts, and ``encode``, the query encoder that was
+        learned, compares each with its own; without it, those that were written again are counted.
 
         Raises:
             FingerprintMismatch: Another model made too many of them.
@@ -302,12 +299,7 @@ class Collection(Calls):
     ) -> Iterator[list[models.Record]]:
         """Read points in the order of their ids, in pages of at most ``limits.page`` points.
 
-        Args:
-            what: For messages.
-            where: Which points; None for all.
-            limit: Most points to read; None for all.
-            payload: Which payload keys.
-            vectors: Which vectors.
+        Without ``where`` and ``limit`` it reads all; ``what`` is for messages.
         """
         offset, size, left = None, self.limits.page, limit
         while left is None or left > 0:
@@ -369,14 +361,7 @@ class Collection(Calls):
     def retrieve(
         self, ids: Sequence[PointId], what: str = "", *, payload: Payloads = True, vectors: bool | list[str] = False
     ) -> dict[PointId, models.Record]:
-        """Return points by id; one that is not there is left out.
-
-        Args:
-            ids: Read in requests of at most ``limits.page``.
-            what: For messages.
-            payload: Which payload keys.
-            vectors: Which vectors.
-        """
+        """Return points by id, in requests of at most ``limits.page``; one that is not there is left out."""
 
         def read(page: Sequence[PointId]) -> list[models.Record]:
             retrieve = partial(self.client.retrieve, with_payload=payload, with_vectors=vectors)
