@@ -52,7 +52,6 @@ class VectorMaker:
     hashed: str
     """All that decides a vector but its text: a part of the hash of each text."""
     counter: TokenCounter
-    """Tells how long a text is."""
     numbers: int
     """Numbers of a vector, at least about: requests are cut by size."""
     make: Callable[[Sequence[str], Sequence[object]], Rows]
@@ -91,9 +90,7 @@ class AttachSettings:
     text_field: str | None = None
     """Payload field with the text, as ``body`` or ``document.body``; None guesses."""
     quantization: Quantization | None = None
-    """Quantization of the new vector."""
     on_disk: bool = False
-    """Keep the new vectors on disk."""
     batch_tokens: int = 16_384
     """Padded tokens of one batch of the encoder."""
     max_delete_fraction: float = 0.2

@@ -25,7 +25,6 @@ from care_qdrant.qdrant.sender import MAX_BYTES, Sender, Write
 OnProgress = Callable[[int, int], None]
 """Called with the number of points that are done and the number of all points."""
 Dense = Mapping[str, models.VectorParams]
-"""Dense vectors by name."""
 
 _BYTES_PER_NUMBER = 21
 _BYTES_PER_PAYLOAD = 4_000

@@ -162,7 +162,6 @@ class _Run:
     """Tokens of those that are to be encoded."""
     inserted: int = 0
     last: Plan | None = None
-    """The window that was planned last."""
     worker: Worker[ChunkTask] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -34,7 +34,6 @@ class StoreConfig:
     """What the caller says about the collection that it searches."""
 
     dense: bool = True
-    """Whether a dense vector is searched."""
     sparse: bool | None = False
     """Whether a sparse vector is searched; None where there is one that is BM25 by the analyser of this package."""
     bm25: bool = False

@@ -53,7 +53,6 @@ class ServeSettings:
     open_fallback: "Callable[[], Fallback] | None" = None
     """Opens the model that made the vectors, for unsure queries; called by the first search of each worker."""
     mcp: bool = False
-    """Whether assistants are answered at /mcp."""
     documents: bool = False
     """Whether the document encoders are loaded, too."""
     keys_file: Path | None = None
