@@ -1,13 +1,37 @@
 """Asymmetric retrieval in practice: a small query encoder, a large document encoder, one space, in Qdrant.
 
-The names below are the public API; what is not among them is internal and may change. They are imported when they are
-first used, so that ``import care_qdrant`` costs nothing and the query side never loads torch. BM25 as a sparse vector
-is public as a module, `care_qdrant.encoders.bm25`.
+The names below are the public API; what is not among them is internal and may change. All but the errors are imported
+when they are first used, so that ``import care_qdrant`` costs nothing and the query side never loads torch. BM25 as a
+sparse vector is public as a module, `care_qdrant.encoders.bm25`.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from care_qdrant.errors import (
+    AlteredModel,
+    CareError,
+    ContractError,
+    EncodingError,
+    FingerprintMismatch,
+    FolderLocked,
+    IncompleteModel,
+    InputError,
+    MissingExtra,
+    ModelError,
+    NewerFormat,
+    NotVerified,
+    QdrantError,
+    Rejected,
+    SchemaMismatch,
+    ServerTooOld,
+    TooFewDocuments,
+    TrainingError,
+    Unreachable,
+    needs_extra,
+    redact,
+    remember_secret,
+)
 from care_qdrant.version import __version__
 
 if TYPE_CHECKING:
@@ -22,30 +46,6 @@ if TYPE_CHECKING:
     from care_qdrant.encoders.sparse import FastEmbedSparse, native_bm25
     from care_qdrant.encoders.torch import load_sentence_transformer
     from care_qdrant.encoders.weights import readable_model
-    from care_qdrant.errors import (
-        AlteredModel,
-        CareError,
-        ContractError,
-        EncodingError,
-        FingerprintMismatch,
-        FolderLocked,
-        IncompleteModel,
-        InputError,
-        MissingExtra,
-        ModelError,
-        NewerFormat,
-        NotVerified,
-        QdrantError,
-        Rejected,
-        SchemaMismatch,
-        ServerTooOld,
-        TooFewDocuments,
-        TrainingError,
-        Unreachable,
-        needs_extra,
-        redact,
-        remember_secret,
-    )
     from care_qdrant.index.attach import AttachReport, AttachSettings, attach_vector
     from care_qdrant.index.by_copy import CopyReport, attach_by_copy
     from care_qdrant.index.detach import DetachReport, detach_vector
@@ -53,15 +53,14 @@ if TYPE_CHECKING:
     from care_qdrant.index.ingest import ingest
     from care_qdrant.index.promote import PromotionReport, promote_collection
     from care_qdrant.index.publish import PublicationReport, PublishSettings, publish_collection, roll_back
-    from care_qdrant.index.report import IngestReport
-    from care_qdrant.index.settings import IngestSettings
-    from care_qdrant.index.source import Reading
+    from care_qdrant.index.reading import Reading
+    from care_qdrant.index.settings import IngestReport, IngestSettings
     from care_qdrant.index.verify import VerifyReport, VerifySettings, verify_collection
     from care_qdrant.model.card import CARD_FILE, Card, OnnxFiles
     from care_qdrant.model.export_onnx import export_query_encoder
     from care_qdrant.model.folder import verify_checkpoint, write_checkpoint
     from care_qdrant.model.hub import BUILT_IN, fetch_document_side, find_folder
-    from care_qdrant.model.join import join_encoders
+    from care_qdrant.model.importing import join_encoders
     from care_qdrant.model.pair import CareModel, Precision
     from care_qdrant.model.rewrite import rewrite_weights
     from care_qdrant.progress import Progress, progress_bar
@@ -96,36 +95,11 @@ _NAMES = {
     "encoders.sparse": ("FastEmbedSparse", "native_bm25"),
     "encoders.torch": ("load_sentence_transformer",),
     "encoders.weights": ("readable_model",),
-    "errors": (
-        "AlteredModel",
-        "CareError",
-        "ContractError",
-        "EncodingError",
-        "FingerprintMismatch",
-        "FolderLocked",
-        "IncompleteModel",
-        "InputError",
-        "MissingExtra",
-        "ModelError",
-        "NewerFormat",
-        "NotVerified",
-        "QdrantError",
-        "Rejected",
-        "SchemaMismatch",
-        "ServerTooOld",
-        "TooFewDocuments",
-        "TrainingError",
-        "Unreachable",
-        "needs_extra",
-        "redact",
-        "remember_secret",
-    ),
     "model.export_onnx": ("export_query_encoder",),
-    "index.report": ("IngestReport",),
     "index.ingest": ("ingest",),
-    "index.settings": ("IngestSettings",),
-    "index.source": ("Reading",),
-    "model.join": ("join_encoders",),
+    "index.settings": ("IngestReport", "IngestSettings"),
+    "index.reading": ("Reading",),
+    "model.importing": ("join_encoders",),
     "model.pair": ("CareModel", "Precision"),
     "model.rewrite": ("rewrite_weights",),
     "progress": ("Progress", "progress_bar"),

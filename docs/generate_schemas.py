@@ -11,10 +11,10 @@ from pydantic import TypeAdapter
 TARGET = Path(__file__).parent / "schemas"
 REPORTS = {
     "attach": ("care_qdrant.index.attach", "AttachReport"),
-    "collections": ("care_qdrant.qdrant.inventory", "CollectionSummary"),
+    "collections": ("care_qdrant.index.doctor", "CollectionSummary"),
     "detach": ("care_qdrant.index.detach", "DetachReport"),
     "doctor": ("care_qdrant.index.doctor", "Diagnosis"),
-    "ingest": ("care_qdrant.index.report", "IngestReport"),
+    "ingest": ("care_qdrant.index.settings", "IngestReport"),
     "learn": ("care_trainer.learn.learn", "LearnReport"),
     "promote": ("care_qdrant.index.promote", "PromotionReport"),
     "publish": ("care_qdrant.index.publish", "PublicationReport"),

@@ -154,7 +154,7 @@ def test_the_port_of_grpc_says_whether_calls_take_it(port: dict[str, str], grpc:
     @click.command()
     @target_options
     def command(target: Target) -> None:
-        click.echo(f"{target.grpc} {target.may_grpc} {target.api_key}")
+        click.echo(f"{bool(target.grpc_port)} {target.may_grpc} {target.api_key}")
 
     done = CliRunner(env={"QDRANT_API_KEY": "k", **port}).invoke(command, ["--url", "http://host"])
     assert done.output.split() == [str(grpc), str(may_grpc), "k"]

@@ -19,7 +19,7 @@ from care_qdrant.index.by_copy import attach_by_copy
 from care_qdrant.index.detach import detach_vector
 from care_qdrant.index.promote import promote_collection
 from care_qdrant.index.publish import publish_collection, roll_back
-from care_qdrant.index.verify import verify_bm25
+from care_qdrant.index.verify import verify_collection
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.qdrant.contracts import SparseContract
@@ -161,7 +161,7 @@ def test_bm25_is_attached_to_the_points_of_a_model_and_removed_again(server: Qdr
     assert Retriever(server, collection, model).search([DOCUMENTS[5].text], top_k=1)
     assert attach_bm25(server, collection).covered == 300
     assert attach_bm25(server, collection).encoded == 0
-    assert verify_bm25(server, collection).problems == []
+    assert verify_collection(server, collection, None).problems == []
     retriever = Retriever(server, collection, model)
     [[hit]] = retriever.search([DOCUMENTS[5].text], top_k=1)
     assert (hit.document_id, retriever.mode) == ("d5", "hybrid")

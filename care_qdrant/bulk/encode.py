@@ -9,7 +9,7 @@ import io
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -72,7 +72,7 @@ def encode_unit(work: Work, manifest: Manifest, unit: Unit, model: DocumentModel
         seconds=round(time.perf_counter() - start, 3),
         fingerprint=manifest.fingerprint,
     )
-    work.write_receipt(receipt)
+    work.write(f"receipts/{unit.name}.json", json.dumps(asdict(receipt)).encode())  # declares the unit done
     return receipt
 
 
@@ -130,7 +130,9 @@ def _encode(
     def run(batch: list[int]) -> Vectors | EncodingError:
         texts = [chunks[index].embedded_text for index in batch]
         try:
-            return _checked(model.document_encoder.encode(texts), len(batch), dim)
+            rows = model.document_encoder.encode(texts)
+            require_usable(rows, (len(batch), dim), lambda row: f"text {row} of a batch of {len(batch)}")
+            return rows
         except EncodingError as error:
             return error
 
@@ -166,11 +168,6 @@ def _require_sound(
     again = run([sound])
     if isinstance(again, EncodingError):
         raise again
-
-
-def _checked(vectors: Vectors, count: int, dim: int) -> Vectors:
-    require_usable(vectors, (count, dim), lambda row: f"text {row} of a batch of {count}")
-    return vectors
 
 
 def _parquet(chunks: Sequence[Chunk], vectors: Vectors, manifest: Manifest) -> bytes:

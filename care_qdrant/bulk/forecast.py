@@ -4,7 +4,6 @@ Each constant comes from a result file of this repository, and holds for what wa
 points, on two shared cores. Beyond, it is extrapolated along a straight line, and the report says so.
 """
 
-import json
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from care_qdrant.corpus.chunking import cut_documents
 from care_qdrant.corpus.rows import Reject
 from care_qdrant.encoders import Encoder, TokenCounter
 from care_qdrant.errors import InputError
-from care_qdrant.qdrant.payload import chunk_payload
+from care_qdrant.index.dry_run import payload_bytes, rounded
 from care_qdrant.types import Chunk, Document
 
 SAMPLE_DOCUMENTS = 1_024
@@ -134,10 +133,13 @@ def forecast(
     points, tokens = round(scale * len(chunks)), round(scale * lengths.sum())
     speed = settings.tokens_per_second or _speed(chunks, encoder())
     hours = tokens / speed / settings.workers / 3_600
-    payload = round(points * float(np.mean([_payload_bytes(chunk, job) for chunk in chunks])))
+    hashes = {job.vector_name: "0" * 32}
+    # Of a point, the text is there already, and its hash is new.
+    sizes = [64 if job.collection is not None else payload_bytes(chunk, hashes) for chunk in chunks]
+    payload = round(points * float(np.mean(sizes)))
     width = 2 if job.datatype == "float16" else 4
     beside = CONSTANTS["disk_bytes_beside_vector"].value * points
-    memory = {name: round(points * numbers) for name, numbers in _memory(job.dim).items()}
+    memory = {name: round(points * size) for name, size in _sizes(job.dim, on_disk=False).items()}
     index = points * CONSTANTS["index_core_seconds"].value / 3_600
     return Forecast(
         model=job.model_name,
@@ -146,34 +148,32 @@ def forecast(
         points=points,
         tokens=tokens,
         tokens_of_a_document=_histogram(lengths),
-        tokens_per_second=_rounded(speed),
+        tokens_per_second=rounded(speed),
         workers=settings.workers,
-        encode_hours=_rounded(hours),
-        cost=None if settings.price_per_hour is None else _rounded(hours * settings.workers * settings.price_per_hour),
+        encode_hours=rounded(hours),
+        cost=None if settings.price_per_hour is None else rounded(hours * settings.workers * settings.price_per_hour),
         part_bytes=round(points * job.dim * width + payload),
         payload_bytes=payload,
-        disk_bytes={name: round(points * size + beside + payload) for name, size in _disk(job.dim).items()},
+        disk_bytes={
+            name: round(points * size + beside + payload) for name, size in _sizes(job.dim, on_disk=True).items()
+        },
         memory_bytes=memory,
         nodes={name: math.ceil(size / (settings.node_gib * 2**30 * FILLED)) for name, size in memory.items()},
-        load_hours=_rounded(points / CONSTANTS["load_points_per_second"].value / 3_600),
-        index_core_hours=(_rounded(index), _rounded(index * max(1.0, job.dim / 256))),
+        load_hours=rounded(points / CONSTANTS["load_points_per_second"].value / 3_600),
+        index_core_hours=(rounded(index), rounded(index * max(1.0, job.dim / 256))),
         constants=CONSTANTS,
         extrapolated=points > 1_000_000,
     )
 
 
-def _memory(dim: int) -> dict[str, float]:
-    """Return bytes of memory a point by way of storage."""
-    beside = CONSTANTS["memory_bytes_beside_vector"].value
-    plain = {"float32": 4.0 * dim, "float16": 2.0 * dim, "float32 on disk": 0.0}
-    kinds = {f"{kind}, originals on disk": CONSTANTS[kind].value * dim for kind in _COMPRESSED}
-    return {name: size + beside for name, size in (plain | kinds).items()}
-
-
-def _disk(dim: int) -> dict[str, float]:
-    """Return bytes of vectors on disk a point by way of storage."""
-    plain = {"float32": 4.0 * dim, "float16": 2.0 * dim, "float32 on disk": 4.0 * dim}
-    return plain | {f"{kind}, originals on disk": (4 + CONSTANTS[kind].value) * dim for kind in _COMPRESSED}
+def _sizes(dim: int, *, on_disk: bool) -> dict[str, float]:
+    """Return bytes of a vector by way of storage: on disk, or in memory with what stands beside it."""
+    beside = 0.0 if on_disk else CONSTANTS["memory_bytes_beside_vector"].value
+    original = 4.0 if on_disk else 0.0
+    bytes_of_a_number = {"float32": 4.0, "float16": 2.0, "float32 on disk": original} | {
+        f"{kind}, originals on disk": original + CONSTANTS[kind].value for kind in _COMPRESSED
+    }
+    return {name: size * dim + beside for name, size in bytes_of_a_number.items()}
 
 
 _COMPRESSED = ("int8", "turbo", "product", "binary")
@@ -188,12 +188,6 @@ def _histogram(lengths: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]") -> di
     return {"mean": round(float(lengths.mean()), 1)} | found | shares
 
 
-def _payload_bytes(chunk: Chunk, job: Manifest) -> int:
-    if job.collection is not None:  # the text is there already; its hash is new
-        return 64
-    return len(json.dumps(chunk_payload(chunk, {job.vector_name: "0" * 32}), ensure_ascii=False).encode())
-
-
 def _speed(chunks: Sequence[Chunk], encoder: Encoder) -> float:
     """Return tokens a second of the encoder on this machine."""
     timed = chunks[:TIMED_CHUNKS]
@@ -202,8 +196,3 @@ def _speed(chunks: Sequence[Chunk], encoder: Encoder) -> float:
     start = time.perf_counter()
     encoder.encode(texts)
     return sum(chunk.tokens for chunk in timed) / (time.perf_counter() - start)
-
-
-def _rounded(value: float) -> float:
-    """Round to three digits."""
-    return float(f"{value:.3g}")

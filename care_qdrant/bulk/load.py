@@ -7,7 +7,7 @@ loaders share the parts; the index waits until all of them are through, whoever 
 import hashlib
 import json
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -24,15 +24,14 @@ from care_qdrant.encoders import Encoder, TokenCounter, bm25
 from care_qdrant.errors import InputError
 from care_qdrant.index.attach import AttachReport, AttachSettings, attach_vector
 from care_qdrant.index.ingest import ingest
-from care_qdrant.index.points import PointWindow, expected_hash, sort_points, stored_hash
-from care_qdrant.index.reading import Shard
-from care_qdrant.index.report import IngestReport
-from care_qdrant.index.settings import IngestSettings
+from care_qdrant.index.points import Characters, PointWindow, expected_hash, sort_points, stored_hash
+from care_qdrant.index.settings import IngestReport, IngestSettings, Shard
 from care_qdrant.progress import Progress
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.contracts import SparseContract, VectorContract
 from care_qdrant.qdrant.create import Index, PointVectors, Storage, create_collection, finish_load, join_collection
 from care_qdrant.qdrant.layout import Layout, guess_layout
+from care_qdrant.qdrant.learned import stored_vector
 from care_qdrant.qdrant.payload import content_hash
 from care_qdrant.qdrant.quantization import record_rescoring
 from care_qdrant.qdrant.retry import RetryPolicy
@@ -176,7 +175,7 @@ def _vectors(manifest: Manifest) -> PointVectors:
     return PointVectors(manifest.vector_name, contract, sparse)
 
 
-class _Parts:
+class _Parts(Characters):
     """Documents, their chunks and their vectors, out of parts; in the place of an encoder."""
 
     prompt = ""
@@ -186,7 +185,7 @@ class _Parts:
         self._chunks: dict[str, list[Chunk]] = {}
         self._reading: dict[str, Vectors] = {}
         self._windows: deque[dict[str, Vectors]] = deque(maxlen=WINDOWS)
-        self.dim, self.max_tokens = manifest.dim, 2**31
+        self.dim = manifest.dim
 
     def documents(self) -> Iterator[Document]:
         """Return the documents; used by the thread that reads ahead."""
@@ -226,9 +225,6 @@ class _Parts:
 
     def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:  # noqa: ARG002  # of the protocol
         return np.stack([next(window[text] for window in reversed(self._windows) if text in window) for text in texts])
-
-    def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        return [len(text) for text in texts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,20 +296,18 @@ def verify(
     if manifest.collection is not None:
         payloads = [record.payload or {} for record in target.sample(SEARCHED)]
         layout = guess_layout(payloads, text_field=manifest.text_field)
-    drawn: list[Vectors] = []
+    counts, cosines, drawn = Counter[str](), list[float](), list[Vectors]()
     with ThreadPoolExecutor(threads) as pool:
-        for done, found in enumerate(
-            pool.map(lambda each: _compare(work, manifest, target, layout, each), receipts), 1
-        ):
-            report.right += found.right
-            report.missing += found.missing
-            report.outdated += found.outdated
-            report.changed += found.changed
-            report.compared_vectors += len(found.cosines)
-            report.least_cosine = min([*found.cosines, *filter(None, [report.least_cosine])], default=None)
-            report.wrong_units += [found.unit] if found.missing or found.outdated else []
-            drawn += found.drawn
+        found = pool.map(lambda each: _compare(work, manifest, target, layout, each), receipts)
+        for done, (receipt, (its_counts, its_cosines, its_drawn)) in enumerate(zip(receipts, found, strict=True), 1):
+            counts.update(its_counts)
+            cosines += its_cosines
+            drawn += its_drawn
+            report.wrong_units += [receipt.unit] if its_counts["missing"] or its_counts["outdated"] else []
             on_progress(done, len(receipts))
+    report.right, report.missing = counts["right"], counts["missing"]
+    report.outdated, report.changed = counts["outdated"], counts["changed"]
+    report.compared_vectors, report.least_cosine = len(cosines), min(cosines, default=None)
     report.recall = _recall(target, manifest.vector_name, random.Random(0).sample(drawn, min(SEARCHED, len(drawn))))
     if report.missing or report.outdated:
         report.problems.append(
@@ -325,27 +319,11 @@ def verify(
     return report
 
 
-@dataclass(slots=True)
-class _Comparison:
-    unit: str
-    right: int = 0
-    missing: int = 0
-    outdated: int = 0
-    changed: int = 0
-    cosines: list[float] = field(default_factory=list)
-    drawn: list[Vectors] = field(default_factory=list)
-
-
-def _was_changed(manifest: Manifest, layout: Layout, record: models.Record, expected: str) -> bool:
-    """Return whether the text of a point is another one than that of the part, or is gone."""
-    return expected_hash(layout, record.payload or {}, manifest.vector_name, manifest.fingerprint) != expected
-
-
 def _compare(
     work: Work, manifest: Manifest, target: Collection, layout: Layout | None, receipt: Receipt
-) -> _Comparison:
-    found = _Comparison(receipt.unit)
-    name = manifest.vector_name
+) -> tuple[Counter[str], list[float], list[Vectors]]:
+    """Return what the points of a part are, the cosines of sampled vectors to theirs, and these vectors."""
+    counts, cosines, drawn, name = Counter[str](), list[float](), list[Vectors](), manifest.vector_name
     rows = random.Random(receipt.unit).sample(range(receipt.chunks), min(DRAWN_A_PART, receipt.chunks))
     first = 0
     for part in read_part(work, manifest, receipt):
@@ -353,35 +331,28 @@ def _compare(
         stored = target.retrieve(ids, "comparing", payload=["_care"] if layout is None else True)
         for id_, chunk in zip(ids, part.chunks, strict=True):
             record, expected = stored.get(id_), _hash(manifest, chunk)
-            if layout is not None and (record is None or _was_changed(manifest, layout, record, expected)):
-                found.changed += 1
+            payload = {} if record is None else record.payload or {}
+            if layout is not None and expected_hash(layout, payload, name, manifest.fingerprint) != expected:
+                counts["changed"] += 1
                 stored.pop(id_, None)
             elif record is None:
-                found.missing += 1
-            elif stored_hash(record.payload or {}, name) != expected:
-                found.outdated += 1
+                counts["missing"] += 1
+            elif stored_hash(payload, name) != expected:
+                counts["outdated"] += 1
             else:
-                found.right += 1
+                counts["right"] += 1
         sample = [row - first for row in rows if first <= row < first + len(ids) and ids[row - first] in stored]
         with_vectors = target.retrieve([ids[row] for row in sample], "comparing", payload=False, vectors=[name])
-        vectors = {id_: _named(record, name) for id_, record in with_vectors.items()}
+        vectors = {id_: stored_vector(record.vector, name) for id_, record in with_vectors.items()}
         for row in sample:
             if (vector := vectors.get(ids[row])) is None:
-                found.missing += layout is None  # of a point, its hash says that
+                counts["missing"] += layout is None  # of a point, its hash says that
                 continue
-            found.cosines.append(_cosine(np.asarray(vector, dtype=np.float32), part.vectors[row]))
-            found.drawn.append(part.vectors[row])
+            made = part.vectors[row]
+            cosines.append(float(vector @ made / (np.linalg.norm(vector) * np.linalg.norm(made))))
+            drawn.append(made)
         first += len(ids)
-    return found
-
-
-def _named(record: models.Record, name: str) -> list[float] | None:
-    vectors = record.vector
-    return cast(list[float] | None, vectors.get(name)) if isinstance(vectors, dict) else None
-
-
-def _cosine(one: Vectors, other: Vectors) -> float:
-    return float(one @ other / (np.linalg.norm(one) * np.linalg.norm(other)))
+    return counts, cosines, drawn
 
 
 def _recall(target: Collection, name: str, vectors: Sequence[Vectors]) -> float | None:

@@ -4,9 +4,10 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
 from typing import cast
@@ -120,12 +121,10 @@ def unit_rows(work: Work, manifest: Manifest, unit: Unit) -> Iterator[Row]:
     """Return the rows of a unit, without those that earlier rows repeat."""
     digest = hashlib.sha256()
     repeated = frozenset(unit.repeated)
-    with ExitStack() as stack:
-        rows = _read(unit, manifest, stack) if manifest.collection is None else unit_documents(work, unit)
-        for row in rows:
-            digest.update(row_hash(row))
-            if row.line not in repeated:
-                yield row
+    for row in _read(unit, manifest) if manifest.collection is None else unit_documents(work, unit):
+        digest.update(row_hash(row))
+        if row.line not in repeated:
+            yield row
     if digest.hexdigest() != unit.hash:
         raise InputError(
             f"{unit.label}: rows {unit.first:,} to {unit.last:,} are not the ones that were planned: the file was "
@@ -175,8 +174,8 @@ class _Planner:
 
     def units(self, file: CorpusFile) -> Iterator[Unit]:
         """Return the units of a file: those that were planned before, with the rows that they had, then new ones."""
-        rows = self._rows_of(file)
-        first = 1
+        self._offsets = _Offsets(file.path) if self._is_plain(file) else None
+        rows, first = rows_of(file, self._manifest), 1
         for was in self.former.get(file.name, []):
             unit = self._unit(file, was.first, list(_until(rows, was.last)), was.last)
             if unit is None or unit.hash != was.hash:
@@ -190,12 +189,8 @@ class _Planner:
             yield unit
             first = unit.last + 1
 
-    def _next(self, file: CorpusFile, first: int, rows: "_Peekable") -> Unit | None:
-        taken: list[Row] = []
-        for row in rows:
-            taken.append(row)
-            if len(taken) == self._manifest.unit_rows:
-                break
+    def _next(self, file: CorpusFile, first: int, rows: Iterator[Row]) -> Unit | None:
+        taken = list(islice(rows, self._manifest.unit_rows))
         return self._unit(file, first, taken, taken[-1].line) if taken else None
 
     def _unit(self, file: CorpusFile, first: int, rows: Sequence[Row], last: int) -> Unit | None:
@@ -231,10 +226,6 @@ class _Planner:
         unit = Unit(name, file.path, file.name, first, last, documents, tokens, content, repeated=tuple(repeated))
         return replace(unit, bytes=self._offsets.range(first, last)) if self._offsets is not None else unit
 
-    def _rows_of(self, file: CorpusFile) -> "_Peekable":
-        self._offsets = _Offsets(file.path) if self._is_plain(file) else None
-        return _Peekable(rows_of(file, self._manifest))
-
     def _is_plain(self, file: CorpusFile) -> bool:
         """Return whether rows can be read from the middle of a file: JSON lines that are not compressed."""
         if self._manifest.encoding.lower() not in (UTF_8, "utf8") or file.name.lower() != file.plain_name:
@@ -245,30 +236,12 @@ class _Planner:
         return not compressed and tell_format(file.plain_name, head, self._manifest.fields) == "JSON lines"
 
 
-class _Peekable(Iterator[Row]):
-    """Rows, of which the next one can be looked at."""
-
-    def __init__(self, rows: Iterable[Row]) -> None:
-        self._rows = iter(rows)
-        self._next: Row | None = None
-
-    def __next__(self) -> Row:
-        row = self.peek()
-        if row is None:
-            raise StopIteration
-        self._next = None
-        return row
-
-    def peek(self) -> Row | None:
-        """Return the row that comes next, None at the end."""
-        if self._next is None:
-            self._next = next(self._rows, None)
-        return self._next
-
-
-def _until(rows: _Peekable, last: int) -> Iterator[Row]:
-    while (row := rows.peek()) is not None and row.line <= last:
-        yield next(rows)
+def _until(rows: Iterator[Row], last: int) -> Iterator[Row]:
+    """Return the rows up to a line, which is that of a row unless the file was changed."""
+    for row in rows:
+        yield row
+        if row.line >= last:
+            return
 
 
 class _Offsets:
@@ -296,41 +269,24 @@ class _Offsets:
         return self._offset
 
 
-class _Range(io.RawIOBase):
-    """Some bytes of a file, as a file."""
-
-    def __init__(self, file: io.BufferedIOBase, start: int, end: int) -> None:
-        file.seek(start)
-        self._file, self._left = file, end - start
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, target: bytearray) -> int:  # type: ignore[override]
-        block = self._file.read(min(len(target), self._left))
-        target[: len(block)] = block
-        self._left -= len(block)
-        return len(block)
-
-
-def _read(unit: Unit, manifest: Manifest, stack: ExitStack) -> Iterator[Row]:
-    file = CorpusFile(unit.file, unit.label)
+def _read(unit: Unit, manifest: Manifest) -> Iterator[Row]:
     if unit.bytes is None:
-        with closing(rows_of(file, manifest)) as rows:
+        with closing(rows_of(CorpusFile(unit.file, unit.label), manifest)) as rows:
             for row in rows:
                 if row.line > unit.last:
                     return
                 if row.line >= unit.first:
                     yield row
         return
+    system, path = fsspec.core.url_to_fs(unit.file)
+    start, end = unit.bytes
     try:
-        raw = stack.enter_context(fsspec.open(unit.file, "rb"))
+        lines = io.BytesIO(system.cat_file(path, start=start, end=end))
     except FileNotFoundError as error:
         raise InputError(
             f"{unit.file}: is not there any more; plan where the corpus is now into the same folder"
         ) from error
-    lines = cast(io.BufferedReader, io.BufferedReader(_Range(raw, *unit.bytes), HEAD_BYTES))
-    for row in read_lines(lines, manifest.fields):
+    for row in read_lines(cast(io.BufferedReader, lines), manifest.fields):
         yield replace(row, line=row.line + unit.first - 1)
 
 

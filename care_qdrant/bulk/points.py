@@ -19,7 +19,7 @@ from care_qdrant.bulk.plan import SAMPLE, require_same, row_hash, unit_documents
 from care_qdrant.bulk.work import MANIFEST, POINTS, Manifest, Unit, Work
 from care_qdrant.encoders import TokenCounter
 from care_qdrant.errors import InputError
-from care_qdrant.index.points import PointTask, PointWindow, read_windows, stored_text
+from care_qdrant.index.points import Characters, PointTask, PointWindow, read_windows, stored_text
 from care_qdrant.index.preflight import examine
 from care_qdrant.index.seen import Seen
 from care_qdrant.qdrant.collection import Collection
@@ -54,7 +54,7 @@ def plan_points(
             for document in unit_documents(work, unit):
                 planned.add(_planned(document.id, document.text))
         new: list[Unit] = []
-        windows = read_windows(target, layout, draft.vector_name, draft.fingerprint, _Characters())
+        windows = read_windows(target, layout, draft.vector_name, draft.fingerprint, Characters())
         for key, tasks in _batches(windows, planned, draft.unit_rows, on_progress):
             new.append(_write(work, target.name, tasks, key, counter))
     if not units and not new:
@@ -76,15 +76,6 @@ def sampled_texts(target: Collection, draft: Manifest, text_field: str | None) -
     has_vector = draft.vector_name in target.schema.dense
     lacking = target.count() - (target.count_with_vector(draft.vector_name) if has_vector else 0)
     return lacking * len(texts) // len(payloads), [Document(str(n), text, line=n) for n, text in enumerate(texts, 1)]
-
-
-class _Characters:
-    """Counts characters: the planner tokenises a sample alone."""
-
-    max_tokens = 2**31
-
-    def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        return [len(text) for text in texts]
 
 
 def _planned(point: str, text: str) -> Document:

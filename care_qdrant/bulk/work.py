@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal, cast
 
 import fsspec  # type: ignore[import-untyped]
+from pydantic import TypeAdapter
 
 from care_qdrant.corpus.chunking import Overflow
 from care_qdrant.corpus.rows import Fields
@@ -121,11 +122,7 @@ class Work:
         values = json.loads(raw)
         if values.get("format", 0) > FORMAT:
             raise NewerFormat(f"{self.url}/{MANIFEST}: has format {values['format']}; this version reads {FORMAT}")
-        units = tuple(
-            Unit(**{**unit, "bytes": unit["bytes"] and tuple(unit["bytes"]), "repeated": tuple(unit["repeated"])})
-            for unit in values.pop("units")
-        )
-        return Manifest(**{**values, "fields": Fields(**values.pop("fields")), "units": units})
+        return TypeAdapter(Manifest).validate_python(values)
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Write the manifest."""
@@ -142,10 +139,6 @@ class Work:
     def finished(self) -> set[str]:
         """Return the names of the units that have a receipt, of all workers; reads none of them."""
         return {name.removesuffix(".json") for name in self._list("receipts")}
-
-    def write_receipt(self, receipt: Receipt) -> None:
-        """Declare a unit done."""
-        self.write(f"receipts/{receipt.unit}.json", json.dumps(asdict(receipt)).encode())
 
     def read(self, name: str) -> bytes | None:
         """Return the content of a file, None where it is not there."""

@@ -23,6 +23,7 @@ from care_qdrant.errors import CareError, needs_extra
 logger = logging.getLogger(__name__)
 
 ATTEMPTS = 3
+_COUNTED = ("documents", "chunks", "rejected", "tokens")
 LIST_SECONDS = 15.0
 """How often a worker of several looks what the others have done, for its progress."""
 
@@ -267,17 +268,14 @@ def encode_units(
         with opened as slots:
             outcome = run_units(todo, slots, note)
     seconds = time.perf_counter() - start
-    encoded = sum(receipt.tokens for receipt in outcome.receipts)
+    counts = {name: sum(getattr(receipt, name) for receipt in outcome.receipts) for name in _COUNTED}
     return EncodeReport(
         units=len(share),
         encoded=len(outcome.receipts),
         skipped=len(share) - len(todo),
         retries=outcome.retries,
-        documents=sum(receipt.documents for receipt in outcome.receipts),
-        chunks=sum(receipt.chunks for receipt in outcome.receipts),
-        rejected=sum(receipt.rejected for receipt in outcome.receipts),
-        tokens=encoded,
+        **counts,
         seconds=round(seconds, 3),
-        tokens_per_second=round(encoded / seconds, 1) if encoded else 0.0,
+        tokens_per_second=round(counts["tokens"] / seconds, 1),
         failed=outcome.failed,
     )

@@ -4,28 +4,29 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
 from care_qdrant.console.options import (
+    LoadModel,
     Target,
     batch_tokens,
+    bm25_option,
     model_options,
+    quantization_option,
     retries,
+    settings_of,
     target_options,
 )
 from care_qdrant.console.reports import show_report
 
 if TYPE_CHECKING:
-    from care_qdrant.index.attach import AttachReport, AttachSettings
+    from care_qdrant.index.attach import AttachReport
     from care_qdrant.index.by_copy import CopyPlan
     from care_qdrant.index.preflight import Preflight
-    from care_qdrant.model.pair import CareModel
     from care_qdrant.qdrant.retry import RetryPolicy
-
-    Attach = Callable[..., AttachReport]
 
 
 @click.command(
@@ -34,17 +35,13 @@ if TYPE_CHECKING:
     context_settings=CONTEXT,
     groups={
         "Options": ["model", "engine_words", "path", "url", "sparse", "vector_name", "text_field", "watch_seconds"],
-        "Deletion": ["max_delete_fraction", "change_text_field"],
+        "Deletion": ["max_delete_fraction"],
         "New vector": ["quantization", "on_disk"],
         "Copy behind an alias, for servers before 1.18": ["via", "alias"],
     },
 )
 @click.argument("collection")
-@click.option(
-    "--sparse",
-    type=click.Choice(["bm25"]),
-    help="BM25 of the texts, for hybrid search, instead of the model's vector; needs no model.  [default: off]",
-)
+@bm25_option("BM25 of the texts, for hybrid search, instead of the model's vector; needs no model.  [default: off]")
 @click.option("--vector-name", help="Name of the vector to add.  [default: the model's name, or bm25]")
 @click.option(
     "--text-field",
@@ -57,17 +54,8 @@ if TYPE_CHECKING:
     show_default=True,
     help="Largest fraction of the vectors that may be removed because their points have no text any more.",
 )
-@click.option(
-    "--change-text-field",
-    is_flag=True,
-    help="Make a vector that is there of another --text-field than before.  [default: refuse]",
-)
-@click.option(
-    "--quantization",
-    type=click.Choice(["int8", "turbo", "product", "binary", "none"]),
-    default="none",
-    show_default=True,
-    help="Quantization of the new vector: a copy of 1/4 (int8) to 1/32 (binary) of its size is searched first.",
+@quantization_option(
+    "Quantization of the new vector: a copy of 1/4 (int8) to 1/32 (binary) of its size is searched first."
 )
 @click.option("--on-disk", is_flag=True, help="Keep the new vectors on disk.")
 @click.option(
@@ -90,18 +78,14 @@ if TYPE_CHECKING:
 @model_options(documents=True)
 def command(
     collection: str,
-    sparse: str | None,
+    sparse: bool,
     vector_name: str | None,
-    text_field: str | None,
-    max_delete_fraction: float,
-    change_text_field: bool,
-    quantization: Literal["int8", "turbo", "product", "binary", "none"],
-    on_disk: bool,
     watch_seconds: float | None,
     via: Literal["in-place", "copy"],
     alias: str | None,
     target: Target,
-    load_model: "Callable[[], CareModel]",
+    load_model: LoadModel,
+    **options: Any,
 ) -> None:
     """Add to every point of COLLECTION a vector of the model, made of the text in its payload.
 
@@ -119,7 +103,9 @@ def command(
       care attach articles --url http://localhost:6333 --watch 60
       care attach articles --url http://localhost:6333 --via copy --as articles-live
     """
-    from care_qdrant.index.attach import AttachSettings, attach_bm25, attach_vector
+    from care_qdrant.index.attach import AttachSettings, attach_vector
+    from care_qdrant.index.by_copy import attach_by_copy
+    from care_qdrant.progress import points_bar
 
     if via == "copy" and watch_seconds is not None:
         raise click.UsageError(
@@ -127,71 +113,30 @@ def command(
         )
     if alias is not None and via != "copy":
         raise click.UsageError("--as names the alias of a copy: give --via copy, too")
-    if via == "copy" and sparse is not None:
+    if via == "copy" and sparse:
         raise click.UsageError("--sparse adds BM25 to a collection itself: leave out --via copy")
-    settings = AttachSettings(
-        text_field=text_field,
-        quantization=None if quantization == "none" else quantization,
-        on_disk=on_disk,
-        batch_tokens=batch_tokens(),
-        max_delete_fraction=max_delete_fraction,
-        change_text_field=change_text_field,
-    )
+    settings = settings_of(AttachSettings, options, batch_tokens=batch_tokens())
     policy = retries()
-    if via == "copy":
-        _attach_by_copy(target, collection, load_model(), alias, vector_name, settings, policy)
-        return
-    model = None if sparse is not None else load_model()
-    attach: Attach = attach_bm25 if model is None else partial(attach_vector, model=model)
-    attach = partial(attach, collection=collection, vector_name=vector_name, settings=settings)
+    model = None if sparse else load_model()
+    given: dict[str, Any] = {"collection": collection, "model": model, "vector_name": vector_name, "settings": settings}
+    attach: Callable[..., Any] = partial(attach_vector, **given)
     if watch_seconds is not None:
         _watch(target, attach, policy, watch_seconds)
-    else:
-        _attach(target, collection, attach, policy)
-
-
-def _attach(target: Target, collection: str, attach: "Attach", policy: "RetryPolicy") -> None:
-    from care_qdrant.progress import points_bar
-
+        return
+    if via == "copy":
+        attach = partial(attach_by_copy, **given, alias=alias, on_plan=_tell_plan)
     with target.open() as client, points_bar(collection) as show:
         report = attach(client, retries=policy, on_preflight=_tell, on_progress=show)
-    _print_report(report)
-    if not report.points:
+    show_report(report)
+    attached: AttachReport = report.attached if via == "copy" else report
+    _warn(attached)
+    if not attached.points:
         click.echo("the collection has no points at the moment, so there was nothing to do", err=True)
-    if report.covered + report.without_text < report.points:
+    if attached.covered + attached.without_text < attached.points:
         click.echo("points were added or changed meanwhile: run the same command again", err=True)
 
 
-def _attach_by_copy(
-    target: Target,
-    collection: str,
-    model: "CareModel",
-    alias: str | None,
-    vector_name: str | None,
-    settings: "AttachSettings",
-    policy: "RetryPolicy",
-) -> None:
-    from care_qdrant.index.by_copy import attach_by_copy
-    from care_qdrant.progress import points_bar
-
-    with target.open() as client, points_bar(collection) as show:
-        report = attach_by_copy(
-            client,
-            collection,
-            model,
-            alias,
-            vector_name=vector_name,
-            settings=settings,
-            retries=policy,
-            on_plan=_tell_plan,
-            on_preflight=_tell,
-            on_progress=show,
-        )
-    show_report(report)
-    _warn(report.attached)
-
-
-def _watch(target: Target, attach: "Attach", policy: "RetryPolicy", seconds: float) -> None:
+def _watch(target: Target, attach: Callable[..., "AttachReport"], policy: "RetryPolicy", seconds: float) -> None:
     """Attach again and again, until a signal."""
     from care_qdrant.console.watching import passes
     from care_qdrant.index.attach import WATCHING
@@ -204,12 +149,8 @@ def _watch(target: Target, attach: "Attach", policy: "RetryPolicy", seconds: flo
             return attach(client, retries=policy, stop=stop)
 
     for report in passes(run_pass, seconds):
-        _print_report(report)
-
-
-def _print_report(report: "AttachReport") -> None:
-    show_report(report)
-    _warn(report)
+        show_report(report)
+        _warn(report)
 
 
 def _warn(report: "AttachReport") -> None:

@@ -10,12 +10,15 @@ import click
 from care_qdrant.cli.ingest import ShardType, row_options, storage_options
 from care_qdrant.console.groups import CONTEXT, Program
 from care_qdrant.console.options import (
+    LoadModel,
     Target,
     batch_tokens,
+    bm25_option,
     engine_options,
     model_options,
     price,
     retries,
+    settings_of,
     target_options,
 )
 from care_qdrant.console.reports import show_report
@@ -64,7 +67,7 @@ def _open(url: str) -> "Work":
 @model_options()
 @row_options
 @click.option("--vector-name", help="Named vector to write.  [default: name of the model]")
-@click.option("--sparse", type=click.Choice(["bm25"]), help="Also write a sparse vector, for hybrid search.")
+@bm25_option("Also write a sparse vector, for hybrid search.")
 @click.option("--float16", is_flag=True, help="Store the vectors of the parts in half precision.")
 @click.option(
     "--unit-rows", type=click.IntRange(1), default=8_192, show_default=True, help="Rows, or points, of a unit."
@@ -81,21 +84,17 @@ def _open(url: str) -> "Work":
 def plan(
     corpus: tuple[str, ...],
     work: str,
-    load_model: "Callable[[], CareModel]",
+    load_model: LoadModel,
     id_field: str,
     text_field: str,
     title_field: str,
-    encoding: str,
-    overflow: Any,
     vector_name: str | None,
-    sparse: str | None,
+    sparse: bool,
     float16: bool,
-    unit_rows: int,
     collection: str | None,
     target: Target,
     dry_run: bool,
-    documents: int | None,
-    tokens_per_second: float | None,
+    **options: Any,
 ) -> None:
     """Cut CORPUS, or the points of a collection, into units, and write the list of them to WORK.
 
@@ -113,7 +112,7 @@ def plan(
     """
     if bool(corpus) == (collection is not None):
         raise click.UsageError("give CORPUS and WORK; or WORK alone, and --collection")
-    if collection is not None and sparse is not None:
+    if collection is not None and sparse:
         raise click.UsageError("--sparse is for a corpus: care attach --sparse bm25 adds it to a collection")
     opened = _open(work)
     from care_qdrant.bulk.forecast import ForecastSettings
@@ -127,18 +126,17 @@ def plan(
 
     model = load_model()
     contract = model.contract()
-    draft = Manifest(
-        model=_given_model(),
+    draft = settings_of(
+        Manifest,
+        options,
+        model=str(click.get_current_context().params["model"]),
         model_name=model.name,
         fingerprint=model.fingerprint,
         dim=model.dim,
         distance="Dot" if contract.distance == "Dot" else "Cosine",
         vector_name=vector_name or model.name,
         fields=Fields(id_field, text_field, title_field),
-        encoding=encoding,
-        overflow=overflow,
         datatype="float16" if float16 else "float32",
-        unit_rows=unit_rows,
     )
     counter = model.document_tokenizer
     with ExitStack() as stack:
@@ -147,13 +145,13 @@ def plan(
             client = stack.enter_context(target.open())
             place = Collection(client, collection, retries()).resolve()
         if dry_run:
-            settings = ForecastSettings(documents, tokens_per_second, price_per_hour=price())
+            settings = settings_of(ForecastSettings, options, price_per_hour=price())
             show_report(_forecast(corpus, place, text_field, draft, model, settings))
             return
         show = stack.enter_context(points_bar("rows", "read"))
         on_progress: Callable[[int], None] = lambda done: show(done, 0)  # noqa: E731  # two callers
         if place is None:
-            manifest = make_plan(corpus, opened, draft, counter, sparse=sparse is not None, on_progress=on_progress)
+            manifest = make_plan(corpus, opened, draft, counter, sparse=sparse, on_progress=on_progress)
         else:
             field = _given("text_field", text_field)
             manifest = plan_points(place, opened, draft, counter, text_field=field, on_progress=on_progress)
@@ -190,10 +188,6 @@ def _given(option: str, value: str) -> str | None:
     """Return the value of an option that was given, None for its default."""
     source = click.get_current_context().get_parameter_source(option)
     return None if source is click.core.ParameterSource.DEFAULT else value
-
-
-def _given_model() -> str:
-    return str(click.get_current_context().params["model"])
 
 
 @command.command()
@@ -259,12 +253,9 @@ def load(
     collection: str,
     shard: tuple[int, int],
     target: Target,
-    quantization: Any,
-    on_disk: bool,
-    shards: int | None,
-    replicas: int | None,
     shard_key: str | None,
     indexes: tuple[str, ...],
+    **options: Any,
 ) -> None:
     """Load the parts of WORK into a collection; needs no model and no GPU.
 
@@ -285,10 +276,9 @@ def load(
 
     policy = retries()
     if opened.manifest().collection is not None:
-        if shards or replicas or shard_key or indexes:
+        if options["shards"] or options["replicas"] or shard_key or indexes:
             raise click.UsageError("--shards, --replicas, --shard-key, --index: this job adds a vector to a collection")
-        kind = None if quantization == "none" else quantization
-        adding = AttachSettings(quantization=kind, on_disk=on_disk)
+        adding = settings_of(AttachSettings, options)
         with target.open() as client, points_bar(collection) as show_points:
             attached = load_points(
                 opened, client, collection, part=shard, settings=adding, retries=policy, on_progress=show_points
@@ -297,14 +287,13 @@ def load(
         if attached.covered + attached.without_text < attached.points:
             click.echo("some points lack the vector: load the other parts, or plan again for new texts", err=True)
         return
-    storage = Storage(None if quantization == "none" else quantization, on_disk, shards=shards, replicas=replicas)
     with target.open(create=True) as client, progress_bar(collection) as show:
         report = load_parts(
             opened,
             client,
             collection,
             part=shard,
-            storage=storage,
+            storage=settings_of(Storage, options),
             shard_key=shard_key,
             indexes=parse_indexes(indexes),
             retries=policy,

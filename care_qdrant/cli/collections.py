@@ -9,7 +9,7 @@ import click
 from care_qdrant.console.options import Target, json_option, target_options
 
 if TYPE_CHECKING:
-    from care_qdrant.qdrant.inventory import CollectionSummary, VectorSummary
+    from care_qdrant.index.doctor import CollectionSummary
 
 
 @click.command(name="collections")
@@ -23,7 +23,7 @@ def command(target: Target, as_json: bool) -> None:
       care collections
       care collections --url http://localhost:6333 --json
     """
-    from care_qdrant.qdrant.inventory import describe_all
+    from care_qdrant.index.doctor import describe_all
 
     with target.open() as client:
         collections = describe_all(client)
@@ -41,19 +41,9 @@ def _table(collections: "list[CollectionSummary]") -> str:
     rows = []
     for collection in collections:
         aliases = f" ({', '.join(collection.aliases)})" if collection.aliases else ""
-        rows.append([collection.name + aliases, str(collection.points), *_vector_cells(None)])
-        rows += [["", str(vector.points), *_vector_cells(vector)] for vector in collection.vectors]
+        rows.append([collection.name + aliases, str(collection.points), *[""] * 6])
+        for vector in collection.vectors:
+            made_by, fingerprint = vector.made_by or "another tool", (vector.fingerprint or "")[:20]
+            shape = [vector.kind, str(vector.dim or ""), vector.distance or ""]
+            rows.append(["", str(vector.points), vector.name or "(unnamed)", *shape, made_by, fingerprint])
     return table(["collection", "points", "vector", "kind", "dim", "distance", "made by", "fingerprint"], rows)
-
-
-def _vector_cells(vector: "VectorSummary | None") -> list[str]:
-    if vector is None:
-        return [""] * 6
-    return [
-        vector.name or "(unnamed)",
-        vector.kind,
-        str(vector.dim or ""),
-        vector.distance or "",
-        vector.made_by or "another tool",
-        (vector.fingerprint or "")[:20],
-    ]

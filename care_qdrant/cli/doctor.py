@@ -2,33 +2,25 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
-from care_qdrant.console.options import Target, json_option, model_options, target_options
+from care_qdrant.console.options import LoadModel, Target, json_option, model_options, target_options
 from care_qdrant.errors import InputError
 
 if TYPE_CHECKING:
     from care_qdrant.index.doctor import Diagnosis
-    from care_qdrant.model.pair import CareModel
 
 
 @click.command(name="doctor")
 @click.argument("collection")
-@click.option("--time", "timed", is_flag=True, help="Encode a few texts, and estimate how long all would take.")
 @target_options
 @model_options()
 @json_option
-def command(
-    collection: str,
-    timed: bool,
-    target: Target,
-    load_model: "Callable[[], CareModel]",
-    as_json: bool,
-) -> None:
+def command(collection: str, target: Target, load_model: LoadModel, as_json: bool) -> None:
     """Show what COLLECTION holds, who wrote it, and what care attach would do, cost and refuse. Write nothing.
 
     The exit code is 2 where care attach would refuse.
@@ -36,13 +28,13 @@ def command(
     \b
     Example:
       care doctor articles --url http://localhost:6333
-      care doctor articles --url http://localhost:6333 --time --json
+      care doctor articles --url http://localhost:6333 --json
     """
     from care_qdrant.index.doctor import diagnose
 
     model = load_model()
     with target.open() as client:
-        found = diagnose(client, collection, model, timed=timed)
+        found = diagnose(client, collection, model)
     if as_json:
         click.echo(json.dumps(asdict(found), ensure_ascii=False, indent=2))
     else:
@@ -79,9 +71,8 @@ def _attach_lines(found: "Diagnosis") -> Iterator[str]:
             yield f"care attach {name} --via copy would do this:"
             yield from (f"  - {step}" for step in found.copy_plan)
         return
-    duration = f", about {found.seconds:,.0f} s of encoding" if found.seconds is not None else ""
     yield (
         f"care attach {name} would give vector {found.vector_name!r} of {found.model} to at most "
-        f"{found.points_to_encode:,} points: {found.new_bytes / 1e6:,.1f} MB{duration}"
+        f"{found.points_to_encode:,} points: {found.new_bytes / 1e6:,.1f} MB"
     )
     yield from (f"  note: {notice}" for notice in found.notices)

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
 from copy import copy
 from dataclasses import asdict
@@ -16,12 +15,16 @@ from care_qdrant.console import run
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
 from care_qdrant.console.logs import log_options
 from care_qdrant.console.options import (
+    LoadModel,
     Target,
     add_options,
     batch_tokens,
+    bm25_option,
     model_options,
     price,
+    quantization_option,
     retries,
+    settings_of,
     target_options,
 )
 from care_qdrant.errors import REJECTED_ROWS_EXIT_CODE
@@ -30,9 +33,7 @@ from care_qdrant.version import __version__
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient
 
-    from care_qdrant.index.report import IngestReport
-    from care_qdrant.index.settings import IngestSettings
-    from care_qdrant.model.pair import CareModel
+    from care_qdrant.index.settings import IngestReport, IngestSettings
 
 
 class ShardType(click.ParamType[tuple[int, int]]):
@@ -94,7 +95,7 @@ _run_options = add_options(
         show_default=True,
         help="Ingest shard i of n disjoint ones, as in a job array.",
     ),
-    click.option("--sparse", type=click.Choice(["bm25"]), help="Also write a sparse vector, for hybrid search."),
+    bm25_option("Also write a sparse vector, for hybrid search."),
     click.option(
         "--replace-others",
         is_flag=True,
@@ -111,13 +112,8 @@ _run_options = add_options(
     click.option("--sync-despite-rejects", is_flag=True, help="Let --sync delete although rows were rejected."),
 )
 storage_options = add_options(
-    click.option(
-        "--quantization",
-        type=click.Choice(["int8", "turbo", "product", "binary", "none"]),
-        default="none",
-        show_default=True,
-        help="Copy of the vectors that is searched first: 1/4 (int8), 1/8 (turbo), 1/16 (product) or 1/32 (binary) of "
-        "the size.",
+    quantization_option(
+        "Copy of the vectors, searched first: 1/4 (int8), 1/8 (turbo), 1/16 (product) or 1/32 (binary) of its size."
     ),
     click.option("--on-disk", is_flag=True, help="Keep the vectors on disk."),
     click.option("--shards", type=click.IntRange(min=1), help="Number of shards.  [default: left to the server]"),
@@ -144,13 +140,7 @@ storage_options = add_options(
         "Model": ["vector_name"],
         "Server": ["shard_key"],
         "Deletion": ["replace_others", "max_delete_fraction", "sync_despite_rejects"],
-        "Storage of a new collection": [
-            "quantization",
-            "on_disk",
-            "shards",
-            "replicas",
-            "indexes",
-        ],
+        "Storage of a new collection": ["quantization", "on_disk", "shards", "replicas", "indexes"],
         "Log": ["verbose"],
     },
 )
@@ -166,7 +156,7 @@ def command(
     collection: str | None,
     vector_name: str | None,
     target: Target,
-    load_model: "Callable[[], CareModel]",
+    load_model: LoadModel,
     **options: Any,
 ) -> None:
     """Put CORPUS into a named vector of a Qdrant collection.
@@ -188,19 +178,16 @@ def command(
       care-ingest corpus.jsonl --engine server --endpoint http://gpu1:8000/v1,http://gpu2:8000/v1
       care-ingest docs/ notes.csv --text-field body --collection guidelines --dry-run
     """
-    from care_qdrant.corpus.files import check_corpus
+    from care_qdrant.corpus.files import check_corpus, corpus_name
     from care_qdrant.corpus.rows import Fields
-    from care_qdrant.corpus.streams import STDIN
     from care_qdrant.index.ingest import ingest
-    from care_qdrant.index.source import Reading
+    from care_qdrant.index.reading import Reading
     from care_qdrant.progress import progress_bar
     from care_qdrant.qdrant.create import Storage
 
-    if corpus == (STDIN,) and collection is None:
-        raise click.UsageError("standard input has no name: give --collection")
     check_corpus(corpus)
     is_named = collection is not None
-    collection = collection or _collection_name(corpus)
+    collection = collection or corpus_name(corpus)
     model = load_model()
 
     def tell(report: "IngestReport") -> None:
@@ -210,7 +197,6 @@ def command(
         click.echo(shown or json.dumps(asdict(report) | said, ensure_ascii=False))
 
     verb = "compared" if options["dry_run"] else "stored"
-    quantization = None if options["quantization"] == "none" else options["quantization"]
     with _database(target, options["dry_run"]) as client, progress_bar(collection, verb) as show:
         report = ingest(
             corpus,
@@ -219,12 +205,7 @@ def command(
             collection,
             vector_name=vector_name,
             settings=_settings(options, target),
-            storage=Storage(
-                quantization,
-                options["on_disk"],
-                shards=options["shards"],
-                replicas=options["replicas"],
-            ),
+            storage=settings_of(Storage, options),
             reading=Reading(
                 Fields(options["id_field"], options["text_field"], options["title_field"]),
                 options["encoding"],
@@ -247,27 +228,10 @@ def command(
         sys.exit(REJECTED_ROWS_EXIT_CODE)
 
 
-def _collection_name(corpus: tuple[str, ...]) -> str:
-    from care_qdrant.corpus.files import corpus_name
-    from care_qdrant.errors import InputError
-
-    try:
-        return corpus_name(corpus)
-    except InputError as error:
-        raise click.UsageError(str(error)) from error
-
-
 def _summary(report: "IngestReport", target: Target, is_named: bool, options: dict[str, Any]) -> str:
     """Return what a person wants to know of a run."""
     from care_qdrant.progress import duration
 
-    counts = {
-        "encoded": report.encoded,
-        "updated": report.updated,
-        "unchanged": report.unchanged,
-        "deleted": report.deleted,
-        "rejected": report.rejected,
-    }
     named = "" if is_named else " (named after the file: --collection keeps one name for files of any name)"
     lines = []
     if report.estimate is not None:
@@ -288,7 +252,8 @@ def _summary(report: "IngestReport", target: Target, is_named: bool, options: di
                 f"padding {would.padding:.2f}, encoder idle {would.encoder_idle_fraction:.0%}"
             )
         return "\n".join(lines)
-    said = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+    counted = ("encoded", "updated", "unchanged", "deleted", "rejected")
+    said = ", ".join(f"{count:,} {name}" for name in counted if (count := getattr(report, name)))
     verb = f"{'dry run ' if options['dry_run'] else ''}stopped" if report.stopped else "done"
     speed = f", {report.tokens_per_second:,.0f} tokens/s" if report.tokens else ""
     lines.append(f"{verb}: {report.documents:,} documents as {report.chunks:,} points ({said or 'nothing new'})")
@@ -314,23 +279,15 @@ def _database(target: Target, dry_run: bool) -> "AbstractContextManager[QdrantCl
 
 
 def _settings(options: dict[str, Any], target: Target) -> "IngestSettings":
-    from care_qdrant.index.reading import Shard
-    from care_qdrant.index.settings import IngestSettings
+    from care_qdrant.index.settings import IngestSettings, Shard
     from care_qdrant.qdrant.create import parse_indexes
 
-    return IngestSettings(
-        overflow=options["overflow"],
-        sparse=options["sparse"] is not None,
-        limit=options["limit"],
+    return settings_of(
+        IngestSettings,
+        options,
         shard=Shard(*options["shard"]),
-        sync=options["sync"],
-        max_delete_fraction=options["max_delete_fraction"],
-        sync_despite_rejects=options["sync_despite_rejects"],
-        replace_others=options["replace_others"],
-        dry_run=options["dry_run"],
         price_per_hour=price(),
         batch_tokens=batch_tokens(),
-        shard_key=options["shard_key"],
         indexes=parse_indexes(options["indexes"]),
         grpc=target.may_grpc,
     )

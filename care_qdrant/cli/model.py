@@ -44,10 +44,7 @@ def _lines(card: "Card") -> Iterator[str]:
     yield f"  fingerprint  {card.fingerprint}"
     if card.geometry == "cut":
         yield "  geometry     document vectors are cut after normalising, and scored by dot product"
-    for side, settings, onnx in (
-        ("query", card.query, card.onnx),
-        ("document", card.document, card.document_onnx),
-    ):
+    for side, settings, onnx in (("query", card.query, card.onnx), ("document", card.document, card.document_onnx)):
         yield f"  {side:11}  {_side_line(card, side, settings)}"
         yield f"  {'':11}  {_runtime_line(onnx)}"
         for task, text in settings.tasks.items():
@@ -185,7 +182,7 @@ def join(query: Path, document: Path, folder: Path, probe: Path | None) -> None:
     Example:
       care model join ./my-bert ./my-llm ./my-pair --probe queries.jsonl
     """
-    from care_qdrant.model.join import join_encoders, read_probe_texts
+    from care_qdrant.model.importing import join_encoders, read_probe_texts
 
     probe_texts = read_probe_texts(probe) if probe else None
     card = join_encoders(query, document, folder, name=folder.name, probe_texts=probe_texts)
@@ -206,11 +203,7 @@ def join(query: Path, document: Path, folder: Path, probe: Path | None) -> None:
     help="JSON lines with a 'text': real queries, on which the int8 query encoder is tested.  [default: use float32]",
 )
 def import_command(
-    sources: tuple[str, ...],
-    folder: Path,
-    revision: str | None,
-    base: str | None,
-    probe: Path | None,
+    sources: tuple[str, ...], folder: Path, revision: str | None, base: str | None, probe: Path | None
 ) -> None:
     """Make a pair FOLDER of published weights: one SOURCE with both encoders, or the query's and the document's.
 
@@ -222,8 +215,7 @@ def import_command(
       care model import PhilipGAQ/CARE-0.3B-4B ./care-0.3b-4b --probe queries.jsonl
     """
     from care_qdrant.model.card import license_notice
-    from care_qdrant.model.importing import import_model
-    from care_qdrant.model.join import read_probe_texts
+    from care_qdrant.model.importing import import_model, read_probe_texts
 
     card = import_model(
         sources,

@@ -1,40 +1,28 @@
 """``care promote``: copy a collection from the embedded database to a server."""
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 
 import click
 
-from care_qdrant.console.options import Target, grpc_port, server_key
+from care_qdrant.console.options import Target, grpc_port, path_option, server_key, url_option
+from care_qdrant.console.reports import show_report
 
 
 @click.command(name="promote")
 @click.argument("collection")
-@click.option(
-    "--path",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    default="qdrant",
-    show_default=True,
-    help="Folder of the embedded database, which is unpickled when it is opened.",
-)
-@click.option("--url", envvar="QDRANT_URL", show_envvar=True, required=True, help="URL of the Qdrant server.")
+@path_option
+@url_option
 @click.option("--to", "name", help="Name of the collection on the server.  [default: the same name]")
 @click.option("--overwrite", is_flag=True, help="Replace points of the server that have other content.")
 @click.option("--dry-run", is_flag=True, help="Compare, and write nothing.")
 def command(
-    collection: str,
-    path: Path,
-    url: str,
-    name: str | None,
-    overwrite: bool,
-    dry_run: bool,
+    collection: str, path: Path | None, url: str | None, name: str | None, overwrite: bool, dry_run: bool
 ) -> None:
     """Copy COLLECTION from the embedded database in a folder to a Qdrant server.
 
     Ids, payloads, all vectors and the contracts with their models are copied as they are. A run that was stopped at any
-    moment is finished by the same command; run over a finished copy, it compares every point. The report is one line
-    of JSON on stdout.
+    moment is finished by the same command; run over a finished copy, it compares every point. The report is JSON in
+    a pipe.
 
     \b
     Example:
@@ -46,10 +34,12 @@ def command(
     from care_qdrant.progress import points_bar
     from care_qdrant.qdrant.collection import Collection
 
+    if url is None:
+        raise click.UsageError("a promotion needs a server: give --url")
     settings = CopySettings(overwrite=overwrite, dry_run=dry_run)
-    source, target = Target(path, None), Target(None, url, server_key(), grpc_port())
+    source, target = Target(path or Path("qdrant"), None), Target(None, url, server_key(), grpc_port())
     with source.open() as folder, target.open() as server, points_bar(collection) as show:
         report = promote_collection(
             Collection(folder, collection), Collection(server, name or collection), settings, on_progress=show
         )
-    click.echo(json.dumps(asdict(report), ensure_ascii=False))
+    show_report(report)

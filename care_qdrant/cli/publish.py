@@ -1,12 +1,9 @@
 """``care publish``: switch an alias to a verified copy, and back."""
 
-import json
-from dataclasses import asdict
-from typing import Literal
-
 import click
 
 from care_qdrant.console.options import Target, target_options
+from care_qdrant.console.reports import show_report
 
 
 @click.command(name="publish")
@@ -19,28 +16,15 @@ from care_qdrant.console.options import Target, target_options
     type=click.IntRange(min=0),
     help="Number of former versions to keep; older ones are deleted.  [default: all]",
 )
-@click.option(
-    "--via",
-    type=click.Choice(["copy", "snapshot"]),
-    default="copy",
-    show_default=True,
-    help="How to fill the version: copy each point, or let a server of one node recover its own snapshot.",
-)
 @click.option("--dry-run", is_flag=True, help="Report what would be done, and write nothing.")
 def command(
-    collection: str,
-    alias: str | None,
-    target: Target,
-    rollback: bool,
-    keep: int | None,
-    via: Literal["copy", "snapshot"],
-    dry_run: bool,
+    collection: str, alias: str | None, target: Target, rollback: bool, keep: int | None, dry_run: bool
 ) -> None:
     """Copy COLLECTION to the next version of an alias, verify the copy, and switch the alias to it in one step.
 
     The versions are collections named ALIAS_v1, ALIAS_v2 and so on. Readers who search the alias see the former version
-    until the switch. A run that was stopped at any moment is finished by the same command. The report is one line of
-    JSON on stdout.
+    until the switch. A run that was stopped at any moment is finished by the same command. The report is JSON in a
+    pipe.
 
     \b
     Example:
@@ -52,10 +36,9 @@ def command(
 
     with target.open() as client:
         if rollback:
-            switched = roll_back(client, alias or collection, dry_run=dry_run)
-            click.echo(json.dumps(asdict(switched), ensure_ascii=False))
+            show_report(roll_back(client, alias or collection, dry_run=dry_run))
             return
-        settings = PublishSettings(keep, via=via, dry_run=dry_run)
+        settings = PublishSettings(keep, dry_run)
         with points_bar(collection) as show:
             report = publish_collection(client, collection, alias, settings, on_progress=show)
-    click.echo(json.dumps(asdict(report), ensure_ascii=False))
+    show_report(report)

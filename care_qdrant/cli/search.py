@@ -3,17 +3,16 @@
 import json
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
-from care_qdrant.console.options import Target, fallback_option, json_option, model_options, target_options
+from care_qdrant.console.options import LoadModel, Target, fallback_option, json_option, model_options, target_options
 
 if TYPE_CHECKING:
     from qdrant_client import models
 
-    from care_qdrant.model.pair import CareModel
     from care_qdrant.qdrant.collection import Collection
     from care_qdrant.search.fallback import Fallback
     from care_qdrant.search.retriever import Mode
@@ -65,14 +64,11 @@ def command(
     mode: "Mode",
     top_k: int,
     conditions: tuple[str, ...],
-    vector_name: str | None,
-    alpha: float | None,
-    task: str | None,
-    shard_key: str | None,
     open_fallback: "Callable[[], Fallback] | None",
     target: Target,
-    load_model: Callable[[], "CareModel"],
+    load_model: LoadModel,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Print the documents that answer QUERY, best first.
 
@@ -99,11 +95,8 @@ def command(
             client,
             collection := collection or only_collection(client, str(target)),
             None if mode == "sparse" else load_model(),
-            task=task,
             mode=mode,
-            vector_name=vector_name,
-            alpha=alpha,
-            shard_key=shard_key,
+            **options,
             fallback=None if open_fallback is None else open_fallback(),
         )
         for each in _prompted(Collection(client, collection)) if query is None else [query]:

@@ -2,23 +2,18 @@
 
 import logging
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
-from care_qdrant.console.options import Target, engine_options, fallback_option, precision, target_options
+from care_qdrant.console.options import Target, engine_options, fallback_option, precision, settings_of, target_options
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from qdrant_client import QdrantClient
-
     from care_qdrant.encoders.engine import Engine
     from care_qdrant.model.pair import CareModel
-    from care_qdrant.search.fallback import Fallback
 
 
 @click.command(
@@ -88,18 +83,15 @@ if TYPE_CHECKING:
 @engine_options
 def command(
     models: tuple[str, ...],
-    documents: bool,
     collections: tuple[str, ...],
     mcp: str | None,
     host: str,
-    port: int,
     workers: int,
     keys: Path | None,
-    metrics_port: int | None,
-    open_fallback: "Callable[[], Fallback] | None",
     target: Target,
     device: str | None,
     engine: "Engine",
+    **options: Any,
 ) -> None:
     """Serve encoders and searches over HTTP.
 
@@ -126,26 +118,18 @@ def command(
 
         return [CareModel.load(model, device=device, precision=precision(), engine=engine) for model in models]
 
-    def open_qdrant() -> "AbstractContextManager[QdrantClient]":
-        from care_qdrant.qdrant.connection import open_client
-
-        # Shorter than elsewhere: somebody waits, and each search has three attempts.
-        return open_client(
-            path=target.path, url=target.url, api_key=target.api_key, grpc=target.grpc, timeout_seconds=10
-        )
-
+    # Shorter than elsewhere: somebody waits, and each search has three attempts.
+    open_qdrant = partial(target.open, create=True, timeout_seconds=10)
     no_database = embedded_by_many or (not collections and target.path is not None and not target.path.is_dir())
-    settings = ServeSettings(
+    settings = settings_of(
+        ServeSettings,
+        options,
         load_models=load_models,
         open_qdrant=None if no_database else open_qdrant,
         collections=collections,
-        open_fallback=open_fallback,
-        documents=documents,
-        keys_file=keys,
         host=host,
-        port=port,
         workers=workers,
-        metrics_port=metrics_port,
+        keys_file=keys,
         mcp=mcp is not None,
     )
     if mcp == "stdio":

@@ -1,26 +1,17 @@
 """``care verify``: check that the vectors of a collection are what its contract says."""
 
-from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING
-
 import click
 
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
-from care_qdrant.console.options import Target, model_options, target_options
+from care_qdrant.console.options import LoadModel, Target, model_options, target_options
 from care_qdrant.console.reports import show_report
-
-if TYPE_CHECKING:
-    from care_qdrant.model.pair import CareModel
 
 
 @click.command(
     name="verify",
     cls=GroupedCommand,
     context_settings=CONTEXT,
-    groups={
-        "Options": ["model", "engine_words", "path", "url", "vector_name", "text_field"],
-    },
+    groups={"Options": ["model", "engine_words", "path", "url", "vector_name", "text_field"]},
 )
 @click.argument("collection")
 @click.option("--vector-name", help="Vector to check, BM25, too.  [default: the one that the model made]")
@@ -32,7 +23,7 @@ def command(
     vector_name: str | None,
     text_field: str | None,
     target: Target,
-    load_model: "Callable[[], CareModel]",
+    load_model: LoadModel,
 ) -> None:
     """Check the vectors that the model made in COLLECTION, and write nothing.
 
@@ -46,13 +37,13 @@ def command(
       care verify articles --url http://localhost:6333 --vector-name bm25
     """
     from care_qdrant.errors import NotVerified
-    from care_qdrant.index.verify import verify_bm25, verify_collection
+    from care_qdrant.index.verify import verify_collection
     from care_qdrant.qdrant.collection import Collection
 
     with target.open() as client:
         is_bm25 = vector_name is not None and vector_name in Collection(client, collection).resolve().schema.sparse
-        verify = verify_bm25 if is_bm25 else partial(verify_collection, model=load_model())
-        report = verify(client, collection, vector_name=vector_name, text_field=text_field)
+        model = None if is_bm25 else load_model()
+        report = verify_collection(client, collection, model, vector_name=vector_name, text_field=text_field)
     show_report(report)
     if report.problems:
         raise NotVerified(f"collection {report.collection!r}: " + "; ".join(report.problems))

@@ -36,7 +36,7 @@ def read_defaults(command: click.Command) -> dict[str, Any]:
     context = click.Context(command)
     commands = {name: command.get_command(context, name) for name in command.list_commands(context)}
     found = {name: child for name, child in commands.items() if child is not None}
-    known = set().union(*(_options(child) for child in found.values()))
+    known = {name for child in found.values() for name in _options(child)}
     if unknown := sorted(general.keys() - known):
         raise InputError(f"{where}: {unknown[0]!r} is an option of no command; known: {', '.join(sorted(known))}")
     if unknown := sorted(tables.keys() - found.keys()):
@@ -63,26 +63,21 @@ def _find() -> tuple[str, Mapping[str, Any]]:
 def _for_command(
     command: click.Command, general: Mapping[str, Any], own: Mapping[str, Any], where: str
 ) -> dict[str, Any]:
-    names = _options(command)
-    if unknown := sorted(own.keys() - names):
+    options = _options(command)
+    if unknown := sorted(own.keys() - options.keys()):
         raise InputError(
-            f"{where}: [{command.name}] has {unknown[0]!r}, which is none of its options: {', '.join(sorted(names))}"
+            f"{where}: [{command.name}] has {unknown[0]!r}, which is none of its options: {', '.join(sorted(options))}"
         )
     found: dict[str, Any] = {}
     for key, value in {**general, **own}.items():
-        if key in names:
-            param = _parameter(command, key)  # may have several spellings, and then several values
+        if (param := options.get(key)) is not None:  # it may have several spellings, and then several values
             values = [*found.get(str(param.name), []), *(value if isinstance(value, list) else [value])]
             found[str(param.name)] = values if param.multiple else value
     return found
 
 
-def _options(command: click.Command) -> set[str]:
-    """Return the long options of a command as a file may name them: without dashes in front."""
-    return {
-        option.removeprefix("--") for param in command.params for option in param.opts if option.startswith("--")
-    } - {"help", "version"}
-
-
-def _parameter(command: click.Command, key: str) -> click.Option:
-    return next(param for param in command.params if isinstance(param, click.Option) and f"--{key}" in param.opts)
+def _options(command: click.Command) -> dict[str, click.Option]:
+    """Return the long options of a command by the names that a file may give them: without dashes in front."""
+    options = [param for param in command.params if isinstance(param, click.Option)]
+    named = {name.removeprefix("--"): option for option in options for name in option.opts if name.startswith("--")}
+    return {name: option for name, option in named.items() if name not in ("help", "version")}

@@ -18,7 +18,6 @@ class Program(click.Group):
     def __init__(
         self, *args: Any, modules: Mapping[str, str] | None = None, entry_points_of: str | None = None, **settings: Any
     ) -> None:
-        """Set up the group."""
         super().__init__(*args, **settings)
         self._modules = modules or {}
         self._entry_points_of = entry_points_of
@@ -63,7 +62,6 @@ class GroupedCommand(click.Command):
     """A command whose help lists its options in named groups, the everyday ones first."""
 
     def __init__(self, *args: Any, groups: Mapping[str, Sequence[str]], **settings: Any) -> None:
-        """Set up the command."""
         super().__init__(*args, **settings)
         self._groups = groups
 

@@ -2,9 +2,9 @@
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from care_qdrant.search.fallback import Fallback
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Settings = TypeVar("Settings")
+LoadModel = Callable[[], "CareModel"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +37,16 @@ class Target:
     """Send all that is about points over gRPC at this port; 0 keeps to HTTP, None lets ingestion choose."""
 
     @property
-    def grpc(self) -> bool:
-        """Whether all calls on points go over gRPC."""
-        return bool(self.grpc_port)
-
-    @property
     def may_grpc(self) -> bool:
         """Whether ingestion may choose gRPC where that port answers."""
         return self.grpc_port != 0
 
-    def open(self, *, create: bool = False) -> "AbstractContextManager[QdrantClient]":
+    def open(
+        self, *, create: bool = False, timeout_seconds: int | None = None
+    ) -> "AbstractContextManager[QdrantClient]":
         """Return a context manager that opens it; only a command that writes may `create` the folder."""
         from care_qdrant.errors import InputError
-        from care_qdrant.qdrant.connection import open_client
+        from care_qdrant.qdrant.connection import REQUEST_TIMEOUT_SECONDS, open_client
 
         if self.path is not None and not create and not self.path.is_dir():
             raise InputError(
@@ -55,7 +54,12 @@ class Target:
                 "another with --path, or a server with --url"
             )
         return open_client(
-            path=self.path, url=self.url, api_key=self.api_key, grpc=self.grpc, grpc_port=self.grpc_port or None
+            path=self.path,
+            url=self.url,
+            api_key=self.api_key,
+            grpc=bool(self.grpc_port),
+            grpc_port=self.grpc_port or None,
+            timeout_seconds=timeout_seconds or REQUEST_TIMEOUT_SECONDS,
         )
 
     def __str__(self) -> str:
@@ -71,6 +75,12 @@ def add_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return command
 
     return add
+
+
+def settings_of(kind: type[Settings], options: Mapping[str, Any], **others: Any) -> Settings:
+    """Return the settings of a command: those options that have a field of their name, and others."""
+    names = {each.name for each in fields(kind)}  # type: ignore[arg-type]  # a dataclass
+    return kind(**{name: value for name, value in options.items() if name in names} | others)
 
 
 def setting(variable: str, default: Any, kind: click.ParamType[Any]) -> Any:
@@ -163,11 +173,7 @@ def model_options(*, documents: bool = False) -> Callable[[Command], Command]:
     def add(command: Command) -> Command:
         @wraps(command)
         def with_model(
-            *args: Any,
-            model: str,
-            device: str | None = None,
-            engine: "Engine | None" = None,
-            **options: Any,
+            *args: Any, model: str, device: str | None = None, engine: "Engine | None" = None, **options: Any
         ) -> Any:
             def load() -> "CareModel":
                 from care_qdrant.encoders.engine import LOCAL
@@ -274,6 +280,28 @@ def precision() -> "Precision":
     """Return the precision of ONNX query encoders; auto takes int8 where it passed its accuracy check at export."""
     found: Precision = setting("CARE_PRECISION", "auto", click.Choice(["auto", "int8", "fp32"]))
     return found
+
+
+def quantization_option(help_: str) -> Callable[[Any], Any]:
+    """Return ``--quantization``, whose value is None for none."""
+    return click.option(
+        "--quantization",
+        type=click.Choice(["int8", "turbo", "product", "binary", "none"]),
+        default="none",
+        show_default=True,
+        callback=lambda _context, _parameter, value: None if value == "none" else value,
+        help=help_,
+    )
+
+
+def bm25_option(help_: str) -> Callable[[Any], Any]:
+    """Return ``--sparse bm25``, whose value is whether it was given."""
+    return click.option(
+        "--sparse",
+        type=click.Choice(["bm25"]),
+        callback=lambda _context, _parameter, value: value is not None,
+        help=help_,
+    )
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")

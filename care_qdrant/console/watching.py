@@ -7,13 +7,18 @@ from typing import TypeVar
 
 import click
 
+from care_qdrant.errors import FolderLocked, TooFewDocuments, Unreachable
+
 Pass = TypeVar("Pass")
 
 
 def passes(run_pass: Callable[[threading.Event], Pass], seconds: float) -> Iterator[Pass]:
-    """Yield what each pass did; the first signal ends it after the current batch, a second one at once."""
-    from care_qdrant.index.attach import FailedPass, watch
+    """Yield what each pass did; the first signal ends it after the current batch, a second one at once.
 
+    A pass fails where a server cannot be reached, where another process has the folder open, or where there are too few
+    documents at the moment: the next one tries again. Whatever else goes wrong is raised, since trying again would not
+    help.
+    """
     stop = threading.Event()
 
     def end(number: int, _frame: object) -> None:
@@ -22,8 +27,11 @@ def passes(run_pass: Callable[[threading.Event], Pass], seconds: float) -> Itera
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
-    for done in watch(lambda: run_pass(stop), seconds, stop):
-        if isinstance(done, FailedPass):
-            click.echo(f"this pass failed, the next one goes on from there: {done.error}", err=True)
+    while not stop.is_set():
+        try:
+            done = run_pass(stop)
+        except (Unreachable, FolderLocked, TooFewDocuments) as error:
+            click.echo(f"this pass failed, the next one goes on from there: {error}", err=True)
         else:
             yield done
+        stop.wait(seconds)

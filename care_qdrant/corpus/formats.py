@@ -156,7 +156,12 @@ def read_columns(file: io.BufferedReader, form: Format, name: str, fields: Field
     for batch in batches:
         for values in batch.to_pylist():
             number += 1
-            present = {key: _json_value(value) for key, value in values.items() if value is not None}
+            # Dates as ISO 8601: the one common type of Parquet that JSON lacks and that Qdrant can filter.
+            present = {
+                key: value.isoformat() if isinstance(value, datetime.date | datetime.time) else value
+                for key, value in values.items()
+                if value is not None
+            }
             yield parse_values(present, number, fields)
 
 
@@ -213,11 +218,6 @@ def _header(head: bytes, name: str, fields: Fields) -> tuple[str, list[str]]:
     best = max(order, key=lambda delimiter: (fields.text in headers[delimiter], len(headers[delimiter])))
     is_alone = len(headers[best]) < 2 and not name.endswith(TABLES)
     return best, [] if is_alone else headers[best]
-
-
-def _json_value(value: Any) -> Any:
-    """Write dates as ISO 8601, the one common type of Parquet that JSON lacks and that Qdrant can filter."""
-    return value.isoformat() if isinstance(value, datetime.date | datetime.time) else value
 
 
 def is_arrow_folder(entries: set[str]) -> bool:

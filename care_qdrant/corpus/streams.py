@@ -44,7 +44,7 @@ def decompressed(file: io.BufferedReader, path: str, stack: ExitStack) -> io.Buf
     if path.endswith(".gz") or magic.startswith(_GZIP):
         return io.BufferedReader(cast(io.RawIOBase, stack.enter_context(gzip.open(file))), HEAD_BYTES)
     if path.endswith(".zst") or magic == _ZSTD:
-        return io.BufferedReader(_Zstandard(file, path), HEAD_BYTES)
+        return io.BufferedReader(_Chunks(_zstandard(file, path)), HEAD_BYTES)
     return file
 
 
@@ -56,7 +56,7 @@ def recoded(file: io.BufferedReader, encoding: str) -> io.BufferedReader:
         raise InputError(f"--encoding {encoding!r}: there is no such encoding; try gb18030, big5 or utf-16") from error
     if codec.name == UTF_8:
         return file
-    return io.BufferedReader(_Recoded(file, encoding), HEAD_BYTES)
+    return io.BufferedReader(_Chunks(_utf_8(file, encoding)), HEAD_BYTES)
 
 
 def guess_encoding(head: bytes) -> str | None:
@@ -77,13 +77,11 @@ def _is_text_in(head: bytes, encoding: str) -> bool:
     return "\0" not in text and "\ufffd" not in text
 
 
-class _Recoded(io.RawIOBase):
-    """Decodes what it reads, and gives it as UTF-8."""
+class _Chunks(io.RawIOBase):
+    """Chunks of bytes, which may be empty, as a file."""
 
-    def __init__(self, file: io.BufferedReader, encoding: str) -> None:
-        self._file = file
-        self._decoder = codecs.getincrementaldecoder(encoding)()
-        self._ready = b""
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks, self._ready = chunks, b""
 
     @override
     def readable(self) -> bool:
@@ -91,58 +89,39 @@ class _Recoded(io.RawIOBase):
 
     @override
     def readinto(self, target: "Buffer") -> int:
-        while not self._ready:
-            raw = self._file.read1(HEAD_BYTES)
-            self._ready = self._decoder.decode(raw, final=not raw).encode("utf-8")
-            if not raw:
-                break
-        return _hand_over(self, target)
+        self._ready = self._ready or next(filter(None, self._chunks), b"")
+        view = memoryview(target).cast("B")
+        part, self._ready = self._ready[: len(view)], self._ready[len(view) :]
+        view[: len(part)] = part
+        return len(part)
 
 
-class _Zstandard(io.RawIOBase):
-    """Reads frames one after the other, and notices where the last one lacks its end.
+def _utf_8(file: io.BufferedReader, encoding: str) -> Iterator[bytes]:
+    """Decode what is read, and return it as UTF-8."""
+    decoder = codecs.getincrementaldecoder(encoding)()
+    while raw := file.read1(HEAD_BYTES):
+        yield decoder.decode(raw).encode()
+    yield decoder.decode(b"", final=True).encode()
+
+
+def _zstandard(file: io.BufferedReader, path: str) -> Iterator[bytes]:
+    """Decompress one frame after the other, and notice where the last one lacks its end.
 
     The package's own stream reader ends without an error in the middle of a frame: a corpus that was cut off would be
     complete, and a sync would delete the rest.
     """
+    with needs_extra("zstd", f"{path}: a .zst file"):
+        import zstandard
 
-    def __init__(self, file: io.BufferedReader, path: str) -> None:
-        with needs_extra("zstd", f"{path}: a .zst file"):
-            import zstandard
-
-        self._new_frame = zstandard.ZstdDecompressor().decompressobj
-        self._file, self._frame = file, self._new_frame()
-        self._is_inside = False
-        self._ready = self._left = b""
-
-    @override
-    def readable(self) -> bool:
-        return True
-
-    @override
-    def readinto(self, target: "Buffer") -> int:
-        while not self._ready:
-            raw = self._left or self._file.read1(HEAD_BYTES)
-            self._left = b""
-            if not raw:
-                if self._is_inside:
-                    raise EOFError("the Zstandard stream is cut off: its end mark is missing")
-                break
-            if not self._is_inside:
-                self._frame = self._new_frame()
-            self._ready = self._frame.decompress(raw)
-            self._is_inside = not self._frame.eof
-            self._left = self._frame.unused_data if self._frame.eof else b""
-        return _hand_over(self, target)
-
-
-def _hand_over(stream: _Recoded | _Zstandard, target: "Buffer") -> int:
-    """Copy as much as fits of what is ready; return its length in bytes."""
-    view = memoryview(target).cast("B")
-    part = stream._ready[: len(view)]
-    view[: len(part)] = part
-    stream._ready = stream._ready[len(part) :]
-    return len(part)
+    new_frame = zstandard.ZstdDecompressor().decompressobj
+    frame = None
+    while raw := file.read1(HEAD_BYTES):
+        while raw:
+            frame = frame or new_frame()
+            yield frame.decompress(raw)
+            raw, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+    if frame is not None:
+        raise EOFError("the Zstandard stream is cut off: its end mark is missing")
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, TypeVar
 
 from care_qdrant.encoders import Encoder
@@ -42,9 +43,7 @@ def run_ahead(jobs: Iterable[J], run: Callable[[J], R], calls: Callable[[], int]
     if first is None:
         return
     if (number := calls()) == 1:
-        yield first, run(first)
-        for job in jobs:
-            yield job, run(job)
+        yield from ((job, run(job)) for job in chain([first], jobs))
         return
     pool = ThreadPoolExecutor(number, "encoder")
     try:
@@ -66,7 +65,6 @@ class Meter:
     """Counts tokens, padding, and the part of the time in which an encoder worked; for any number of threads."""
 
     def __init__(self, capacity: int = 1) -> None:
-        """Start at zero."""
         self._capacity, self._lock, self._active = capacity, threading.Lock(), 0
         self.reset()
 

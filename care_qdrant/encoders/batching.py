@@ -58,7 +58,6 @@ class Budget:
     """Padded tokens of one forward pass: halved where memory runs out, then raised to the largest that fits."""
 
     def __init__(self, tokens: int) -> None:
-        """Begin with the most that is wanted."""
         self.tokens, self._most = tokens, tokens
         self.exceeded = 0
         """How often memory ran out."""

@@ -119,8 +119,10 @@ class _Line:
         request = _Request(text)
         with self.condition:
             self._check_open()
-            if not self._threads:
-                self._start_workers()
+            for number in range(0 if self._threads else self.workers):
+                name = f"care-encoder-{number}"
+                self._threads.append(threading.Thread(target=_work, args=(self,), name=name, daemon=True))
+                self._threads[-1].start()
             self._waiting.append(request)
             self.condition.notify_all()
         return request.future
@@ -132,7 +134,7 @@ class _Line:
         busy for long, while the others run whatever comes next one by one, and the last wait longest.
         """
         with self.condition:
-            self.condition.wait_for(self._can_proceed)
+            self.condition.wait_for(lambda: self.running < self.workers if self._waiting else self._closed)
             share = -(-len(self._waiting) // self.workers)
             batch = [self._waiting.popleft() for _ in range(min(share, self.max_batch))]
             self.running += bool(batch)
@@ -151,19 +153,9 @@ class _Line:
             if thread is not threading.current_thread():
                 thread.join()
 
-    def _can_proceed(self) -> bool:
-        return self.running < self.workers if self._waiting else self._closed
-
     def _check_open(self) -> None:
         if self._closed:
             raise CareError("this encoder was closed; make a new one")
-
-    def _start_workers(self) -> None:
-        for number in range(self.workers):
-            name = f"care-encoder-{number}"
-            thread = threading.Thread(target=_work, args=(self,), name=name, daemon=True)
-            thread.start()
-            self._threads.append(thread)
 
 
 def _work(line: _Line) -> None:

@@ -30,7 +30,6 @@ class ServiceModel:
     """A model behind OpenAI's protocol, which has no sides."""
 
     def __init__(self, url: str, model: str, api_key: str | None) -> None:
-        """Set up; nothing is sent yet."""
         remember_secret(api_key)
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._client = httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT_SECONDS)
@@ -55,7 +54,6 @@ class FolderModel:
     """A sentence-transformers folder, with the prompts that it was saved with."""
 
     def __init__(self, folder: Path) -> None:
-        """Load the weights."""
         from care_qdrant.encoders.torch import load_sentence_transformer
 
         self._model = load_sentence_transformer(folder)

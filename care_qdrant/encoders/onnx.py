@@ -71,7 +71,6 @@ class OnnxEncoder:
         workers: int = 1,
         geometry: Geometry = "unit",
     ) -> None:
-        """Load tokenizer and graph."""
         self.dim, self.max_tokens, self.prompt, self.batch_tokens = dim, max_tokens, prompt, batch_tokens
         self._workers, self._geometry = workers, geometry
         self._tokenizer = _load_tokenizer(folder, max_tokens)

@@ -115,7 +115,6 @@ class ServerEncoder:
         api_key: str | None = None,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
-        """Set up; nothing is sent yet."""
         remember_secret(api_key)
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self.dim, self.max_tokens, self.prompt = dim, max_tokens, prompt

@@ -66,7 +66,6 @@ class FastEmbedSparse:
     """
 
     def __init__(self, model: SparseTextModel) -> None:
-        """Use a loaded model."""
         self._model = model
 
     def __call__(self, text: str) -> models.SparseVector:

@@ -9,8 +9,7 @@ vector a text comes back.
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +23,7 @@ from care_qdrant.encoders.batching import Budget, token_batches, uncut_length
 from care_qdrant.encoders.engine import Dtype
 from care_qdrant.encoders.side import Geometry, static_limit
 from care_qdrant.encoders.usable import require_lengths
+from care_qdrant.encoders.weights import no_progress_bars as no_progress_bars
 from care_qdrant.encoders.weights import readable_model
 from care_qdrant.errors import EncodingError, needs_extra
 from care_qdrant.types import Vectors
@@ -60,7 +60,6 @@ class TorchEncoder:
         max_tokens: int | None = None,
         batch_tokens: int | None = None,
     ) -> None:
-        """Set up a loaded model for one role."""
         self._model = model
         self._encode = self._model.encode_query if side == "query" else self._model.encode_document
         self.max_tokens = self._limit(max_tokens)
@@ -99,8 +98,10 @@ class TorchEncoder:
     def forward(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
         """Encode texts without looking at the vectors: one of a text that the model does not weigh is zero."""
         prompt = self.prompt if prompt is None else prompt
-        read = self._tokenise(texts, prompt)
-        lengths = [len(ids) for ids in read] if read is not None else self._cut_lengths(texts, prompt)
+        # One by one: `encode_batch` starts a thread for each core, and those are what a CPU encodes with.
+        read = None if self._cutter is None else [self._cutter.encode(prompt + text).ids for text in texts]
+        uncut = map(len, read) if read is not None else self._lengths(texts, prompt)
+        lengths = [min(length, self.max_tokens) for length in uncut]
         vectors = np.empty((len(texts), self.dim), dtype=np.float32)
         todo = deque(token_batches(lengths, self.budget.tokens))
         while todo:
@@ -151,12 +152,6 @@ class TorchEncoder:
         cutter.enable_truncation(self.max_tokens, direction=self._model.tokenizer.truncation_side)
         return cutter
 
-    def _tokenise(self, texts: Sequence[str], prompt: str) -> list[list[int]] | None:
-        if self._cutter is None:
-            return None
-        # One by one: `encode_batch` starts a thread for each core, and those are what a CPU encodes with.
-        return [self._cutter.encode(prompt + text).ids for text in texts]
-
     def _forward(self, token_ids: Sequence[Sequence[int]]) -> Vectors:
         """Return the vectors of one batch; the longest comes first."""
         import torch
@@ -205,9 +200,6 @@ class TorchEncoder:
 
         if self._model.device.type == "cuda":
             torch.cuda.empty_cache()
-
-    def _cut_lengths(self, texts: Sequence[str], prompt: str) -> list[int]:
-        return [min(length, self.max_tokens) for length in self._lengths(texts, prompt)]
 
     def _lengths(self, texts: Sequence[str], prompt: str) -> list[int]:
         if not texts:
@@ -273,17 +265,3 @@ def load_sentence_transformer(folder: Path, device: str | None = None, dtype: Dt
         else:
             model = load(str(native), model_kwargs=kwargs)
     return model.eval()
-
-
-@contextmanager
-def no_progress_bars() -> Iterator[None]:
-    """Let transformers draw nothing: bars are for whoever runs the program to draw."""
-    from transformers.utils import logging
-
-    was_enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # untyped in transformers
-    try:
-        yield
-    finally:
-        if was_enabled:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]  # as above

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from care_qdrant.encoders.architecture import native_folder
-from care_qdrant.errors import IncompleteModel, ModelError, needs_extra
+from care_qdrant.errors import AlteredModel, IncompleteModel, ModelError, needs_extra
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -45,6 +45,21 @@ class Tensor:
     dtype: str
     """As safetensors names it."""
     shape: tuple[int, ...]
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file of a saved model."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise IncompleteModel(f"{path} is missing") from error
+    except ValueError as error:
+        raise AlteredModel(f"{path} is not JSON ({error})") from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file of a saved model."""
+    path.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 
 
 def read_header(file: Path) -> tuple[dict[str, Any], int]:
@@ -76,7 +91,7 @@ def weight_files(folder: Path) -> list[Path]:
         return [_require(whole)]
     if whole.is_file():
         raise ModelError(f"{folder}: has {whole.name} and {index.name}, which may differ; remove the older one")
-    names: Iterable[str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+    names: Iterable[str] = read_json(index)["weight_map"].values()
     return [_require(folder / name) for name in dict.fromkeys(names)]
 
 
@@ -158,7 +173,7 @@ def _readable_modules(folder: Path) -> Iterator[Path]:
         checked = {
             path.parent: stack.enter_context(readable_model(path.parent))
             for path in sorted(folder.glob("*/config.json"))
-            if "model_type" in _read_json(path)
+            if "model_type" in read_json(path)
         }
         changed = {inner: readable for inner, readable in checked.items() if readable != inner}
         if not changed:
@@ -193,7 +208,7 @@ def check_adapter(adapter: Path, base: Path) -> None:
     read_tensors([_require(adapter / ADAPTER_WEIGHTS)])
     if any((adapter / name).is_file() for name in ("model.safetensors", INDEX)):
         raise ModelError(f"{adapter}: holds an adapter and whole weights; remove the one that is not meant")
-    settings = _read_json(_require(adapter / ADAPTER_CONFIG))
+    settings = read_json(adapter / ADAPTER_CONFIG)
     start = settings.get("init_lora_weights", True)
     if start not in _PLAIN_STARTS:
         raise ModelError(
@@ -213,11 +228,9 @@ def check_adapter(adapter: Path, base: Path) -> None:
         except ValueError as error:
             raise ModelError(f"{adapter}: does not fit its base {base}: {error}") from error
     expected = {
-        _adapter_name(name): tuple(parameter.shape)
-        for name, parameter in adapted.named_parameters()
-        if ".lora_" in name
+        adapter_name(name): tuple(parameter.shape) for name, parameter in adapted.named_parameters() if ".lora_" in name
     }
-    found = {_adapter_name(name): entry.shape for name, entry in read_tensors([adapter / ADAPTER_WEIGHTS]).items()}
+    found = {adapter_name(name): entry.shape for name, entry in read_tensors([adapter / ADAPTER_WEIGHTS]).items()}
     if missing := sorted(expected.keys() - found.keys()):
         raise IncompleteModel(
             f"{adapter}: lacks {len(missing)} of {len(expected)} tensors that {ADAPTER_CONFIG} says, as {missing[0]!r}"
@@ -234,13 +247,14 @@ def check_adapter(adapter: Path, base: Path) -> None:
         logger.warning(said + "score the pair before you use it", adapter, base)
 
 
-def _adapter_name(name: str) -> str:
+def adapter_name(name: str) -> str:
+    """Return a tensor's name without the prefixes that wrapping models and adapters add."""
     return unwrapped(name).removeprefix("model.").replace(".default.", ".")
 
 
 def _base_of(adapter: Path) -> Path:
     """Return the folder of the base that an adapter names: a folder, or a model in the local cache."""
-    settings = _read_json(_require(adapter / ADAPTER_CONFIG))
+    settings = read_json(adapter / ADAPTER_CONFIG)
     name = str(settings.get("base_model_name_or_path") or "")
     if name and Path(name).is_dir():
         return Path(name)
@@ -274,9 +288,9 @@ def _write_unwrapped(source: Path, folder: Path) -> None:
             tensors = {unwrapped(name): tensor for name, tensor in load_file(file).items()}
             save_file(tensors, folder / file.name, metadata={"format": "pt"})
         elif file.name == INDEX:
-            content = _read_json(file)
+            content = read_json(file)
             names = {unwrapped(name): holder for name, holder in content["weight_map"].items()}
-            (folder / INDEX).write_text(json.dumps(content | {"weight_map": names}), encoding="utf-8")
+            write_json(folder / INDEX, content | {"weight_map": names})
         elif file.is_dir():
             shutil.copytree(file, folder / file.name)
         else:
@@ -372,27 +386,35 @@ def _entries(file: Path) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
-    """Let transformers say nothing of what it misses: the check says it, and stops."""
+def no_progress_bars() -> Iterator[None]:
+    """Let transformers draw nothing: bars are for whoever runs the program to draw."""
     from transformers.utils import logging as theirs
 
-    level, bars = theirs.get_verbosity(), theirs.is_progress_bar_enabled()
-    theirs.set_verbosity_error()  # type: ignore[no-untyped-call]  # untyped in transformers
+    was_enabled = theirs.is_progress_bar_enabled()
     theirs.disable_progress_bar()  # type: ignore[no-untyped-call]  # untyped in transformers
     try:
         yield
     finally:
+        if was_enabled:
+            theirs.enable_progress_bar()  # type: ignore[no-untyped-call]  # as above
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Let transformers say nothing of what it misses: the check says it, and stops."""
+    from transformers.utils import logging as theirs
+
+    level = theirs.get_verbosity()
+    theirs.set_verbosity_error()  # type: ignore[no-untyped-call]  # untyped in transformers
+    try:
+        with no_progress_bars():
+            yield
+    finally:
         theirs.set_verbosity(level)
-        if bars:
-            theirs.enable_progress_bar()  # type: ignore[no-untyped-call]  # untyped in transformers
 
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
-
-
-def _read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _require(path: Path) -> Path:

@@ -5,20 +5,27 @@ and `care_qdrant.index.detach` removes all of it again. The hashes are the only 
 kill, after texts have changed, or from cron, and it encodes what is new or different and nothing else.
 """
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from functools import partial
 
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.encoders import TokenCounter, bm25
 from care_qdrant.encoders.ahead import calls_of
 from care_qdrant.encoders.usable import require_usable
-from care_qdrant.errors import FolderLocked, InputError, Rejected, TooFewDocuments, Unreachable
-from care_qdrant.index.points import PointTask, PointWindow, read_windows, remove_orphaned_hashes, stored_text
+from care_qdrant.errors import InputError, Rejected
+from care_qdrant.index.copying import OnProgress
+from care_qdrant.index.points import (
+    Characters,
+    PointTask,
+    PointWindow,
+    read_windows,
+    remove_orphaned_hashes,
+    stored_text,
+)
 from care_qdrant.index.preflight import Preflight, examine
 from care_qdrant.index.settings import DocumentModel
 from care_qdrant.index.work import Rows, Worker
@@ -30,103 +37,50 @@ from care_qdrant.qdrant.quantization import record_rescoring
 from care_qdrant.qdrant.retry import RetryPolicy
 
 WATCHING = RetryPolicy(attempts=5)
-"""Of one pass of `watch`: there is another pass soon, and a signal should not wait for longer than some seconds."""
+"""Of one pass of ``--watch``: there is another pass soon, and a signal should not wait for longer than some seconds."""
 
-Pass = TypeVar("Pass")
+_BM25 = SparseContract(bm25.ANALYSER, bm25.DEFAULT_K1, bm25.DEFAULT_B, average_length=1.0)
+"""Before the mean length of the texts is known."""
+
 Read = Callable[[Collection, Layout], Iterator[PointWindow]]
-OnProgress = Callable[[int, int], None]
-"""Called with the number of points that are done and the number of all points."""
 
 
-class VectorMaker(Protocol):
+@dataclass(frozen=True, slots=True)
+class VectorMaker:
     """Makes the vectors of a run from texts."""
 
-    @property
-    def hashed(self) -> str:
-        """All that decides a vector but its text: a part of the hash of each text."""
-
-    @property
-    def counter(self) -> TokenCounter:
-        """Tells how long a text is."""
-
-    @property
-    def numbers(self) -> int:
-        """Numbers of a vector, at least about: requests are cut by size."""
-
-    def calls(self) -> int:
-        """Return how many calls of `make` are of use at a time."""
-
-    def make(self, texts: Sequence[str], ids: Sequence[object]) -> Rows:
-        """Return the vector of each text, as Qdrant takes it; the ids of the points are for messages."""
+    hashed: str
+    """All that decides a vector but its text: a part of the hash of each text."""
+    counter: TokenCounter
+    numbers: int
+    """Numbers of a vector, at least about: requests are cut by size."""
+    make: Callable[[Sequence[str], Sequence[object]], Rows]
+    """Returns the vector of each text, as Qdrant takes it; the ids of the points are for messages."""
+    calls: Callable[[], int] = lambda: 1
+    """Returns how many calls of `make` are of use at a time."""
 
 
-@dataclass(frozen=True, slots=True)
-class DenseVectors:
-    """Vectors of a model's document encoder."""
+def dense_vectors(model: DocumentModel, contract: VectorContract) -> VectorMaker:
+    """Return what makes vectors by a model's document encoder, and refuses what is not finite or has no length."""
 
-    model: DocumentModel
-    contract: VectorContract
-
-    @property
-    def hashed(self) -> str:
-        """Fingerprint of the model."""
-        return self.contract.fingerprint
-
-    @property
-    def counter(self) -> TokenCounter:
-        """Tokenizer of the document encoder."""
-        return self.model.document_tokenizer
-
-    @property
-    def numbers(self) -> int:
-        """Dimension of the vectors."""
-        return self.contract.dim
-
-    def calls(self) -> int:
-        """Return how many the document encoder can use."""
-        return calls_of(self.model.document_encoder)
-
-    def make(self, texts: Sequence[str], ids: Sequence[object]) -> Rows:
-        """Encode texts, and refuse vectors that are not finite or have no length."""
-        vectors = self.model.document_encoder.encode(texts)
-        require_usable(vectors, (len(texts), self.contract.dim), lambda row: f"point {ids[row]!r}")
+    def make(texts: Sequence[str], ids: Sequence[object]) -> Rows:
+        vectors = model.document_encoder.encode(texts)
+        require_usable(vectors, (len(texts), contract.dim), lambda row: f"point {ids[row]!r}")
         return vectors
 
+    calls = lambda: calls_of(model.document_encoder)  # noqa: E731  # loaded late
+    return VectorMaker(contract.fingerprint, model.document_tokenizer, contract.dim, make, calls)
 
-@dataclass(frozen=True, slots=True)
-class Bm25Vectors:
-    """BM25 vectors by the analyser of this package, with the constants of a contract."""
 
-    contract: SparseContract
-    max_tokens: int = sys.maxsize
-    numbers: int = 512
+def bm25_vectors(contract: SparseContract) -> VectorMaker:
+    """Return what makes BM25 vectors by the analyser of this package, with the constants of a contract."""
+    return VectorMaker(contract.constants, Characters(), 512, lambda texts, _: bm25_rows(contract, texts))
 
-    @property
-    def hashed(self) -> str:
-        """Analyser and constants, as ingestion hashes them."""
-        return self.contract.constants
 
-    @property
-    def counter(self) -> TokenCounter:
-        """The maker itself: a text is as long as its characters."""
-        return self
-
-    def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Return the length of each text in characters; no text is too long."""
-        return [len(text) for text in texts]
-
-    def calls(self) -> int:
-        """Return 1: it holds the interpreter's lock."""
-        return 1
-
-    def make(self, texts: Sequence[str], ids: Sequence[object]) -> Rows:
-        """Return the weighted terms of texts; ``ids`` is not used."""
-        del ids
-        constants = self.contract
-        return [
-            bm25.document_vector(text, average_length=constants.average_length, k1=constants.k1, b=constants.b)
-            for text in texts
-        ]
+def bm25_rows(contract: SparseContract, texts: Sequence[str]) -> list[models.SparseVector]:
+    """Return the weighted terms of texts."""
+    constants = {"average_length": contract.average_length, "k1": contract.k1, "b": contract.b}
+    return [bm25.document_vector(text, **constants) for text in texts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,15 +90,11 @@ class AttachSettings:
     text_field: str | None = None
     """Payload field with the text, as ``body`` or ``document.body``; None guesses."""
     quantization: Quantization | None = None
-    """Quantization of the new vector."""
     on_disk: bool = False
-    """Keep the new vectors on disk."""
     batch_tokens: int = 16_384
     """Padded tokens of one batch of the encoder."""
     max_delete_fraction: float = 0.2
     """Largest fraction of the vectors that may be removed because their points have no text any more, in [0, 1]."""
-    change_text_field: bool = False
-    """Make a vector that is there of another payload field than the one recorded for it."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_delete_fraction <= 1:
@@ -185,7 +135,7 @@ class AttachReport:
 def attach_vector(
     client: QdrantClient,
     collection: str,
-    model: DocumentModel,
+    model: DocumentModel | None,
     *,
     vector_name: str | None = None,
     settings: AttachSettings | None = None,
@@ -195,13 +145,14 @@ def attach_vector(
     on_progress: OnProgress = lambda _done, _total: None,
     read: Read | None = None,
 ) -> AttachReport:
-    """Add to every point of a collection a vector of a model, made of the text in its payload.
+    """Add to every point of a collection a vector of a model, or of BM25, made of the text in its payload.
 
     Args:
         client: An open Qdrant.
         collection: Name or alias; with an alias, the collection that is behind it now.
-        model: The pair; its document encoder is loaded only if something has to be encoded.
-        vector_name: None takes the model's name.
+        model: The pair; its document encoder is loaded only if something has to be encoded. None adds BM25, as
+            ingestion writes it: the first run then reads all texts once more, for their mean length.
+        vector_name: None takes the model's name, or ``bm25``.
         settings: How.
         retries: How often to try a call again.
         stop: When it is set, the run ends after the batch that is being encoded, with a report of what it has done.
@@ -217,82 +168,58 @@ def attach_vector(
         EncodingError: The encoder returned no usable vector.
         MissingExtra: Documents cannot be encoded in this installation; nothing was written.
     """
-    settings, name, contract = settings or AttachSettings(), vector_name or model.name, model.contract()
+    settings, name = settings or AttachSettings(), vector_name or (bm25.VECTOR_NAME if model is None else model.name)
+    contract = _BM25 if model is None else model.contract()
     target = Collection(client, collection, retries).resolve()
     preflight = examine(target, name, contract, settings.text_field)
     on_preflight(preflight)
     if preflight.is_emptied:
-        return _nothing_to_do(target, name, contract.fingerprint)
+        text_field = target.schema.text_field(name) or ""
+        return AttachReport(target.name, name, contract.fingerprint, tool="", text_field=text_field)
     layout = preflight.require_layout()
-    if not preflight.has_vector:
+    if preflight.has_vector and not preflight.lost_contract:
+        _require_same_field(target, name, layout, settings)
+    elif model is not None and not preflight.has_vector:
         model.require_documents()
-    elif not preflight.lost_contract:
-        _require_same_field(target, name, layout, settings)
+    if isinstance(contract, SparseContract):
+        contract = _with_average_length(target, name, contract, layout)
     _prepare(target, name, contract, layout, settings)
-    maker = DenseVectors(model, contract)
-    run = _Run(
-        target, maker, name, contract.fingerprint, layout, settings, on_progress, stop or threading.Event(), read
-    )
-    return run.go(preflight.points)
-
-
-def attach_bm25(
-    client: QdrantClient,
-    collection: str,
-    *,
-    vector_name: str | None = None,
-    settings: AttachSettings | None = None,
-    retries: RetryPolicy | None = None,
-    stop: threading.Event | None = None,
-    on_preflight: Callable[[Preflight], None] = lambda _: None,
-    on_progress: OnProgress = lambda _done, _total: None,
-) -> AttachReport:
-    """Add to every point of a collection the BM25 vector of its text, as ingestion writes it; needs no model.
-
-    The first run reads all texts once more before, for their mean length, which the contract keeps.
-    """
-    settings, name = settings or AttachSettings(), vector_name or bm25.VECTOR_NAME
-    target = Collection(client, collection, retries).resolve()
-    contract = SparseContract(bm25.ANALYSER, bm25.DEFAULT_K1, bm25.DEFAULT_B, average_length=1.0)
-    preflight = examine(target, name, contract, settings.text_field)
-    on_preflight(preflight)
-    if preflight.is_emptied:
-        return _nothing_to_do(target, name, bm25.ANALYSER)
-    layout = preflight.require_layout()
-    if preflight.has_vector:
-        _require_same_field(target, name, layout, settings)
-    begun = target.schema.contracts.get(name)
-    if isinstance(begun, SparseContract) and begun.fingerprint == bm25.ANALYSER:
-        contract = begun
+    if isinstance(contract, SparseContract):
+        maker = bm25_vectors(contract)
     else:
-        payloads = (record.payload or {} for page in target.scroll("reading texts") for record in page)
-        texts = (stored_text(layout, payload) for payload in payloads if layout.of_point(payload).find_text(payload))
-        contract = replace(contract, average_length=bm25.average_length(texts))
-    _prepare(target, name, contract, layout, settings)
-    maker = Bm25Vectors(contract)
-    run = _Run(target, maker, name, bm25.ANALYSER, layout, settings, on_progress, stop or threading.Event())
+        assert model is not None
+        maker = dense_vectors(model, contract)
+    stop = stop or threading.Event()
+    run = _Run(target, maker, name, contract.fingerprint, layout, settings, on_progress, stop, read)
     return run.go(preflight.points)
 
 
-def _nothing_to_do(collection: Collection, vector_name: str, fingerprint: str) -> AttachReport:
-    """Return the report of an attach to a collection that has the vector, and no points at the moment."""
-    return AttachReport(
-        collection.name, vector_name, fingerprint, tool="", text_field=collection.schema.text_field(vector_name) or ""
-    )
+attach_bm25 = partial(attach_vector, model=None)
+"""Add to every point of a collection the BM25 vector of its text; needs no model."""
+
+
+def _with_average_length(
+    collection: Collection, vector_name: str, contract: SparseContract, layout: Layout
+) -> SparseContract:
+    """Return the constants that the collection has already, else those with the mean length of all its texts."""
+    begun = collection.schema.contracts.get(vector_name)
+    if isinstance(begun, SparseContract) and begun.fingerprint == contract.fingerprint:
+        return begun
+    payloads = (record.payload or {} for page in collection.scroll("reading texts") for record in page)
+    texts = (stored_text(layout, payload) for payload in payloads if layout.of_point(payload).find_text(payload))
+    return replace(contract, average_length=bm25.average_length(texts))
 
 
 def _require_same_field(collection: Collection, vector_name: str, layout: Layout, settings: AttachSettings) -> None:
-    """Refuse to make a vector of another field than before, unless that was asked for: all of it would be made anew."""
-    if settings.text_field is None or settings.change_text_field:
-        return
+    """Refuse to make a vector of another field than before: all of it would be made anew."""
     made_of = collection.schema.text_field(vector_name)
-    if made_of != layout.text_field:
+    if settings.text_field is not None and made_of != layout.text_field:
         before = "by care-ingest or LlamaIndex, of their own text" if made_of is None else f"of field {made_of!r}"
         raise InputError(
             f"vector {vector_name!r} of collection {collection.name!r} was made {before}, and --text-field says "
             f"{layout.text_field!r}: every point would be encoded anew, and those without a text there would lose "
-            "their vector. Leave --text-field out; attach another vector, with --vector-name; or give "
-            "--change-text-field"
+            "their vector. Leave --text-field out; attach another vector, with --vector-name; or remove what care "
+            "attach made before, with care detach"
         )
 
 
@@ -427,27 +354,3 @@ class _Run:
                 part.delete_vector_of(ids, self.vector_name)
             remove_orphaned_hashes(self.collection, self.vector_name)
         return removed
-
-
-@dataclass(frozen=True, slots=True)
-class FailedPass:
-    """A pass that did not get through; the next one goes on from there."""
-
-    error: Unreachable | FolderLocked | TooFewDocuments
-
-
-def watch(run_pass: Callable[[], Pass], seconds: float, stop: threading.Event) -> Iterator[Pass | FailedPass]:
-    """Follow a collection while others write to it: yield what each pass did, until ``stop`` is set.
-
-    A pass fails where a server cannot be reached, where another process has the folder open, or where there are too few
-    documents at the moment: the next one tries again. Whatever else goes wrong is raised, since trying again would not
-    help.
-    """
-    if seconds < 0:
-        raise InputError(f"--watch is {seconds}; expected seconds, 0 or more")
-    while not stop.is_set():
-        try:
-            yield run_pass()
-        except (Unreachable, FolderLocked, TooFewDocuments) as error:
-            yield FailedPass(error)
-        stop.wait(seconds)

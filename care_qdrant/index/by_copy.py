@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import InputError, NotVerified, ServerTooOld
-from care_qdrant.index.attach import AttachReport, AttachSettings, OnProgress, attach_vector
+from care_qdrant.index.attach import AttachReport, AttachSettings, attach_vector
 from care_qdrant.index.copying import (
     Copied,
     CopySettings,
     KnownItems,
+    OnProgress,
     check_known_items,
     copy_points,
     prepare_target,
@@ -31,13 +32,10 @@ from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.contracts import VectorContract, contract_metadata
 from care_qdrant.qdrant.create import QUANTIZATION, require_quantization
 from care_qdrant.qdrant.retry import RetryPolicy
-from care_qdrant.qdrant.schema import CollectionSchema
-from care_qdrant.qdrant.version_record import VersionRecord, version_record
+from care_qdrant.qdrant.schema import CollectionSchema, VersionRecord
 
 MOST_PASSES = 10
 """Passes that copy what has changed since the last one; a collection that is never at rest is not switched."""
-INDEX_SECONDS = 7_200.0
-"""Longest time to wait for the search index of the copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +245,7 @@ def _with_vector(
 def _prepare(target: Collection, schema: CollectionSchema, record: VersionRecord) -> None:
     """Create the copy, empty, or check the one that an interrupted run left."""
     prepare_target(target, schema, schema.metadata | record.metadata())
-    if version_record(target.refresh()) is None:
+    if target.refresh().version_record is None:
         target.drop()
         raise ServerTooOld("the server does not keep metadata of collections, which hold the fingerprint of the model")
 
@@ -266,7 +264,7 @@ def _verify(
             f"{attached.covered:,} of {attached.points:,} points of collection {target.name!r} have vector "
             f"{name!r}, and {attached.without_text:,} have no text; run the same command again"
         )
-    wait_until_indexed(target, INDEX_SECONDS)
+    wait_until_indexed(target)
     verify_copy(origin, target, schema.dense, sample, beside=name)
     asked = sample[:KNOWN_ITEMS]
     theirs = {key: params for key, params in schema.dense.items() if key != name}

@@ -1,13 +1,12 @@
 """Copies the points of a collection into another one: whole, with their ids, resumable at any moment.
 
 A point is read from both sides and written only where they differ, so that a run which was killed is finished by
-running it again, and a run over a finished copy is a full comparison of it. A server can also fill an empty copy from
-its own snapshot: no point passes through this process then, and no index is built anew.
+running it again, and a run over a finished copy is a full comparison of it.
 """
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,12 +21,10 @@ from care_qdrant.qdrant.create import create_like, indexes_of
 from care_qdrant.qdrant.point_equality import ROUNDING, Measure, measures, same_point, vectors_of, without_vector
 from care_qdrant.qdrant.schema import CollectionSchema
 from care_qdrant.qdrant.sender import MAX_BYTES, Sender, Write
-from care_qdrant.qdrant.snapshot import recover_snapshot
 
 OnProgress = Callable[[int, int], None]
 """Called with the number of points that are done and the number of all points."""
 Dense = Mapping[str, models.VectorParams]
-"""Dense vectors by name."""
 
 _BYTES_PER_NUMBER = 21
 _BYTES_PER_PAYLOAD = 4_000
@@ -37,6 +34,10 @@ TOP_K = 10
 LEAST_FRACTION = 0.95
 """Least fraction of known items to find; an approximate search may miss a few, a wrong index misses most."""
 POLL_SECONDS = 2.0
+INDEX_SECONDS = 7_200.0
+"""Longest time to wait for the search index of a copy."""
+SAMPLE = 1_000
+"""Points of a copy to read back and compare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class KnownItems:
 
 
 def wait_until_indexed(
-    collection: Collection, longest_seconds: float, *, sleep: Callable[[float], None] = time.sleep
+    collection: Collection, longest_seconds: float = INDEX_SECONDS, *, sleep: Callable[[float], None] = time.sleep
 ) -> None:
     """Wait until the server has built the search index; before that, it would answer by brute force."""
     info = collection.wait_for_optimizer(longest_seconds, POLL_SECONDS, sleep=sleep)
@@ -70,8 +71,18 @@ def check_known_items(
     """
     points = source.retrieve(ids, payload=False, vectors=True)
     asked, found = 0, 0
-    for name in (name for name, params in vectors.items() if _finds_itself(params)):
-        answers = list(_answers(target, name, points))
+    for name, params in vectors.items():
+        if params.distance is models.Distance.DOT or params.multivector_config is not None:
+            continue
+        answers = []
+        for point_id, record in points.items():
+            if (vector := vectors_of(record).get(name)) is None:
+                continue
+            request = models.QueryRequest(query=vector, using=name or None, limit=TOP_K)
+            [hits] = target.search("searching for a known point", [request])
+            # Where so many points have the same vector, any of them may come first.
+            all_alike = len(hits) == TOP_K and abs(hits[0].score - hits[-1].score) <= ROUNDING
+            answers.append(any(hit.id == point_id for hit in hits) or all_alike)
         if sum(answers) < LEAST_FRACTION * len(answers):
             raise NotVerified(
                 f"only {sum(answers)} of {len(answers)} points of collection {target.name!r} were found by their "
@@ -79,24 +90,6 @@ def check_known_items(
             )
         asked, found = asked + len(answers), found + sum(answers)
     return KnownItems(asked, found)
-
-
-def _finds_itself(params: models.VectorParams) -> bool:
-    return params.distance is not models.Distance.DOT and params.multivector_config is None
-
-
-def _answers(target: Collection, name: str, points: Mapping[PointId, models.Record]) -> Iterator[bool]:
-    for point_id, record in points.items():
-        vector = vectors_of(record).get(name)
-        if vector is not None:
-            request = models.QueryRequest(query=vector, using=name or None, limit=TOP_K)
-            [hits] = target.search("searching for a known point", [request])
-            yield any(hit.id == point_id for hit in hits) or _is_all_alike(hits)
-
-
-def _is_all_alike(hits: Sequence[models.ScoredPoint]) -> bool:
-    """Return whether so many points have the same vector that any of them may come first."""
-    return len(hits) == TOP_K and abs(hits[0].score - hits[-1].score) <= ROUNDING
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +102,6 @@ class CopySettings:
     """Delete points of the target that the source does not have."""
     dry_run: bool = False
     """Compare, and write nothing."""
-    sample: int = 1_000
-    """Points to read back and compare afterwards."""
     beside: str | None = None
     """A vector that only the target has; it and the hash of its text are no difference."""
 
@@ -152,7 +143,7 @@ def copy_points(
     on_progress: OnProgress = lambda _done, _total: None,
 ) -> Copied:
     """Make the target hold every point of the source."""
-    sample = Reservoir[PointId](settings.sample)
+    sample = Reservoir[PointId](SAMPLE)
     copy = _Copy(source, target, measures(vectors), settings, is_new, source.count(), on_progress)
     size = _page_size(source if settings.dry_run else target, vectors)
     with Sender(target) as sender:
@@ -166,30 +157,6 @@ def copy_points(
             target.delete(page)
         copy.copied.deleted += len(page)
     return copy.copied
-
-
-def copy_by_snapshot(source: Collection, target: Collection, longest_seconds: float, sample: int) -> Copied:
-    """Fill an empty collection from a server's own snapshot of another one, which is deleted afterwards.
-
-    The server fetches the snapshot from itself, by the URL that this client uses. If this process is killed, the
-    snapshot stays on the server.
-    """
-    recover_snapshot(source, target, longest_seconds)
-    drawn = Reservoir[PointId](sample)
-    for ids in source.ids():
-        drawn.draw(ids)
-    return Copied(added=target.count(), sample=drawn.drawn)
-
-
-def require_snapshots(collection: Collection) -> None:
-    """Refuse a Qdrant that has no snapshots of whole collections."""
-    if collection.is_embedded:
-        raise InputError("the embedded database makes no snapshots: leave out --via snapshot")
-    status = collection.call("asking for its nodes", collection.client.cluster_status)
-    if not isinstance(status, models.ClusterStatusOneOf):
-        raise InputError(
-            "this Qdrant has several nodes, and a snapshot holds the part of one: leave out --via snapshot"
-        )
 
 
 def verify_copy(

@@ -11,8 +11,7 @@ from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.connection import tune_embedded
 from care_qdrant.qdrant.quantization import rescoring_removal
 from care_qdrant.qdrant.retry import RetryPolicy
-from care_qdrant.qdrant.schema import CollectionSchema
-from care_qdrant.qdrant.version_record import VersionRecord, version_record
+from care_qdrant.qdrant.schema import CollectionSchema, VersionRecord
 from care_qdrant.types import CARE_KEY
 
 
@@ -48,7 +47,7 @@ def detach_vector(
         QdrantError: Qdrant refused or could not be reached.
     """
     target = Collection(client, collection, retries).resolve()
-    record = version_record(target.schema)
+    record = target.schema.version_record
     if record is not None and record.adds is not None and vector_name in (None, record.adds):
         points, is_searched = target.count(), target.name in target.aliases().values()
         # Only the switch of the alias records what the copy replaces.
@@ -63,7 +62,7 @@ def detach_vector(
         target.remove_vector(name)
     if rescoring_removal(name).keys() & target.schema.metadata.keys():
         target.update("removing what was measured", metadata=rescoring_removal(name))
-    target.remove_contract(name)
+    target.write_contract(name, None)
     return DetachReport(target.name, name, points, cleaned)
 
 

@@ -1,11 +1,9 @@
-"""Examines a collection of any origin: what attaching a model to it would do, cost and meet."""
+"""What a Qdrant holds: collections, who made their vectors, and what attaching a model to one would do and meet."""
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from qdrant_client import QdrantClient
+from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import CareError, InputError
 from care_qdrant.index.by_copy import plan_copy
@@ -13,14 +11,39 @@ from care_qdrant.index.points import stored_text
 from care_qdrant.index.preflight import SAMPLE_POINTS, Preflight, examine
 from care_qdrant.index.settings import DocumentModel
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.contracts import VectorContract
-from care_qdrant.qdrant.inventory import CollectionSummary, describe
+from care_qdrant.qdrant.contracts import Contract, VectorContract
 from care_qdrant.qdrant.retry import RetryPolicy
 
 SHOWN_TEXTS = 3
 SHOWN_CHARACTERS = 60
-TIMED_TEXTS = 32
 BYTES_PER_NUMBER = 4
+
+
+@dataclass(frozen=True, slots=True)
+class VectorSummary:
+    """One vector of a collection."""
+
+    name: str
+    """Empty for the unnamed vector."""
+    kind: str
+    """``dense``, ``multi`` or ``sparse``."""
+    points: int
+    """Number of points that have it."""
+    dim: int | None = None
+    distance: str | None = None
+    made_by: str | None = None
+    """Model or analyser; None where another tool wrote it."""
+    fingerprint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionSummary:
+    """One collection."""
+
+    name: str
+    aliases: tuple[str, ...]
+    points: int
+    vectors: tuple[VectorSummary, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +69,6 @@ class Diagnosis:
     """Number of points without the vector: an upper bound."""
     new_bytes: int
     """Bytes of their vectors, in float32 and without an index."""
-    seconds: float | None
-    """Time of encoding them at the speed of a sample on this machine; None where it was not timed."""
     refusals: list[str]
     """Empty where nothing stands in the way."""
     copy_plan: list[str]
@@ -60,9 +81,6 @@ def diagnose(
     collection: str,
     model: DocumentModel,
     *,
-    vector_name: str | None = None,
-    text_field: str | None = None,
-    timed: bool = False,
     retries: RetryPolicy | None = None,
 ) -> Diagnosis:
     """Examine a collection; nothing is written.
@@ -70,10 +88,7 @@ def diagnose(
     Args:
         client: An open Qdrant.
         collection: Name or alias.
-        model: That would be attached; its weights are read only to time it.
-        vector_name: None takes the model's name.
-        text_field: Payload field with the text; None guesses.
-        timed: Encode a few texts and estimate how long all would take.
+        model: That would be attached; its weights are not read.
         retries: How often to try a call again.
 
     Raises:
@@ -81,14 +96,10 @@ def diagnose(
         QdrantError: Qdrant cannot be reached.
     """
     target = Collection(client, collection, retries).resolve()
-    name, contract = vector_name or model.name, model.contract()
-    preflight, summary, strict = (
-        examine(target, name, contract, text_field),
-        describe(target),
-        target.schema.strict_mode,
-    )
+    name, contract = model.name, model.contract()
+    preflight, summary, strict = examine(target, name, contract, None), describe(target), target.schema.strict_mode
     layout, texts = preflight.layout, _texts(target, preflight)
-    needs_copy = bool(preflight.problems) and not examine(target, name, contract, text_field, in_place=False).problems
+    needs_copy = bool(preflight.problems) and not examine(target, name, contract, None, in_place=False).problems
     todo = summary.points - next((vector.points for vector in summary.vectors if vector.name == name), 0)
     return Diagnosis(
         summary=summary,
@@ -97,14 +108,13 @@ def diagnose(
         tool=layout.tool if layout else None,
         text_field=layout.text_field if layout else None,
         evidence=layout.evidence if layout else None,
-        texts=[text[:SHOWN_CHARACTERS] for text in texts[:SHOWN_TEXTS]],
+        texts=[text[:SHOWN_CHARACTERS] for text in texts],
         sampled=preflight.sampled,
         sampled_without_text=preflight.sampled_without_text,
         vector_name=name,
         model=contract.model,
         points_to_encode=todo,
         new_bytes=todo * contract.dim * BYTES_PER_NUMBER,
-        seconds=todo * _seconds_per_text(texts, model) if timed and texts and not _no_documents(model) else None,
         refusals=[str(problem) for problem in preflight.problems] + _no_documents(model),
         copy_plan=_copy_plan(target, name, contract) if needs_copy else [],
         notices=list(preflight.notices),
@@ -136,12 +146,42 @@ def _texts(collection: Collection, preflight: Preflight) -> list[str]:
     if layout is None:
         return []
     payloads = (record.payload or {} for record in collection.sample(SAMPLE_POINTS))
-    return [stored_text(layout, payload) for payload in payloads if layout.find_text(payload)][:TIMED_TEXTS]
+    return [stored_text(layout, payload) for payload in payloads if layout.find_text(payload)][:SHOWN_TEXTS]
 
 
-def _seconds_per_text(texts: list[str], model: DocumentModel) -> float:
-    encode: Callable[[list[str]], Any] = model.document_encoder.encode
-    encode(texts[:1])
-    start = time.perf_counter()
-    encode(texts)
-    return (time.perf_counter() - start) / len(texts)
+def describe_all(client: QdrantClient) -> list[CollectionSummary]:
+    """Return all collections by name, with exact counts."""
+    return [describe(Collection(client, name)) for name in Collection(client, "").names()]
+
+
+def describe(collection: Collection) -> CollectionSummary:
+    """Return one collection, with exact counts."""
+    schema = collection.schema
+    dense = [_summary(collection, name, schema.dense[name]) for name in sorted(schema.dense)]
+    sparse = [_summary(collection, name, None) for name in sorted(schema.sparse)]
+    return CollectionSummary(
+        name=collection.name,
+        aliases=tuple(sorted(alias for alias, behind in collection.aliases().items() if behind == collection.name)),
+        points=collection.count(),
+        vectors=(*dense, *sparse),
+    )
+
+
+def _summary(collection: Collection, name: str, params: models.VectorParams | None) -> VectorSummary:
+    contract = collection.schema.contracts.get(name)
+    kind = "sparse" if params is None else "dense" if params.multivector_config is None else "multi"
+    return VectorSummary(
+        name=name,
+        kind=kind,
+        points=collection.count_with_vector(name),
+        dim=None if params is None else params.size,
+        distance=None if params is None else params.distance.value,
+        made_by=_maker(contract),
+        fingerprint=None if contract is None else contract.fingerprint,
+    )
+
+
+def _maker(contract: Contract | None) -> str | None:
+    if contract is None:
+        return None
+    return contract.model if isinstance(contract, VectorContract) else contract.fingerprint

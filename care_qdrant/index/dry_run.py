@@ -2,16 +2,18 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 
 from care_qdrant.encoders import Encoder
 from care_qdrant.encoders.ahead import Meter, calls_of, meter_of, run_ahead
 from care_qdrant.encoders.batching import token_batches
 from care_qdrant.index.plan import ChunkTask, Plan, check_vectors
-from care_qdrant.index.report import Estimate, Tally
+from care_qdrant.index.reservoir import Reservoir
+from care_qdrant.index.settings import Estimate, IngestReport
 from care_qdrant.qdrant.create import PointVectors
 from care_qdrant.qdrant.payload import chunk_payload
+from care_qdrant.types import Chunk
 
 SAMPLE_CHUNKS = 4_096
 """Kept of the corpus at most, as many as a window has, from all over it."""
@@ -22,7 +24,7 @@ BYTES_PER_NUMBER = 4
 
 def estimate(
     plans: Iterable[Plan],
-    tally: Tally,
+    report: IngestReport,
     vectors: PointVectors,
     encoder: Callable[[], Encoder],
     batch_tokens: int,
@@ -30,52 +32,36 @@ def estimate(
 ) -> Estimate:
     """Count what would be written, and measure the encoder for some seconds on chunks from all over the corpus.
 
-    ``tally`` gets the counts, and ``encoder`` is called only if something would be encoded.
+    ``report`` gets the counts, and ``encoder`` is called only if something would be encoded.
     """
     tokens, size, documents = 0, 0, 0
-    sample = _Sample()
+    sample = Reservoir[ChunkTask](SAMPLE_CHUNKS, seed=0)
     for plan in plans:
-        tally.encoded += len(plan.encode)
-        tally.updated += len(plan.update)
-        tally.deleted += len(plan.surplus)
+        report.encoded += len(plan.encode)
+        report.updated += len(plan.update)
+        report.deleted += len(plan.surplus)
         tokens += sum(task.chunk.tokens for task in plan.encode)
         documents += len({task.chunk.document.id for task in plan.encode})
-        size += sum(_payload_bytes(task) for task in (*plan.encode, *plan.update))
-        sample.add(plan.encode)
-    size += tally.encoded * vectors.dense.dim * BYTES_PER_NUMBER
-    points = tally.encoded + tally.updated
-    if not sample.tasks:
+        size += sum(payload_bytes(task.chunk, task.hashes) for task in (*plan.encode, *plan.update))
+        sample.draw(plan.encode)
+    size += report.encoded * vectors.dense.dim * BYTES_PER_NUMBER
+    points = report.encoded + report.updated
+    if not sample.drawn:
         return Estimate(points, tokens, size, None, cost=None if price_per_hour is None else 0.0)
-    rate, padding, idle = _measure(sample.tasks, vectors, encoder(), batch_tokens)
+    rate, padding, idle = _measure(sample.drawn, vectors, encoder(), batch_tokens)
     hours = tokens / rate / 3_600
     return Estimate(
         points=points,
         tokens=tokens,
         bytes=size,
-        seconds=_rounded(3_600 * hours),
-        hours=_rounded(hours),
-        cost=None if price_per_hour is None else _rounded(hours * price_per_hour),
-        tokens_per_second=_rounded(rate),
-        documents_per_second=_rounded(rate * documents / tokens),
+        seconds=rounded(3_600 * hours),
+        hours=rounded(hours),
+        cost=None if price_per_hour is None else rounded(hours * price_per_hour),
+        tokens_per_second=rounded(rate),
+        documents_per_second=rounded(rate * documents / tokens),
         padding=round(padding, 4),
         encoder_idle_fraction=round(idle, 4),
     )
-
-
-class _Sample:
-    """Every n-th chunk of a corpus; n doubles whenever there are too many."""
-
-    def __init__(self) -> None:
-        self.tasks: list[ChunkTask] = []
-        self._step, self._seen = 1, 0
-
-    def add(self, tasks: list[ChunkTask]) -> None:
-        for task in tasks:
-            if self._seen % self._step == 0:
-                self.tasks.append(task)
-            self._seen += 1
-            if len(self.tasks) == SAMPLE_CHUNKS:
-                self.tasks, self._step = self.tasks[::2], 2 * self._step
 
 
 def _measure(
@@ -107,10 +93,11 @@ def _measure(
     return meter.tokens_per_second, meter.padding, device.idle_fraction
 
 
-def _rounded(value: float) -> float:
+def rounded(value: float) -> float:
     """Round to three digits: some seconds say no more about a night."""
     return float(f"{value:.3g}")
 
 
-def _payload_bytes(task: ChunkTask) -> int:
-    return len(json.dumps(chunk_payload(task.chunk, task.hashes), ensure_ascii=False).encode())
+def payload_bytes(chunk: Chunk, hashes: Mapping[str, str]) -> int:
+    """Return the size of a payload as JSON."""
+    return len(json.dumps(chunk_payload(chunk, hashes), ensure_ascii=False).encode())

@@ -23,12 +23,9 @@ from care_qdrant.index.dry_run import estimate
 from care_qdrant.index.guard import RunGuard
 from care_qdrant.index.plan import ChunkTask, Plan, check_vectors, has_other_writers
 from care_qdrant.index.points import remove_orphaned_hashes
-from care_qdrant.index.reading import Cut, Reader
-from care_qdrant.index.report import Estimate, IngestReport, Tally
-from care_qdrant.index.seen import Seen
-from care_qdrant.index.settings import DocumentModel, IngestSettings
-from care_qdrant.index.source import Reading, Source, open_source, require_document, sparse_contract
-from care_qdrant.index.sync import delete_missing, delete_surplus_chunks
+from care_qdrant.index.reading import Cut, Reader, Reading, Source, open_source, require_document, sparse_contract
+from care_qdrant.index.seen import Seen, delete_missing, delete_surplus_chunks
+from care_qdrant.index.settings import DocumentModel, IngestReport, IngestSettings
 from care_qdrant.index.work import WINDOWS_AHEAD, Worker, read_ahead
 from care_qdrant.progress import Progress
 from care_qdrant.qdrant.collection import Collection
@@ -43,7 +40,6 @@ from care_qdrant.qdrant.create import (
 )
 from care_qdrant.qdrant.quantization import record_rescoring
 from care_qdrant.qdrant.retry import RetryPolicy
-from care_qdrant.qdrant.version_record import version_record
 from care_qdrant.types import Document, Vectors
 
 logger = logging.getLogger(__name__)
@@ -138,7 +134,7 @@ def _untraced_heap() -> Iterator[None]:
 
 def _refuse_version(collection: Collection) -> None:
     """Refuse what ``care publish`` made, while its source is there: the next version would lose what is written."""
-    record = version_record(collection.schema)
+    record = collection.schema.version_record
     if record is not None and record.adds is None and collection.sibling(record.source).exists():
         raise InputError(
             f"{collection.name!r} is a version that care publish made of {record.source!r}, and the next one will not "
@@ -159,12 +155,18 @@ class _Run:
     guard: RunGuard
     on_progress: Callable[[Progress], None]
     cut: Cut
-    tally: Tally = field(default_factory=Tally)
+    report: IngestReport = field(init=False)
+    planned: int = 0
+    """Chunks that were read and compared."""
+    planned_tokens: int = 0
+    """Tokens of those that are to be encoded."""
+    inserted: int = 0
     last: Plan | None = None
-    """The window that was planned last."""
     worker: Worker[ChunkTask] = field(init=False)
 
     def __post_init__(self) -> None:
+        name, fingerprint = self.vectors.vector_name, self.vectors.dense.fingerprint
+        self.report = IngestReport(collection=self.collection.name, vector_name=name, fingerprint=fingerprint)
         self.worker = Worker(
             self._make,
             lambda task, row: task.point(self.vectors, row),
@@ -181,19 +183,19 @@ class _Run:
 
     def go(self, source: Source, on_stopped: Callable[[IngestReport], None]) -> IngestReport:
         """Read, encode and write, then delete, count and report."""
-        start = time.perf_counter()
+        start, report = time.perf_counter(), self.report
         try:
             with _untraced_heap():
-                expected, points = self._do(source)
+                report.points = self._do(source)
         except (CareError, KeyboardInterrupt) as error:
-            stored = self.worker.stored + self.tally.unchanged
-            report = self._report(source.rejects, stored, time.perf_counter() - start, None)
+            report.points = self.worker.stored + report.unchanged
+            self._close(source.rejects, time.perf_counter() - start)
             on_stopped(replace(report, stopped=str(error) or "interrupted"))
             raise
-        return self._report(source.rejects, points, time.perf_counter() - start, expected)
+        self._close(source.rejects, time.perf_counter() - start)
+        return report
 
-    def _do(self, source: Source) -> tuple[Estimate | None, int]:
-        expected = None
+    def _do(self, source: Source) -> int:
         before = self._prepare()
         plans = self._reader(source).plans(source.rows, source.share_read)
         if self.settings.dry_run:
@@ -201,11 +203,11 @@ class _Run:
             with closing(read_ahead(plans, WINDOWS_AHEAD)) as ahead:
                 noted = map(self._note, ahead)
                 load, batch_tokens = lambda: self.model.document_encoder, self.settings.batch_tokens
-                expected = estimate(noted, self.tally, self.vectors, load, batch_tokens, price)
+                self.report.estimate = estimate(noted, self.report, self.vectors, load, batch_tokens, price)
         else:
             self._write(plans)
         self._sync()
-        return expected, self._finish(before)
+        return self._finish(before)
 
     def _prepare(self) -> int:
         """Repair the hashes of a collection that is there; return the number of its points."""
@@ -224,26 +226,49 @@ class _Run:
             is_new=self.is_new,
             has_others=not self.is_new and has_other_writers(self.collection),
             seen=self.seen,
-            tally=self.tally,
+            report=self.report,
             on_reject=source.rejects.write if source.rejects is not None else lambda _: None,
         )
 
     def _note(self, plan: Plan) -> Plan:
-        self.tally.documents += plan.documents
-        self.tally.unchanged += plan.unchanged
-        self.tally.planned += plan.unchanged + len(plan.encode) + len(plan.update)
-        self.tally.planned_tokens += sum(task.chunk.tokens for task in plan.encode)
-        self.tally.other_points += len(plan.others)
+        self.report.documents += plan.documents
+        self.report.unchanged += plan.unchanged
+        self.planned += plan.unchanged + len(plan.encode) + len(plan.update)
+        self.planned_tokens += sum(task.chunk.tokens for task in plan.encode)
+        self.report.other_points += len(plan.others)
         if self.settings.replace_others and self.settings.dry_run:
-            self.tally.deleted += len(plan.others)
+            self.report.deleted += len(plan.others)
         self.last = plan
         self._show(plan)
         return plan
 
     def _show(self, plan: Plan) -> None:
-        limit = self.settings.limit and self.settings.limit / self.settings.shard.of
-        done = self.tally.planned - self.tally.unchanged if self.settings.dry_run else self.worker.stored
-        self.on_progress(self.tally.progress(done, plan.share_read, limit, self.worker.meter, self.meter))
+        report, settings, work = self.report, self.settings, self.worker.meter
+        expected = report.documents / plan.share_read if plan.share_read else None
+        limit = settings.limit and settings.limit / settings.shard.of
+        expected = min(filter(None, (expected, limit)), default=None)
+        total = left = None
+        if expected and self.planned:
+            total = max(self.planned, round(self.planned * expected / report.documents))
+            if work.tokens_per_second:
+                tokens = self.planned_tokens * total / self.planned - report.tokens
+                left = max(0.0, tokens / work.tokens_per_second)
+        texts_per_second = work.texts / work.total_seconds if work.total_seconds else 0.0
+        self.on_progress(
+            Progress(
+                documents=report.documents,
+                stored=self.planned if settings.dry_run else self.worker.stored + report.unchanged,
+                encoded=report.encoded,
+                rejected=report.rejected,
+                tokens_per_second=work.tokens_per_second,
+                documents_per_second=texts_per_second * report.documents / max(self.planned, 1),
+                padding=work.padding,
+                idle_fraction=self.meter.idle_fraction,
+                total=total,
+                seconds_left=left,
+                share_read=plan.share_read,
+            )
+        )
 
     def _write(self, plans: Iterator[Plan]) -> None:
         if self.settings.grpc and not self.collection.is_embedded and not self.collection.upsert_over_grpc():
@@ -263,8 +288,8 @@ class _Run:
         # Surplus chunks go before those that say how many there are: a run that is killed in between finds them again.
         gone = [*(plan.others if self.settings.replace_others else ()), *plan.surplus]
         self.collection.delete(gone)
-        self.tally.deleted += len(gone)
-        self.tally.updated += len(plan.update)
+        self.report.deleted += len(gone)
+        self.report.updated += len(plan.update)
 
     def _make(self, tasks: Sequence[ChunkTask]) -> Vectors:
         vectors = self.model.document_encoder.encode([task.text for task in tasks])
@@ -272,9 +297,9 @@ class _Run:
         return vectors
 
     def _note_batch(self, plan: Plan, tasks: Sequence[ChunkTask]) -> None:
-        self.tally.encoded += len(tasks)
-        self.tally.inserted += sum(task.stored is None for task in tasks)
-        self.tally.tokens += sum(task.tokens for task in tasks)
+        self.report.encoded += len(tasks)
+        self.inserted += sum(task.stored is None for task in tasks)
+        self.report.tokens += sum(task.tokens for task in tasks)
         self._show(plan)
 
     def _sync(self) -> None:
@@ -282,23 +307,23 @@ class _Run:
         if not settings.dry_run:
             self.guard.check()
             if self.guard.may_have_surplus:
-                self.tally.deleted += delete_surplus_chunks(self.collection, self.seen, in_shard=settings.shard.has)
+                self.report.deleted += delete_surplus_chunks(self.collection, self.seen, in_shard=settings.shard.has)
         if not settings.sync or (settings.dry_run and self.is_new):
             return
-        if self.tally.rejected and not settings.sync_despite_rejects:
+        if self.report.rejected and not settings.sync_despite_rejects:
             done = "This was a dry run" if settings.dry_run else "The others are stored"
             raise InputError(
-                f"rejected rows: {self.tally.rejected:,}, and each may be a document that is stored. {done}, and "
+                f"rejected rows: {self.report.rejected:,}, and each may be a document that is stored. {done}, and "
                 "nothing was deleted. Mend the corpus, or give --sync-despite-rejects"
             )
-        deleted, self.tally.first_deleted = delete_missing(
+        deleted, self.report.first_deleted = delete_missing(
             self.collection,
             self.seen,
             in_shard=settings.shard.has,
             max_fraction=settings.max_delete_fraction,
             dry_run=settings.dry_run,
         )
-        self.tally.deleted += deleted
+        self.report.deleted += deleted
 
     def _finish(self, before: int) -> int:
         """Count exactly, and return the number of points that carry the vector."""
@@ -312,40 +337,26 @@ class _Run:
             record_rescoring(self.collection, self.vectors.vector_name)
         self.guard.end()
         # Other shards of the corpus may be written, and synchronised, at the same time.
-        lowest = before + self.tally.inserted - self.tally.deleted if self.settings.shard.of == 1 else 0
-        if points < self.tally.chunks or self.collection.count() < lowest:
+        lowest = before + self.inserted - self.report.deleted if self.settings.shard.of == 1 else 0
+        if points < self._chunks or self.collection.count() < lowest:
             raise QdrantError(
-                f"collection {self.collection.name!r}: {self.tally.chunks:,} points were acknowledged, and {points:,} "
+                f"collection {self.collection.name!r}: {self._chunks:,} points were acknowledged, and {points:,} "
                 f"carry vector {self.vectors.vector_name!r}: some were lost. Run the same command again"
             )
         return points
 
-    def _report(
-        self, rejects: RejectsFile | None, points: int, seconds: float, expected: Estimate | None
-    ) -> IngestReport:
-        tally, meter = self.tally, self.worker.meter
-        return IngestReport(
-            documents=tally.documents,
-            chunks=tally.chunks,
-            encoded=tally.encoded,
-            updated=tally.updated,
-            unchanged=tally.unchanged,
-            duplicates=tally.duplicates,
-            rejected=tally.rejected,
-            deleted=tally.deleted,
-            other_points=tally.other_points,
-            points=points,
-            tokens=tally.tokens,
-            seconds=round(seconds, 3),
-            documents_per_second=round(tally.documents / seconds, 1) if seconds else 0.0,
-            tokens_per_second=round(meter.tokens_per_second, 1),
-            encoder_idle_fraction=round(self.meter.idle_fraction, 4),
-            collection=self.collection.name,
-            vector_name=self.vectors.vector_name,
-            fingerprint=self.vectors.dense.fingerprint,
-            rejects_file=str(rejects.path) if rejects is not None and tally.rejected else None,
-            estimate=expected,
-            first_rejects=tuple(tally.first_rejects),
-            first_deleted=tuple(tally.first_deleted),
-            engine=report_of(self.model.document_encoder) if tally.encoded and not self.settings.dry_run else {},
-        )
+    def _close(self, rejects: RejectsFile | None, seconds: float) -> None:
+        """Note what is known at the end alone."""
+        report = self.report
+        report.chunks = self._chunks
+        report.seconds = round(seconds, 3)
+        report.documents_per_second = round(report.documents / seconds, 1) if seconds else 0.0
+        report.tokens_per_second = round(self.worker.meter.tokens_per_second, 1)
+        report.encoder_idle_fraction = round(self.meter.idle_fraction, 4)
+        report.rejects_file = str(rejects.path) if rejects is not None and report.rejected else None
+        if report.encoded and not self.settings.dry_run:
+            report.engine = report_of(self.model.document_encoder)
+
+    @property
+    def _chunks(self) -> int:
+        return self.report.encoded + self.report.updated + self.report.unchanged

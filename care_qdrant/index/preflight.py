@@ -8,19 +8,12 @@ from typing import Any
 from qdrant_client import models
 
 from care_qdrant.errors import CareError, FingerprintMismatch, InputError, SchemaMismatch, ServerTooOld
-from care_qdrant.index.points import (
-    NOTICEABLE_FRACTION,
-    expected_hash,
-    other_text_field,
-    require_free_key,
-    stored_hash,
-)
+from care_qdrant.index.points import NOTICEABLE_FRACTION, expected_hash, other_text_field, require_free_key, stored_hash
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.contract_checks import check_contract, check_sparse_contract
 from care_qdrant.qdrant.contracts import SparseContract, VectorContract
 from care_qdrant.qdrant.layout import Layout, guess_layout
 from care_qdrant.qdrant.schema import CollectionSchema
-from care_qdrant.qdrant.version_record import version_record
 
 NAMED_VECTORS_SINCE = (1, 18)
 SAMPLE_POINTS = 200
@@ -142,7 +135,8 @@ def _require_reopenable(schema: CollectionSchema, vector_name: str, payloads: Se
     else, or where one is named ``text-dense``. A second vector makes a mapping of the first case, for good.
     """
     is_unnamed = isinstance(schema.config.params.vectors, models.VectorParams)
-    if vector_name not in schema.dense and is_unnamed and any(map(_is_of_haystack, payloads)):
+    of_haystack = (isinstance(each.get("meta"), Mapping) and {"id", "content"} <= each.keys() for each in payloads)
+    if vector_name not in schema.dense and is_unnamed and any(of_haystack):
         raise InputError(
             f"Haystack wrote collection {schema.name!r} without sparse vectors, and its QdrantDocumentStore could not "
             "open it any more once it has a second vector, not even after care detach. Write the documents into a "
@@ -151,10 +145,6 @@ def _require_reopenable(schema: CollectionSchema, vector_name: str, payloads: Se
             "copy behind an alias, which gets nothing that is written later, with the same --model and --path/--url: "
             f"care attach {schema.name} --via copy --as {schema.name}-live"
         )
-
-
-def _is_of_haystack(payload: Mapping[str, Any]) -> bool:
-    return isinstance(payload.get("meta"), Mapping) and {"id", "content"} <= payload.keys()
 
 
 def _require_new(schema: CollectionSchema, vector_name: str) -> None:
@@ -242,7 +232,7 @@ def _require_room(
 
 
 def _notices(schema: CollectionSchema) -> Iterator[str]:
-    record = version_record(schema)
+    record = schema.version_record
     if record is not None and record.adds is None and not record.withdrawn:
         yield (
             f"the collection is a version that care publish made of {record.source!r}, and the next one will not have "

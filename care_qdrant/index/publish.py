@@ -8,7 +8,6 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from qdrant_client import QdrantClient
 
@@ -19,16 +18,14 @@ from care_qdrant.index.copying import (
     KnownItems,
     OnProgress,
     check_known_items,
-    copy_by_snapshot,
     copy_points,
     prepare_target,
-    require_snapshots,
     verify_copy,
     wait_until_indexed,
 )
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.retry import RetryPolicy
-from care_qdrant.qdrant.version_record import VersionRecord, version_record
+from care_qdrant.qdrant.schema import VersionRecord
 
 KNOWN_ITEMS = 50
 """Number of points that their own vectors have to find."""
@@ -71,7 +68,7 @@ def read_versions(collection: Collection, alias: str) -> Versions:
             f"which its readers then search: care publish {alias} --as {alias}-live"
         )
     numbers = {name: number for name in names if (number := _number(alias, name))}
-    found = {name: version_record(collection.sibling(name).schema) for name in numbers}
+    found = {name: collection.sibling(name).schema.version_record for name in numbers}
     records = {name: record for name, record in found.items() if record is not None}
     return Versions(alias, collection.aliases().get(alias), records, highest=max(numbers.values(), default=0))
 
@@ -97,12 +94,6 @@ class PublishSettings:
 
     keep: int | None = None
     """Number of former versions that stay; None deletes nothing."""
-    sample: int = 1_000
-    """Number of points to read back and compare."""
-    index_minutes: float = 120.0
-    """Longest time to wait for the search index before the alias is switched."""
-    via: Literal["copy", "snapshot"] = "copy"
-    """Read and write each point; or let a server of one node fill the version from its own snapshot."""
     dry_run: bool = False
 
 
@@ -177,9 +168,9 @@ def publish_collection(
     versions = read_versions(origin, alias or source)
     target = origin.sibling(versions.name_for(origin.name))
     if settings.dry_run:
-        copied, known_items, deleted_versions = _compare(origin, target, settings, on_progress), None, []
+        copied, known_items, deleted_versions = _compare(origin, target, on_progress), None, []
     else:
-        copied, known_items = _build(origin, target, settings, on_progress)
+        copied, known_items = _build(origin, target, on_progress)
         record = VersionRecord(origin.name, replaces=versions.live)
         target.update("recording what it replaces", metadata=record.metadata())
         target.switch_alias(versions.alias)
@@ -226,29 +217,22 @@ def roll_back(
     return RollbackReport(alias, former.name, live.name, former.count(), live.count(), dry_run)
 
 
-def _compare(origin: Collection, target: Collection, settings: PublishSettings, on_progress: OnProgress) -> Copied:
+def _compare(origin: Collection, target: Collection, on_progress: OnProgress) -> Copied:
     """Count what would be written."""
     origin.schema.require_whole()
-    copying = CopySettings(delete_others=True, dry_run=True, sample=settings.sample)
+    copying = CopySettings(delete_others=True, dry_run=True)
     is_new = not target.exists()
     return copy_points(origin, target, origin.schema.dense, copying, is_new=is_new, on_progress=on_progress)
 
 
-def _build(
-    origin: Collection, target: Collection, settings: PublishSettings, on_progress: OnProgress
-) -> tuple[Copied, KnownItems]:
+def _build(origin: Collection, target: Collection, on_progress: OnProgress) -> tuple[Copied, KnownItems]:
     """Make the version equal to the source, and verify it."""
-    if settings.via == "snapshot":
-        require_snapshots(origin)
-    schema, index_seconds = origin.schema, settings.index_minutes * 60
+    schema = origin.schema
     schema.require_whole()
     prepare_target(target, schema, schema.portable_metadata | VersionRecord(origin.name).metadata())
+    copying = CopySettings(overwrite=True, delete_others=True)
     is_new = not target.count()
-    if is_new and settings.via == "snapshot":
-        copied = copy_by_snapshot(origin, target, index_seconds, settings.sample)
-    else:
-        copying = CopySettings(overwrite=True, delete_others=True, sample=settings.sample)
-        copied = copy_points(origin, target, schema.dense, copying, is_new=is_new, on_progress=on_progress)
-    wait_until_indexed(target, index_seconds)
+    copied = copy_points(origin, target, schema.dense, copying, is_new=is_new, on_progress=on_progress)
+    wait_until_indexed(target)
     verify_copy(origin, target, schema.dense, copied.sample)
     return copied, check_known_items(origin, target, schema.dense, copied.sample[:KNOWN_ITEMS])

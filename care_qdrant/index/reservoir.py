@@ -11,7 +11,6 @@ class Reservoir(Generic[T]):
     """Items of which each had the same chance to be drawn (Vitter 1985, algorithm R)."""
 
     def __init__(self, size: int, seed: int | None = None) -> None:
-        """Start empty."""
         self.drawn: list[T] = []
         self.seen = 0
         """Number of items that could have been drawn."""

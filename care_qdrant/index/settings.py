@@ -1,13 +1,13 @@
-"""How a corpus is ingested, and what ingestion needs of a model."""
+"""How a corpus is ingested, what ingestion needs of a model, and what it reports: counted while it runs."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from care_qdrant.corpus.chunking import Overflow
 from care_qdrant.encoders import Encoder, TokenCounter
 from care_qdrant.errors import InputError
-from care_qdrant.index.reading import Shard
 from care_qdrant.qdrant.contracts import VectorContract
 from care_qdrant.qdrant.create import Index
 
@@ -32,6 +32,25 @@ class DocumentModel(Protocol):
     @property
     def document_encoder(self) -> Encoder:
         """Loaded when the first chunk has to be encoded, and not before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One of ``of`` disjoint shards of a corpus, counted from 1, by a hash of the document id that never changes."""
+
+    number: int = 1
+    of: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.number <= self.of:
+            raise InputError(f"shard {self.number}/{self.of}: shards count from 1/{self.of} to {self.of}/{self.of}")
+
+    def has(self, document_id: str) -> bool:
+        """Return whether a document belongs to this shard."""
+        if self.of == 1:
+            return True
+        digest = hashlib.sha256(document_id.encode()).digest()
+        return int.from_bytes(digest[:8], "big") % self.of == self.number - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +94,70 @@ class IngestSettings:
             raise InputError(f"--max-delete-fraction is {self.max_delete_fraction}; expected a fraction from 0 to 1")
         if self.batch_tokens < 1 or (self.limit is not None and self.limit < 1):
             raise InputError(f"batch_tokens {self.batch_tokens} and --limit {self.limit} must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a dry run expects of the real one."""
+
+    points: int
+    """Points to write."""
+    tokens: int
+    """Tokens to encode."""
+    bytes: int
+    """Size of vectors and payloads to write, without indexes."""
+    seconds: float | None
+    """Time of encoding with this engine, at the speed that was measured; None where nothing is to be encoded."""
+    hours: float | None = None
+    cost: float | None = None
+    """Hours times the price of an hour, in its currency; None without a price."""
+    tokens_per_second: float | None = None
+    documents_per_second: float | None = None
+    padding: float | None = None
+    """Padded tokens for each token, 1 or more."""
+    encoder_idle_fraction: float | None = None
+    """Fraction of the time in which the encoder stood still, in [0, 1]."""
+
+
+@dataclass(slots=True, kw_only=True)
+class IngestReport:
+    """What a run did, or has done so far. Chunks are encoded, updated or unchanged; each is one point."""
+
+    documents: int = 0
+    """Read and accepted, each id once."""
+    chunks: int = 0
+    encoded: int = 0
+    """Chunks that the encoder read; those of a run that was stopped may not all be stored."""
+    updated: int = 0
+    """Chunks written without encoding: only their metadata or their sparse vector differed."""
+    unchanged: int = 0
+    duplicates: int = 0
+    """Rows that repeat an earlier one word for word."""
+    rejected: int = 0
+    deleted: int = 0
+    other_points: int = 0
+    """Points of the same documents that another writer made under other ids."""
+    points: int = 0
+    """Points of the collection with this vector, counted exactly; of a stopped run those that it stored or found."""
+    tokens: int = 0
+    """Encoded."""
+    seconds: float = 0.0
+    documents_per_second: float = 0.0
+    tokens_per_second: float = 0.0
+    """Over the time from the first to the end of the last encoding."""
+    encoder_idle_fraction: float = 0.0
+    """Fraction of that time in which the encoder stood still, in [0, 1]."""
+    collection: str
+    vector_name: str
+    fingerprint: str
+    rejects_file: str | None = None
+    estimate: Estimate | None = None
+    """Result of a dry run, which wrote nothing."""
+    first_rejects: list[str] = field(default_factory=list)
+    """Line and reason of the first rejected rows."""
+    first_deleted: list[str] = field(default_factory=list)
+    """First of the documents that --sync deleted, or would delete."""
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    """What encoded, and how: device and kernels, or what each server did; empty where nothing was encoded."""
+    stopped: str | None = None
+    """Why the run did not finish: what was refused, or the interruption. None for a run that did."""

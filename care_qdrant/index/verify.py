@@ -1,7 +1,7 @@
 """Checks the vectors of a collection: made of the present texts, by this model, and found by its query encoder."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any, Protocol
@@ -10,7 +10,7 @@ import numpy as np
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.encoders import Encoder, bm25
-from care_qdrant.index.attach import Bm25Vectors
+from care_qdrant.index.attach import bm25_rows
 from care_qdrant.index.points import (
     expected_hash,
     other_field_warning,
@@ -94,10 +94,6 @@ class VerifyReport:
     lowest_cosine: float | None = None
     known_items: float | None = None
     """Fraction of the sample that was found by its own opening, from 0 to 1."""
-    compared_with: str | None = None
-    """Another vector of the collection, whoever made it; ``""`` is the unnamed one."""
-    overlap_at_10: float | None = None
-    """Mean fraction of the ten nearest neighbours that both vectors share. A low one is no fault of either model."""
     rescoring: Rescoring | None = None
     """Of a quantised vector: what searches by the query encoder find with the recorded oversampling, or with the
     least one that is enough."""
@@ -110,47 +106,38 @@ _Point = tuple[PointId, Mapping[str, Any]]
 _Sample = list[_Point]
 
 
-class _Check(Protocol):
+@dataclass(frozen=True, slots=True)
+class _Check:
     """Makes the vectors of a sample again."""
 
-    def cosines(self, stored: Sequence[Any], possible: Sequence[Sequence[str]]) -> Iterable[float]:
-        """Return the highest cosine of each stored vector with those of the texts that it may be of."""
+    cosines: Callable[[Sequence[Any], Sequence[Sequence[str]]], Iterable[float]]
+    """Returns the highest cosine of each stored vector with those of the texts that it may be of."""
+    queries: Callable[[Sequence[str]], list[Any]]
+    """Returns what has to find the documents with these openings."""
 
-    def queries(self, openings: Sequence[str]) -> list[Any]:
-        """Return what has to find the documents with these openings."""
 
-
-@dataclass(frozen=True, slots=True)
-class _DenseCheck:
-    model: PairModel
-
-    def cosines(self, stored: Sequence[Any], possible: Sequence[Sequence[str]]) -> Iterator[float]:
-        made = iter(self.model.document_encoder.encode(list(chain.from_iterable(possible))))
+def _dense_check(model: PairModel) -> _Check:
+    def cosines(stored: Sequence[Any], possible: Sequence[Sequence[str]]) -> Iterator[float]:
+        made = iter(model.document_encoder.encode(list(chain.from_iterable(possible))))
         for vector, texts in zip(stored, possible, strict=True):
             row, rows = np.asarray(vector, dtype=np.float32), np.stack(list(islice(made, len(texts))))
             yield float((rows @ row / (np.linalg.norm(row) * np.linalg.norm(rows, axis=1))).max())
 
-    def queries(self, openings: Sequence[str]) -> list[Any]:
-        found: list[Any] = self.model.query_encoder.encode(openings).tolist()
-        return found
+    return _Check(cosines, lambda openings: list(model.query_encoder.encode(openings).tolist()))
 
 
-@dataclass(frozen=True, slots=True)
-class _Bm25Check:
-    maker: Bm25Vectors
-
-    def cosines(self, stored: Sequence[Any], possible: Sequence[Sequence[str]]) -> Iterator[float]:
+def _bm25_check(contract: SparseContract) -> _Check:
+    def cosines(stored: Sequence[Any], possible: Sequence[Sequence[str]]) -> Iterator[float]:
         for vector, texts in zip(stored, possible, strict=True):
-            yield max(_sparse_cosine(vector, made) for made in self.maker.make(texts, []))
+            yield max(_sparse_cosine(vector, made) for made in bm25_rows(contract, texts))
 
-    def queries(self, openings: Sequence[str]) -> list[Any]:
-        return [bm25.query_vector(opening) for opening in openings]
+    return _Check(cosines, lambda openings: list(map(bm25.query_vector, openings)))
 
 
 def verify_collection(
     client: QdrantClient,
     collection: str,
-    model: PairModel,
+    model: PairModel | None,
     *,
     vector_name: str | None = None,
     text_field: str | None = None,
@@ -162,8 +149,8 @@ def verify_collection(
     Args:
         client: An open Qdrant.
         collection: Name or alias.
-        model: The pair that is said to have made the vectors.
-        vector_name: None takes the one that the model made.
+        model: The pair that is said to have made the vectors; None for BM25.
+        vector_name: None takes the one that the model made, or BM25.
         text_field: Payload field with the text; None takes what attach took, or guesses.
         settings: What counts as right.
         retries: How often to try a call again.
@@ -172,39 +159,17 @@ def verify_collection(
         ContractError: Another model made the vectors.
         InputError: There is no such collection or vector, or no text in its payloads.
     """
-    settings, contract = settings or VerifySettings(), model.contract()
-    target = Collection(client, collection, retries).resolve()
-    name = vector_name or target.schema.made_by(contract.fingerprint) or model.name
-    check_contract(target.schema, name, contract)
-    return _verify(target, name, contract, contract.fingerprint, text_field, settings, _DenseCheck(model))
-
-
-def verify_bm25(
-    client: QdrantClient,
-    collection: str,
-    *,
-    vector_name: str | None = None,
-    text_field: str | None = None,
-    settings: VerifySettings | None = None,
-    retries: RetryPolicy | None = None,
-) -> VerifyReport:
-    """Check the BM25 vectors of a collection as `verify_collection` checks those of a model; needs no model."""
     settings, target = settings or VerifySettings(), Collection(client, collection, retries).resolve()
-    name = vector_name or find_bm25(target.schema) or bm25.VECTOR_NAME
-    contract = check_sparse_contract(target.schema, name, bm25.ANALYSER)
-    return _verify(target, name, contract, contract.constants, text_field, settings, _Bm25Check(Bm25Vectors(contract)))
-
-
-def _verify(
-    target: Collection,
-    name: str,
-    contract: VectorContract | SparseContract,
-    hashed: str,
-    text_field: str | None,
-    settings: VerifySettings,
-    check: _Check,
-) -> VerifyReport:
-    """Read all payloads, make a sample again, search for it; ``hashed`` is what the hash of a text begins with."""
+    contract: VectorContract | SparseContract
+    if model is None:
+        name = vector_name or find_bm25(target.schema) or bm25.VECTOR_NAME
+        contract = check_sparse_contract(target.schema, name, bm25.ANALYSER)
+        hashed, check = contract.constants, _bm25_check(contract)
+    else:
+        contract = model.contract()
+        name = vector_name or target.schema.made_by(contract.fingerprint) or model.name
+        check_contract(target.schema, name, contract)
+        hashed, check = contract.fingerprint, _dense_check(model)
     report = VerifyReport(target.name, name, contract.fingerprint, name in target.schema.attached)
     preflight = examine(target, name, contract, text_field)
     if preflight.is_emptied:
@@ -260,12 +225,11 @@ def _check_sample(collection: Collection, report: VerifyReport, check: _Check, l
     possible = [possible_texts(layout, payload) for _, payload in pairs]
     report.lowest_cosine = min(check.cosines([stored[point_id][name] for point_id, _ in pairs], possible))
     queries = check.queries([stored_text(layout, payload)[:OPENING_CHARACTERS] for _, payload in pairs])
-    found = _search(collection, name, queries, TOP_K)
+    found = _search(collection, name, queries)
     known = [_is_among(point_id, payload, hits, layout) for (point_id, payload), hits in zip(pairs, found, strict=True)]
     report.known_items = sum(known) / len(known)
     if name in collection.schema.dense:
         _check_quantization(collection, report, queries)
-        _compare_neighbours(collection, report, {point_id: stored[point_id] for point_id, _ in pairs})
 
 
 def _sparse_cosine(stored: Any, made: models.SparseVector) -> float:
@@ -289,35 +253,11 @@ def _check_quantization(collection: Collection, report: VerifyReport, queries: S
     if measured.loses_too_much:
         report.problems.append(describe_loss(name, measured))
     elif recorded is None or recorded.oversampling < measured.oversampling:
-        advice = (
-            "none is recorded: run the command that wrote the vectors again, which measures and records it"
-            if recorded is None
-            else f"{recorded.oversampling:g} is recorded: run the command that wrote the vectors again"
-        )
+        known = "none is recorded" if recorded is None else f"{recorded.oversampling:g} is recorded"
         report.problems.append(
             f"searches of quantised vector {name!r} need oversampling {measured.oversampling:g} to lose at most "
-            f"{MAX_LOSS:.0%}, and {advice}"
+            f"{MAX_LOSS:.0%}, and {known}: run the command that wrote the vectors again, which measures and records it"
         )
-
-
-def _compare_neighbours(
-    collection: Collection, report: VerifyReport, stored: Mapping[PointId, Mapping[str, Any]]
-) -> None:
-    dense = collection.schema.dense
-    others = sorted(name for name, params in dense.items() if params.multivector_config is None)
-    other = next((name for name in others if name != report.vector_name), None)
-    both = {point_id: found for point_id, found in stored.items() if other is not None and other in found}
-    if other is None or not both:
-        return
-    neighbours = [
-        _search(collection, name, [vectors[name] for vectors in both.values()], TOP_K + 1)
-        for name in (report.vector_name, other)
-    ]
-    shared = [
-        len({hit.id for hit in new} & {hit.id for hit in old} - {point_id})
-        for point_id, new, old in zip(both, *neighbours, strict=True)
-    ]
-    report.compared_with, report.overlap_at_10 = other, sum(shared) / (len(shared) * TOP_K)
 
 
 def _problems(report: VerifyReport, settings: VerifySettings) -> list[str]:
@@ -360,12 +300,8 @@ def _is_among(
     return point_id in {hit.id for hit in hits} or any(layout.of_point(one).find_text(one) == text for one in others)
 
 
-def _search(
-    collection: Collection, vector_name: str, vectors: Sequence[Any], limit: int
-) -> list[list[models.ScoredPoint]]:
-    limit = min(limit, collection.limits.query or limit)
-    requests = [
-        models.QueryRequest(query=vector, using=vector_name or None, limit=limit, with_payload=True)
-        for vector in vectors
-    ]
+def _search(collection: Collection, vector_name: str, vectors: Sequence[Any]) -> list[list[models.ScoredPoint]]:
+    limit = min(TOP_K, collection.limits.query or TOP_K)
+    using = vector_name or None
+    requests = [models.QueryRequest(query=each, using=using, limit=limit, with_payload=True) for each in vectors]
     return collection.search("searching for the sample", requests)

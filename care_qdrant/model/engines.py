@@ -2,7 +2,7 @@
 
 import base64
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -16,9 +16,8 @@ from care_qdrant.encoders.engine import Dtype, Engine, Kind
 from care_qdrant.encoders.side import Geometry, Side
 from care_qdrant.encoders.usable import require_torch
 from care_qdrant.errors import ModelError, redact
-from care_qdrant.model.card import STORED, Card, OnnxFiles, is_onnx
+from care_qdrant.model.card import STORED, Card, OnnxFiles, is_onnx, verified, verify_files
 from care_qdrant.model.hub import fetch_document_side
-from care_qdrant.model.integrity import verified, verify_files
 from care_qdrant.model.references import Reference, check_references
 
 if TYPE_CHECKING:
@@ -30,6 +29,26 @@ logger = logging.getLogger(__name__)
 
 LEAST_COSINE = 0.999
 """Of bfloat16 vectors of the reference texts with those that float32 gave at export."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedEncoder:
+    """A saved sentence-transformers model of one side, and what its vectors have to be."""
+
+    folder: Path
+    name: str
+    """Of the pair."""
+    fingerprint: str
+    dim: int
+    side: Side
+    geometry: Geometry
+    references: tuple[Reference, ...] = ()
+    """Vectors of known texts; none where the model has no card."""
+
+    def tokenizer(self) -> TokenCounter:
+        """Load what counts the tokens of its texts."""
+        file, side = self.folder / "tokenizer.json", self.side
+        return TokenizerFile(file, max_tokens=side.max_tokens, prompt=side.prompt, special_tokens=side.special_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +80,8 @@ class DocumentSide:
     def tokenizer(self) -> TokenCounter:
         """Load what counts the tokens of documents."""
         self._require_weights()
-        whole = self._whole()
-        verify_files(whole, self.card, ["document/tokenizer.json"])
-        return tokenizer_of(whole / "document", self.card.document)
+        verify_files(self._whole(), self.card, ["document/tokenizer.json"])
+        return self._saved().tokenizer()
 
     def load(self) -> Encoder:
         """Load the encoder; one that does not run on the weights has to give the card's reference vectors."""
@@ -73,43 +91,25 @@ class DocumentSide:
         card, files, whole = self.card, self.card.document_onnx, self._whole()
         if self.kind == "server":
             verify_files(whole, card, ["document/tokenizer.json"])
-            return served_encoder(
-                self.engine,
-                name=card.name,
-                fingerprint=card.fingerprint,
-                dim=card.dim,
-                side=card.document,
-                geometry=card.geometry,
-                tokenizer_file=whole / "document" / "tokenizer.json",
-                references=files.references if files is not None else (),
-                load_own=self._load_torch,
-            )
+            return served_encoder(self.engine, self._saved(), self._load_torch)
         from care_qdrant.encoders.onnx import usable_cores
 
         assert files is not None and files.fp32 is not None
         with verified(whole, card, "document", [f"document/{files.fp32}", *torch_files(card, "document")]):
-            return onnx_side(
-                whole / "document",
-                files.fp32,
-                card.document,
-                files,
-                card.dim,
-                workers=usable_cores(),
-                geometry=card.geometry,
-            )
+            return onnx_side(self._saved(), files.fp32, files, workers=usable_cores())
 
     def _load_torch(self) -> Encoder:
-        card, whole, devices = self.card, self._whole(), devices_of(self.device)
+        card, whole = self.card, self._whole()
         with verified(whole, card, "document", torch_files(card, "document")):
-            encoder: TorchEncoder | ProcessEncoder
-            if len(devices) > 1:
-                encoder = process_side(whole / "document", devices, card.document, card.dim, self.engine)
-            else:
-                device = devices[0] if devices else None
-                encoder = torch_side(whole / "document", "document", card.document, device, self.engine.dtype)
-        references = card.document_onnx.references if card.document_onnx is not None else ()
-        require_precision(encoder, self.engine, card.fingerprint, references, whole / "document")
+            encoder = document_encoder(self._saved(), self.device, self.engine)
+        require_precision(encoder, self.engine, self._saved())
         return encoder
+
+    def _saved(self) -> SavedEncoder:
+        card = self.card
+        references = card.document_onnx.references if card.document_onnx is not None else ()
+        folder = self._whole() / "document"
+        return SavedEncoder(folder, card.name, card.fingerprint, card.dim, card.document, card.geometry, references)
 
     def _whole(self) -> Path:
         return fetch_document_side(self.source, revision=self.revision)
@@ -122,16 +122,6 @@ class DocumentSide:
                 "whose documents another model encodes. Write documents with the tool and the model that made those "
                 "vectors, or learn again with --document MODEL"
             )
-
-
-def tokenizer_of(folder: Path, side: Side) -> TokenCounter:
-    """Load what counts the tokens of a saved encoder."""
-    return TokenizerFile(
-        folder / "tokenizer.json",
-        max_tokens=side.max_tokens,
-        prompt=side.prompt,
-        special_tokens=side.special_tokens,
-    )
 
 
 def devices_of(device: str | None) -> list[str]:
@@ -148,12 +138,16 @@ def first_device(device: str | None) -> str | None:
     return next(iter(devices_of(device)), None)
 
 
-def process_side(folder: Path, devices: Sequence[str], side: Side, dim: int, engine: Engine) -> "ProcessEncoder":
-    """Load a document encoder in a process for each device."""
+def document_encoder(saved: SavedEncoder, device: str | None, engine: Engine) -> "TorchEncoder | ProcessEncoder":
+    """Load a document encoder on torch; on several devices, in a process for each."""
+    if len(devices := devices_of(device)) < 2:
+        return torch_side(saved.folder, "document", saved.side, next(iter(devices), None), engine.dtype)
     from care_qdrant.encoders.processes import ProcessEncoder
 
-    counter = tokenizer_of(folder, side)
-    return ProcessEncoder(folder, "document", devices, counter, dim=dim, prompt=side.prompt, dtype=engine.dtype)
+    prompt = saved.side.prompt
+    return ProcessEncoder(
+        saved.folder, "document", devices, saved.tokenizer(), dim=saved.dim, prompt=prompt, dtype=engine.dtype
+    )
 
 
 def torch_side(
@@ -166,35 +160,27 @@ def torch_side(
     return TorchEncoder(model, role, prompt=side.prompt, max_tokens=side.max_tokens)
 
 
-def onnx_side(
-    folder: Path, file: str, side: Side, files: OnnxFiles, dim: int, workers: int = 1, geometry: Geometry = "unit"
-) -> Encoder:
+def onnx_side(saved: SavedEncoder, file: str, files: OnnxFiles, workers: int = 1) -> Encoder:
     """Load an encoder on onnxruntime, which has to give the reference vectors."""
     from care_qdrant.encoders.onnx import OnnxEncoder
 
-    encoder = OnnxEncoder.of_side(folder, file, side, dim, workers=workers, geometry=geometry)
-    check_references(encoder.encode, files.references, folder / file, files.min_cosine(file))
+    encoder = OnnxEncoder.of_side(saved.folder, file, saved.side, saved.dim, workers=workers, geometry=saved.geometry)
+    check_references(encoder.encode, files.references, saved.folder / file, files.min_cosine(file))
     return encoder
 
 
-def require_precision(
-    encoder: "TorchEncoder | ProcessEncoder",
-    engine: Engine,
-    fingerprint: str,
-    references: tuple[Reference, ...],
-    folder: Path,
-) -> None:
+def require_precision(encoder: "TorchEncoder | ProcessEncoder", engine: Engine, saved: SavedEncoder) -> None:
     """Refuse an encoder whose bfloat16 vectors are not those of float32, where those of a few texts are known."""
     if (dtype := encoder.report()["dtype"]) == "float32":
         return
-    if (known := _known_vectors(engine, fingerprint, references)) is None:
-        logger.info("%s: no reference vectors are known, so those in %s are not checked", folder, dtype)
+    if (known := _known_vectors(engine, saved)) is None:
+        logger.info("%s: no reference vectors are known, so those in %s are not checked", saved.folder, dtype)
         return
     expected = np.asarray(known.vectors, dtype=np.float32)
     lowest = float(((encoder.encode(known.texts) * expected).sum(axis=1) / (expected**2).sum(axis=1)).min())
     if not lowest >= LEAST_COSINE:
         raise ModelError(
-            f"{folder}: its vectors in {dtype} are not those in float32 (cosine {lowest:.3f}, expected "
+            f"{saved.folder}: its vectors in {dtype} are not those in float32 (cosine {lowest:.3f}, expected "
             f"{LEAST_COSINE} or more): encode with CARE_DTYPE=float32, or restore the weights"
         )
 
@@ -204,31 +190,27 @@ def torch_files(card: Card, side: str) -> list[str]:
     return [path for path in card.files if path.startswith(f"{side}/") and not is_onnx(path)]
 
 
-def served_encoder(
-    engine: Engine,
-    *,
-    name: str,
-    fingerprint: str,
-    dim: int,
-    side: Side,
-    geometry: Geometry,
-    tokenizer_file: Path,
-    references: tuple[Reference, ...],
-    load_own: Callable[[], Encoder],
-) -> Encoder:
+def served_encoder(engine: Engine, saved: SavedEncoder, load_own: Callable[[], Encoder]) -> Encoder:
     """Return an encoder on servers that have given the model's own vectors."""
-    from care_qdrant.encoders.server import ServerEncoder
+    from care_qdrant.encoders.server import ServerEncoder, make_reference
 
+    if (reference := _known_vectors(engine, saved)) is None:
+        logger.info(
+            "%s: its card has no reference vectors of documents, so they are made here, once; where its document "
+            "encoder does not fit, make them with care model reference-vectors and name them in CARE_REFERENCE_VECTORS",
+            saved.name,
+        )
+        reference = make_reference(saved.fingerprint, load_own().encode)
     encoder = ServerEncoder(
         engine.endpoints,
-        engine.served_model or name,
-        Tokenizer.from_file(str(tokenizer_file)),
-        _reference(engine, name, fingerprint, references, load_own),
-        dim=dim,
-        max_tokens=side.max_tokens,
-        prompt=side.prompt,
-        special_tokens=side.special_tokens,
-        is_cut=geometry == "cut",
+        engine.served_model or saved.name,
+        Tokenizer.from_file(str(saved.folder / "tokenizer.json")),
+        reference,
+        dim=saved.dim,
+        max_tokens=saved.side.max_tokens,
+        prompt=saved.side.prompt,
+        special_tokens=saved.side.special_tokens,
+        is_cut=saved.geometry == "cut",
         sent=engine.sent,
         batch_tokens=engine.request_tokens,
         api_key=engine.api_key,
@@ -239,34 +221,19 @@ def served_encoder(
     return encoder
 
 
-def _known_vectors(engine: Engine, fingerprint: str, references: tuple[Reference, ...]) -> "ReferenceVectors | None":
+def _known_vectors(engine: Engine, saved: SavedEncoder) -> "ReferenceVectors | None":
     """Return the reference vectors of the file that was named, else those of the card."""
     from care_qdrant.encoders.server import ReferenceVectors, load_reference
 
     if engine.reference is not None:
         reference = load_reference(engine.reference)
-        if reference.fingerprint != fingerprint:
+        if reference.fingerprint != saved.fingerprint:
             raise ModelError(
                 f"{engine.reference}: the reference vectors are of {reference.fingerprint[:12]}, the model is "
-                f"{fingerprint[:12]}; make them again with care model reference-vectors"
+                f"{saved.fingerprint[:12]}; make them again with care model reference-vectors"
             )
         return reference
-    if not references:
+    if not saved.references:
         return None
-    rows = [np.frombuffer(base64.b64decode(each.vector), "<f4").tolist() for each in references]
-    return ReferenceVectors(fingerprint, [each.text for each in references], rows)
-
-
-def _reference(
-    engine: Engine, name: str, fingerprint: str, references: tuple[Reference, ...], load_own: Callable[[], Encoder]
-) -> "ReferenceVectors":
-    from care_qdrant.encoders.server import make_reference
-
-    if (known := _known_vectors(engine, fingerprint, references)) is not None:
-        return known
-    logger.info(
-        "%s: its card has no reference vectors of documents, so they are made here, once; where its document encoder "
-        "does not fit, make them with care model reference-vectors and name them in CARE_REFERENCE_VECTORS",
-        name,
-    )
-    return make_reference(fingerprint, load_own().encode)
+    rows = [np.frombuffer(base64.b64decode(each.vector), "<f4").tolist() for each in saved.references]
+    return ReferenceVectors(saved.fingerprint, [each.text for each in saved.references], rows)

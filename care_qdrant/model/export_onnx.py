@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from care_qdrant.encoders.onnx import OnnxEncoder
-from care_qdrant.encoders.torch import cuts_unit_vectors, no_progress_bars
-from care_qdrant.encoders.weights import read_tensors, readable_model, weight_files
+from care_qdrant.encoders.torch import cuts_unit_vectors
+from care_qdrant.encoders.weights import no_progress_bars, read_tensors, readable_model, weight_files
 from care_qdrant.errors import InputError, ModelError, needs_extra
-from care_qdrant.model.card import DOCUMENT_ONNX, FORMAT, Card, FileEntry, OnnxFiles, bind_references, read_card
+from care_qdrant.model.card import DOCUMENT_ONNX, FORMAT, Card, FileEntry, OnnxFiles, bind_references, read_card, sha256
 from care_qdrant.model.folder import describe_side, geometry_of, verify_checkpoint
 from care_qdrant.model.gate import compare
 from care_qdrant.model.int8 import quantize
-from care_qdrant.model.integrity import sha256
 from care_qdrant.model.references import REFERENCE_TEXTS, Reference, make_references
 from care_qdrant.model.shared_weights import share_weights
 from care_qdrant.types import Vectors
@@ -48,7 +47,7 @@ def add_onnx(folder: Path) -> Card:
     if path not in read_card(folder).files:
         (folder / path).unlink(missing_ok=True)
     card = verify_checkpoint(folder)
-    query = card.onnx and replace(card.onnx, references=make_side_references(folder / "query"))
+    query = card.onnx and replace(card.onnx, references=_references(_load_tower(folder / "query"), "query"))
     document = export_document_encoder(folder / "document")
     card = replace(
         card,
@@ -134,35 +133,21 @@ def export_document_encoder(document_folder: Path, probe_texts: Sequence[str] = 
         with tempfile.TemporaryDirectory(prefix="care-onnx-") as scratch:
             whole = Path(scratch) / "whole.onnx"
             _export_fp32(tower, whole)
-            if _stores_int8(document_folder):
-                quantize(whole, whole)  # exact: the table's rows have these levels already
+            table = read_tensors(weight_files(document_folder)).get("embeddings")
+            if table is not None and table.dtype == "I8":  # rows of int8, as model2vec saves them
+                quantize(whole, whole)  # exact: the rows have these levels already
             model = onnx.load(whole)
         share_weights(model, document_folder)
         for node in model.graph.node:
             del node.metadata_props[:]  # where in which source each node was traced: most of the file
         building.write_bytes(model.SerializeToString())
         _check_equal(
-            document_folder,
-            _encode(document_folder, "document", building, probe_texts),
-            tower,
-            "document",
-            probe_texts,
+            document_folder, _encode(document_folder, "document", building, probe_texts), tower, "document", probe_texts
         )
         building.replace(document_folder / DOCUMENT_ONNX)
     finally:
         building.unlink(missing_ok=True)
     return OnnxFiles(fp32=DOCUMENT_ONNX, int8=None, default="fp32", references=_references(tower, "document"))
-
-
-def _stores_int8(folder: Path) -> bool:
-    """Return whether a model's weights are a table of int8 rows, each with its own scale, as model2vec saves it."""
-    tensors = read_tensors(weight_files(folder))
-    return "embeddings" in tensors and tensors["embeddings"].dtype == "I8"
-
-
-def make_side_references(folder: Path) -> tuple[Reference, ...]:
-    """Return the reference vectors of a saved encoder, whose folder is named after its side."""
-    return _references(_load_tower(folder), folder.name)
 
 
 def _load_tower(folder: Path) -> "SentenceTransformer":

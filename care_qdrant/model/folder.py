@@ -10,7 +10,6 @@ The root is a sentence-transformers ``Router`` without a default route: the stoc
 encoder when there is one. Each side also loads alone. No ``trust_remote_code`` anywhere.
 """
 
-import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from care_qdrant.encoders.side import UNLIMITED, Geometry, Side, static_limit
-from care_qdrant.encoders.weights import check_model
-from care_qdrant.errors import AlteredModel, IncompleteModel, InputError, ModelError
+from care_qdrant.encoders.weights import check_model, read_header, read_json, write_json
+from care_qdrant.errors import IncompleteModel, InputError, ModelError
 from care_qdrant.model.card import (
     CARD_FILE,
     STORED,
@@ -29,9 +28,12 @@ from care_qdrant.model.card import (
     OnnxFiles,
     bind_references,
     fingerprint,
+    list_files,
     read_card,
+    refuse_unlisted,
+    sha256,
+    verify_files,
 )
-from care_qdrant.model.integrity import list_files, refuse_unlisted, sha256, verify_files
 from care_qdrant.model.rewrite import unwrap
 
 if TYPE_CHECKING:
@@ -121,8 +123,33 @@ def write_checkpoint(
             shutil.copytree(source, building / side, ignore=shutil.ignore_patterns("README.md", ".*"))
             unwrap(building / side)
             write_for_servers(building / side)
-        tasks = (query_tasks or {}, document_tasks or {})
-        card = _describe(building, name, (onnx, document_onnx), temperature, tasks, license, stages, bases, data)
+        query_side, document_side, dim, geometry = _sides(building)
+        query_side = replace(query_side, tasks=dict(query_tasks or {}))
+        document_side = replace(document_side, tasks=dict(document_tasks or {}))
+        files = {
+            path: FileEntry(sha256(building / path), (building / path).stat().st_size)
+            for side in SIDES
+            if (building / side).is_dir()
+            for path in list_files(building / side, building)
+        }
+        digest = fingerprint(dim, query_side, document_side, files, geometry)
+        card = Card(
+            name=name,
+            dim=dim,
+            query=query_side,
+            document=document_side,
+            temperature=temperature,
+            files=files,
+            fingerprint=digest,
+            onnx=onnx,
+            document_onnx=document_onnx,
+            geometry=geometry,
+            references_sha256=bind_references(digest, onnx, document_onnx),
+            license=license,
+            stages=tuple(stages),
+            bases=tuple(bases),
+            data=tuple(data),
+        )
         _write_router(building, card)
         (building / "README.md").write_text(model_card or f"# {name}\n\nA CARE pair.\n", encoding="utf-8")
         card.save(building)
@@ -162,7 +189,7 @@ def verify_checkpoint(folder: Path, sides: Iterable[str] | None = None) -> Card:
 
 def describe_side(folder: Path, side: str) -> tuple[Side, int]:
     """Read from a saved sentence-transformers model how it encodes one side, and its output dimension."""
-    modules = _read_json(folder / "modules.json")
+    modules = read_json(folder / "modules.json")
     by_type = {module["type"].rsplit(".", 1)[-1]: folder / module["path"] for module in modules}
     is_static = "StaticEmbedding" in by_type
     if not is_static and not {"Transformer", "Pooling"} <= by_type.keys():
@@ -176,33 +203,25 @@ def describe_side(folder: Path, side: str) -> tuple[Side, int]:
         found = Side(pooling="static", max_tokens=static_limit(_tokenizer(folder)), prompt=prompt)
         dim = _table_width(folder)
     else:
-        pooling = _read_json(by_type["Pooling"] / "config.json")
-        mode = str(pooling.get("pooling_mode") or _flagged_pooling_mode(pooling))
+        pooling = read_json(by_type["Pooling"] / "config.json")
+        flagged = next((mode for mode, flag in _POOLING_FLAGS.items() if pooling.get(flag)), None)
+        mode = str(pooling.get("pooling_mode") or flagged)
         eos = _eos(folder) if mode == "lasttoken" else None
         found = Side(pooling=mode, max_tokens=_max_tokens(folder), prompt=prompt, eos=eos)
         dim = pooling.get("embedding_dimension") or pooling.get("word_embedding_dimension")
     if "Dense" in by_type:
-        dim = _read_json(by_type["Dense"] / "config.json")["out_features"]
+        dim = read_json(by_type["Dense"] / "config.json")["out_features"]
     return found, int(dim)
 
 
 def geometry_of(folder: Path) -> Geometry:
     """Read from a saved sentence-transformers model whether its vectors are cut after they are normalised."""
-    kinds = [module["type"].rsplit(".", 1)[-1] for module in _read_json(folder / "modules.json")]
+    kinds = [module["type"].rsplit(".", 1)[-1] for module in read_json(folder / "modules.json")]
     return "cut" if "Normalize" in kinds and "Dense" in kinds[kinds.index("Normalize") :] else "unit"
 
 
-def _describe(
-    folder: Path,
-    name: str,
-    onnx: tuple[OnnxFiles | None, OnnxFiles | None],
-    temperature: float,
-    tasks: tuple[Mapping[str, str], Mapping[str, str]],
-    license: str,
-    stages: Sequence[Mapping[str, Any]],
-    bases: Sequence[Mapping[str, Any]],
-    data: Sequence[Mapping[str, Any]],
-) -> Card:
+def _sides(folder: Path) -> tuple[Side, Side, int, Geometry]:
+    """Read the two sides of a folder, their dimension and their geometry, and refuse those that do not fit."""
     query, query_dim = describe_side(folder / "query", "query")
     document, document_dim = Side(STORED, UNLIMITED), query_dim
     geometry: Geometry = "unit"
@@ -216,31 +235,7 @@ def _describe(
         )
     if geometry_of(folder / "query") != "unit":
         raise ModelError(f"{folder / 'query'}: cuts its vectors after normalising them; only a document encoder may")
-    query, document = replace(query, tasks=dict(tasks[0])), replace(document, tasks=dict(tasks[1]))
-    files = {
-        path: FileEntry(sha256(folder / path), (folder / path).stat().st_size)
-        for side in SIDES
-        if (folder / side).is_dir()
-        for path in list_files(folder / side, folder)
-    }
-    digest = fingerprint(query_dim, query, document, files, geometry)
-    return Card(
-        name=name,
-        dim=query_dim,
-        query=query,
-        document=document,
-        temperature=temperature,
-        files=files,
-        fingerprint=digest,
-        onnx=onnx[0],
-        document_onnx=onnx[1],
-        geometry=geometry,
-        references_sha256=bind_references(digest, *onnx),
-        license=license,
-        stages=tuple(stages),
-        bases=tuple(bases),
-        data=tuple(data),
-    )
+    return query, document, query_dim, geometry
 
 
 def _write_router(folder: Path, card: Card) -> None:
@@ -248,15 +243,15 @@ def _write_router(folder: Path, card: Card) -> None:
     types: dict[str, str] = {}
     structure: dict[str, list[str]] = {}
     for side in card.saved_sides:
-        modules = _read_json(folder / side / "modules.json")
+        modules = read_json(folder / side / "modules.json")
         paths = [f"{side}/{module['path']}".rstrip("/") for module in modules]
         types |= dict(zip(paths, (module["type"] for module in modules), strict=True))
         structure[side] = paths
     parameters: dict[str, Any] = {"default_route": None, "allow_empty_key": False, "route_mappings": {}}
     prompts = {"query": card.query.prompt, "document": card.document.prompt}
-    _write_json(folder / "router_config.json", {"types": types, "structure": structure, "parameters": parameters})
-    _write_json(folder / "modules.json", [{"idx": 0, "name": "0", "path": "", "type": _ROUTER}])
-    _write_json(
+    write_json(folder / "router_config.json", {"types": types, "structure": structure, "parameters": parameters})
+    write_json(folder / "modules.json", [{"idx": 0, "name": "0", "path": "", "type": _ROUTER}])
+    write_json(
         folder / "config_sentence_transformers.json",
         {
             "model_type": "SentenceTransformer",
@@ -273,35 +268,31 @@ def write_for_servers(folder: Path) -> None:
     Embeddings servers know these names only (text-embeddings-inference 1.9, infinity 0.0.78): of the new ones they take
     another pooling, or do not start. A model with a setting that has no former name stays as it is.
     """
-    modules = _read_json(folder / "modules.json")
+    modules = read_json(folder / "modules.json")
     kinds = [module["type"].rsplit(".", 1)[-1] for module in modules]
     if kinds[0] != "Transformer" or not set(kinds) <= {"Transformer", "Pooling", "Normalize", "Dense"}:
         return
     reading = _read_optional(folder / "sentence_bert_config.json")
     files = [folder / module["path"] / "config.json" for module in modules]
-    dense = [_read_json(file) for file, kind in zip(files, kinds, strict=True) if kind == "Dense"]
-    if any(_lacks_former_name(settings) for settings in (reading, *dense)):
+    dense = [read_json(file) for file, kind in zip(files, kinds, strict=True) if kind == "Dense"]
+    later = [(found.get(key), usual) for found in (reading, *dense) for key, usual in _LATER_SETTINGS.items()]
+    if any(value not in (None, {}, False, *usual) for value, usual in later):
         return
     for module, kind, file in zip(modules, kinds, files, strict=True):
         module["type"] = f"sentence_transformers.models.{kind}"
         if kind == "Pooling":
-            _write_json(file, _served_pooling(_read_json(file)))
+            write_json(file, _served_pooling(read_json(file)))
         elif kind == "Dense":
-            _write_json(file, {key: value for key, value in _read_json(file).items() if key not in _LATER_SETTINGS})
-    config = _read_json(folder / "config.json")
+            write_json(file, {key: value for key, value in read_json(file).items() if key not in _LATER_SETTINGS})
+    config = read_json(folder / "config.json")
     if (theta := (config.get("rope_parameters") or {}).get("rope_theta")) is not None:
-        _write_json(folder / "config.json", {"rope_theta": theta, **config})  # where transformers before 5 looks for it
+        write_json(folder / "config.json", {"rope_theta": theta, **config})  # where transformers before 5 looks for it
     tokenizer = _read_optional(folder / "tokenizer_config.json")
     if tokenizer.get("tokenizer_class") == "TokenizersBackend":
-        _write_json(folder / "tokenizer_config.json", {**tokenizer, "tokenizer_class": "PreTrainedTokenizerFast"})
+        write_json(folder / "tokenizer_config.json", {**tokenizer, "tokenizer_class": "PreTrainedTokenizerFast"})
     lower = bool(reading.get("do_lower_case"))
-    _write_json(folder / "modules.json", modules)
-    _write_json(folder / "sentence_bert_config.json", {"max_seq_length": _max_tokens(folder), "do_lower_case": lower})
-
-
-def _lacks_former_name(settings: Mapping[str, Any]) -> bool:
-    """Return whether one of the settings that came later changes a vector."""
-    return any(settings.get(key) not in (None, {}, False, *usual) for key, usual in _LATER_SETTINGS.items())
+    write_json(folder / "modules.json", modules)
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": _max_tokens(folder), "do_lower_case": lower})
 
 
 def _served_pooling(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -335,13 +326,11 @@ def _table_width(folder: Path) -> int:
     path = folder / "model.safetensors"
     if not path.is_file():
         raise IncompleteModel(f"{path} is missing")
-    try:
-        with path.open("rb") as stream:  # eight bytes of length, then JSON: no library on a serving machine
-            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        table = header.get("embedding.weight") or header["embeddings"]  # as sentence-transformers and model2vec save it
-        return int(table["shape"][1])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"{path}: holds no table of token vectors") from error
+    header, _ = read_header(path)
+    table = header.get("embedding.weight") or header.get("embeddings")  # as sentence-transformers and model2vec save it
+    if table is None or len(table["shape"]) != 2:
+        raise ModelError(f"{path}: holds no table of token vectors")
+    return int(table["shape"][1])
 
 
 def _eos(folder: Path) -> str:
@@ -358,29 +347,12 @@ def _eos(folder: Path) -> str:
 def _max_tokens(folder: Path) -> int:
     legacy = _read_optional(folder / "sentence_bert_config.json").get("max_seq_length")
     limit = legacy or _read_optional(folder / "tokenizer_config.json").get("model_max_length")
-    positions = _read_json(folder / "config.json").get("max_position_embeddings")
+    positions = read_json(folder / "config.json").get("max_position_embeddings")
     limits = [int(value) for value in (limit, positions) if value]
     if not limits:
         raise ModelError(f"{folder}: says nowhere how many tokens it reads at most")
     return min(limits)
 
 
-def _flagged_pooling_mode(pooling: Mapping[str, Any]) -> str | None:
-    return next((mode for mode, flag in _POOLING_FLAGS.items() if pooling.get(flag)), None)
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise IncompleteModel(f"{path} is missing") from error
-    except ValueError as error:
-        raise AlteredModel(f"{path} is not JSON ({error})") from error
-
-
 def _read_optional(path: Path) -> Any:
-    return _read_json(path) if path.is_file() else {}
-
-
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+    return read_json(path) if path.is_file() else {}

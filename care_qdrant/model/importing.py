@@ -1,4 +1,4 @@
-"""A CARE folder of weights that others published: the CARE pairs, and stock asymmetric sentence-transformers models."""
+"""A CARE folder of weights that exist: published CARE pairs, asymmetric sentence-transformers models, two encoders."""
 
 import json
 import logging
@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from care_qdrant.encoders.weights import read_json, write_json
 from care_qdrant.errors import InputError, ModelError
 from care_qdrant.model import published
 from care_qdrant.model.card import Card
@@ -22,17 +22,12 @@ logger = logging.getLogger(__name__)
 _NORMALIZE = "sentence_transformers.base.modules.normalize.Normalize"
 
 
-def is_router(folder: Path) -> bool:
-    """Return whether a saved model has one route for queries and one for documents."""
-    return (folder / "modules.json").is_file() and (folder / "router_config.json").is_file()
-
-
 def write_sides(source: Path, folders: dict[str, Path]) -> None:
     """Copy the modules of each route into a complete sentence-transformers model.
 
     A route that does not normalise gets the module that does: the model compares by cosine, which it leaves as it is.
     """
-    router, settings = _read(source / "router_config.json"), _read(source / "config_sentence_transformers.json")
+    router, settings = read_json(source / "router_config.json"), read_json(source / "config_sentence_transformers.json")
     for side, folder in folders.items():
         paths = router["structure"].get(side)
         if not paths:
@@ -50,18 +45,9 @@ def write_sides(source: Path, folders: dict[str, Path]) -> None:
             name = f"{len(kinds)}_Normalize"
             (folder / name).mkdir()
             entries.append({"idx": len(kinds), "name": str(len(kinds)), "path": name, "type": _NORMALIZE})
-        _write(folder / "modules.json", entries)
+        write_json(folder / "modules.json", entries)
         prompts = {side: (settings.get("prompts") or {}).get(side) or ""}
-        _write(folder / "config_sentence_transformers.json", {"prompts": prompts, "similarity_fn_name": "cosine"})
-
-
-def _read(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return content
-
-
-def _write(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+        write_json(folder / "config_sentence_transformers.json", {"prompts": prompts, "similarity_fn_name": "cosine"})
 
 
 def import_model(
@@ -71,7 +57,6 @@ def import_model(
     name: str,
     revision: str | None = None,
     base: str | None = None,
-    license: str | None = None,
     probe_texts: Sequence[str] | None = None,
 ) -> Card:
     """Write the CARE folder of published weights, with the ONNX query encoder.
@@ -87,7 +72,9 @@ def import_model(
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".care-import-") as scratch:
         query, document = Path(scratch) / "query", Path(scratch) / "document"
-        is_stock = len(found) == 1 and is_router(found[0])
+        is_stock = len(found) == 1 and all(
+            (found[0] / file).is_file() for file in ("modules.json", "router_config.json")
+        )
         if is_stock:
             write_sides(found[0], {"query": query, "document": document})
         else:
@@ -98,8 +85,10 @@ def import_model(
         if probe_texts is None:
             onnx = replace(onnx, default="fp32")
         fallback = "" if is_stock else published.LICENSE
-        license = license or next(filter(None, map(_license, found)), fallback)
+        license = next(filter(None, map(_license, found)), fallback)
         sides = ("query", "document") if len(found) == 2 else ("both",)
+        # The folder of a hub snapshot is named after its commit.
+        commits = [place.name if re.fullmatch(r"[0-9a-f]{40}", place.name) else revision or "" for place in found]
         return write_checkpoint(
             folder,
             name=name,
@@ -110,8 +99,8 @@ def import_model(
             document_tasks=None if is_stock else published.DOCUMENT_TASKS,
             license=license,
             bases=[
-                {"side": side, "name": str(source), "revision": _commit(place, revision), "license": license}
-                for side, source, place in zip(sides, sources, found, strict=True)
+                {"side": side, "name": str(source), "revision": commit, "license": license}
+                for side, source, commit in zip(sides, sources, commits, strict=True)
             ],
             model_card=f"---\nlicense: {license.lower()}\n---\n# {name}\n\nImported from {', '.join(sources)}.\n",
         )
@@ -141,6 +130,42 @@ def _license(folder: Path) -> str | None:
     return line[1].strip("\"'") if line else None
 
 
-def _commit(folder: Path, revision: str | None) -> str:
-    """Return the commit of a hub snapshot, whose folder is named after it; what was asked for of any other folder."""
-    return folder.name if re.fullmatch(r"[0-9a-f]{40}", folder.name) else revision or ""
+def join_encoders(
+    query: Path, document: Path, folder: Path, *, name: str, probe_texts: Sequence[str] | None = None
+) -> Card:
+    """Write the CARE folder of two saved sentence-transformers models of one dimension.
+
+    That the two were trained into one space cannot be seen from their files: score the pair before you use it.
+
+    Args:
+        query: Folder of the query encoder; it stays as it is.
+        document: Folder of the document encoder; it may be the same.
+        folder: Destination.
+        name: Of the pair.
+        probe_texts: Real queries. With them the query encoder is exported for onnxruntime, and its int8 form has to
+            pass its gate on them; without them the query side needs torch.
+
+    Raises:
+        ModelError: The two do not fit together, or one is no complete model.
+        MissingExtra: An export was asked for, and torch or onnx are not installed.
+    """
+    if probe_texts is None:
+        return write_checkpoint(folder, name=name, query=query, document=document)
+    from care_qdrant.model.export_onnx import export_query_encoder
+
+    with tempfile.TemporaryDirectory(prefix="care-join-") as scratch:
+        copy = Path(scratch) / "query"
+        shutil.copytree(query, copy, ignore=shutil.ignore_patterns("onnx"))
+        onnx = export_query_encoder(copy, probe_texts)
+        return write_checkpoint(folder, name=name, query=copy, document=document, onnx=onnx)
+
+
+def read_probe_texts(path: Path) -> list[str]:
+    """Read the ``text`` of each JSON line."""
+    texts = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            texts.append(str(json.loads(line)["text"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f'{path}:{number}: expected {{"text": …}}, found {line[:60]!r}') from error
+    return texts

@@ -12,22 +12,21 @@ from care_qdrant.encoders.engine import LOCAL, Engine
 from care_qdrant.encoders.side import Geometry, Side
 from care_qdrant.encoders.usable import require_torch
 from care_qdrant.errors import AlteredModel, IncompleteModel, InputError, ModelError
-from care_qdrant.model.card import CARD_FILE, Card, read_card
+from care_qdrant.model.card import CARD_FILE, Card, read_card, verified
 from care_qdrant.model.engines import (
     DocumentSide,
+    SavedEncoder,
     devices_of,
+    document_encoder,
     first_device,
     onnx_side,
-    process_side,
     require_precision,
     served_encoder,
-    tokenizer_of,
     torch_files,
     torch_side,
 )
 from care_qdrant.model.folder import describe_side, geometry_of
 from care_qdrant.model.hub import BUILT_IN, fetch_document_side, find_folder
-from care_qdrant.model.integrity import verified
 from care_qdrant.types import Vectors
 
 if TYPE_CHECKING:
@@ -179,7 +178,8 @@ def _pair(
         # Every graph of the folder may name the same external weights, so those are always checked.
         external = [path for path in card.files if path.startswith("query/onnx/") and not path.endswith(".onnx")]
         with verified(folder, card, "query", [f"query/{onnx_file}", "query/tokenizer.json", *external]):
-            return onnx_side(folder / "query", onnx_file, card.query, card.onnx, card.dim)
+            saved = SavedEncoder(folder / "query", card.name, card.fingerprint, card.dim, card.query, "unit")
+            return onnx_side(saved, onnx_file, card.onnx)
 
     documents = DocumentSide(source, revision, card, device, engine)
     return CareModel(
@@ -218,40 +218,31 @@ def _symmetric(folder: Path, name: str, device: str | None, engine: Engine) -> C
         return model
 
     side, dim = describe_side(folder, "document")
-    model_name, geometry = Path(name).resolve().name, geometry_of(folder)
+    saved = SavedEncoder(folder, Path(name).resolve().name, fingerprint, dim, side, geometry_of(folder))
     if engine.kind == "onnx":
         raise ModelError(f"{folder}: is a plain sentence-transformers model without an ONNX file; leave --engine out")
 
     def load_document_encoder() -> Encoder:
-        if engine.kind != "server":
-            if len(devices := devices_of(device)) > 1:
-                encoder: TorchEncoder | ProcessEncoder = process_side(folder, devices, side, dim, engine)
-                require_unchanged()
-            else:
-                encoder = TorchEncoder(load(), "document")
-            require_precision(encoder, engine, fingerprint, (), folder)
-            return encoder
-        return served_encoder(
-            engine,
-            name=model_name,
-            fingerprint=fingerprint,
-            dim=dim,
-            side=side,
-            geometry=geometry,
-            tokenizer_file=folder / "tokenizer.json",
-            references=(),
-            load_own=lambda: TorchEncoder(load(), "document"),
-        )
+        if engine.kind == "server":
+            return served_encoder(engine, saved, lambda: TorchEncoder(load(), "document"))
+        encoder: TorchEncoder | ProcessEncoder
+        if len(devices_of(device)) > 1:
+            encoder = document_encoder(saved, device, engine)
+            require_unchanged()
+        else:
+            encoder = TorchEncoder(load(), "document")
+        require_precision(encoder, engine, saved)
+        return encoder
 
     return CareModel(
-        name=model_name,
+        name=saved.name,
         dim=dim,
         fingerprint=fingerprint,
         temperature=0.05,
-        geometry=geometry,
+        geometry=saved.geometry,
         load_query_encoder=lambda: TorchEncoder(load(), "query"),
         load_document_encoder=load_document_encoder,
-        load_document_tokenizer=(lambda: tokenizer_of(folder, side)) if (folder / "tokenizer.json").is_file() else None,
+        load_document_tokenizer=saved.tokenizer if (folder / "tokenizer.json").is_file() else None,
         require_documents=(lambda: None) if engine.kind == "server" else require_torch,
     )
 

@@ -5,16 +5,15 @@ and not normalised again; the score is the dot product. A query is read as ``<in
 the sentence of its task (table 8 of the paper); documents are plain, and similarity of two texts instructs both.
 """
 
-import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from care_qdrant.encoders.weights import ADAPTER_CONFIG, CHECK_FILE, readable_model
+from care_qdrant.encoders.weights import ADAPTER_CONFIG, CHECK_FILE, read_json, readable_model, write_json
 from care_qdrant.errors import IncompleteModel, ModelError, needs_extra
 from care_qdrant.model.hub import fetch_document_side
 from care_qdrant.model.references import check_adapter_vectors
@@ -128,7 +127,7 @@ def plain_vectors(model: "SentenceTransformer", texts: list[str]) -> Vectors:
 
 
 def _base(adapter: Path, base: str | None) -> Path:
-    settings = _read(adapter / ADAPTER_CONFIG)
+    settings = read_json(adapter / ADAPTER_CONFIG)
     name = base or settings.get("base_model_name_or_path")
     if not name:
         raise ModelError(f"{adapter}: its {ADAPTER_CONFIG} names no base; give it with --base")
@@ -149,7 +148,7 @@ def _write_tokenizer(folder: Path) -> None:
     from tokenizers import Tokenizer
     from tokenizers.processors import TemplateProcessing
 
-    path, settings = folder / "tokenizer.json", _read(folder / "tokenizer_config.json")
+    path, settings = folder / "tokenizer.json", read_json(folder / "tokenizer_config.json")
     if not path.is_file():
         raise IncompleteModel(f"{path} is missing; the checkpoint needs a fast tokenizer")
     tokenizer = Tokenizer.from_file(str(path))
@@ -170,7 +169,7 @@ def _write_modules(folder: Path, dim: int) -> None:
     import torch
     from safetensors.torch import save_file
 
-    hidden = int(_read(folder / "config.json")["hidden_size"])
+    hidden = int(read_json(folder / "config.json")["hidden_size"])
     if hidden < dim:
         raise ModelError(f"{folder}: gives {hidden} dimensions, fewer than the {dim} of the query encoder")
     kinds = [f"{_BASE}.transformer.Transformer", _POOLING, f"{_BASE}.normalize.Normalize", f"{_BASE}.dense.Dense"]
@@ -182,26 +181,15 @@ def _write_modules(folder: Path, dim: int) -> None:
     ]
     for path in paths[1:]:
         (folder / path).mkdir()
-    _write(folder / "modules.json", entries)
-    _write(folder / "sentence_bert_config.json", {"max_seq_length": MAX_TOKENS, "do_lower_case": False})
-    _write(
+    write_json(folder / "modules.json", entries)
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": MAX_TOKENS, "do_lower_case": False})
+    write_json(
         folder / "config_sentence_transformers.json",
         {"prompts": {"document": ""}, "default_prompt_name": None, "similarity_fn_name": "dot"},
     )
-    _write(folder / paths[1] / "config.json", {"embedding_dimension": hidden, "pooling_mode": "lasttoken"})
+    write_json(folder / paths[1] / "config.json", {"embedding_dimension": hidden, "pooling_mode": "lasttoken"})
     if hidden > dim:
         activation = "torch.nn.modules.linear.Identity"
         dense = {"in_features": hidden, "out_features": dim, "bias": False, "activation_function": activation}
-        _write(folder / paths[3] / "config.json", dense)
+        write_json(folder / paths[3] / "config.json", dense)
         save_file({"linear.weight": torch.eye(dim, hidden)}, folder / paths[3] / "model.safetensors")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise IncompleteModel(f"{path} is missing")
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return content
-
-
-def _write(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")

@@ -8,14 +8,13 @@ the ONNX file of another model together with its hashes.
 
 import base64
 import hashlib
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
-from care_qdrant.encoders.weights import CHECK_FILE
+from care_qdrant.encoders.weights import CHECK_FILE, read_json, write_json
 from care_qdrant.errors import AlteredModel
 from care_qdrant.types import Vectors
 
@@ -72,15 +71,14 @@ def check_references(
 
 def keep_check_vectors(encode: Callable[[list[str]], Vectors], folder: Path) -> None:
     """Write what an adapter over its own base makes of the reference texts beside it."""
-    references = [asdict(reference) for reference in make_references(encode)]
-    (folder / CHECK_FILE).write_text(json.dumps(references, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    write_json(folder / CHECK_FILE, [asdict(reference) for reference in make_references(encode)])
 
 
 def check_adapter_vectors(encode: Callable[[list[str]], Vectors], adapter: Path) -> None:
     """Refuse an adapter that gives other vectors than those beside it; without such nothing can be checked."""
     if not (adapter / CHECK_FILE).is_file():
         return
-    references = [Reference(**kept) for kept in json.loads((adapter / CHECK_FILE).read_text(encoding="utf-8"))]
+    references = [Reference(**kept) for kept in read_json(adapter / CHECK_FILE)]
     if not (lowest := _least_cosine(encode, references, adapter)) >= 1 - _ADAPTER_MARGIN:
         raise AlteredModel(
             f"{adapter}: gives other vectors than those in {CHECK_FILE} (cosine {lowest:.3f}): its base is another "

@@ -13,10 +13,13 @@ from care_qdrant.encoders.weights import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     INDEX,
+    adapter_name,
     check_adapter,
     read_header,
+    read_json,
     unwrapped,
     weight_files,
+    write_json,
 )
 from care_qdrant.errors import ModelError
 
@@ -65,11 +68,11 @@ def merge_adapter(base: Path, adapter: Path, folder: Path, dtype: "torch.dtype |
 
     scale = _scale(adapter)
     check_adapter(adapter, base)
-    weights = {_stem(name): tensor for name, tensor in load_file(adapter / ADAPTER_WEIGHTS).items()}
+    weights = {adapter_name(name): tensor for name, tensor in load_file(adapter / ADAPTER_WEIGHTS).items()}
     unused = set(weights)
 
     def merged(name: str, tensor: "torch.Tensor") -> "torch.Tensor":
-        module = _stem(name).removesuffix(".weight")
+        module = adapter_name(name).removesuffix(".weight")
         names = [f"{module}.lora_{factor}.weight" for factor in "AB"]
         if not all(factor in weights for factor in names):
             return tensor
@@ -93,9 +96,9 @@ def write_weights(
     for file in weight_files(source):
         rewrite_weights(file, folder / file.name, change, dtype)
     if index.is_file():
-        content = _read(index)
+        content = read_json(index)
         content["weight_map"] = {unwrapped(name): file for name, file in content["weight_map"].items()}
-        (folder / INDEX).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        write_json(folder / INDEX, content)
 
 
 def unwrap(folder: Path) -> None:
@@ -161,7 +164,7 @@ def rewrite_weights(
 
 
 def _scale(adapter: Path) -> float:
-    config: dict[str, Any] = _read(adapter / ADAPTER_CONFIG)
+    config: dict[str, Any] = read_json(adapter / ADAPTER_CONFIG)
     unknown = sorted(key for key, value in config.items() if value and value != "none" and key not in _HONOURED)
     if config.get("peft_type", "LORA") != "LORA" or unknown:
         raise ModelError(f"{adapter}: is no plain LoRA adapter ({', '.join(unknown)} set); merge it with peft first")
@@ -170,12 +173,3 @@ def _scale(adapter: Path) -> float:
 
 
 _BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
-
-
-def _stem(name: str) -> str:
-    """Return a parameter's name without the prefixes that wrapping models add."""
-    return unwrapped(name).removeprefix("model.").replace(".default.", ".")
-
-
-def _read(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))

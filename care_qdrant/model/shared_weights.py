@@ -7,7 +7,6 @@ layer's weight is transposed, when onnxruntime loads the graph.
 
 import copy
 import hashlib
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +22,8 @@ from sentence_transformers.sentence_transformer.modules import Pooling, StaticEm
 from torch import Tensor
 from transformers import BertModel
 from transformers.models.bert.modeling_bert import BertLayer
+
+from care_qdrant.encoders.weights import read_header
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, TensorProto
@@ -161,9 +162,7 @@ def share_weights(model: "ModelProto", folder: Path) -> None:
 def _index(folder: Path) -> Iterator[tuple[str, _Stored]]:
     """Return the large tensors of a folder, halves as float32, and the transposes of those matrices, by digest."""
     for path in sorted(folder.rglob("*.safetensors")):
-        with path.open("rb") as stream:
-            start = 8 + int.from_bytes(stream.read(8), "little")
-            header = json.loads(stream.read(start - 8))
+        header, start = read_header(path)
         header.pop("__metadata__", None)
         for entry in header.values():
             begin, end = entry["data_offsets"]

@@ -23,11 +23,6 @@ _DATA_TAG = bytes([grpc.DenseVector.DESCRIPTOR.fields_by_name["data"].number << 
 """Protobuf tag of the packed field ``data``: its number, and wire type 2 (bytes with a length)."""
 
 
-def prefers_grpc(client: QdrantClient) -> bool:
-    """Return whether a client was opened to send its calls over gRPC."""
-    return not is_embedded(client) and bool(getattr(client, "init_options", {}).get("prefer_grpc"))
-
-
 def answers_over_grpc(client: QdrantClient, name: str, identity: str | None) -> bool:
     """Return whether the gRPC port of a client for HTTP reaches the same collection as its URL: one request.
 

@@ -38,7 +38,6 @@ class Calls:
     """
 
     def __init__(self, client: QdrantClient, name: str, policy: RetryPolicy | None) -> None:
-        """Set up; nothing is called."""
         self.client, self.name = client, name
         self.policy = policy or RetryPolicy()
         self.is_embedded = is_embedded(client)

@@ -4,7 +4,8 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from itertools import chain
+from typing import Any, TypeVar
 
 from qdrant_client import QdrantClient, models
 
@@ -13,7 +14,7 @@ from care_qdrant.qdrant import bulk
 from care_qdrant.qdrant.calls import Calls, Written, seconds_left
 from care_qdrant.qdrant.connection import require_server
 from care_qdrant.qdrant.contract_checks import changed_probes, check_probes, foreign_probes
-from care_qdrant.qdrant.contracts import Contract, contract_metadata, contract_removal
+from care_qdrant.qdrant.contracts import Contract, contract_metadata
 from care_qdrant.qdrant.embedded_search import search_arrays
 from care_qdrant.qdrant.learned import LearnedContract, learned_metadata, probe_ids, probe_texts, probe_vectors
 from care_qdrant.qdrant.retry import RequestTooLarge, RetryPolicy
@@ -25,6 +26,7 @@ logger = logging.getLogger(__name__)
 OPTIMIZER_SECONDS = 600
 """Longest time to wait for a server's optimizer before the names of vectors are changed."""
 
+T = TypeVar("T")
 PointId = models.ExtendedPointId
 Payloads = bool | list[str]
 """Which payload keys a point is read with: all, none, or those named."""
@@ -62,7 +64,7 @@ class Collection(Calls):
         """
         super().__init__(client, name, policy)
         self.shard_key, self._known_as = shard_key, known_as or name
-        self._grpc = bulk.prefers_grpc(client)
+        self._grpc = not self.is_embedded and bool(getattr(client, "init_options", {}).get("prefer_grpc"))
         """Whether `upsert` uses gRPC: by default as the client does."""
         self._asked_node: int | None = None
         """Node whose gRPC port was asked for this collection; None where none had to be."""
@@ -104,12 +106,7 @@ class Collection(Calls):
     def create_shard_key(self, shards: int | None, replicas: int | None) -> None:
         """Create the shards of the key of this collection, unless they are there.
 
-        Args:
-            shards: Number of shards; None takes that of the collection.
-            replicas: Copies of each; None takes that of the collection.
-
-        Raises:
-            Rejected: The server is no node of a cluster, or the collection has no shards by key.
+        None takes the number of shards, or of copies of each, of the collection.
         """
         if (key := self.shard_key) is None:
             return
@@ -164,11 +161,7 @@ class Collection(Calls):
         return "embedded" if self.is_embedded else self.call("asking its version", self.client.info).version
 
     def require_server(self, version: tuple[int, ...], feature: str) -> None:
-        """Refuse a server that is older than a feature; the embedded database is never too old.
-
-        Raises:
-            ServerTooOld: It is.
-        """
+        """Refuse a server that is older than a feature; the embedded database is never too old."""
         self.call("asking its version", lambda: require_server(self.client, version, feature))
 
     # Schema and metadata
@@ -208,13 +201,9 @@ class Collection(Calls):
         self._schema = None
         self.call("deleting the collection", lambda: self.client.delete_collection(self.name))
 
-    def write_contract(self, vector_name: str, contract: Contract) -> None:
-        """Record what made a vector; the entries of other vectors are not touched."""
+    def write_contract(self, vector_name: str, contract: Contract | None) -> None:
+        """Record what made a vector, or remove the record; the entries of other vectors are not touched."""
         self.update("writing its contract", metadata=contract_metadata(vector_name, contract))
-
-    def remove_contract(self, vector_name: str) -> None:
-        """Remove the record of a vector; the entries of other vectors are not touched."""
-        self.update("removing its contract", metadata=contract_removal(vector_name))
 
     def write_learned(self, vector_name: str, contract: LearnedContract | None) -> None:
         """Record the query encoder that was learned from a vector, or remove the record when it is None."""
@@ -223,11 +212,8 @@ class Collection(Calls):
     def require_learned_from(self, vector_name: str, encode: Callable[[Sequence[str]], Vectors] | None = None) -> None:
         """Refuse a vector whose query encoder was learned from other vectors than those stored now: one request.
 
-        Where some were written again, a second request reads the texts, and each is compared with its own.
-
-        Args:
-            vector_name: Of the dense vector.
-            encode: The query encoder that was learned; None counts the vectors that were written again.
+        Where some were written again, a second request reads the texts, and ``encode``, the query encoder that was
+        learned, compares each with its own; without it, those that were written again are counted.
 
         Raises:
             FingerprintMismatch: Another model made too many of them.
@@ -250,10 +236,7 @@ class Collection(Calls):
     ) -> models.CollectionInfo:
         """Wait until a server neither builds an index nor moves points, and return what it says of the collection.
 
-        Args:
-            longest_seconds: After these, the last answer is returned, whose status is still yellow.
-            poll_seconds: Between two questions.
-            sleep: Waits so many seconds.
+        After ``longest_seconds`` that is the last answer, whose status is still yellow.
         """
         until = time.monotonic() + longest_seconds
         while True:
@@ -294,15 +277,13 @@ class Collection(Calls):
             )
 
     def create_indexes(self, indexes: Mapping[str, Any]) -> None:
-        """Create those payload indexes that are not there yet; the embedded database has none.
-
-        Args:
-            indexes: Payload key to the schema of its index.
-        """
+        """Create those payload indexes, by key, that are not there yet; the embedded database has none."""
         if self.is_embedded or not indexes:
             return
         for key in indexes.keys() - self.refresh().payload_schema.keys():
-            self.write(f"indexing {key}", lambda: self._create_index(key, indexes[key]))  # noqa: B023  # called at once
+            self.write(
+                f"indexing {key}", partial(self.client.create_payload_index, self.name, key, indexes[key], wait=True)
+            )
         self._schema = None
 
     # Reading points
@@ -318,12 +299,7 @@ class Collection(Calls):
     ) -> Iterator[list[models.Record]]:
         """Read points in the order of their ids, in pages of at most ``limits.page`` points.
 
-        Args:
-            what: For messages.
-            where: Which points; None for all.
-            limit: Most points to read; None for all.
-            payload: Which payload keys.
-            vectors: Which vectors.
+        Without ``where`` and ``limit`` it reads all; ``what`` is for messages.
         """
         offset, size, left = None, self.limits.page, limit
         while left is None or left > 0:
@@ -385,36 +361,17 @@ class Collection(Calls):
     def retrieve(
         self, ids: Sequence[PointId], what: str = "", *, payload: Payloads = True, vectors: bool | list[str] = False
     ) -> dict[PointId, models.Record]:
-        """Return points by id; one that is not there is left out.
+        """Return points by id, in requests of at most ``limits.page``; one that is not there is left out."""
 
-        Args:
-            ids: Read in requests of at most ``limits.page``.
-            what: For messages.
-            payload: Which payload keys.
-            vectors: Which vectors.
-        """
-        found: dict[PointId, models.Record] = {}
-        pages = list(in_pages(ids, self.limits.page))
-        while pages:
-            page = pages.pop()
-            try:
-                records = self.call(
-                    what or f"reading {len(page)} points",
-                    lambda: self.client.retrieve(
-                        self.name,
-                        list(page),  # noqa: B023  # called at once
-                        with_payload=payload,
-                        with_vectors=vectors,
-                        shard_key_selector=self.shard_key,
-                    ),
-                )
-            except RequestTooLarge:
-                if len(page) == 1:
-                    raise
-                pages += in_pages(page, (len(page) + 1) // 2)
-                continue
-            found |= {record.id: record for record in records}
-        return found
+        def read(page: Sequence[PointId]) -> list[models.Record]:
+            retrieve = partial(self.client.retrieve, with_payload=payload, with_vectors=vectors)
+            key = self.shard_key
+            return self.call(
+                what or f"reading {len(page)} points", lambda: retrieve(self.name, list(page), shard_key_selector=key)
+            )
+
+        records = chain.from_iterable(self._in_pages(ids, self.limits.page, read))
+        return {record.id: record for record in records}
 
     def count(self, where: models.Filter | None = None) -> int:
         """Return the exact number of points that pass a filter."""
@@ -459,8 +416,7 @@ class Collection(Calls):
     def upsert(self, points: Sequence[models.PointStruct]) -> None:
         """Write whole points in one request; those that are there lose all that they held.
 
-        Args:
-            points: A named vector may be a row of `Vectors` instead of a list of numbers.
+        A named vector may be a row of `Vectors` instead of a list of numbers.
 
         Raises:
             RequestTooLarge: The server takes no request of this size.
@@ -511,37 +467,34 @@ class Collection(Calls):
 
     def delete_vector_of(self, ids: Sequence[PointId], vector_name: str) -> None:
         """Take a vector away from points; the vector stays in the schema."""
-
-        def delete(page: Sequence[PointId]) -> models.UpdateResult:
-            return self.client.delete_vectors(
-                self.name, [vector_name], having_ids(page), wait=True, shard_key_selector=self.shard_key
-            )
-
-        self._write_pages("removing vectors", ids, self.limits.write, delete)
+        delete = partial(self.client.delete_vectors, self.name, [vector_name], shard_key_selector=self.shard_key)
+        self._write_pages("removing vectors", ids, self.limits.write, lambda page: delete(having_ids(page), wait=True))
 
     def delete_payload_key(self, ids: Sequence[PointId], key: str) -> None:
         """Remove a payload key, as Qdrant writes its path, from points."""
-
-        def delete(page: Sequence[PointId]) -> models.UpdateResult:
-            return self.client.delete_payload(
-                self.name, [key], having_ids(page), wait=True, shard_key_selector=self.shard_key
-            )
-
-        self._write_pages("removing hashes", ids, self.limits.write, delete)
+        delete = partial(self.client.delete_payload, self.name, [key], shard_key_selector=self.shard_key)
+        self._write_pages("removing hashes", ids, self.limits.write, lambda page: delete(having_ids(page), wait=True))
 
     def _write_pages(
         self, what: str, ids: Sequence[PointId], size: int, operation: Callable[[Sequence[PointId]], Written]
     ) -> None:
-        """Call a write on pages of ids, and on halves of a page that the server finds too large."""
+        """Call a write on pages of ids."""
+        list(self._in_pages(ids, size, lambda page: self.write(what, lambda: operation(page))))
+
+    @staticmethod
+    def _in_pages(ids: Sequence[PointId], size: int, call: Callable[[Sequence[PointId]], T]) -> Iterator[T]:
+        """Call something on pages of ids, and on halves of a page that the server finds too large."""
         pages = list(in_pages(ids, size))
         while pages:
             page = pages.pop()
             try:
-                self.write(what, lambda: operation(page))  # noqa: B023  # called at once
+                done = call(page)
             except RequestTooLarge:
                 if len(page) == 1:
                     raise
                 pages += in_pages(page, (len(page) + 1) // 2)
+            else:
+                yield done
 
     def _with_shard_key(self, operation: models.UpdateOperation) -> models.UpdateOperation:
         """Return an operation on the shards of this collection's key."""
@@ -550,9 +503,6 @@ class Collection(Calls):
         [field] = type(operation).model_fields
         change = getattr(operation, field).model_copy(update={"shard_key": self.shard_key})
         return operation.model_copy(update={field: change})
-
-    def _create_index(self, key: str, schema: Any) -> models.UpdateResult:
-        return self.client.create_payload_index(self.name, key, schema, wait=True)
 
 
 def having_ids(ids: Sequence[PointId]) -> models.Filter:

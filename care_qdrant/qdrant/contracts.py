@@ -7,9 +7,11 @@ Qdrant merges metadata at the top level: two writers of different vectors cannot
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
 from qdrant_client import models
 
 from care_qdrant.version import __version__
@@ -69,22 +71,19 @@ class UnreadableContract:
 
 Contract = VectorContract | SparseContract | UnreadableContract
 
-_KINDS: Mapping[str, type[VectorContract | SparseContract]] = {"dense": VectorContract, "sparse": SparseContract}
+_KINDS: Mapping[str, TypeAdapter[Any]] = {"dense": TypeAdapter(VectorContract), "sparse": TypeAdapter(SparseContract)}
 _FLOATS = ("k1", "b", "average_length")
 
 
-def contract_metadata(vector_name: str, contract: Contract) -> dict[str, Any]:
-    """Return a contract as an entry of a collection's metadata.
+def contract_metadata(vector_name: str, contract: Contract | None) -> dict[str, Any]:
+    """Return the metadata update that writes a contract, or removes it when it is None.
 
     Floats are stored as text: a server may return a number of its metadata with another last bit.
     """
+    if contract is None:
+        return {f"{METADATA_PREFIX}{vector_name}": None}
     entry = {key: value for key, value in asdict(contract).items() if value is not None}
     return {f"{METADATA_PREFIX}{vector_name}": entry | {key: repr(entry[key]) for key in _FLOATS if key in entry}}
-
-
-def contract_removal(vector_name: str) -> dict[str, Any]:
-    """Return the metadata update that removes a contract: a value of None removes a top-level key."""
-    return {f"{METADATA_PREFIX}{vector_name}": None}
 
 
 def parse_contracts(metadata: Mapping[str, Any]) -> dict[str, Contract]:
@@ -98,10 +97,8 @@ def parse_contracts(metadata: Mapping[str, Any]) -> dict[str, Contract]:
 
 def _parse(entry: Any) -> Contract:
     kind = _KINDS.get(entry.get("kind", "")) if isinstance(entry, Mapping) else None
-    if kind is None:
-        return UnreadableContract()
-    known: dict[str, Any] = {key: value for key, value in entry.items() if key in kind.__dataclass_fields__}
-    try:
-        return kind(**known | {key: float(known[key]) for key in _FLOATS if key in known})
-    except (TypeError, ValueError):
-        return UnreadableContract()
+    with suppress(ValidationError):
+        if kind is not None:
+            found: VectorContract | SparseContract = kind.validate_python(entry)
+            return found
+    return UnreadableContract()

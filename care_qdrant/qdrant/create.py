@@ -1,4 +1,4 @@
-"""Creates the collection that a corpus goes into, joins one that has the same contract, or creates one like another."""
+"""Creates the collection that a corpus goes into, joins one with the same contract, or makes one like another."""
 
 import uuid
 from collections.abc import Mapping, Sequence
@@ -103,9 +103,16 @@ def create_collection(
     require_quantization(collection, storage.quantization)
     load = {} if collection.is_embedded else {LOAD_KEY: {"vector": vectors.vector_name, "graph": waits, "done": False}}
     sparse = models.SparseVectorParams(modifier=models.Modifier.IDF)
+    dense = models.VectorParams(
+        size=vectors.dense.dim,
+        distance=vectors.dense.qdrant_distance,
+        on_disk=storage.on_disk or None,
+        datatype=None if storage.datatype == "float32" else models.Datatype(storage.datatype),
+        hnsw_config=models.HnswConfigDiff(m=0) if waits else None,
+    )
     try:
         collection.create(
-            vectors_config={vectors.vector_name: _vector_params(vectors.dense, storage, waits)},
+            vectors_config={vectors.vector_name: dense},
             sparse_vectors_config=None if vectors.sparse is None else {SPARSE_VECTOR_NAME: sparse},
             quantization_config=QUANTIZATION[storage.quantization],
             sharding_method=models.ShardingMethod.CUSTOM if collection.shard_key is not None else None,
@@ -229,16 +236,6 @@ def _require_own_chunks(schema: CollectionSchema, vector_name: str) -> None:
             f"Ingest with the model of {cut_for[0]!r}; then, with this --model and the same --path/--url: "
             f"care attach {schema.name} --vector-name {vector_name}"
         )
-
-
-def _vector_params(contract: VectorContract, storage: Storage, waits: bool) -> models.VectorParams:
-    return models.VectorParams(
-        size=contract.dim,
-        distance=contract.qdrant_distance,
-        on_disk=storage.on_disk or None,
-        datatype=None if storage.datatype == "float32" else models.Datatype(storage.datatype),
-        hnsw_config=models.HnswConfigDiff(m=0) if waits else None,
-    )
 
 
 def _settings(config: models.CollectionConfig) -> dict[str, Any]:

@@ -174,9 +174,7 @@ def read_hit(
 def vector_of(point: Point, vector_name: str) -> list[float] | None:
     """Return the stored vector of that name, ``(dim,)``; None where the answer has none."""
     vectors: Any = getattr(point, "vector", None)
-    if isinstance(vectors, list):
-        vectors = {"": vectors}
-    values = vectors.get(vector_name) if isinstance(vectors, Mapping) else None
+    values = vectors.get(vector_name) if isinstance(vectors, Mapping) else None if vector_name else vectors
     return list(values) if values else None
 
 

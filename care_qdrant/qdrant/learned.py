@@ -7,12 +7,14 @@ model's new vector still agrees with it, another model's does not.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from typing import Any
 from uuid import UUID
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import TypeAdapter, ValidationError
 from qdrant_client import models
 
 from care_qdrant.errors import InputError
@@ -52,6 +54,9 @@ class LearnedContract:
     tool_version: str = __version__
 
 
+_LEARNED = TypeAdapter(LearnedContract)
+
+
 def learned_metadata(vector_name: str, contract: LearnedContract | None) -> dict[str, Any]:
     """Return the metadata update that writes a contract, or removes it when it is None."""
     entry = None if contract is None else {key: value for key, value in asdict(contract).items() if value is not None}
@@ -62,17 +67,11 @@ def learned_metadata(vector_name: str, contract: LearnedContract | None) -> dict
 
 def parse_learned(metadata: Mapping[str, Any]) -> dict[str, LearnedContract]:
     """Return the learned contract of each vector that carries one which this version can read."""
-    known = {field.name for field in fields(LearnedContract)}
     found = {}
     for key, entry in metadata.items():
-        if key.startswith(LEARNED_PREFIX) and isinstance(entry, Mapping):
-            values = {name: value for name, value in entry.items() if name in known}
-            try:
-                kinds = {"alpha": float, "hnsw_ef": int}
-                numbers = {name: kind(values[name]) for name, kind in kinds.items() if name in values}
-                found[key.removeprefix(LEARNED_PREFIX)] = LearnedContract(**values | numbers)
-            except (TypeError, ValueError):  # a field is missing or of another kind: not written by this version
-                continue
+        if key.startswith(LEARNED_PREFIX):
+            with suppress(ValidationError):  # a field is missing or of another kind: not written by this version
+                found[key.removeprefix(LEARNED_PREFIX)] = _LEARNED.validate_python(entry)
     return found
 
 

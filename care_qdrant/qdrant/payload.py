@@ -121,12 +121,7 @@ def _node_content(chunk: Chunk, title: Mapping[str, str]) -> str:
             "metadata_template": "{value}",
             "text_template": "{metadata_str} {content}",
             "relationships": {
-                "1": {
-                    "node_id": chunk.document.id,
-                    "node_type": "4",
-                    "metadata": {},
-                    "class_name": "RelatedNodeInfo",
-                }
+                "1": {"node_id": chunk.document.id, "node_type": "4", "metadata": {}, "class_name": "RelatedNodeInfo"}
             },
             "text": chunk.text,
             "class_name": "TextNode",

@@ -7,11 +7,11 @@ and by ``care verify``.
 """
 
 import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
 from qdrant_client import models
 
 from care_qdrant.errors import Rejected, Unreachable
@@ -66,6 +66,9 @@ class Rescoring:
         return models.QuantizationSearchParams(rescore=True, oversampling=self.oversampling)
 
 
+_RESCORING = TypeAdapter(Rescoring)
+
+
 def is_quantized(schema: CollectionSchema, vector_name: str) -> bool:
     """Return whether a server searches compressed copies of a dense vector; the embedded database has none."""
     params = schema.dense.get(vector_name)
@@ -76,18 +79,11 @@ def is_quantized(schema: CollectionSchema, vector_name: str) -> bool:
 
 def recorded_rescoring(schema: CollectionSchema, vector_name: str) -> Rescoring | None:
     """Return what was measured for a vector; None where nothing was, or where it is not quantised any more."""
-    entry = schema.metadata.get(METADATA_PREFIX + vector_name)
-    if not isinstance(entry, Mapping) or not is_quantized(schema, vector_name):
+    if not is_quantized(schema, vector_name):
         return None
     try:
-        return Rescoring(
-            float(entry["oversampling"]),
-            float(entry["overlap_at_10"]),
-            float(entry["without_rescoring"]),
-            int(entry["points"]),
-            float(entry.get("unquantised", 1.0)),
-        )
-    except (KeyError, TypeError, ValueError):
+        return _RESCORING.validate_python(schema.metadata.get(METADATA_PREFIX + vector_name))
+    except ValidationError:
         return None
 
 
@@ -135,9 +131,7 @@ def measure_rescoring(
     return Rescoring(oversampling, round(found, 4), round(without, 4), points, round(unquantised, 4))
 
 
-def record_rescoring(
-    collection: Collection, vector_name: str, *, sleep: Callable[[float], None] = time.sleep
-) -> Rescoring | None:
+def record_rescoring(collection: Collection, vector_name: str) -> Rescoring | None:
     """Measure a quantised vector, unless that was done, and let searches use the result.
 
     Stored vectors are the queries, and those of a query encoder lie further away from what they find: searches use
@@ -151,14 +145,17 @@ def record_rescoring(
     try:
         if known is not None and impatient.count_with_vector(vector_name) < _GROWTH * known.points:
             return known
-        if not _is_at_rest(impatient, sleep):
+        if impatient.wait_for_optimizer(WAIT_SECONDS, 1.0).status is not models.CollectionStatus.GREEN:
             logger.info(
                 "collection %r: the server is still building its index, so what quantization loses was not measured; "
                 "run the same command again when it is done",
                 collection.name,
             )
             return known
-        queries = _stored_vectors(impatient, vector_name)
+        ids = [record.id for record in impatient.sample(QUERIES)]
+        records = impatient.retrieve(ids, "reading sampled vectors", payload=False, vectors=[vector_name])
+        found = (vectors_of(record).get(vector_name) for record in records.values())
+        queries = [vector for vector in found if isinstance(vector, list)]
         if not queries:
             return known
         measured = measure_rescoring(impatient, vector_name, queries, max_loss=_MAX_RECORDED_LOSS)
@@ -188,20 +185,3 @@ def describe_loss(vector_name: str, measured: Rescoring) -> str:
     if measured.loses_too_much:
         line += f"; at most {MAX_LOSS:.0%} may be lost: quantise with int8, or not at all"
     return line
-
-
-def _is_at_rest(collection: Collection, sleep: Callable[[float], None]) -> bool:
-    """Return whether the server has built what it will search, after waiting for `WAIT_SECONDS` at most."""
-    until = time.monotonic() + WAIT_SECONDS
-    while collection.info().status is not models.CollectionStatus.GREEN:
-        if time.monotonic() > until:
-            return False
-        sleep(1.0)
-    return True
-
-
-def _stored_vectors(collection: Collection, vector_name: str) -> list[list[float]]:
-    ids = [record.id for record in collection.sample(QUERIES)]
-    records = collection.retrieve(ids, "reading sampled vectors", payload=False, vectors=[vector_name])
-    found = (vectors_of(record).get(vector_name) for record in records.values())
-    return [vector for vector in found if isinstance(vector, list)]

@@ -125,19 +125,19 @@ def is_unanswered(error: Exception) -> bool:
 def is_not_found(error: Exception) -> bool:
     """Return whether Qdrant says that what a request names is not there, as a collection that was deleted."""
     cause = error.__cause__ if isinstance(error, Rejected) else error
-    if isinstance(cause, UnexpectedResponse):
-        return cause.status_code == 404
-    if isinstance(cause, grpc.RpcError):
-        return bool(_grpc_code(cause) is grpc.StatusCode.NOT_FOUND)
-    return isinstance(cause, ValueError) and "not found" in str(cause)
+    is_missing = isinstance(cause, ValueError) and "not found" in str(cause)  # by the embedded database
+    return is_missing or _says(cause, 404, grpc.StatusCode.NOT_FOUND)
 
 
 def is_forbidden(error: Rejected) -> bool:
     """Return whether the server says that the key has not the right to do this."""
-    cause = error.__cause__
-    if isinstance(cause, UnexpectedResponse):
-        return cause.status_code == 403
-    return isinstance(cause, grpc.RpcError) and bool(_grpc_code(cause) is grpc.StatusCode.PERMISSION_DENIED)
+    return _says(error.__cause__, 403, grpc.StatusCode.PERMISSION_DENIED)
+
+
+def _says(error: BaseException | None, status: int, code: grpc.StatusCode) -> bool:
+    if isinstance(error, UnexpectedResponse):
+        return error.status_code == status
+    return isinstance(error, grpc.RpcError) and bool(_grpc_code(error) is code)
 
 
 def _is_too_large(error: Exception, message: str) -> bool:

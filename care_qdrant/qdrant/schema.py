@@ -1,7 +1,7 @@
 """A collection without its points: vectors, settings, payload indexes, metadata and contracts, as one value."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -35,6 +35,24 @@ class Limits:
     """Whether the server counts and searches exactly; otherwise points are counted by scrolling."""
     hnsw_ef: int | None = None
     """Widest graph search that a request may ask for; None for no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRecord:
+    """How a version of a published collection was made, and what it replaced: kept in its own metadata."""
+
+    source: str
+    """The collection that it is a copy of."""
+    replaces: str | None = None
+    """The collection behind the alias before; a rollback switches back to it."""
+    withdrawn: bool = False
+    """A rollback left it: no later run continues it."""
+    adds: str | None = None
+    """The vector that it has beside those of its source, where ``care attach --via copy`` made it."""
+
+    def metadata(self) -> dict[str, Any]:
+        """Return the record as a collection stores it."""
+        return {PUBLISH_KEY: asdict(self)}
 
 
 @dataclass(frozen=True)
@@ -117,6 +135,14 @@ class CollectionSchema:
             hnsw_ef=strict.search_max_hnsw_ef,
         )
 
+    @property
+    def version_record(self) -> VersionRecord | None:
+        """How publishing made this version; None for a collection that it did not make."""
+        entry = self.metadata.get(PUBLISH_KEY)
+        if not isinstance(entry, dict) or "source" not in entry:
+            return None
+        return VersionRecord(**{key: entry[key] for key in entry.keys() & VersionRecord.__dataclass_fields__.keys()})
+
     def default_ef(self, vector_name: str) -> int:
         """Return the width of a graph search that asks for none: the server takes the ``ef_construct`` of the graph."""
         params = self.dense[vector_name].hnsw_config
@@ -179,9 +205,9 @@ class CollectionSchema:
 
 def _comparable(contracts: Mapping[str, Contract]) -> dict[str, Any]:
     """Return contracts without the version of the tool and the text field, which change no vector."""
-    ignored = {"tool_version", "text_field"}
+    ignored = ("tool_version", "text_field")
     return {
-        name: {key: getattr(contract, key) for key in contract.__dataclass_fields__ if key not in ignored}
+        name: {key: value for key, value in asdict(contract).items() if key not in ignored}
         for name, contract in contracts.items()
     }
 

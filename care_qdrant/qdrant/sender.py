@@ -105,10 +105,10 @@ class Sender:
     next `submit`, or at the end of the block. A `QdrantError` of the block itself leaves it with the same advice.
     """
 
-    def __init__(self, collection: Collection, *, threads: int = THREADS, queue: int = QUEUE) -> None:
+    def __init__(self, collection: Collection) -> None:
         self._collection = collection
-        self._executor = ThreadPoolExecutor(1 if collection.is_embedded else threads, "sender")
-        self._room = threading.BoundedSemaphore(queue)
+        self._executor = ThreadPoolExecutor(1 if collection.is_embedded else THREADS, "sender")
+        self._room = threading.BoundedSemaphore(QUEUE)
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
         self._is_told = False

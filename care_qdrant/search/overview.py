@@ -70,9 +70,7 @@ def overview(collection: Collection) -> Overview:
 
 
 def floor(
-    retriever: Retriever,
-    questions: Sequence[Question],
-    encode: Callable[[Sequence[str]], Vectors] | None = None,
+    retriever: Retriever, questions: Sequence[Question], encode: Callable[[Sequence[str]], Vectors] | None = None
 ) -> float | None:
     """Return a score below which a best hit is no good match: most questions of the collection reach more.
 

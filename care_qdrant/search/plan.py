@@ -98,7 +98,7 @@ class Query:
         params = self.params
         if resolved.quantization is not None and (params is None or params.quantization is None):
             params = (params or models.SearchParams()).model_copy(update={"quantization": resolved.quantization})
-        is_by_graph = self.vector is not None and resolved.has_index and not (params and params.exact)
+        is_by_graph = self.vector is not None and resolved.schema.has_index and not (params and params.exact)
         if is_by_graph and resolved.hnsw_ef is not None and (params is None or params.hnsw_ef is None):
             params = (params or models.SearchParams()).model_copy(update={"hnsw_ef": resolved.hnsw_ef})
         if self.filter is not None and is_by_graph:
@@ -118,9 +118,9 @@ def find(resolved: ResolvedCollection, queries: Sequence[Query], what: str = "se
 
 def _tell_unindexed(resolved: ResolvedCollection, conditions: models.Filter) -> None:
     """Log once for each key of a filter that it has no index: a search of the graph then misses much of what passes."""
-    if resolved.points < FEW_POINTS:
+    if resolved.schema.points < FEW_POINTS:
         return
-    for key in sorted(keys_of(conditions) - resolved.indexed_keys - resolved.told_keys):
+    for key in sorted(keys_of(conditions) - resolved.schema.payload_schema.keys() - resolved.told_keys):
         resolved.told_keys.add(key)
         logger.warning(
             "collection %r: a filter asks for %r, which has no payload index: searches with it are slow and miss "

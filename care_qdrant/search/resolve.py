@@ -34,7 +34,6 @@ class StoreConfig:
     """What the caller says about the collection that it searches."""
 
     dense: bool = True
-    """Whether a dense vector is searched."""
     sparse: bool | None = False
     """Whether a sparse vector is searched; None where there is one that is BM25 by the analyser of this package."""
     bm25: bool = False
@@ -66,17 +65,14 @@ class ResolvedCollection:
 
     collection: Collection
     """The collection itself, never an alias."""
+    schema: CollectionSchema
+    """As it was checked."""
     vector_name: str | None
     sparse_vector_name: str | None
     bm25: SparseContract | None
     """Constants of the sparse vector, where it is BM25 by this package."""
-    has_other_vectors: bool
-    """Whether points carry vectors that are not searched here: an upsert would drop them."""
-    text_field: str | None
-    """Payload field from which ``care attach`` made the dense vector; None where it did not make it."""
     unchecked: VectorContract | None
     """What made the dense vector, where the collection says so and nobody says what makes the queries."""
-    limits: Limits
     quantization: models.QuantizationSearchParams | None
     """How to search a quantised dense vector, by what was measured; None leaves it to the server."""
     checked_at: float
@@ -91,12 +87,6 @@ class ResolvedCollection:
     """Quantiles of the score of a learned query's best hit, where `care learn` recorded them."""
     layout: Layout | None = None
     """How to read payloads; None where none were sampled, and where no sampled node has a text."""
-    has_index: bool = False
-    """Whether a server may search vectors by a graph, and not compare all of them."""
-    points: int = 0
-    """About how many points there are."""
-    indexed_keys: frozenset[str] = frozenset()
-    """Payload keys with an index."""
     told_keys: set[str] = field(default_factory=set)
     """Payload keys without an index of which a warning was logged."""
     is_sampled: bool = False
@@ -106,6 +96,21 @@ class ResolvedCollection:
     def name(self) -> str:
         """Name of the collection itself."""
         return self.collection.name
+
+    @property
+    def limits(self) -> Limits:
+        """Sizes of requests that the collection accepts."""
+        return self.schema.limits
+
+    @property
+    def has_other_vectors(self) -> bool:
+        """Whether points carry vectors that are not searched here: an upsert would drop them."""
+        return bool({*self.schema.dense, *self.schema.sparse} - {self.vector_name, self.sparse_vector_name})
+
+    @property
+    def text_field(self) -> str | None:
+        """Payload field from which ``care attach`` made the dense vector; None where it did not make it."""
+        return None if self.vector_name is None else self.schema.text_field(self.vector_name)
 
     def read(self, point: Point) -> Hit:
         """Return a point of this collection as a hit."""
@@ -210,21 +215,16 @@ def resolve_vectors(
     learned = None if vector_name is None else _learned(schema, vector_name, config)
     return ResolvedCollection(
         collection=collection,
+        schema=schema,
         vector_name=vector_name,
         sparse_vector_name=sparse_name,
         bm25=constants,
-        has_other_vectors=bool({*schema.dense, *schema.sparse} - {vector_name, sparse_name}),
-        text_field=None if vector_name is None else schema.text_field(vector_name),
         unchecked=unchecked,
-        limits=schema.limits,
         quantization=None if rescoring is None else rescoring.params,
         checked_at=checked_at,
         alpha=DEFAULT_ALPHA if learned is None or learned.alpha is None else learned.alpha,
         hnsw_ef=None if vector_name is None else _hnsw_ef(schema, vector_name, config),
         best_scores=_best_scores(learned),
-        has_index=schema.has_index,
-        points=schema.points,
-        indexed_keys=frozenset(schema.payload_schema),
     )
 
 

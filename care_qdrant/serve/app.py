@@ -6,25 +6,23 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
+from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from care_qdrant.errors import needs_extra
 from care_qdrant.model.pair import CareModel
 from care_qdrant.serve import pages, schemas
-from care_qdrant.serve.embeddings import openai_embeddings, openai_models, tei_embed, tei_info
-from care_qdrant.serve.endpoint import Get, Post, Reply
+from care_qdrant.serve.embeddings import SIDES, infer, openai_embeddings, openai_models, tei_embed, tei_info
+from care_qdrant.serve.endpoint import Get, Post
 from care_qdrant.serve.gateway import METRICS_PATH, Exchange, Gateway, unknown_key, unknown_path
-from care_qdrant.serve.inference import SIDES, infer
 from care_qdrant.serve.keys import Keys, KeyScope, Quotas
-from care_qdrant.serve.metrics import CONTENT_TYPE, Metrics
 from care_qdrant.serve.pages import PATHS, PageFile
-from care_qdrant.serve.pairs import Pairs, ServedPair
+from care_qdrant.serve.pairs import Pairs, ServedPair, check_answers
 from care_qdrant.serve.refusal import Refusal
 from care_qdrant.serve.searching import Searching
-from care_qdrant.serve.selfcheck import check_answers
 from care_qdrant.serve.settings import ServeSettings
-from care_qdrant.serve.tracing import Tracing
+from care_qdrant.serve.tracing import CONTENT_TYPE, Metrics, Tracing
 from care_qdrant.version import __version__
 
 if TYPE_CHECKING:
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MCP_PATH = "/mcp"
+_SEARCH_ERRORS = (400, 401, 403, 404, 408, 409, 413, 415, 421, 429, 503, 504)
 
 
 class Service:
@@ -88,10 +87,7 @@ class Service:
         endpoints = self._endpoints()
         description = pages.describe(endpoints, keys_required=self._keys.required)
 
-        async def describe(_: Exchange) -> dict[str, Any]:
-            return description
-
-        endpoints.append(Get(pages.PATH, "This description.", None, describe))
+        endpoints.append(Get(pages.PATH, "This description.", None, lambda _: description))
         routes = [Route(endpoint.path, endpoint) for endpoint in endpoints]
         routes += [Route(path, PageFile(path)) for path in PATHS]
         if self.mcp is not None:
@@ -117,7 +113,12 @@ class Service:
                 self._openai,
                 limits,
             ),
-            Get("/v1/models", "The pairs in the shape of OpenAI.", schemas.OpenAIModels, self._models),
+            Get(
+                "/v1/models",
+                "The pairs in the shape of OpenAI.",
+                schemas.OpenAIModels,
+                lambda _: openai_models(self.pairs),
+            ),
             Post(
                 "/embed",
                 "Vectors in the shape of text-embeddings-inference.",
@@ -133,7 +134,7 @@ class Service:
                 schemas.SearchAnswer,
                 self._search,
                 limits,
-                errors=(400, 401, 403, 404, 408, 409, 413, 415, 421, 429, 503, 504),
+                errors=_SEARCH_ERRORS,
             ),
             Post(
                 "/floor",
@@ -142,7 +143,7 @@ class Service:
                 schemas.FloorAnswer,
                 self._floor,
                 limits,
-                errors=(400, 401, 403, 404, 408, 409, 413, 415, 421, 429, 503, 504),
+                errors=_SEARCH_ERRORS,
             ),
             Get(
                 "/collections",
@@ -151,10 +152,13 @@ class Service:
                 self._collections,
                 (401, 404, 421),
             ),
-            Get("/health", "Whether the process answers, and what it serves.", schemas.State, self._health, ()),
+            Get("/health", "Whether the process answers, and what it serves.", schemas.State, self._state, ()),
             Get("/ready", "Whether every encoder is loaded.", schemas.State, self._ready, (503,)),
             Get(
-                "/info", "The default pair in the shape of text-embeddings-inference.", schemas.TEIInfo, self._tei_info
+                "/info",
+                "The default pair in the shape of text-embeddings-inference.",
+                schemas.TEIInfo,
+                lambda _: tei_info(self.pairs.default, limits),
             ),
             Get(METRICS_PATH, "Counters for Prometheus.", None, self._render_metrics, (401, 403)),
         ]
@@ -214,16 +218,7 @@ class Service:
 
         return McpPath(self._searching, self._limits, admit, _may_search)
 
-    async def _tei_info(self, _: Exchange) -> dict[str, Any]:
-        return tei_info(self.pairs.default, self._limits)
-
-    async def _models(self, _: Exchange) -> dict[str, Any]:
-        return openai_models(self.pairs)
-
-    async def _health(self, exchange: Exchange) -> schemas.State:
-        return self._state(exchange)
-
-    async def _ready(self, exchange: Exchange) -> schemas.State:
+    def _ready(self, exchange: Exchange) -> schemas.State:
         state = self._state(exchange)
         if state.status != "ok":
             raise Refusal(503, "not_ready", f"this worker is {state.status}; ask again later")
@@ -246,10 +241,10 @@ class Service:
         known = exchange.key is not None or exchange.internal or not self._keys.required
         return schemas.State(status=status, version=__version__, models=models if known else [])
 
-    async def _render_metrics(self, exchange: Exchange) -> Reply:
+    async def _render_metrics(self, exchange: Exchange) -> Response:
         if exchange.key is not None:
             exchange.key.require("metrics")
-        return Reply(await asyncio.to_thread(self._metrics.render), CONTENT_TYPE)
+        return Response(await asyncio.to_thread(self._metrics.render), media_type=CONTENT_TYPE)
 
 
 def _may_search(exchange: Exchange, collection: str) -> bool:

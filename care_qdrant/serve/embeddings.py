@@ -1,21 +1,41 @@
-"""The requests of others for embeddings: OpenAI's ``/v1/embeddings``, and ``/embed`` of text-embeddings-inference.
+"""The requests of others for vectors: Qdrant's ``/inference``, OpenAI's ``/v1/embeddings``, and TEI's ``/embed``.
 
-Neither has two sides. The query side answers unless the request names the document side (``input_type``,
-``prompt_name``), and a service without document encoders refuses that.
+OpenAI and text-embeddings-inference have no two sides. The query side answers unless the request names the document
+side (``input_type``, ``prompt_name``), and a service without document encoders refuses that.
+
+``POST /inference`` is what a Qdrant server asks where its `inference.address` names this service: it posts here
+whenever a client sent ``Document{text, model}`` instead of a vector. ``search`` (queries) and ``update`` (points that
+are written) are the two sides of the pair, so no client can take the wrong one. The protocol is that of Qdrant 1.18
+(``src/common/inference/service.rs``): vectors in the order of the inputs, and a 400 whose ``error`` reaches the client
+of the server as a 400. The names ``bm25`` and ``qdrant/bm25`` never arrive: the server answers them itself.
 """
 
+import asyncio
 import base64
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from care_qdrant.serve.lines import SLICE_TEXTS
-from care_qdrant.serve.pairs import Pairs, ServedPair
+from care_qdrant.encoders import bm25
+from care_qdrant.serve.lines import SLICE_TEXTS, Side
+from care_qdrant.serve.pairs import BM25_SUFFIX, Pairs, ServedPair, check_texts
 from care_qdrant.serve.refusal import Refusal
-from care_qdrant.serve.schemas import EmbedRequest, OpenAIRequest
+from care_qdrant.serve.schemas import (
+    EmbedRequest,
+    InferenceInput,
+    InferenceRequest,
+    OpenAIModel,
+    OpenAIModels,
+    OpenAIRequest,
+    TEIInfo,
+)
 from care_qdrant.serve.settings import Limits
 from care_qdrant.version import __version__
+
+SIDES: Mapping[str, Side] = {"search": "query", "update": "document"}
+_BM25_OPTIONS = {"average_length": None, "k1": bm25.DEFAULT_K1, "b": bm25.DEFAULT_B}
 
 
 async def openai_embeddings(pairs: Pairs, request: OpenAIRequest) -> dict[str, Any]:
@@ -46,11 +66,9 @@ async def openai_embeddings(pairs: Pairs, request: OpenAIRequest) -> dict[str, A
     }
 
 
-def openai_models(pairs: Pairs) -> dict[str, Any]:
+def openai_models(pairs: Pairs) -> OpenAIModels:
     """Return the names that ``/v1/embeddings`` and ``/inference`` take, with their fingerprints."""
-    names = [f"{pair.name}@{pair.fingerprint[:12]}" for pair in pairs]
-    data = [{"id": name, "object": "model", "created": 0, "owned_by": "care-qdrant"} for name in names]
-    return {"object": "list", "data": data}
+    return OpenAIModels(data=[OpenAIModel(id=f"{pair.name}@{pair.fingerprint[:12]}") for pair in pairs])
 
 
 async def tei_embed(pairs: Pairs, request: EmbedRequest) -> list[list[float]]:
@@ -63,39 +81,28 @@ async def tei_embed(pairs: Pairs, request: EmbedRequest) -> list[list[float]]:
     counts = await pair.count_tokens(texts, side)
     if request.truncate:
         pair.cut_texts(counts, side)
-    else:
-        _refuse_long(counts, pair.max_tokens(side))
+    elif long := [index for index, count in enumerate(counts) if count > pair.max_tokens(side)]:
+        reason = (
+            f"text {long[0]} has {counts[long[0]]} tokens; {pair.max_tokens(side)} are read: cut it, or pass truncate"
+        )
+        raise Refusal(413, "too_many_tokens", reason)
     rows: list[list[float]] = vectors.tolist()
     return rows
 
 
-def tei_info(pair: ServedPair, limits: Limits) -> dict[str, Any]:
+def tei_info(pair: ServedPair, limits: Limits) -> TEIInfo:
     """Return what clients of text-embeddings-inference ask a server about itself."""
-    pooling = pair.model.card.query.pooling if pair.model.card is not None else ""
-    return {
-        "model_id": pair.name,
-        "model_sha": pair.fingerprint,
-        "model_dtype": "float32",
-        "model_type": {"embedding": {"pooling": pooling}},
-        "max_concurrent_requests": limits.waiting_texts,
-        "max_input_length": pair.max_tokens("query"),
-        "max_batch_tokens": pair.max_tokens("query") * SLICE_TEXTS,
-        "max_batch_requests": SLICE_TEXTS,
-        "max_client_batch_size": limits.batch_texts,
-        "auto_truncate": False,
-        "tokenization_workers": 1,
-        "version": __version__,
-        "sha": None,
-        "docker_label": None,
-    }
-
-
-def _refuse_long(token_counts: Sequence[int], most: int) -> None:
-    for index, count in enumerate(token_counts):
-        if count > most:
-            raise Refusal(
-                413, "too_many_tokens", f"text {index} has {count} tokens; {most} are read: cut it, or pass truncate"
-            )
+    return TEIInfo(
+        model_id=pair.name,
+        model_sha=pair.fingerprint,
+        model_type={"embedding": {"pooling": pair.model.card.query.pooling if pair.model.card is not None else ""}},
+        max_concurrent_requests=limits.waiting_texts,
+        max_input_length=pair.max_tokens("query"),
+        max_batch_tokens=pair.max_tokens("query") * SLICE_TEXTS,
+        max_batch_requests=SLICE_TEXTS,
+        max_client_batch_size=limits.batch_texts,
+        version=__version__,
+    )
 
 
 def _texts(request: OpenAIRequest) -> list[str]:
@@ -111,3 +118,70 @@ def _texts(request: OpenAIRequest) -> list[str]:
             param="input",
         )
     return texts
+
+
+async def infer(pairs: Pairs, limits: Limits, request: InferenceRequest) -> dict[str, Any]:
+    """Return one vector for each input, in order: a list of numbers, or indices and values for BM25."""
+    side = SIDES[request.inference]
+    texts = [_text(number, item) for number, item in enumerate(request.inputs)]
+    check_texts(texts, side, limits)
+    by_model: dict[str, list[int]] = defaultdict(list)
+    for number, item in enumerate(request.inputs):
+        by_model[item.model].append(number)
+    answers = await asyncio.gather(
+        *(
+            _encode(pairs, model, side, [request.inputs[number] for number in numbers], [texts[n] for n in numbers])
+            for model, numbers in by_model.items()
+        )
+    )
+    embeddings: list[Any] = [None] * len(texts)
+    for numbers, vectors in zip(by_model.values(), answers, strict=True):
+        for number, vector in zip(numbers, vectors, strict=True):
+            embeddings[number] = vector
+    return {"embeddings": embeddings, "usage": None}
+
+
+async def _encode(
+    pairs: Pairs, model: str, side: Side, items: Sequence[InferenceInput], texts: Sequence[str]
+) -> Sequence[Any]:
+    if model.endswith(BM25_SUFFIX):
+        pairs.find(model.removesuffix(BM25_SUFFIX))
+        return await asyncio.to_thread(_terms, side, items, texts)
+    pair = pairs.find(model)
+    if unread := next((item.options for item in items if item.options), None):
+        raise Refusal(400, "unknown_option", f"model {model!r} reads no options, and was given {', '.join(unread)}")
+    vectors: list[list[float]] = (await pair.encode(texts, side)).tolist()
+    return vectors
+
+
+def _text(number: int, item: InferenceInput) -> str:
+    if item.data_type != "text" or not isinstance(item.data, str):
+        raise Refusal(400, "not_a_text", f"input {number} is of type {item.data_type}; this service encodes texts")
+    return item.data
+
+
+def _terms(side: Side, items: Sequence[InferenceInput], texts: Sequence[str]) -> list[dict[str, Any]]:
+    vectors = (
+        bm25.query_vector(text) if side == "query" else bm25.document_vector(text, **_constants(item))
+        for item, text in zip(items, texts, strict=True)
+    )
+    return [{"indices": vector.indices, "values": vector.values} for vector in vectors]
+
+
+def _constants(item: InferenceInput) -> dict[str, float]:
+    """Return the constants of BM25 that the client gives: they are the collection's, which this service never sees."""
+    given = item.options or {}
+    if unknown := set(given) - set(_BM25_OPTIONS):
+        known = ", ".join(_BM25_OPTIONS)
+        raise Refusal(400, "unknown_option", f"options of {item.model!r}: {', '.join(sorted(unknown))}; known: {known}")
+    constants = _BM25_OPTIONS | given
+    for name, value in constants.items():
+        lowest = 0 if name != "average_length" else 1
+        if isinstance(value, bool) or not isinstance(value, int | float) or not lowest <= value < 1e6:
+            raise Refusal(
+                400,
+                "invalid_option",
+                f"a document of {item.model!r} needs the option {name!r}, a number of at least {lowest} (found: "
+                f"{value!r}). It is in the contract of the collection: care collections --json",
+            )
+    return {name: float(value) for name, value in constants.items() if value is not None}

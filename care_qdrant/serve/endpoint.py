@@ -1,6 +1,7 @@
 """One endpoint: reads a body of a declared shape within the limits, runs a handler, answers JSON."""
 
 import asyncio
+import inspect
 import json
 import time
 from collections.abc import Awaitable, Callable
@@ -18,15 +19,6 @@ from care_qdrant.serve.refusal import Refusal, invalid_body
 from care_qdrant.serve.settings import Limits
 
 Body = TypeVar("Body", bound=BaseModel)
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """An answer that is not JSON, or whose status is not 200."""
-
-    body: bytes
-    media_type: str = "application/json"
-    status: int = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +56,19 @@ class Get:
     summary: str
     answer: Any
     """Type of the answer, for the OpenAPI description; None for one that is not JSON."""
-    handle: Callable[[Exchange], Awaitable[Any]]
+    handle: Callable[[Exchange], Any]
+    """Returns the answer, or an awaitable of it; a `Response` goes as it is."""
     errors: tuple[int, ...] = (401, 421)
     method: str = "get"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        answer = await self.handle(enter(self.path, scope, ("GET", "HEAD")))
-        if isinstance(answer, Reply):
-            response = Response(answer.body, answer.status, media_type=answer.media_type)
-        else:
-            response = Response(to_json(answer), media_type="application/json")
-        await response(scope, receive, send)
+        answer = self.handle(enter(self.path, scope, ("GET", "HEAD")))
+        if inspect.isawaitable(answer):
+            answer = await answer
+        if not isinstance(answer, Response):
+            answer = Response(to_json(answer), media_type="application/json")
+        await answer(scope, receive, send)
 
 
 def enter(path: str, scope: Scope, methods: tuple[str, ...]) -> Exchange:

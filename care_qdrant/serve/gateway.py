@@ -18,10 +18,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from care_qdrant.errors import CareError
 from care_qdrant.qdrant.calls import DEADLINE
 from care_qdrant.serve.keys import Key, Keys, presented_key
-from care_qdrant.serve.metrics import Metrics
 from care_qdrant.serve.refusal import Refusal, refusal_of
 from care_qdrant.serve.settings import LOOPBACK
-from care_qdrant.serve.tracing import Tracing
+from care_qdrant.serve.tracing import Metrics, Tracing
 
 logger = logging.getLogger(__name__)
 access_log = logging.getLogger("care_qdrant.serve.access")
@@ -73,7 +72,6 @@ class Gateway:
     def __init__(
         self, app: ASGIApp, *, keys: Keys, metrics: Metrics, tracing: Tracing, host: str, metrics_port: int | None
     ) -> None:
-        """Wrap the routes."""
         self._metrics_port, self._tracing = metrics_port, tracing
         self._app, self._keys, self._metrics = app, keys, metrics
         self._only_loopback = host in LOOPBACK and not keys.required

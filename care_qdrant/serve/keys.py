@@ -69,7 +69,6 @@ class Keys:
     """
 
     def __init__(self, file: Path | None) -> None:
-        """Read the keys."""
         self._file = file
         self._keys: Mapping[bytes, Key] = {}
         self._version: tuple[int, ...] = ()
@@ -99,7 +98,8 @@ class Keys:
         self._looked_at = time.monotonic()
 
     def _read(self, file: Path) -> None:
-        version, lines = _version_of_readable(file), read_lines(file, "API keys")
+        version = _version_of(file) if file.exists() else ()
+        lines = read_lines(file, "API keys")
         keys = dict(_parse(file, number, line) for number, line in lines)
         if not keys:
             raise InputError(f"{file}: holds no API key; write one a line")
@@ -151,13 +151,6 @@ def presented_key(headers: Mapping[str, str]) -> str | None:
 
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
-
-
-def _version_of_readable(file: Path) -> tuple[int, ...]:
-    try:
-        return _version_of(file)
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read as a file of API keys ({error})") from error
 
 
 def _version_of(file: Path) -> tuple[int, ...]:

@@ -14,8 +14,8 @@ from care_qdrant.encoders import Encoder
 from care_qdrant.encoders.microbatch import MicroBatcher
 from care_qdrant.errors import EncodingError
 from care_qdrant.serve import tracing
-from care_qdrant.serve.metrics import Metrics
 from care_qdrant.serve.refusal import Refusal
+from care_qdrant.serve.tracing import Metrics
 from care_qdrant.types import Vectors
 
 Side = Literal["query", "document"]
@@ -36,7 +36,6 @@ class Line:
         capacity: int,
         metrics: Metrics,
     ) -> None:
-        """Set up an empty line."""
         self._side, self._encode_slice, self._capacity = side, encode_slice, capacity
         self._gauge = metrics.waiting.labels(side)
         self._waiting = 0
@@ -66,7 +65,6 @@ class QuerySide:
     """The query encoder of one pair, micro-batched over all requests of this process."""
 
     def __init__(self, name: str, encoder: Encoder, *, capacity: int, metrics: Metrics) -> None:
-        """Take a loaded encoder into service."""
         self._run = _Run(encoder, "query", name, metrics)
         self._batcher = MicroBatcher(self._run, max_batch=SLICE_TEXTS)
         self.line = Line("query", self._encode_slice, capacity=capacity, metrics=metrics)

@@ -9,7 +9,8 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing
 from contextvars import ContextVar
-from typing import Annotated, Literal, TypeVar
+from functools import wraps
+from typing import Annotated, Literal, ParamSpec, TypeVar
 
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
@@ -29,6 +30,7 @@ from care_qdrant.serve.searching import Searching
 from care_qdrant.serve.settings import Limits, ServeSettings
 from care_qdrant.version import __version__
 
+P = ParamSpec("P")
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
@@ -69,6 +71,25 @@ class SearchResult(BaseModel):
         description="Whether the best score is one that the collection's own questions reach; null where unknown."
     )
     hits: list[Found]
+
+
+def _told(tool: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+    """Let a tool answer a refusal with a text that the assistant reads."""
+
+    @wraps(tool)
+    async def told(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await tool(*args, **kwargs)
+        except Exception as error:
+            refusal = refusal_of(error) if isinstance(error, CareError) else None
+            if refusal is None:  # the assistant reads that the tool failed, and nothing else
+                logger.exception("a tool failed")
+                raise
+            if (exchange := _EXCHANGE.get()) is not None:
+                exchange.code = refusal.code
+            raise ToolError(refusal.reason) from error
+
+    return told
 
 
 class McpPath:
@@ -115,6 +136,7 @@ class McpPath:
         finally:
             _EXCHANGE.reset(token)
 
+    @_told
     async def search(
         self,
         query: Annotated[str, Field(description="A question or key words, in the language of the documents.")],
@@ -125,27 +147,11 @@ class McpPath:
             Field(description="auto is hybrid where the collection has BM25, else by vectors alone."),
         ] = "auto",
         conditions: Annotated[
-            list[str] | None,
-            Field(description="On metadata, all must hold: key=value, key!=value, key>=number."),
+            list[str] | None, Field(description="On metadata, all must hold: key=value, key!=value, key>=number.")
         ] = None,
     ) -> SearchResult:
         """Find the documents that answer a question, best first."""
         request = SearchRequest(query=query, collection=collection, top_k=top_k, mode=mode, conditions=conditions or [])
-        return await self._told(self._search(request))
-
-    async def list_collections(self) -> Collections:
-        """List the collections with their size, example questions, and the keys and values for conditions."""
-        return await self._told(self._list())
-
-    async def fetch_document(
-        self,
-        document_id: Annotated[str, Field(description="As in the hits of search.")],
-        collection: Collection = None,
-    ) -> WholeDocument:
-        """Return the whole text of a document, in the chunks that it is stored in."""
-        return await self._told(self._fetch(document_id, collection))
-
-    async def _search(self, request: SearchRequest) -> SearchResult:
         await self._enter(request.collection)
         answer = await self._searching.search(request)
         floor = None
@@ -161,14 +167,20 @@ class McpPath:
             hits=[Found(**hit.model_dump(include=set(Found.model_fields))) for hit in answer.hits],
         )
 
-    async def _list(self) -> Collections:
+    @_told
+    async def list_collections(self) -> Collections:
+        """List the collections with their size, example questions, and the keys and values for conditions."""
         exchange = _EXCHANGE.get()
         names = await self._searching.names()
         return await self._searching.collections(
             [name for name in names if exchange is None or self._may(exchange, name)]
         )
 
-    async def _fetch(self, document_id: str, collection: str | None) -> WholeDocument:
+    @_told
+    async def fetch_document(
+        self, document_id: Annotated[str, Field(description="As in the hits of search.")], collection: Collection = None
+    ) -> WholeDocument:
+        """Return the whole text of a document, in the chunks that it is stored in."""
         await self._enter(collection)
         return await self._searching.document(document_id, collection)
 
@@ -176,23 +188,6 @@ class McpPath:
         exchange = _EXCHANGE.get()
         if exchange is not None:
             self._admit(exchange, await self._searching.served(collection))
-
-    async def _told(self, work: Awaitable[T]) -> T:
-        """Return what the work gives; a refusal becomes a text that the assistant reads."""
-        try:
-            return await work
-        except CareError as error:
-            refusal = refusal_of(error)
-            if refusal is None:
-                logger.exception("a tool failed")
-                raise
-            exchange = _EXCHANGE.get()
-            if exchange is not None:
-                exchange.code = refusal.code
-            raise ToolError(refusal.reason) from error
-        except Exception:  # the assistant reads that the tool failed, and nothing else
-            logger.exception("a tool failed")
-            raise
 
 
 def serve_stdio(settings: ServeSettings) -> None:

@@ -9,15 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from care_qdrant.errors import (
-    CareError,
-    ContractError,
-    EncodingError,
-    InputError,
-    QdrantError,
-    Rejected,
-    Unreachable,
-)
+from care_qdrant.errors import CareError, ContractError, EncodingError, InputError, QdrantError, Rejected, Unreachable
 
 OPENAI_PREFIX = "/v1/"
 
@@ -28,7 +20,6 @@ class Refusal(CareError):
     def __init__(
         self, status: int, code: str, reason: str, *, param: str | None = None, retry_seconds: int = 1
     ) -> None:
-        """Set up the answer."""
         super().__init__(reason)
         self.status, self.code, self.reason, self.param = status, code, reason, param
         self._retry_seconds = retry_seconds

@@ -127,18 +127,18 @@ class TEIInfo(BaseModel):
 
     model_id: str
     model_sha: str | None = Field(description="The fingerprint of the pair.")
-    model_dtype: str
+    model_dtype: str = "float32"
     model_type: dict[Literal["embedding"], dict[Literal["pooling"], str]]
     max_concurrent_requests: int
     max_input_length: int = Field(description="Tokens of a query that are read.")
     max_batch_tokens: int
     max_batch_requests: int | None
     max_client_batch_size: int
-    auto_truncate: bool
-    tokenization_workers: int
+    auto_truncate: bool = False
+    tokenization_workers: int = 1
     version: str
-    sha: str | None
-    docker_label: str | None
+    sha: str | None = None
+    docker_label: str | None = None
 
 
 class SearchRequest(_Request):

@@ -124,7 +124,7 @@ class Searching:
             vectors = None if pair is None else await pair.encode([request.query], "query")
             encoded = time.perf_counter()
             run = partial(self._search, request, collection, pair, vectors, filter_)
-            started, (mode, hits), ended = await self._in_thread(run)
+            mode, hits, started, ended = await self._in_thread(run)
         seconds = {"wait": started - encoded, "encode": encoded - accepted, "search": ended - started}
         return SearchAnswer(
             collection=collection,
@@ -153,8 +153,7 @@ class Searching:
         """Return all chunks of a document."""
         collection = await self.served(wanted)
         with self._place():
-            _, found, _ = await self._in_thread(partial(self._document, collection, document_id))
-        return found
+            return await self._in_thread(partial(self._document, collection, document_id))
 
     async def names(self) -> Sequence[str]:
         """Return the collections that are served: those that were configured, or the only one that is there."""
@@ -162,17 +161,16 @@ class Searching:
             return self._settings.collections
         if self._only is None:
             try:
-                found = await self._in_thread(lambda: only_collection(self._qdrant(), "this service"))
+                self._only = await self._in_thread(lambda: only_collection(self._qdrant(), "this service"))
             except InputError as error:
                 raise Refusal(404, "unknown_collection", str(error)) from error
-            self._only = found[1]
         return (self._only,)
 
     async def collections(self, names: Sequence[str]) -> Collections:
         """Return what each of these collections can be asked."""
         with self._place():
             states = [self._in_thread(partial(self._state, name)) for name in names]
-            return Collections(collections=[state for _, state, _ in await asyncio.gather(*states)])
+            return Collections(collections=await asyncio.gather(*states))
 
     def close(self) -> None:
         """Finish what runs, then let go of Qdrant."""
@@ -186,13 +184,15 @@ class Searching:
         pair: ServedPair | None,
         vectors: Vectors | None,
         filter_: models.Filter | None,
-    ) -> tuple[Mode, list[SearchHit]]:
+    ) -> tuple[Mode, list[SearchHit], float, float]:
+        started = time.perf_counter()
         retriever = self._retriever(collection, pair, request.mode, request.fusion, request.alpha)
         encode = None if vectors is None else lambda _: vectors
         trace = tracing.current()
         with trace.part("search", **{"db.collection.name": collection}) if trace is not None else nullcontext():
             [hits] = retriever.search([request.query], request.top_k, filter_, encode=encode)
-        return retriever.mode, _marked(request.query, hits, request.marks)
+        marked = _marked(request.query, hits, request.marks)
+        return retriever.mode, marked, started, time.perf_counter()
 
     def _state(self, name: str) -> CollectionState:
         try:
@@ -213,14 +213,13 @@ class Searching:
         )
 
     async def _make_floor(self, name: str, pair: ServedPair, mode: Mode) -> float | None:
-        _, holds, _ = await self._in_thread(lambda: overview(Collection(self._qdrant(), name).resolve()))
+        holds = await self._in_thread(lambda: overview(Collection(self._qdrant(), name).resolve()))
         questions = holds.questions[:FLOOR_QUESTIONS]
         if not questions:
             return None
         vectors = await pair.encode([question.text for question in questions], "query")
         retriever = self._retriever(name, pair, mode, "linear", None)
-        _, score, _ = await self._in_thread(lambda: floor(retriever, questions, lambda _: vectors))
-        return score
+        return await self._in_thread(lambda: floor(retriever, questions, lambda _: vectors))
 
     def _document(self, name: str, document_id: str) -> WholeDocument:
         collection = Collection(self._qdrant(), name).resolve()
@@ -285,15 +284,9 @@ class Searching:
         finally:
             self._room.release()
 
-    async def _in_thread(self, run: Callable[[], T]) -> tuple[float, T, float]:
-        """Return when a thread began, what it returned, and when it ended; it keeps the deadline of the request."""
-        context = copy_context()
-
-        def timed() -> tuple[float, T, float]:
-            started = time.perf_counter()
-            return started, context.run(run), time.perf_counter()
-
-        return await asyncio.get_running_loop().run_in_executor(self._threads, timed)
+    async def _in_thread(self, run: Callable[[], T]) -> T:
+        """Return what a thread of the searches returns; it keeps the deadline of the request."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, run)
 
 
 def _document_paths(payload: Mapping[str, Any]) -> tuple[str, ...]:

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from care_qdrant.errors import InputError
-
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient
 
@@ -41,13 +39,6 @@ class Limits:
     """Searches that run at the same time."""
     top_k: int = 1_000
 
-    def __post_init__(self) -> None:
-        if self.waiting_texts < self.batch_texts:
-            raise InputError(
-                f"waiting_texts is {self.waiting_texts} and batch_texts {self.batch_texts}: "
-                "the largest request would never be accepted; make waiting_texts at least as large"
-            )
-
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
@@ -62,7 +53,6 @@ class ServeSettings:
     open_fallback: "Callable[[], Fallback] | None" = None
     """Opens the model that made the vectors, for unsure queries; called by the first search of each worker."""
     mcp: bool = False
-    """Whether assistants are answered at /mcp."""
     documents: bool = False
     """Whether the document encoders are loaded, too."""
     keys_file: Path | None = None

@@ -50,12 +50,7 @@ class _Server(uvicorn.Server):
 
 
 def work(
-    settings: ServeSettings,
-    models: "Sequence[CareModel]",
-    ports: Sequence[socket.socket],
-    *,
-    parent: int,
-    report: int,
+    settings: ServeSettings, models: "Sequence[CareModel]", ports: Sequence[socket.socket], *, parent: int, report: int
 ) -> int:
     """Serve until SIGTERM, or until the parent process is gone; return the exit code."""
     try:

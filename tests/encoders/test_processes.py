@@ -14,9 +14,9 @@ from qdrant_client import QdrantClient
 from care_qdrant.encoders.processes import ProcessEncoder
 from care_qdrant.errors import EncodingError
 from care_qdrant.index.ingest import ingest
-from care_qdrant.index.report import Progress
 from care_qdrant.index.settings import IngestSettings
 from care_qdrant.model.pair import CareModel
+from care_qdrant.progress import Progress
 from care_qdrant.types import Document
 from tests import tiny
 

@@ -16,9 +16,9 @@ from care_qdrant.encoders import server as server_module
 from care_qdrant.encoders.engine import Engine
 from care_qdrant.errors import ModelError
 from care_qdrant.index.ingest import ingest
-from care_qdrant.index.report import IngestReport, Progress
-from care_qdrant.index.settings import IngestSettings
+from care_qdrant.index.settings import IngestReport, IngestSettings
 from care_qdrant.model.pair import CareModel
+from care_qdrant.progress import Progress
 from care_qdrant.types import Document
 from tests.tiny import medical_texts
 

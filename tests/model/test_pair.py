@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 
 from care_qdrant.errors import AlteredModel, IncompleteModel, ModelError
-from care_qdrant.model.join import join_encoders
+from care_qdrant.model.importing import join_encoders
 from care_qdrant.model.pair import CareModel
 from tests import tiny
 

@@ -6,10 +6,10 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import ContractError, FingerprintMismatch, InputError, SchemaMismatch
+from care_qdrant.index.doctor import describe_all
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.contract_checks import check_contract
 from care_qdrant.qdrant.contracts import SparseContract, UnreadableContract, VectorContract
-from care_qdrant.qdrant.inventory import describe_all
 from care_qdrant.qdrant.learned import LearnedContract, learned_metadata, parse_learned
 
 OURS = VectorContract(fingerprint="a" * 64, model="pair-a", dim=4)
@@ -75,7 +75,7 @@ def test_two_writers_of_different_vectors_keep_both_entries(client: QdrantClient
     mine, theirs = collection, Collection(client, "docs")
     assert mine.schema.contracts == theirs.schema.contracts
     theirs.write_contract("foreign", VectorContract("b" * 64, "pair-b", 4))
-    mine.remove_contract("pair-a")
+    mine.write_contract("pair-a", None)
     assert set(Collection(client, "docs").schema.contracts) == {"foreign"}
 
 

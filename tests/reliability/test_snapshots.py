@@ -8,7 +8,7 @@ import pytest
 
 from care_qdrant import Document, IngestSettings, Retriever, ingest
 from care_qdrant.index.attach import attach_vector
-from care_qdrant.index.verify import VerifySettings, verify_bm25, verify_collection
+from care_qdrant.index.verify import VerifySettings, verify_collection
 from care_qdrant.qdrant.connection import open_client
 from tests.reliability.processes import BINARY, QdrantServer
 from tests.reliability.sample_collection import distance, read_contents
@@ -53,7 +53,7 @@ def test_a_recovered_collection_is_what_it_was(tmp_path: Path, is_lost: bool) ->
         assert distance(read_contents(client, NAME), before) == 0
         for model in (FIRST, SECOND):
             assert verify_collection(client, NAME, model, settings=LENIENT).problems == []
-        assert verify_bm25(client, NAME, settings=LENIENT).problems == []
+        assert verify_collection(client, NAME, None, settings=LENIENT).problems == []
         again = ingest(DOCUMENTS, FIRST, client, NAME, settings=settings)
         assert (again.encoded, again.unchanged) == (0, 300)
         assert attach_vector(client, NAME, SECOND).encoded == 0

@@ -111,7 +111,7 @@ def test_acorn_is_asked_for_where_a_graph_is_filtered(standin: StandIn, caplog: 
     for given in (off, exact):
         assert _params(resolved, RARE, given) == given
     assert _params(resolved, None, None) is None
-    without = replace(resolved, has_index=False)
+    without = replace(resolved, schema=replace(resolved.schema, has_index=False))
     assert _params(without, RARE, None) is None
     assert caplog.messages == []
 
@@ -125,7 +125,8 @@ def test_a_filter_without_an_index_is_told_once(standin: StandIn, caplog: pytest
     [message] = caplog.messages
     assert "'year', which has no payload index" in message
     caplog.clear()
-    _params(replace(resolved, points=500, told_keys=set()), filters[0], None)
+    few = replace(resolved, schema=replace(resolved.schema, points=500), told_keys=set())
+    _params(few, filters[0], None)
     assert caplog.messages == []
 
 

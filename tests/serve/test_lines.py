@@ -143,11 +143,6 @@ async def test_closing_answers_what_was_accepted(make_service) -> None:
     assert len(await accepted) == 10
 
 
-async def test_a_limit_that_no_request_could_meet_is_refused_at_the_start(make_service) -> None:
-    with pytest.raises(Exception, match="never be accepted"):
-        make_service(limits={"batch_texts": 10, "waiting_texts": 9})
-
-
 async def test_the_same_pair_twice_is_refused(make_service) -> None:
     with pytest.raises(Exception, match="given twice"):
         make_service(pair(), pair())

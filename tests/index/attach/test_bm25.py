@@ -13,7 +13,7 @@ from care_qdrant.index.attach import attach_bm25, attach_vector
 from care_qdrant.index.detach import detach_vector
 from care_qdrant.index.ingest import ingest
 from care_qdrant.index.settings import IngestSettings
-from care_qdrant.index.verify import verify_bm25
+from care_qdrant.index.verify import verify_collection
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.contracts import SparseContract
 from care_qdrant.search.retriever import Retriever
@@ -31,7 +31,7 @@ def test_it_is_added_found_verified_and_removed(qdrant: QdrantClient, tool: str)
     report = attach_bm25(qdrant, NAME)
     assert (report.encoded, report.covered, report.without_text) == (40, 40, 0)
     assert attach_bm25(qdrant, NAME).encoded == 0
-    verified = verify_bm25(qdrant, NAME)
+    verified = verify_collection(qdrant, NAME, None)
     assert verified.problems == [] and verified.known_items == 1.0
     assert verified.lowest_cosine == pytest.approx(1.0, abs=1e-6)
     detach_vector(qdrant, NAME)
@@ -78,13 +78,13 @@ def test_a_changed_text_is_noticed_and_made_anew(qdrant: QdrantClient) -> None:
     fill(qdrant, "named", "plain")
     attach_bm25(qdrant, NAME)
     qdrant.set_payload(NAME, {"text": "完全不同的句子"}, points=[1], wait=True)
-    assert verify_bm25(qdrant, NAME).outdated == 1
+    assert verify_collection(qdrant, NAME, None).outdated == 1
     assert attach_bm25(qdrant, NAME).encoded == 1
-    assert verify_bm25(qdrant, NAME).problems == []
+    assert verify_collection(qdrant, NAME, None).problems == []
     qdrant.update_vectors(
         NAME, [models.PointVectors(id=1, vector={"bm25": models.SparseVector(indices=[5], values=[1.0])})], wait=True
     )
-    assert any("cosine" in problem for problem in verify_bm25(qdrant, NAME).problems)
+    assert any("cosine" in problem for problem in verify_collection(qdrant, NAME, None).problems)
 
 
 def test_a_sparse_vector_of_another_tool_is_left_alone(qdrant: QdrantClient) -> None:

@@ -23,7 +23,7 @@ def test_a_healthy_collection(qdrant: QdrantClient, model: HashModel) -> None:
     found = diagnose(qdrant, NAME, model)
     assert (found.tool, found.text_field, found.refusals, found.notices) == ("langchain", "page_content", [], [])
     assert {vector.name: vector.points for vector in found.summary.vectors} == {"old": 40, "terms": 40}
-    assert (found.points_to_encode, found.new_bytes, found.seconds) == (40, 40 * 32 * 4, None)
+    assert (found.points_to_encode, found.new_bytes) == (40, 40 * 32 * 4)
     assert set(found.texts) <= {text[:60] for text in medical_texts(40)}
     assert contents(qdrant) == before
     assert model.document_encoder_reads == 0
@@ -69,13 +69,6 @@ def test_strict_mode_is_shown(client: QdrantClient, model: HashModel) -> None:
     assert found.strict_mode["upsert_max_batchsize"] == 7
 
 
-def test_time_is_measured_only_when_asked(qdrant: QdrantClient, model: HashModel) -> None:
-    fill(qdrant, "named", "plain")
-    found = diagnose(qdrant, NAME, model, timed=True)
-    assert found.seconds is not None
-    assert found.seconds > 0
-
-
 def test_a_collection_that_is_not_there(qdrant: QdrantClient, model: HashModel) -> None:
     with pytest.raises(InputError, match="no collection"):
         diagnose(qdrant, NAME, model)
@@ -96,7 +89,7 @@ def test_the_four_commands_in_their_order(tmp_path: Path, pair_folder: Path) -> 
     client.close()
     path, model = ["--path", str(tmp_path)], ["--model", str(pair_folder)]
 
-    seen = CliRunner().invoke(doctor.command, [NAME, *path, *model, "--time"], catch_exceptions=False).stdout
+    seen = CliRunner().invoke(doctor.command, [NAME, *path, *model], catch_exceptions=False).stdout
     assert "payloads of llama-index: 12 of 12" in seen
     assert "would give vector 'tiny-pair'" in seen
     assert "note: the collection has an unnamed vector" in seen

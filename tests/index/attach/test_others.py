@@ -72,7 +72,7 @@ def test_a_vector_that_lost_its_contract_is_adopted_by_its_hashes(
     fill(qdrant, "named", tool)
     attach_vector(qdrant, NAME, model)
     before = contents(qdrant)
-    Collection(qdrant, NAME).remove_contract("care")
+    Collection(qdrant, NAME).write_contract("care", None)
     with pytest.raises(ContractError, match="carries no fingerprint"):
         verify_collection(qdrant, NAME, model, vector_name="care")
     other = HashModel(name="care", salt="other")
@@ -93,7 +93,7 @@ def test_a_vector_of_an_ingestion_that_lost_its_contract_is_not_taken_for_an_att
 ) -> None:
     rows = [Document(f"d{n}", f"第{n}段", "标题") for n in range(9)]
     ingest(rows, model, qdrant, NAME)
-    Collection(qdrant, NAME).remove_contract(model.name)
+    Collection(qdrant, NAME).write_contract(model.name, None)
     assert attach_vector(qdrant, NAME, model).encoded == 0
     assert Collection(qdrant, NAME).schema.attached == []
     assert ingest(rows, model, qdrant, NAME).unchanged == 9
@@ -104,7 +104,7 @@ def test_a_vector_with_few_hashes_is_not_adopted(qdrant: QdrantClient, model: Ha
     fill(qdrant, "named", "plain")
     attach_vector(qdrant, NAME, model)
     collection = Collection(qdrant, NAME)
-    collection.remove_contract("care")
+    collection.write_contract("care", None)
     collection.delete_payload_key([each for each in contents(qdrant) if each not in (1, 3, 5)], "_care")
     before = contents(qdrant)
     with pytest.raises(ContractError, match="carries no fingerprint"):
@@ -171,17 +171,18 @@ class TestTextField:
 
     def test_another_field_is_refused(self, attached: QdrantClient, model: HashModel) -> None:
         before = contents(attached)
-        with pytest.raises(InputError, match=r"of field 'text'.*'summary'.*--change-text-field"):
+        with pytest.raises(InputError, match=r"of field 'text'.*'summary'.*care detach"):
             attach_vector(attached, NAME, model, settings=AttachSettings(text_field="summary"))
         assert contents(attached) == before
         assert attach_vector(attached, NAME, model, settings=AttachSettings(text_field="text")).unchanged == 40
 
-    def test_a_change_on_purpose_does_not_remove_most(self, attached: QdrantClient, model: HashModel) -> None:
+    def test_texts_that_are_gone_do_not_take_most_vectors_away(self, attached: QdrantClient, model: HashModel) -> None:
+        others = [record.id for record in attached.scroll(NAME, limit=100)[0] if record.id != 1]
+        attached.delete_payload(NAME, ["text"], points=others, wait=True)
         with pytest.raises(InputError, match=r"39 of 40 points.*0\.2.*nothing was removed"):
-            attach_vector(attached, NAME, model, settings=AttachSettings(text_field="summary", change_text_field=True))
+            attach_vector(attached, NAME, model)
         assert Collection(attached, NAME).count_with_vector("care") == 40
-        all_of_it = AttachSettings(text_field="summary", change_text_field=True, max_delete_fraction=1.0)
-        report = attach_vector(attached, NAME, model, settings=all_of_it)
+        report = attach_vector(attached, NAME, model, settings=AttachSettings(max_delete_fraction=1.0))
         assert (report.removed, report.covered) == (39, 1)
 
     def test_the_vector_of_an_ingestion_is_not_made_of_metadata(self, client: QdrantClient, model: HashModel) -> None:

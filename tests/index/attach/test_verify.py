@@ -28,23 +28,7 @@ def test_all_right(attached: QdrantClient) -> None:
     assert (report.points, report.with_text, report.covered, report.sampled) == (40, 40, 40, 10)
     assert (report.without_vector, report.outdated) == (0, 0)
     assert report.lowest_cosine == pytest.approx(1.0, abs=1e-5)
-    assert report.compared_with == "old"
-    assert 0 <= (report.overlap_at_10 or 0) <= 1
     assert contents(attached, without="care") == before
-
-
-def test_the_overlap_with_the_same_vectors_is_whole(client: QdrantClient, model: HashModel) -> None:
-    params = models.VectorParams(size=model.dim, distance=models.Distance.COSINE)
-    client.create_collection(NAME, vectors_config={"old": params})
-    texts = [f"第{n}段" for n in range(40)]
-    rows = zip(texts, model.encode_document(texts).tolist(), strict=True)
-    client.upsert(
-        NAME, [models.PointStruct(id=n, vector={"old": v}, payload={"text": t}) for n, (t, v) in enumerate(rows)]
-    )
-    attach_vector(client, NAME, model)
-    report = _verify(client)
-    assert report.overlap_at_10 == 1.0
-    assert report.known_items == 1.0
 
 
 def test_new_and_edited_texts(attached: QdrantClient) -> None:

@@ -11,14 +11,13 @@ from pathlib import Path
 import pytest
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.errors import FingerprintMismatch, FolderLocked, InputError, TooFewDocuments, Unreachable
+from care_qdrant.console.watching import passes
+from care_qdrant.errors import FingerprintMismatch, FolderLocked, TooFewDocuments, Unreachable
 from care_qdrant.index.attach import (
     AttachReport,
     AttachSettings,
-    FailedPass,
     attach_bm25,
     attach_vector,
-    watch,
 )
 from tests.databases import require_added_vectors
 from tests.index.attach.collections import NAME, contents, fill, point
@@ -123,30 +122,30 @@ def test_a_vector_of_another_model_ends_it(server: StandIn, client: QdrantClient
     assert "error: vector 'tiny-pair'" in errors
 
 
-def test_passes_that_do_not_get_through_are_tried_again() -> None:
-    stop, done = threading.Event(), object()
+def test_passes_that_do_not_get_through_are_tried_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = object()
     failures = [Unreachable("gone"), FolderLocked("open elsewhere"), TooFewDocuments("2")]
     outcomes: list[object] = [*failures, done, FingerprintMismatch("other")]
 
-    def run_pass() -> AttachReport:
+    def run_pass(_: threading.Event) -> AttachReport:
         outcome = outcomes.pop(0)
         if isinstance(outcome, Exception):
             raise outcome
         return outcome  # type: ignore[return-value]
 
-    passes = watch(run_pass, 0, stop)
-    assert [next(passes) for _ in failures] == list(map(FailedPass, failures))
-    assert next(passes) is done
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    following = passes(run_pass, 0)
+    assert next(following) is done
+    assert capsys.readouterr().err.count("this pass failed") == len(failures)
     with pytest.raises(FingerprintMismatch):
-        next(passes)
-    with pytest.raises(InputError, match="--watch"):
-        next(watch(run_pass, -1, stop))
+        next(following)
 
 
-def test_it_ends_when_it_is_told() -> None:
-    stop = threading.Event()
-    passes = watch(lambda: stop.set(), 1_000_000, stop)  # type: ignore[arg-type,return-value]
-    assert list(passes) == [None]
+def test_it_ends_when_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    assert list(passes(lambda stop: stop.set(), 1_000_000)) == [None]
 
 
 class _StoppingModel(HashModel):

@@ -50,5 +50,5 @@ def test_ingest(client: QdrantClient, pair: CareModel) -> None:
 
 def test_doctor_says_it(client: QdrantClient, pair: CareModel) -> None:
     fill(client, "named", "plain")
-    (refusal,) = diagnose(client, NAME, pair, timed=True).refusals
+    (refusal,) = diagnose(client, NAME, pair).refusals
     assert "document encoder needs torch" in refusal

@@ -91,7 +91,8 @@ def test_a_file_whose_fields_have_other_names_is_refused_before_anything_is_writ
 
 def test_standard_input_needs_a_collection() -> None:
     line = json.dumps(short_rows(1)[0]).encode() + b"\n"
-    assert run("-", stdin=line).exit_code == 2
+    with pytest.raises(InputError, match="give --collection"):
+        run("-", stdin=line)
     result = run("-", "--collection", "c", stdin=line)
     assert json.loads(result.stdout)["points"] == 1
 

@@ -18,9 +18,8 @@ from care_qdrant import progress as progress_module
 from care_qdrant.cli.ingest import program
 from care_qdrant.errors import InputError
 from care_qdrant.index.ingest import ingest
-from care_qdrant.index.report import IngestReport
-from care_qdrant.index.settings import IngestSettings
-from care_qdrant.index.source import Reading
+from care_qdrant.index.reading import Reading
+from care_qdrant.index.settings import IngestReport, IngestSettings
 from care_qdrant.model import pair as model_module
 from care_qdrant.progress import Progress
 from care_qdrant.qdrant.connection import open_client
@@ -196,9 +195,8 @@ def test_the_format_is_said_in_one_line(write_corpus: WriteCorpus, tmp_path: Pat
 def test_several_files_need_a_collection(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / f"{name}.txt").write_text(f"文件 {name}", encoding="utf-8")
-    result = run("a.txt", "b.txt")
-    assert result.exit_code == 2
-    assert "give --collection" in result.stderr
+    with pytest.raises(InputError, match="give --collection"):
+        run("a.txt", "b.txt")
     assert json.loads(run("a.txt", "b.txt", "--collection", "c").stdout)["points"] == 2
 
 

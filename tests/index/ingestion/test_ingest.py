@@ -9,8 +9,7 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.encoders import bm25
 from care_qdrant.errors import EncodingError, InputError
 from care_qdrant.index.ingest import ingest
-from care_qdrant.index.reading import Shard
-from care_qdrant.index.settings import IngestSettings
+from care_qdrant.index.settings import IngestSettings, Shard
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import is_embedded, open_client
 from care_qdrant.qdrant.contracts import SparseContract

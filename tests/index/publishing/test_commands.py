@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 from qdrant_client import QdrantClient
 
 from care_qdrant.cli import care
+from care_qdrant.errors import InputError
 from care_qdrant.qdrant.connection import open_client
 from tests.index.publishing.conftest import SCHEMAS, assert_same, contents, fill
 from tests.standin import StandIn
@@ -46,7 +47,8 @@ def test_progress_is_on_stderr(source: Path, server: StandIn) -> None:
 
 def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path, server: StandIn) -> None:
     result = CliRunner().invoke(care, ["promote", "docs", "--path", str(tmp_path / "no"), "--url", server.url])
-    assert (result.exit_code, "does not exist" in result.stderr) == (2, True)
+    assert isinstance(result.exception, InputError)
+    assert "there is no such folder" in str(result.exception)
     assert not (tmp_path / "no").exists()
 
 

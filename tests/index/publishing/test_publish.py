@@ -324,33 +324,6 @@ def test_a_source_that_changes_under_the_copy_is_noticed(qdrant: QdrantClient) -
     assert publish_collection(qdrant, "docs", "live").deleted == 1
 
 
-def test_a_server_fills_a_version_from_its_own_snapshot(client: QdrantClient, server: StandIn) -> None:
-    fill(client, "docs", PAIR, 60)
-    report = publish_collection(client, "docs", "live", PublishSettings(via="snapshot"))
-    assert (report.points, report.compared, behind(client)) == (60, 60, "live_v1")
-    assert server.count("PUT", "/live_v1/points") == 0
-    assert_same(contents(client, "live"), contents(client, "docs"))
-    assert Collection(client, "live").schema.contracts == Collection(client, "docs").schema.contracts
-    assert client.list_snapshots("docs") == []
-    assert publish_collection(client, "docs", "live", PublishSettings(via="snapshot")).replaces == "live_v1"
-
-
-def test_a_snapshot_that_cannot_be_recovered_switches_nothing(client: QdrantClient, server: StandIn) -> None:
-    fill(client, "docs", PAIR, 60)
-    server.faults.add("500", method="PUT", path="/recover$")
-    with pytest.raises(QdrantError, match="injected"):
-        publish_collection(client, "docs", "live", PublishSettings(via="snapshot"))
-    assert (behind(client), client.list_snapshots("docs")) == (None, [])
-    assert publish_collection(client, "docs", "live", PublishSettings(via="snapshot")).version == "live_v1"
-
-
-def test_a_folder_has_no_snapshots(folder: QdrantClient) -> None:
-    fill(folder, "docs", PAIR, 2)
-    with pytest.raises(InputError, match="leave out --via snapshot"):
-        publish_collection(folder, "docs", "live", PublishSettings(via="snapshot"))
-    assert versions(folder) == []
-
-
 def test_a_server_without_metadata_is_too_old() -> None:
     with StandIn(version="1.14.0") as server, open_client(url=server.url) as client:
         fill(client, "docs", PAIR, 2)
