@@ -7,7 +7,7 @@ from pathlib import Path
 from care_qdrant.errors import needs_extra
 from care_trainer.learn.graph import GraphSearch
 from care_trainer.learn.labelled import Estimate, LabelledQuality, rankings
-from care_trainer.learn.learn import LearnReport
+from care_trainer.learn.outcome import LearnReport
 from care_trainer.learn.quality import loss_warning
 from care_trainer.learn.settings import FOLDER
 
