@@ -6,13 +6,13 @@ from pathlib import Path
 ORDER = (
     ("config", "disk", "distributed"),
     ("data",),
-    ("models", "evaluation"),
+    ("models", "evaluation", "learn"),
     ("losses",),
     ("training",),
     ("stages",),
     ("pipeline",),
     ("export",),
-    ("learn", "rehearse"),
+    ("rehearse",),
     ("start",),
     ("cli",),
 )

@@ -67,7 +67,7 @@ class LearnReport:
     text_field: str
     vocabulary: int
     tokens: str
-    """Whose tokens have vectors: "collection", "built-in", "earlier" after an update, "transformer" of the trainer."""
+    """Whose tokens have vectors: "collection", "built-in", "earlier" after an update, "base" in the trainer."""
     layers: int
     """Of a transformer; 0 is a table of token vectors."""
     steps: int

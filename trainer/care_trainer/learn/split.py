@@ -23,6 +23,11 @@ _MOST_COPIES = 0.5
 """Fraction of the other documents that are left out of the training as near-copies of held-out ones, at most."""
 
 
+def candidate_rows(held: npt.NDArray[np.int64], train: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the documents among which questions have to find their own: the held-out ones first, then others."""
+    return np.concatenate([held, train[: max(0, _CANDIDATES - len(held))]])
+
+
 @dataclass(frozen=True, slots=True)
 class Split:
     """Everything that training and measuring read."""
@@ -56,8 +61,8 @@ class Split:
             is_copy[train] = False
         held, train, copies = held[~is_copy[held]], train[~is_copy[train]], order[is_copy[order]]
         questions = [held_out.question_of(pairs.texts[row], pairs.titles[row], generator) for row in held]
-        rows = np.concatenate([held, train[: max(0, _CANDIDATES - len(held))]])
-        return cls(pairs, texts, train, held, copies, is_without_rest, questions, pairs.vectors[rows])
+        candidates = pairs.vectors[candidate_rows(held, train)]
+        return cls(pairs, texts, train, held, copies, is_without_rest, questions, candidates)
 
     def ranks(self, encoded: Vectors) -> npt.NDArray[np.int64]:
         """Return the rank of each question's document by an encoder's vectors of the questions."""
