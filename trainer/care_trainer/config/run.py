@@ -122,12 +122,10 @@ class Tower:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Vocabulary:
-    """The tokenizer that encoders from scratch share, trained on the data."""
+    """The byte-pair tokenizer that encoders from scratch share, trained on the data; the same texts make the same file."""
 
     data: str
     """Name of the data set whose texts train the tokenizer."""
-    kind: Literal["bpe", "wordpiece", "unigram"] = "bpe"
-    """Algorithm of the tokenizer. The same texts make the same file."""
     size: Count = 12000
     """Tokens in the vocabulary."""
     min_frequency: Count = 2
