@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from care_trainer.config.stages import Contrastive
-from care_trainer.losses.keys import Features
+from care_trainer.losses.embedding import Features
 from care_trainer.models import towers
 from care_trainer.training import recompute
 

@@ -18,7 +18,7 @@ from transformers import AutoModelForMaskedLM
 
 from care_qdrant.encoders.architecture import native_folder
 from care_qdrant.model.hub import fetch_document_side
-from care_trainer.losses.keys import Features, without_keys
+from care_trainer.losses.embedding import Features, without_keys
 from care_trainer.models import towers
 
 IGNORED = -100

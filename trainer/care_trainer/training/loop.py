@@ -38,7 +38,7 @@ from care_trainer.data.collators import PairCollator
 from care_trainer.data.sampling import EpochSampler, Sources
 from care_trainer.disk import writing
 from care_trainer.distributed import agree, processes
-from care_trainer.losses.keys import Features, is_flat, without_keys
+from care_trainer.losses.embedding import Features, is_flat, without_keys
 from care_trainer.training.callbacks import COMPLETE_FILE, KeepBest, Metrics, OwnGradients, Watch
 from care_trainer.training.recompute import needs_checkpoints
 
@@ -101,7 +101,7 @@ def fit(model: SentenceTransformer, loss: nn.Module, rows: Dataset, job: Job) ->
     """Train a model until the stage is over."""
     set_seed(job.seed)
     job.folder.mkdir(parents=True, exist_ok=True)
-    trainer = _Trainer(
+    trainer = StageTrainer(
         job=job,
         model=model,
         loss=loss,
@@ -232,7 +232,7 @@ def _arguments(job: Job) -> SentenceTransformerTrainingArguments:
     )
 
 
-class _Trainer(SentenceTransformerTrainer):
+class StageTrainer(SentenceTransformerTrainer):
     """Sentence-transformers' trainer with our checkpoints, and a stop at the first loss that is not finite."""
 
     def __init__(self, *, job: Job, **options: Any) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from care_trainer.config import Stage
-from care_trainer.losses.keys import Features
+from care_trainer.losses.embedding import Features
 
 logger = logging.getLogger(__name__)
 
