@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from care_trainer.cli import care_train
-from care_trainer.config import Data, find_config
+from care_trainer.config import Data
 from care_trainer.config.presets import PRESETS
 from care_trainer.data.mining import MiningRule, mine_pairs
 from care_trainer.data.read import iter_pairs
@@ -82,13 +82,6 @@ def test_a_run_says_that_its_scores_are_leaked(tmp_path: Path, caplog: pytest.Lo
     with caplog.at_level("WARNING", logger="care_trainer"):
         _invoke("run", str(tmp_path / "run.toml"), "--stage", "supervised")
     assert any("96 training texts are in the evaluation set" in message for message in caplog.messages)
-
-
-def test_a_written_configuration_is_the_shipped_one_and_replaces_none(tmp_path: Path) -> None:
-    _invoke("init", "tiny", "--output", str(tmp_path / "my.toml"))
-    assert (tmp_path / "my.toml").read_bytes() == find_config("tiny").read_bytes()
-    with pytest.raises(InputError, match="exists; give another file"):
-        _invoke("init", "tiny", "--output", str(tmp_path / "my.toml"))
 
 
 FIELDS = st.dictionaries(

@@ -119,7 +119,7 @@ def prepare(
     if scored := [pair for pair in read if pair.score is not None]:
         raise InputError(
             f"{pairs}: holds {len(scored)} pairs of texts with a score; expected rows with 'query' and 'positive' "
-            "(a configuration of your own may have both: care-train init nano --output my.toml)"
+            "(a configuration of your own may have both: care-train configs show nano > my.toml)"
         )
     wanted = held_out or min(MOST_HELD_OUT, max(FEWEST_HELD_OUT, len(read) // 10))
     train, kept = split(read, wanted, seed)
