@@ -6,7 +6,8 @@ from pathlib import Path
 ORDER = (
     ("config", "disk", "distributed"),
     ("data",),
-    ("models", "evaluation", "learn"),
+    ("learn",),
+    ("models", "evaluation"),
     ("losses",),
     ("training",),
     ("stages",),

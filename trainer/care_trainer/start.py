@@ -102,7 +102,6 @@ def prepare(
     *,
     base: str | None = None,
     held_out: int | None = None,
-    seed: int = 0,
 ) -> Prepared:
     """Split the pairs and write the configuration, or read what an earlier call for the same file has written.
 
@@ -122,7 +121,7 @@ def prepare(
             "(a configuration of your own may have both: care-train configs show nano > my.toml)"
         )
     wanted = held_out or min(MOST_HELD_OUT, max(FEWEST_HELD_OUT, len(read) // 10))
-    train, kept = split(read, wanted, seed)
+    train, kept = split(read, wanted)
     if len(kept) < min(wanted, FEWEST_HELD_OUT):
         raise InputError(
             f"{pairs}: only {len(kept)} of {len(read)} pairs can be held out, since the others share a question or a "
@@ -133,7 +132,7 @@ def prepare(
     chosen = base or (BUILT_IN if _is_chinese(read) else SCRATCH)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = folder / CONFIG
-    config.write_text(_config(pairs, folder, chosen, len(train), device, seed), encoding="utf-8")
+    config.write_text(_config(pairs, folder, chosen, len(train), device), encoding="utf-8")
     run = load_run(config)
     if found := leaks(run):
         raise InputError(f"{folder}: {len(found)} held-out texts are in the training part, as {found[0]!r}")
@@ -160,7 +159,7 @@ def cpu_minutes(run: Run) -> float:
     return read * epochs * _CHARACTER_SECONDS / 60
 
 
-def split(pairs: Sequence[Pair], wanted: int, seed: int) -> tuple[list[Pair], list[Pair]]:
+def split(pairs: Sequence[Pair], wanted: int, seed: int = 0) -> tuple[list[Pair], list[Pair]]:
     """Return the pairs to train on and those held out, none of which share a text, blanks aside."""
     leader: dict[str, str] = {}
 
@@ -270,7 +269,7 @@ def _write_jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
 
 
-def _config(pairs: Path, folder: Path, base: str, rows: int, device: str, seed: int) -> str:
+def _config(pairs: Path, folder: Path, base: str, rows: int, device: str) -> str:
     """Return the commented configuration for so many pairs on this machine."""
     epochs = min(MOST_EPOCHS, max(1.0, round(SEEN[device] / rows, 1)))
     batch = 512 if device == "cuda" else 128
@@ -282,7 +281,7 @@ def _config(pairs: Path, folder: Path, base: str, rows: int, device: str, seed: 
 name = {json.dumps(folder.name)}
 output = {json.dumps(str(folder / "run"))}
 data_root = {json.dumps(str(folder / DATA))}
-seed = {seed}
+seed = 0
 """
     encoders = (
         _FROM_SCRATCH

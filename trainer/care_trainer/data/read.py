@@ -66,14 +66,10 @@ def iter_pairs(data: Data, root: Path) -> Iterator[Pair]:
     yield from _distinct(lambda: pairs_in(_rows(data, root), data), pair_digest, data)
 
 
-def iter_texts(
-    data: Data, root: Path, sides: Sequence[Side] = ("query", "document"), *, joined: bool = False
-) -> Iterator[Text]:
-    """Yield every text of a data set once: the given sides of pairs, and single texts.
-
-    Stage I aligns them: query-side ones come from queries, document-side ones from documents.
-    """
-    yield from _distinct(lambda: texts_in(_rows(data, root), data, sides, joined=joined), text_digest, data)
+def iter_texts(data: Data, root: Path) -> Iterator[Text]:
+    """Yield every text of a data set once: those of pairs, and single texts."""
+    sides: tuple[Side, ...] = ("query", "document")
+    yield from _distinct(lambda: texts_in(_rows(data, root), data, sides, joined=False), text_digest, data)
 
 
 def pairs_in(rows: Rows, data: Data) -> Iterator[Pair]:
