@@ -24,6 +24,7 @@ from care_trainer.config import Data, Run, load_run
 from care_trainer.data.read import Pair, iter_pairs, license_of, plain_text, read_rows
 from care_trainer.data.report import leaks
 from care_trainer.learn.labelled import Estimate, estimate, ndcg_at_10
+from care_trainer.learn.start import is_chinese
 
 CONFIG, DATA, HELD_OUT, RESULT = "start.toml", "data", "held-out", "result.json"
 SCRATCH = "scratch"
@@ -129,7 +130,7 @@ def prepare(
         )
     documents = _write_held_out(kept, {plain_text(text) for pair in train for text in _texts(pair)}, folder)
     _write_jsonl(folder / DATA / "train.jsonl", [pair.row() for pair in train])
-    chosen = base or (BUILT_IN if _is_chinese(read) else SCRATCH)
+    chosen = base or (BUILT_IN if is_chinese([pair.query for pair in read]) else SCRATCH)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = folder / CONFIG
     config.write_text(_config(pairs, folder, chosen, len(train), device), encoding="utf-8")
@@ -242,12 +243,6 @@ def _shown(value: Estimate) -> str:
 
 def _texts(pair: Pair) -> tuple[str, ...]:
     return pair.query, pair.positive, *pair.negatives
-
-
-def _is_chinese(pairs: Sequence[Pair]) -> bool:
-    text = "".join(pair.query for pair in pairs[:1000])
-    letters = [character for character in text if character.isalpha()]
-    return 2 * sum("\u3400" <= letter <= "\u9fff" for letter in letters) >= len(letters)
 
 
 def _write_held_out(pairs: Sequence[Pair], trained: set[str], folder: Path) -> int:

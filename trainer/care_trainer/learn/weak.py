@@ -45,11 +45,7 @@ def weak_kinds(
 ) -> list[Kind]:
     """Return the kinds of questions that do worse by more than two standard errors, the worst first.
 
-    Args:
-        questions: One for each held-out document.
-        ranks: Of the question's own document, from 1.
-        rare: Share of each question's tokens that fewer than `RARE_TEXTS` training texts have.
-        texts: Training texts, whose script most of them are in.
+    ``rare`` is the `rare_share` of each; ``texts`` are training texts, whose script is the usual one.
     """
     lengths = np.array([len(question) for question in questions])
     main = _script("".join(texts))
