@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from care_qdrant.errors import InputError
-from tests.trainer.tiny_run import pairs, stage, tiny_run, write_jsonl
+from tests.trainer.tiny_run import stage, tiny_run, write_jsonl
 
 ROOT = Path(__file__).parents[2]
 

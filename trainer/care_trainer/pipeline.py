@@ -26,7 +26,7 @@ from care_trainer.disk import writing
 from care_trainer.distributed import free_memory, main_process_first, processes
 from care_trainer.learn.snapshot import load_snapshot
 from care_trainer.models.towers import ADAPTER_FILE
-from care_trainer.stages import align, base, contrastive, joint, language, prune, static
+from care_trainer.stages import align, base, contrastive, joint, prune, retromae, static
 from care_trainer.stages.context import Context, Report, Trained, silent
 from care_trainer.training.loop import drop_checkpoints
 
@@ -44,8 +44,7 @@ SHOWN_SCORES = {
 
 STAGES: dict[str, Callable[[Context], Trained]] = {
     "static": static.train_static,
-    "retromae": language.train_retromae,
-    "causal": language.train_causal,
+    "retromae": retromae.train_retromae,
     "unsupervised": contrastive.train_query,
     "supervised": contrastive.train_query,
     "document": contrastive.train_document,

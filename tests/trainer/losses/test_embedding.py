@@ -38,7 +38,9 @@ def test_sorting_and_mini_batches_change_nothing(query_folder: Path) -> None:
     model = towers.load(query_folder).eval()
     columns = _columns(model)
     ours, our_gradients = _gradients(EmbeddingLoss(model, InfoNce(0.05), mini_batch_size=3), columns)
-    theirs, their_gradients = _gradients(MultipleNegativesRankingLoss(model, scale=20.0), list(map(without_keys, columns)))
+    theirs, their_gradients = _gradients(
+        MultipleNegativesRankingLoss(model, scale=20.0), list(map(without_keys, columns))
+    )
     assert ours == pytest.approx(theirs, rel=1e-5)
     for name, gradient in their_gradients.items():
         torch.testing.assert_close(our_gradients[name], gradient, rtol=1e-3, atol=1e-5)
@@ -92,7 +94,9 @@ def test_a_static_query_encoder_trains_beside_a_transformer(mixed: SentenceTrans
     ours, our_gradients = _gradients(
         EmbeddingLoss(mixed, InfoNce(0.05, learn=True), mini_batch_size=3, cached=cached), columns
     )
-    theirs, their_gradients = _gradients(MultipleNegativesRankingLoss(mixed, scale=20.0), list(map(without_keys, columns)))
+    theirs, their_gradients = _gradients(
+        MultipleNegativesRankingLoss(mixed, scale=20.0), list(map(without_keys, columns))
+    )
     assert ours == pytest.approx(theirs, rel=1e-5)
     assert our_gradients.pop("objective.log_scale").abs() > 0
     assert our_gradients.keys() == their_gradients.keys()

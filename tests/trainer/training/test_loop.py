@@ -157,7 +157,8 @@ def test_gradient_checkpointing_computes_each_layer_twice_and_changes_nothing(
 
         towers.transformer_of(model).model.layers[0].mlp.register_forward_pre_hook(count)
         stage = replace(STAGE, gradient_checkpointing=checkpointing, max_steps=3, learning_rate=1e-2, cached=cached)
-        job = Job(stage=stage, folder=tmp_path / f"{checkpointing}", seed=0, checkpoint_minutes=60)
+        collator = PairCollator(preprocess_fn=model.preprocess)
+        job = Job(stage=stage, folder=tmp_path / f"{checkpointing}", seed=0, checkpoint_minutes=60, collator=collator)
         fit(model, EmbeddingLoss(model, InfoNce(0.05), mini_batch_size=4, cached=cached), ROWS, job)
         return {name: value.detach().clone() for name, value in model.named_parameters() if value.requires_grad}, passes
 

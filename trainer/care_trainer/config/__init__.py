@@ -20,7 +20,6 @@ from care_trainer.config.run import (
 from care_trainer.config.stages import (
     STAGE_TYPES,
     Align,
-    Causal,
     Contrastive,
     Distill,
     Geometry,
@@ -36,7 +35,6 @@ from care_trainer.config.stages import (
 __all__ = [
     "STAGE_TYPES",
     "Align",
-    "Causal",
     "Contrastive",
     "Data",
     "Distill",

@@ -217,7 +217,7 @@ def _stage_problems(where: str, stage: Stage, run: Run) -> Iterator[str]:
         found = ", ".join(map(str, stage.matryoshka))
         yield f"{where}.matryoshka: expected dim {run.dim} among the dimensions, found {found}"
     is_measured = run.evaluation is not None or run.document.collection is not None
-    if stage.evaluate_steps is not None and (not is_measured or stage.kind in ("retromae", "causal", "static")):
+    if stage.evaluate_steps is not None and (not is_measured or stage.kind in ("retromae", "static")):
         yield f"{where}.evaluate_steps: needs an [evaluation] and a stage that trains for retrieval"
     if stage.patience is not None and stage.evaluate_steps is None:
         yield f"{where}.patience: needs evaluate_steps"

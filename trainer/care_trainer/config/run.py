@@ -122,7 +122,7 @@ class Tower:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Vocabulary:
-    """The byte-pair tokenizer that encoders from scratch share, trained on the data; the same texts make the same file."""
+    """The byte-pair tokenizer that encoders from scratch share; the same texts make the same file."""
 
     data: str
     """Name of the data set whose texts train the tokenizer."""

@@ -13,7 +13,7 @@ from care_trainer.config import Data, Run, Stage, stage_name
 from care_trainer.data.diversity import diverse_pairs
 from care_trainer.data.read import Pair, Text, iter_texts, plain_text, read_rows, retrieval_file
 
-SINGLE_TEXT_STAGES = ("retromae", "causal", "align")
+SINGLE_TEXT_STAGES = ("retromae", "align")
 
 
 def describe(run: Run) -> dict[str, Any]:

@@ -236,6 +236,7 @@ class StageTrainer(SentenceTransformerTrainer):
         super().__init__(**options)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *rest: Any, **options: Any) -> Tensor:
+        """Take a step, and stop at a loss that is not finite."""
         loss: Tensor = super().training_step(model, dict(inputs), *rest, **options)
         if not torch.isfinite(loss):
             path = self.job.folder / BAD_BATCH_FILE
