@@ -15,7 +15,7 @@ REPORTS = {
     "detach": ("care_qdrant.index.detach", "DetachReport"),
     "doctor": ("care_qdrant.index.doctor", "Diagnosis"),
     "ingest": ("care_qdrant.index.settings", "IngestReport"),
-    "learn": ("care_trainer.learn.learn", "LearnReport"),
+    "learn": ("care_trainer.learn.outcome", "LearnReport"),
     "promote": ("care_qdrant.index.promote", "PromotionReport"),
     "publish": ("care_qdrant.index.publish", "PublicationReport"),
     "search": ("care_qdrant.types", "Hit"),

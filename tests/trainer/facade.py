@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from care_trainer import pipeline
-from care_trainer.stages import context, contrastive, joint, language, static
+from care_trainer.stages import context, contrastive, joint, retromae, static
 from care_trainer.training.loop import Job
 from sentence_transformers import SentenceTransformerTrainer
 from torch import Tensor, nn
@@ -139,13 +139,12 @@ def one_step(model: nn.Module, loss: nn.Module, rows: Any, job: Job) -> dict[str
 
 if __name__ == "__main__":
     _setup_privateuseone_for_python_backend("gpu", Backend())
-    for place in (context, contrastive, joint, language, static):
+    for place in (context, contrastive, joint, retromae, static):
         place.fit = one_step  # type: ignore[attr-defined]
     cached = {"cached": True}
     stages = [
         stage("static", token_dropout=0.1),
         stage("retromae"),
-        stage("causal"),
         stage("unsupervised", learn_temperature=True, **cached),
         stage("supervised", hard_negatives=1),
         stage("document", matryoshka=[48, 32], hard_negatives=1),

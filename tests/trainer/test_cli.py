@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from care_trainer.cli import care_train
-from care_trainer.config import Data, find_config
+from care_trainer.config import Data
 from care_trainer.config.presets import PRESETS
 from care_trainer.data.mining import MiningRule, mine_pairs
 from care_trainer.data.read import iter_pairs
@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from care_qdrant.errors import InputError
-from tests.trainer.tiny_run import pairs, stage, tiny_run, write_jsonl
+from tests.trainer.tiny_run import stage, tiny_run, write_jsonl
 
 ROOT = Path(__file__).parents[2]
 
@@ -84,22 +84,6 @@ def test_a_run_says_that_its_scores_are_leaked(tmp_path: Path, caplog: pytest.Lo
     assert any("96 training texts are in the evaluation set" in message for message in caplog.messages)
 
 
-def test_a_written_configuration_is_the_shipped_one_and_replaces_none(tmp_path: Path) -> None:
-    _invoke("init", "tiny", "--output", str(tmp_path / "my.toml"))
-    assert (tmp_path / "my.toml").read_bytes() == find_config("tiny").read_bytes()
-    with pytest.raises(InputError, match="exists; give another file"):
-        _invoke("init", "tiny", "--output", str(tmp_path / "my.toml"))
-
-
-def test_self_pairs_are_every_text_once(tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "pairs.jsonl", pairs()[:3])
-    _invoke("data", "self-pairs", str(source), "--output", str(tmp_path / "aligned.jsonl"))
-    rows = [json.loads(line) for line in (tmp_path / "aligned.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert all(row["query"] == row["positive"] for row in rows)
-    expected = {text for row in pairs()[:3] for text in (row["query"], row["positive"], *row["negatives"])}
-    assert {row["query"] for row in rows} == expected and len(rows) == len(expected)
-
-
 FIELDS = st.dictionaries(
     st.sampled_from(["license", "licence", "kind", "id", "year"]), st.text(max_size=5) | st.integers(), max_size=3
 )
@@ -112,10 +96,7 @@ def test_what_a_command_does_not_change_goes_through(
 ) -> None:
     texts = {"sentence1": "问", "sentence2": "答", "score": 0.25} if scored else {"query": "问", "positive": "答"}
     row = {**texts, "source": "clinic", **({"prompt": prompt} if prompt else {}), **others}
-    source, output = write_jsonl(tmp_path / "pairs.jsonl", [row]), tmp_path / "out.jsonl"
-    _invoke("data", "self-pairs", str(source), "--output", str(output))
-    for line in output.read_text(encoding="utf-8").rstrip("\n").split("\n"):
-        assert others.items() <= json.loads(line).items()
+    source = write_jsonl(tmp_path / "pairs.jsonl", [row])
     read = list(iter_pairs(Data(files=(source.name,)), tmp_path))
     [mined] = mine_pairs(read, lambda queries, _: [[]] * len(queries), MiningRule(), None)
     assert row.items() <= mined.row().items()

@@ -6,13 +6,14 @@ from pathlib import Path
 ORDER = (
     ("config", "disk", "distributed"),
     ("data",),
+    ("learn",),
     ("models", "evaluation"),
     ("losses",),
     ("training",),
     ("stages",),
     ("pipeline",),
     ("export",),
-    ("learn", "rehearse"),
+    ("rehearse",),
     ("start",),
     ("cli",),
 )

@@ -93,7 +93,7 @@ def write_world(root: Path) -> None:
 
 def stage(kind: str, **settings: Any) -> dict[str, Any]:
     """Return a stage that takes three steps of eight rows."""
-    data = "texts" if kind in ("retromae", "causal", "align") else "pairs"
+    data = "texts" if kind in ("retromae", "align") else "pairs"
     values = {"data": data, "batch_size": 8, "mini_batch_size": 4, "max_steps": 3, "learning_rate": 1e-3, "warmup": 0.0}
     return {"kind": kind, **values, "evaluate": False, **settings}
 

@@ -20,11 +20,13 @@ from care_qdrant.model.published import plain_vectors
 from care_qdrant.model.references import keep_check_vectors
 from care_trainer import evaluation
 from care_trainer.config import Run, Stage, stage_name
+from care_trainer.config.run import BASE, COLLECTION
 from care_trainer.data.read import existing, file_hashes, retrieval_file
 from care_trainer.disk import writing
 from care_trainer.distributed import free_memory, main_process_first, processes
+from care_trainer.learn.snapshot import load_snapshot
 from care_trainer.models.towers import ADAPTER_FILE
-from care_trainer.stages import align, base, contrastive, joint, language, prune, static
+from care_trainer.stages import align, base, contrastive, joint, prune, retromae, static
 from care_trainer.stages.context import Context, Report, Trained, silent
 from care_trainer.training.loop import drop_checkpoints
 
@@ -32,14 +34,17 @@ logger = logging.getLogger(__name__)
 
 STAGE_FILE = "stage.json"
 """Name of the file that a stage writes last: a folder that has it is finished."""
-BASE = "base"
 SIDES = ("query", "document")
-SHOWN_SCORES = {"ndcg@10": "nDCG@10", "recall@100": "recall@100"}
+SHOWN_SCORES = {
+    "ndcg@10": "nDCG@10",
+    "recall@100": "recall@100",
+    "recall_at_10": "recall@10",
+    "percentile": "percentile",
+}
 
 STAGES: dict[str, Callable[[Context], Trained]] = {
     "static": static.train_static,
-    "retromae": language.train_retromae,
-    "causal": language.train_causal,
+    "retromae": retromae.train_retromae,
     "unsupervised": contrastive.train_query,
     "supervised": contrastive.train_query,
     "document": contrastive.train_document,
@@ -68,7 +73,7 @@ def run_stages(
     records = []
     with main_process_first() as is_main:
         if is_main:
-            _ensure_base(run, output / BASE, resume or only is not None)
+            _ensure_base(run, output / BASE, resume or only is not None, report)
     for number, stage in enumerate(run.stage):
         if only in (None, stage_name(stage)):
             records.append(_ensure_stage(run, stage, run.stage[:number], output, resume, report, deadline))
@@ -85,6 +90,8 @@ def require_files(run: Run) -> None:
     """Refuse a run that would miss a file of a later stage after hours."""
     root = Path(run.data_root)
     used = {stage.data for stage in run.stage if stage.data} | ({run.vocabulary.data} if run.vocabulary else set())
+    if run.document.collection is not None:
+        used -= {COLLECTION}  # it is read first, and its file is of this run
     for name in sorted(used):
         for file in run.data[name].files:
             existing(root / file)
@@ -108,7 +115,7 @@ def newest(run: Run, side: str, before: Sequence[Stage] | None = None) -> Path:
 def place_digest(run: Run, stage: Stage | None) -> str:
     """Return a digest of all that decides what a stage writes: equal digests mean equal encoders."""
     if stage is None:
-        data = dataclasses.asdict(run.data[run.vocabulary.data]) if run.vocabulary else {}
+        data = _data_settings(run, run.vocabulary.data) if run.vocabulary else {}
         settings = {**_base_settings(run), "data_set": data}
     else:
         before = run.stage[: run.stage.index(stage)]
@@ -132,15 +139,15 @@ def in_words(record: dict[str, Any]) -> str:
     return f"{hours}; on held-out questions {', '.join(scores)}" if scores else hours
 
 
-def _ensure_base(run: Run, folder: Path, resume: bool) -> None:
+def _ensure_base(run: Run, folder: Path, resume: bool, report: Report) -> None:
     settings = _base_settings(run)
     if _finished(folder, settings, resume):
         return
     logger.info("base models → %s", folder)
     shutil.rmtree(folder, ignore_errors=True)
     with writing(f"{folder}: the base models cannot be written"):
-        query, document = base.build(run, folder)
-    _save({"query": query, "document": document}, folder)
+        encoders = base.build(run, folder, report)
+    _save(encoders, folder)
     _write(folder / STAGE_FILE, {"stage": BASE, "settings": settings})
 
 
@@ -211,6 +218,8 @@ def _conclude(
 
 
 def _evaluate(run: Run, stage: Stage, trained: Trained) -> dict[str, float] | None:
+    if run.document.collection is not None and stage.evaluate and trained.query is not None:
+        return dataclasses.asdict(load_snapshot(run.collection_folder).score(trained.query))
     if run.evaluation is None or not stage.evaluate or trained.evaluate is None:
         return None
     return evaluation.score(evaluation.load_evaluator(run.evaluation, Path(run.data_root)), trained.evaluate)
@@ -254,7 +263,7 @@ def _settings(run: Run, stage: Stage, sources: dict[str, Path]) -> dict[str, Any
     """Return all that decides what a stage trains, with the records of the encoders that it starts from."""
     return {
         **dataclasses.asdict(stage),
-        "data_set": dataclasses.asdict(run.data[stage.data]) if stage.data else {},
+        "data_set": _data_settings(run, stage.data) if stage.data else {},
         "tasks": {name: dataclasses.asdict(run.tasks[name]) for name in _tasks(run, stage)},
         "seed": run.seed,
         "starts_from": {
@@ -265,11 +274,19 @@ def _settings(run: Run, stage: Stage, sources: dict[str, Path]) -> dict[str, Any
 
 
 def _tasks(run: Run, stage: Stage) -> list[str]:
-    return sorted(set(run.data[stage.data].tasks.values())) if stage.data else []
+    return sorted(set(run.data_set(stage.data).tasks.values())) if stage.data else []
+
+
+def _data_settings(run: Run, name: str) -> dict[str, Any]:
+    """Return the settings of a data set; those of a collection are in the record of the base."""
+    is_read = name == COLLECTION and run.document.collection is not None
+    return {} if is_read else dataclasses.asdict(run.data[name])
 
 
 def _base_settings(run: Run) -> dict[str, Any]:
     whole = dataclasses.asdict(run)
+    if run.document.collection is not None:  # the same collection, wherever it is reached
+        whole["document"]["collection"] |= {"url": None, "path": None}
     return {key: whole[key] for key in ("query", "document", "vocabulary", "dim", "geometry", "seed")}
 
 

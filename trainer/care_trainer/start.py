@@ -24,6 +24,7 @@ from care_trainer.config import Data, Run, load_run
 from care_trainer.data.read import Pair, iter_pairs, license_of, plain_text, read_rows
 from care_trainer.data.report import leaks
 from care_trainer.learn.labelled import Estimate, estimate, ndcg_at_10
+from care_trainer.learn.start import is_chinese
 
 CONFIG, DATA, HELD_OUT, RESULT = "start.toml", "data", "held-out", "result.json"
 SCRATCH = "scratch"
@@ -102,7 +103,6 @@ def prepare(
     *,
     base: str | None = None,
     held_out: int | None = None,
-    seed: int = 0,
 ) -> Prepared:
     """Split the pairs and write the configuration, or read what an earlier call for the same file has written.
 
@@ -119,10 +119,10 @@ def prepare(
     if scored := [pair for pair in read if pair.score is not None]:
         raise InputError(
             f"{pairs}: holds {len(scored)} pairs of texts with a score; expected rows with 'query' and 'positive' "
-            "(a configuration of your own may have both: care-train init nano --output my.toml)"
+            "(a configuration of your own may have both: care-train configs show nano > my.toml)"
         )
     wanted = held_out or min(MOST_HELD_OUT, max(FEWEST_HELD_OUT, len(read) // 10))
-    train, kept = split(read, wanted, seed)
+    train, kept = split(read, wanted)
     if len(kept) < min(wanted, FEWEST_HELD_OUT):
         raise InputError(
             f"{pairs}: only {len(kept)} of {len(read)} pairs can be held out, since the others share a question or a "
@@ -130,10 +130,10 @@ def prepare(
         )
     documents = _write_held_out(kept, {plain_text(text) for pair in train for text in _texts(pair)}, folder)
     _write_jsonl(folder / DATA / "train.jsonl", [pair.row() for pair in train])
-    chosen = base or (BUILT_IN if _is_chinese(read) else SCRATCH)
+    chosen = base or (BUILT_IN if is_chinese([pair.query for pair in read]) else SCRATCH)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = folder / CONFIG
-    config.write_text(_config(pairs, folder, chosen, len(train), device, seed), encoding="utf-8")
+    config.write_text(_config(pairs, folder, chosen, len(train), device), encoding="utf-8")
     run = load_run(config)
     if found := leaks(run):
         raise InputError(f"{folder}: {len(found)} held-out texts are in the training part, as {found[0]!r}")
@@ -160,7 +160,7 @@ def cpu_minutes(run: Run) -> float:
     return read * epochs * _CHARACTER_SECONDS / 60
 
 
-def split(pairs: Sequence[Pair], wanted: int, seed: int) -> tuple[list[Pair], list[Pair]]:
+def split(pairs: Sequence[Pair], wanted: int, seed: int = 0) -> tuple[list[Pair], list[Pair]]:
     """Return the pairs to train on and those held out, none of which share a text, blanks aside."""
     leader: dict[str, str] = {}
 
@@ -245,12 +245,6 @@ def _texts(pair: Pair) -> tuple[str, ...]:
     return pair.query, pair.positive, *pair.negatives
 
 
-def _is_chinese(pairs: Sequence[Pair]) -> bool:
-    text = "".join(pair.query for pair in pairs[:1000])
-    letters = [character for character in text if character.isalpha()]
-    return 2 * sum("\u3400" <= letter <= "\u9fff" for letter in letters) >= len(letters)
-
-
 def _write_held_out(pairs: Sequence[Pair], trained: set[str], folder: Path) -> int:
     """Write the retrieval set: every document of the pairs, and those of their negatives that no training pair has."""
     texts = dict.fromkeys(pair.positive for pair in pairs)
@@ -270,7 +264,7 @@ def _write_jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
 
 
-def _config(pairs: Path, folder: Path, base: str, rows: int, device: str, seed: int) -> str:
+def _config(pairs: Path, folder: Path, base: str, rows: int, device: str) -> str:
     """Return the commented configuration for so many pairs on this machine."""
     epochs = min(MOST_EPOCHS, max(1.0, round(SEEN[device] / rows, 1)))
     batch = 512 if device == "cuda" else 128
@@ -282,7 +276,7 @@ def _config(pairs: Path, folder: Path, base: str, rows: int, device: str, seed: 
 name = {json.dumps(folder.name)}
 output = {json.dumps(str(folder / "run"))}
 data_root = {json.dumps(str(folder / DATA))}
-seed = {seed}
+seed = 0
 """
     encoders = (
         _FROM_SCRATCH

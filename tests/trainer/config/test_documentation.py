@@ -17,6 +17,7 @@ from care_trainer.config import (
     Run,
     Scratch,
     Stage,
+    StoredDocuments,
     Task,
     Tower,
     Vocabulary,
@@ -24,11 +25,13 @@ from care_trainer.config import (
 )
 
 GUIDE = (Path(__file__).parents[3] / "docs/training.md").read_text(encoding="utf-8")
+LEARN = (Path(__file__).parents[3] / "docs/learn.md").read_text(encoding="utf-8")
 TABLES = {
     "": Run,
     "tasks.NAME": Task,
     "query, document": Tower,
     "query.scratch": Scratch,
+    "document.collection": StoredDocuments,
     "document.lora": Lora,
     "vocabulary": Vocabulary,
     "data.NAME": Data,
@@ -71,7 +74,8 @@ def test_the_guide_has_every_key_with_its_default(table: str, key: str, default:
     assert default in [row[2].strip() for row in rows]
 
 
-def test_the_commented_configuration_is_valid(tmp_path: Path) -> None:
-    (text,) = re.findall(r"```toml\n(.*?)```", GUIDE, re.S)
+@pytest.mark.parametrize(("page", "stages"), [(GUIDE, ["document", "align", "joint"]), (LEARN, ["align"])])
+def test_the_commented_configuration_is_valid(tmp_path: Path, page: str, stages: list[str]) -> None:
+    (text,) = re.findall(r"```toml\n(.*?)```", page, re.S)
     (tmp_path / "run.toml").write_text(text, encoding="utf-8")
-    assert [stage.kind for stage in load_run(tmp_path / "run.toml").stage] == ["document", "align", "joint"]
+    assert [stage.kind for stage in load_run(tmp_path / "run.toml").stage] == stages

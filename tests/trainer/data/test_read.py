@@ -69,7 +69,6 @@ def test_two_texts_with_a_score_are_a_pair_and_single_texts(tmp_path: Path) -> N
     data, root = _data(tmp_path, {"sentence1": "a", "sentence2": "b", "score": 1, "source": "sts"})
     assert list(iter_pairs(data, root)) == [Pair("a", "b", (), "sts", score=1.0)]
     assert [text.text for text in iter_texts(data, root)] == ["a", "b"]
-    assert [text.text for text in iter_texts(data, root, ("query",))] == ["a"]
 
 
 def test_a_row_without_a_source_has_the_name_of_its_file(tmp_path: Path) -> None:

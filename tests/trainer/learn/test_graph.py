@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 from care_trainer.learn.graph import MAX_LOSS, Width, measure_graph, narrowest, recall
-from care_trainer.learn.learn import LearnReport, learn
+from care_trainer.learn.learn import learn
+from care_trainer.learn.outcome import LearnReport
 from care_trainer.learn.settings import LearnSettings
 from llama_index.core import VectorStoreIndex
 from llama_index.embeddings.care import CareEmbedding

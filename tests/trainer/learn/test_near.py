@@ -5,11 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from care_trainer.learn import near, training
+from care_trainer.learn import near
 from care_trainer.learn.near import near_copies
 from care_trainer.learn.reading import Pairs
 from care_trainer.learn.settings import LearnSettings
-from care_trainer.learn.training import Split
+from care_trainer.learn.split import Split
+from care_trainer.learn.training import train
 
 from care_qdrant.qdrant.layout import CARE_LAYOUT
 from tests.trainer.learn.collections import word_texts
@@ -65,8 +66,8 @@ def test_what_is_known_by_heart_alone_is_no_quality(tmp_path: Path, monkeypatch:
 
     def recall(name: str) -> tuple[float, Split]:
         split = Split.of(pairs, SETTINGS, None)
-        trained = training.train(split, None, SETTINGS, "here", None, tmp_path / name, lambda _done, _total: None)
-        return trained.held_out.recall_at_10, split
+        trained = train(split, None, SETTINGS, "here", None, tmp_path / name, lambda _done, _total: None)
+        return split.score(trained.student.questions).recall_at_10, split
 
     honest, split = recall("apart")
     assert len(split.copies) + len(split.held) == COPIES * len(split.held)

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 import torch
 from care_trainer.config import Tower
-from care_trainer.losses.embedding import EmbeddingLoss, hide_tokens
-from care_trainer.losses.keys import Features, text_keys
+from care_trainer.data.read import text_key
+from care_trainer.losses.embedding import EmbeddingLoss, Features, hide_tokens, without_keys
 from care_trainer.losses.objectives import AlignObjective, InfoNce, Matryoshka
 from care_trainer.models import towers
 from sentence_transformers import SentenceTransformer
@@ -18,10 +18,11 @@ from tests.trainer.tiny_run import pairs
 def _columns(model: SentenceTransformer, joined: bool = False) -> list[Features]:
     rows = pairs()[:10]
     texts = [[row["query"] for row in rows], [row["positive"] * (1 + at % 3) for at, row in enumerate(rows)]]
+    keys = [torch.tensor(list(map(text_key, column))) for column in texts]
     if not joined:
-        return [dict(model.preprocess(column)) for column in texts]
-    tasks = ("query", "document")
-    return [{**model.preprocess(column, task=task), "task": task} for column, task in zip(texts, tasks, strict=True)]
+        return [{**model.preprocess(column), "keys": own} for column, own in zip(texts, keys, strict=True)]
+    sides = zip(texts, keys, ("query", "document"), strict=True)
+    return [{**model.preprocess(column, task=task), "task": task, "keys": own} for column, own, task in sides]
 
 
 def _gradients(
@@ -37,7 +38,9 @@ def test_sorting_and_mini_batches_change_nothing(query_folder: Path) -> None:
     model = towers.load(query_folder).eval()
     columns = _columns(model)
     ours, our_gradients = _gradients(EmbeddingLoss(model, InfoNce(0.05), mini_batch_size=3), columns)
-    theirs, their_gradients = _gradients(MultipleNegativesRankingLoss(model, scale=20.0), columns)
+    theirs, their_gradients = _gradients(
+        MultipleNegativesRankingLoss(model, scale=20.0), list(map(without_keys, columns))
+    )
     assert ours == pytest.approx(theirs, rel=1e-5)
     for name, gradient in their_gradients.items():
         torch.testing.assert_close(our_gradients[name], gradient, rtol=1e-3, atol=1e-5)
@@ -91,7 +94,9 @@ def test_a_static_query_encoder_trains_beside_a_transformer(mixed: SentenceTrans
     ours, our_gradients = _gradients(
         EmbeddingLoss(mixed, InfoNce(0.05, learn=True), mini_batch_size=3, cached=cached), columns
     )
-    theirs, their_gradients = _gradients(MultipleNegativesRankingLoss(mixed, scale=20.0), columns)
+    theirs, their_gradients = _gradients(
+        MultipleNegativesRankingLoss(mixed, scale=20.0), list(map(without_keys, columns))
+    )
     assert ours == pytest.approx(theirs, rel=1e-5)
     assert our_gradients.pop("objective.log_scale").abs() > 0
     assert our_gradients.keys() == their_gradients.keys()
@@ -111,16 +116,6 @@ def test_align_with_labels_cached_is_uncached(query_folder: Path) -> None:
     assert cached == pytest.approx(plain, rel=1e-6)
     for name, gradient in plain_gradients.items():
         torch.testing.assert_close(cached_gradients[name], gradient, rtol=1e-3, atol=1e-6)
-
-
-def test_equal_texts_have_equal_keys_whatever_the_padding(query_folder: Path) -> None:
-    model = towers.load(query_folder)
-    narrow = text_keys(model.preprocess(["高血压吃什么好", "哮喘"]))
-    wide = text_keys(
-        model.preprocess(["哮喘", "高血压吃什么好", "好么什吃压血高", "糖尿病的检查：可以做血常规、超声和影像学检查"])
-    )
-    assert narrow[0] == wide[1] and narrow[1] == wide[0]
-    assert len(set(wide.tolist())) == 4
 
 
 def test_hidden_tokens_are_neither_the_first_nor_the_last(document_folder: Path) -> None:

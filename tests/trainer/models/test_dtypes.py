@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from care_trainer.config import Lora, Tower
-from care_trainer.losses.language import masked_head
+from care_trainer.losses.retromae import masked_head
 from care_trainer.models import towers
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer

@@ -7,7 +7,6 @@ from care_trainer import pipeline
 from care_trainer.config import Run
 from care_trainer.export.checkpoint import export
 from care_trainer.losses.embedding import drop_tokens
-from care_trainer.losses.keys import text_keys
 from care_trainer.models import towers
 from care_trainer.models.static import Parts, random_static, start_from_static
 from sentence_transformers import SentenceTransformer
@@ -102,13 +101,6 @@ def test_a_folded_table_is_the_composed_one(mean_base: Run) -> None:
 
 def _swapped(columns: tuple[torch.Tensor, torch.Tensor], table: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return columns[0], table, columns[1]
-
-
-def test_equal_texts_have_equal_keys(mean_base: Run) -> None:
-    static = _static(towers.load(Path(mean_base.output) / "base" / "document"))
-    keys = text_keys(static.preprocess(["哮喘", "高血压吃什么好", "哮喘", "喘哮"]))
-    assert keys[0] == keys[2]
-    assert len(set(keys.tolist())) == 3
 
 
 def test_a_static_start_needs_mean_pooling(document_folder: Path) -> None:

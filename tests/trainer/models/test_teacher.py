@@ -8,7 +8,7 @@ import torch
 from care_trainer.data.collators import TeacherCollator
 from care_trainer.losses.embedding import EmbeddingLoss
 from care_trainer.losses.objectives import AlignObjective, Batch, InfoNce
-from care_trainer.models import teacher, towers
+from care_trainer.models import teacher, towers, vector_cache
 from care_trainer.models.teacher import teacher_vectors
 from click.testing import CliRunner
 from sentence_transformers import SentenceTransformer
@@ -99,7 +99,7 @@ def test_a_teacher_reads_as_many_tokens_at_once_whatever_the_lengths(
 def test_an_interrupted_computation_goes_on(
     document_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(teacher, "PIECE_ROWS", 8)
+    monkeypatch.setattr(vector_cache, "_PIECE_TEXTS", 8)
     with pytest.raises(KeyboardInterrupt):
         teacher_vectors(_Counting(document_folder, stop_after=16), document_folder, TEXTS, tmp_path, dim=32)
     load = _Counting(document_folder)
@@ -109,7 +109,7 @@ def test_an_interrupted_computation_goes_on(
     np.testing.assert_allclose(found, whole, atol=1e-3)
 
 
-def test_another_teacher_or_other_texts_are_computed_anew(
+def test_another_teacher_computes_anew_and_other_texts_of_the_same_do_not(
     document_folder: Path, query_folder: Path, tmp_path: Path
 ) -> None:
     teacher_vectors(_Counting(document_folder), document_folder, TEXTS, tmp_path, dim=32)
@@ -119,7 +119,7 @@ def test_another_teacher_or_other_texts_are_computed_anew(
     np.testing.assert_allclose(found, towers.load(query_folder).encode_document(TEXTS), atol=1e-3)
     fewer = _Counting(query_folder)
     assert teacher_vectors(fewer, query_folder, TEXTS[:5], tmp_path, dim=32).shape == (5, 32)
-    assert fewer.encoded == 5
+    assert fewer.encoded == 0
 
 
 def test_a_teacher_that_gives_no_number_is_refused(document_folder: Path, tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from care_qdrant.console import run as run_program
 from care_qdrant.console.groups import CONTEXT, Program
 from care_qdrant.console.logs import log_options
 from care_trainer.cli.data import data, mine
-from care_trainer.cli.listing import configs, init, presets
-from care_trainer.cli.run import push, rehearse, run
+from care_trainer.cli.listing import configs, presets
+from care_trainer.cli.run import rehearse, run
 from care_trainer.cli.start import start
 
 
@@ -23,7 +23,7 @@ def care_train() -> None:
     """
 
 
-for command in (start, init, rehearse, run, configs, presets, data, mine, push):
+for command in (start, rehearse, run, configs, presets, data, mine):
     care_train.add_command(command)
 
 

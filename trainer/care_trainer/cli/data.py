@@ -49,29 +49,6 @@ def check(config: str, overrides: tuple[str, ...]) -> None:
         )
 
 
-@data.command(name="self-pairs")
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option("--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="JSONL file to write.")
-def self_pairs(files: tuple[Path, ...], output: Path) -> None:
-    """Write every text of JSONL FILES once, paired with itself: alignment data for Stage I.
-
-    \b
-    Example:
-      care-train data self-pairs pairs.jsonl queries.jsonl --output alignment.jsonl
-    """
-    from care_trainer.config import Data
-    from care_trainer.data.read import iter_texts
-
-    texts = iter_texts(Data(files=tuple(str(file.resolve()) for file in files)), Path("/"))
-    count = 0
-    with output.open("w", encoding="utf-8") as stream:
-        for text in texts:
-            count += 1
-            row = {"query": text.text, "positive": text.text, "source": text.source, **text.other}
-            stream.write(json.dumps(row, ensure_ascii=False) + "\n")
-    click.echo(f"{count} self-pairs → {output}")
-
-
 @click.command()
 @click.argument("pairs", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--collection", required=True, help="Collection that is searched; see: care ingest")

@@ -15,7 +15,8 @@ from care_qdrant.console.options import Target, target_options
 from care_qdrant.console.reports import show_report
 
 if TYPE_CHECKING:
-    from care_trainer.learn.learn import LearnReport, Progress
+    from care_trainer.learn.learn import Progress
+    from care_trainer.learn.outcome import LearnReport
     from care_trainer.learn.queries import QueryFile
     from care_trainer.learn.settings import LearnSettings
 

@@ -1,10 +1,6 @@
-"""``care-train configs``, ``presets`` and ``init``: what is shipped, listed or written."""
-
-from pathlib import Path
+"""``care-train configs`` and ``presets``: what is shipped, listed or shown."""
 
 import click
-
-from care_qdrant.errors import InputError
 
 
 @click.group(invoke_without_command=True)
@@ -27,34 +23,15 @@ def configs(context: click.Context) -> None:
 @configs.command()
 @click.argument("name")
 def show(name: str) -> None:
-    """Print the commented TOML of the shipped configuration NAME.
+    """Print the commented TOML of the shipped configuration NAME; redirected into a file, it is a copy to edit.
 
     \b
     Example:
-      care-train configs show nano
+      care-train configs show nano > my.toml
     """
     from care_trainer.config import find_config
 
     click.echo(find_config(name).read_text(encoding="utf-8"), nl=False)
-
-
-@click.command()
-@click.argument("config")
-@click.option("--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="TOML file to write.")
-def init(config: str, output: Path) -> None:
-    """Write CONFIG as a commented file to edit; `care-train rehearse` measures what it will cost.
-
-    \b
-    Example:
-      care-train init tiny --output my.toml
-    """
-    from care_trainer.config import find_config, load_run
-
-    path = find_config(config)
-    load_run(path)
-    if output.exists():
-        raise InputError(f"{output}: exists; give another file")
-    output.write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
 
 
 @click.command()

@@ -12,6 +12,7 @@ from care_trainer.config.run import (
     Lora,
     Run,
     Scratch,
+    StoredDocuments,
     Task,
     Tower,
     Vocabulary,
@@ -19,7 +20,6 @@ from care_trainer.config.run import (
 from care_trainer.config.stages import (
     STAGE_TYPES,
     Align,
-    Causal,
     Contrastive,
     Distill,
     Geometry,
@@ -35,7 +35,6 @@ from care_trainer.config.stages import (
 __all__ = [
     "STAGE_TYPES",
     "Align",
-    "Causal",
     "Contrastive",
     "Data",
     "Distill",
@@ -52,6 +51,7 @@ __all__ = [
     "Side",
     "Stage",
     "Static",
+    "StoredDocuments",
     "Task",
     "Tower",
     "Vocabulary",

@@ -14,8 +14,8 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from care_qdrant.errors import InputError
-from care_trainer.config.run import Run, Tower
-from care_trainer.config.stages import STAGE_TYPES, PairStage, Stage, stage_name
+from care_trainer.config.run import COLLECTION, Run, Tower
+from care_trainer.config.stages import STAGE_TYPES, Align, PairStage, Stage, stage_name
 
 _EXPECTED = {
     "string_type": "a string",
@@ -36,6 +36,9 @@ _EXPECTED = {
     "too_short": "a list with at least {min_length} value",
 }
 """What was expected, by pydantic's type of error."""
+
+_QUERY_STAGES = ("align", "retromae", "unsupervised", "supervised")
+"""Stages that load no document encoder."""
 
 
 def load_run(path: Path, overrides: Sequence[str] = ()) -> Run:
@@ -169,15 +172,42 @@ def _contradictions(run: Run) -> Iterator[str]:
     referred = [(f"stage.{stage_name(stage)}.data", stage.data) for stage in run.stage if stage.kind != "prune"]
     referred += [("vocabulary.data", run.vocabulary.data)] if run.vocabulary else []
     referred += [("export.probe", run.export.probe)] if run.export.probe else []
+    known = [*run.data, *([COLLECTION] if run.document.collection else [])]
     for where, name in referred:
-        if name not in run.data:
-            yield f"{where}: there is no data set {name!r} (there are: {', '.join(run.data)})"
+        if name not in known:
+            yield f"{where}: there is no data set {name!r} (there are: {', '.join(known)})"
     for name, data in run.data.items():
         for source, task in data.tasks.items():
             if task not in run.tasks:
                 yield f"data.{name}.tasks.{source}: there is no task {task!r} (there are: {', '.join(run.tasks)})"
     for stage in run.stage:
         yield from _stage_problems(f"stage.{stage_name(stage)}", stage, run)
+    yield from _collection_problems(run)
+
+
+def _collection_problems(run: Run) -> Iterator[str]:
+    """Yield what a run cannot have whose documents are the vectors of a collection."""
+    if run.document.collection is None:
+        return
+    if run.document.collection.url is not None and run.document.collection.path is not None:
+        yield "document.collection: give url or path, not both"
+    if COLLECTION in run.data:
+        yield f"data.{COLLECTION}: is the name of the collection's texts; give the data set another name"
+    refused = {
+        "evaluation": (run.evaluation, "held-out documents of the collection measure the query encoder"),
+        "symmetric": (run.symmetric, "there is one encoder"),
+        "teacher_jobs": (run.teacher_jobs, "the vectors are those of the collection"),
+        "geometry": (run.geometry == "cut", "stored vectors are compared by their directions"),
+    }
+    for key, (value, reason) in refused.items():
+        if value:
+            yield f"{key}: not with a [document.collection]: {reason}"
+    for stage in run.stage:
+        where = f"stage.{stage_name(stage)}"
+        if stage.kind not in _QUERY_STAGES:
+            yield f"{where}: needs a document encoder; with a [document.collection], {', '.join(_QUERY_STAGES)} do not"
+        if isinstance(stage, Align) and (stage.data != COLLECTION or stage.pairs or stage.teacher_prompt is not None):
+            yield f"{where}: with a [document.collection], expected data = {COLLECTION!r}, no pairs, no teacher_prompt"
 
 
 def _stage_problems(where: str, stage: Stage, run: Run) -> Iterator[str]:
@@ -186,17 +216,20 @@ def _stage_problems(where: str, stage: Stage, run: Run) -> Iterator[str]:
     if isinstance(stage, PairStage) and stage.matryoshka and run.dim not in stage.matryoshka:
         found = ", ".join(map(str, stage.matryoshka))
         yield f"{where}.matryoshka: expected dim {run.dim} among the dimensions, found {found}"
-    if stage.evaluate_steps is not None and (run.evaluation is None or stage.kind in ("retromae", "causal", "static")):
+    is_measured = run.evaluation is not None or run.document.collection is not None
+    if stage.evaluate_steps is not None and (not is_measured or stage.kind in ("retromae", "static")):
         yield f"{where}.evaluate_steps: needs an [evaluation] and a stage that trains for retrieval"
     if stage.patience is not None and stage.evaluate_steps is None:
         yield f"{where}.patience: needs evaluate_steps"
 
 
 def _tower_problems(side: str, tower: Tower, run: Run) -> Iterator[str]:
-    if [tower.base, tower.scratch, tower.static].count(None) != 2:
-        yield f"{side}: give exactly one of base, scratch and static"
+    if [tower.base, tower.scratch, tower.static, tower.collection].count(None) != 3:
+        yield f"{side}: give exactly one of base, scratch and {'static' if side == 'query' else 'collection'}"
     if tower.static is not None and side == "document":
         yield "document.static: only a query encoder can be static"
+    if tower.collection is not None and side == "query":
+        yield "query.collection: only documents can be those of a collection"
     yield from _base_problems(side, tower)
     for key in ("static", "scratch"):
         if getattr(tower, key) is not None and run.vocabulary is None:

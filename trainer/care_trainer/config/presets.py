@@ -79,7 +79,7 @@ def _symmetric_document(run: Run) -> Run:
 
 _SYMMETRIC_QUERY = _all(
     lambda run: replace(run, symmetric="query"),
-    _without("document", "causal", "align", "joint"),
+    _without("document", "align", "joint"),
     _twice("static", "supervised"),
 )
 

@@ -1,5 +1,6 @@
 """The settings of a run but for its stages. Sections and tables are those of arXiv 2604.10937."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -17,6 +18,15 @@ from care_trainer.config.stages import (
     Side,
     Threshold,
 )
+
+MIN_DOCUMENTS = 200
+"""Fewer pairs of text and stored vector teach nothing that a held-out document could confirm."""
+COLLECTION = "collection"
+"""Name of the data set of a collection's texts, and of the folder in which they are kept."""
+COLLECTION_TEXTS = "texts.jsonl"
+"""Name of the file of these texts in that folder."""
+BASE = "base"
+"""Name of the folder with what a run begins with: base models, and what was read of a collection."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -54,8 +64,29 @@ class Lora:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
+class StoredDocuments:
+    """A Qdrant collection in place of a document encoder: texts, and the vectors that a model has given them.
+
+    Stage I learns from them, and the query encoder is registered there. The server's key is in ``QDRANT_API_KEY``.
+    """
+
+    name: Name
+    """Name of the collection, or an alias."""
+    url: Name | None = None
+    """URL of the server. None, with no ``path`` either, is ``QDRANT_URL``, or the folder ``qdrant``."""
+    path: Name | None = None
+    """Folder of the embedded database, in place of ``url``."""
+    vector: str | None = None
+    """Name of the dense vector; the empty text is the unnamed one. None is the only one."""
+    text_field: Name | None = None
+    """Payload field with the text, as ``body`` or ``document.body``. None guesses."""
+    sample: Annotated[int, Field(ge=MIN_DOCUMENTS)] = 100_000
+    """Points that are read at most, drawn at random."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Tower:
-    """One of the two encoders. It has exactly one of ``base``, ``scratch`` and ``static``."""
+    """One of the two encoders. It has exactly one of ``base``, ``scratch``, ``static`` and ``collection``."""
 
     base: Name | None = None
     """Folder or hub name of a pretrained model."""
@@ -65,6 +96,8 @@ class Tower:
     """Shape of a model with random weights; needs ``[vocabulary]``."""
     static: Count | None = None
     """Dimensions of a static query encoder: a text is the mean of its token vectors; needs ``[vocabulary]``."""
+    collection: StoredDocuments | None = None
+    """Collection whose stored vectors stand for a document encoder; its texts are the data set ``collection``."""
     pooling: Literal["cls", "mean", "lasttoken", "own"] = "cls"
     """How token vectors become one vector. ``own`` keeps what a ``base`` has for that, a sentence-transformers model
     or a CARE folder: pooling, token weights and Dense layers."""
@@ -89,12 +122,10 @@ class Tower:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Vocabulary:
-    """The tokenizer that encoders from scratch share, trained on the data."""
+    """The byte-pair tokenizer that encoders from scratch share; the same texts make the same file."""
 
     data: str
     """Name of the data set whose texts train the tokenizer."""
-    kind: Literal["bpe", "wordpiece", "unigram"] = "bpe"
-    """Algorithm of the tokenizer. The same texts make the same file."""
     size: Count = 12000
     """Tokens in the vocabulary."""
     min_frequency: Count = 2
@@ -182,6 +213,8 @@ class Export:
     """Name of the data set whose queries test the int8 query encoder. None means the last stage's."""
     probe_texts: Count = 256
     """Pairs used for that test."""
+    force: bool = False
+    """Register the query encoder of a ``[document.collection]`` even if its quality is below the limit."""
     license: str = ""
     """SPDX identifier of the weights' license."""
 
@@ -200,7 +233,7 @@ class Run:
     """The query encoder."""
     document: Tower
     """The document encoder."""
-    data: dict[str, Data]
+    data: dict[str, Data] = Field(default_factory=dict)
     """Data sets by name."""
     stage: tuple[AnyStage, ...] = ()
     """Stages in order. Without any, a run writes the base models and nothing else."""
@@ -235,3 +268,14 @@ class Run:
     """Retrieval set that scores each stage."""
     export: Export = Field(default_factory=Export)
     """The exported folder."""
+
+    @property
+    def collection_folder(self) -> Path:
+        """The folder with what was read of the collection of ``[document.collection]``."""
+        return Path(self.output).absolute() / BASE / COLLECTION
+
+    def data_set(self, name: str) -> Data:
+        """Return a data set by its name; ``collection`` is that of a collection's texts."""
+        if self.document.collection is not None and name == COLLECTION:
+            return Data(files=(str(self.collection_folder / COLLECTION_TEXTS),))
+        return self.data[name]

@@ -11,7 +11,7 @@ DEFAULT_BATCH_SIZE = 64
 """Rows a step and process of a stage that names neither ``batch_size`` nor ``global_batch_size``."""
 
 StageKind = Literal[
-    "static", "retromae", "causal", "unsupervised", "supervised", "document", "align", "joint", "prune", "distill"
+    "static", "retromae", "unsupervised", "supervised", "document", "align", "joint", "prune", "distill"
 ]
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -71,8 +71,8 @@ class Stage:
     bf16: bool = False
     """Compute the forward pass under bfloat16 autocast. The loss is always computed in float32."""
     gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory for one more forward pass. With ``cached`` on a GPU only
-    where those of a mini-batch do not fit; the log says so."""
+    """Recompute activations in the backward pass: less memory for one more forward pass. With ``cached``, memory is
+    that of one mini-batch anyway: ``care-train rehearse`` measures whether it is needed."""
     mini_batch_size: Count = 64
     """Rows encoded at once, sorted by length to save padding."""
     mini_batch_tokens: Count | None = None
@@ -113,13 +113,6 @@ class RetroMae(Stage):
     """Fraction of the tokens that the encoder does not see. RetroMAE's own value."""
     decoder_masked: Fraction = 0.5
     """Fraction of the tokens that each decoder position does not see. RetroMAE's own value."""
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class Causal(Stage):
-    """Stage ``causal``: next-token prediction for a document encoder that starts from random weights."""
-
-    kind: Literal["causal"]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -224,14 +217,11 @@ class Distill(PairStage):
     """Prompt that the document encoder reads before a query. None means its document prompt."""
 
 
-AnyStage = Annotated[
-    RetroMae | Causal | Contrastive | Static | Align | Joint | Prune | Distill, Field(discriminator="kind")
-]
+AnyStage = Annotated[RetroMae | Contrastive | Static | Align | Joint | Prune | Distill, Field(discriminator="kind")]
 
 STAGE_TYPES: dict[str, type[Stage]] = {
     "static": Static,
     "retromae": RetroMae,
-    "causal": Causal,
     "unsupervised": Contrastive,
     "supervised": Contrastive,
     "document": Contrastive,

@@ -59,8 +59,6 @@ class Text:
 
     text: str
     source: str = ""
-    other: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    """The keys of its row that are no text, its license among them."""
 
 
 def iter_pairs(data: Data, root: Path) -> Iterator[Pair]:
@@ -68,14 +66,10 @@ def iter_pairs(data: Data, root: Path) -> Iterator[Pair]:
     yield from _distinct(lambda: pairs_in(_rows(data, root), data), pair_digest, data)
 
 
-def iter_texts(
-    data: Data, root: Path, sides: Sequence[Side] = ("query", "document"), *, joined: bool = False
-) -> Iterator[Text]:
-    """Yield every text of a data set once: the given sides of pairs, and single texts.
-
-    These are the self-pairs of Stage I: query-side ones come from queries, document-side ones from documents.
-    """
-    yield from _distinct(lambda: texts_in(_rows(data, root), data, sides, joined=joined), text_digest, data)
+def iter_texts(data: Data, root: Path) -> Iterator[Text]:
+    """Yield every text of a data set once: those of pairs, and single texts."""
+    sides: tuple[Side, ...] = ("query", "document")
+    yield from _distinct(lambda: texts_in(_rows(data, root), data, sides, joined=False), text_digest, data)
 
 
 def pairs_in(rows: Rows, data: Data) -> Iterator[Pair]:
@@ -91,7 +85,7 @@ def texts_in(rows: Rows, data: Data, sides: Sequence[Side], *, joined: bool) -> 
         if is_kept(row, where, data):
             is_pair = joined and any(key in row for key in ("query", "sentence1"))
             for text in _joined(row, where, data) if is_pair else _texts(row, where, data.max_characters, sides):
-                yield Text(text, source_of(row, where), _others(row))
+                yield Text(text, source_of(row, where))
 
 
 def pair_digest(pair: Pair) -> int:

@@ -13,14 +13,16 @@ from care_trainer.config import Data, Run, Stage, stage_name
 from care_trainer.data.diversity import diverse_pairs
 from care_trainer.data.read import Pair, Text, iter_texts, plain_text, read_rows, retrieval_file
 
-SINGLE_TEXT_STAGES = ("retromae", "causal", "align")
+SINGLE_TEXT_STAGES = ("retromae", "align")
 
 
 def describe(run: Run) -> dict[str, Any]:
     """Return the figures of the data that each stage reads, by stage."""
+    if run.document.collection is not None:
+        raise InputError("document.collection: its texts are read and checked when the run begins, not before")
     root = Path(run.data_root)
     return {
-        stage_name(stage): {"data": stage.data, **_figures(_rows(stage, run.data[stage.data], root), run, stage)}
+        stage_name(stage): {"data": stage.data, **_figures(_rows(stage, run.data_set(stage.data), root), run, stage)}
         for stage in _reading(run)
     }
 
@@ -33,7 +35,7 @@ def leaks(run: Run) -> list[str]:
     held_out = set(_evaluation_texts(root / run.evaluation.retrieval))
     found: dict[str, None] = {}
     for stage in _reading(run):
-        for row in _rows(stage, run.data[stage.data], root):
+        for row in _rows(stage, run.data_set(stage.data), root):
             leaked = [text for text in _strings(row) if plain_text(text) in held_out]
             found.update({f"{stage.data}: {text[:60]}": None for text in leaked})
     return list(found)
@@ -49,7 +51,7 @@ def _rows(stage: Stage, data: Data, root: Path) -> Iterator[Pair | Text]:
 
 
 def _figures(rows: Iterable[Pair | Text], run: Run, stage: Stage) -> dict[str, Any]:
-    weights = run.data[stage.data].weights
+    weights = run.data_set(stage.data).weights
     sources: Counter[str] = Counter()
     lengths = array("l")
     for row in rows:

@@ -1,6 +1,7 @@
 """Exports a finished run as one CARE folder, and checks that its vectors are those of the trained encoders."""
 
 import json
+import logging
 import shutil
 import tempfile
 from collections import Counter
@@ -19,12 +20,19 @@ from care_qdrant.model.folder import write_checkpoint
 from care_qdrant.model.rewrite import rewrite_weights
 from care_qdrant.types import Vectors
 from care_trainer import pipeline
-from care_trainer.config import Run, Tower, stage_name
+from care_trainer.config import Run, StoredDocuments, Tower, stage_name
 from care_trainer.data.read import Pair, is_kept, license_of, read_rows
 from care_trainer.data.table import pair_rows, scored
 from care_trainer.distributed import free_memory
+from care_trainer.learn.learn import GATE_DOCUMENTS
+from care_trainer.learn.outcome import Student, conclude
+from care_trainer.learn.report import write_report
+from care_trainer.learn.settings import FOLDER
+from care_trainer.learn.snapshot import Snapshot, load_snapshot, opened
 from care_trainer.models import towers
 from care_trainer.stages.context import rows_folder
+
+logger = logging.getLogger(__name__)
 
 TOLERANCE = 1e-4
 """Largest accepted difference of a coordinate between trained and merged vectors, both float32; it is about 1e-6."""
@@ -53,14 +61,29 @@ queries, documents = model.encode_query(["..."]), model.encode_document(["..."])
 Stock sentence-transformers loads the folder, too: use `encode_query` and `encode_document`.
 """
 
+_STUDENT_HEAD = """---
+library_name: sentence-transformers
+pipeline_tag: feature-extraction
+tags: [asymmetric-retrieval, care]
+{license}---
+
+# {name}
+
+A query encoder that has learned the {dim} dimensions of {collection}: its texts, and the vectors that are stored for
+them (Stage I of arXiv 2604.10937, with care-qdrant). It encodes queries only. What it finds is in `learn/report.md`.
+"""
+
 
 def render(
     run: Run, records: Sequence[dict[str, Any]], data: Sequence[dict[str, Any]], onnx: OnnxFiles | None, command: str
 ) -> str:
     """Return the model card in Markdown."""
     license = f"license: {run.export.license}\n" if run.export.license else ""
+    collection = _collection(run, run.document)
     parts = [
-        _HEAD.format(name=run.name, dim=run.dim, license=license),
+        (_STUDENT_HEAD if collection else _HEAD).format(
+            name=run.name, dim=run.dim, license=license, collection=collection
+        ),
         "## Encoders\n\n" + _encoders(run),
         "## Training\n\n" + f"`{command}`\n\n" + _stages(records),
         "## Data\n\n" + _table(["file", "source", "license", "rows"], data),
@@ -74,9 +97,9 @@ def _encoders(run: Run) -> str:
     rows = [
         {
             "side": side,
-            "base": tower.base or _shape(tower),
-            "pooling": tower.pooling,
-            "tokens": tower.max_tokens,
+            "base": tower.base or _collection(run, tower) or _shape(tower),
+            "pooling": "–" if tower.collection else tower.pooling,
+            "tokens": "–" if tower.collection else tower.max_tokens,
         }
         for side, tower in (("query", run.query), ("document", run.document))
     ]
@@ -91,21 +114,18 @@ def _shape(tower: Tower) -> str:
 
 
 def _stages(records: Sequence[dict[str, Any]]) -> str:
+    scores = [record.get("evaluation") or {} for record in records]
+    shown = {label: key for key, label in pipeline.SHOWN_SCORES.items() if any(key in found for found in scores)}
     rows = [
         {
             "stage": record["stage"],
             "parameters": ", ".join(f"{side} {count:,}" for side, count in record["trainable"].items()),
             "minutes": round(record["seconds"] / 60, 1),
-            "nDCG@10": _measure(record, "ndcg@10"),
-            "recall@100": _measure(record, "recall@100"),
+            **{label: f"{found[key]:.4f}" if key in found else "–" for label, key in shown.items()},
         }
-        for record in records
+        for record, found in zip(records, scores, strict=True)
     ]
-    return _table(["stage", "parameters", "minutes", "nDCG@10", "recall@100"], rows)
-
-
-def _measure(record: dict[str, Any], name: str) -> str:
-    return f"{record['evaluation'][name]:.4f}" if record.get("evaluation") else "–"
+    return _table(["stage", "parameters", "minutes", *shown], rows)
 
 
 def _gate(onnx: OnnxFiles) -> str:
@@ -126,23 +146,26 @@ def export(run: Run, command: str) -> Card:
     """
     if not run.stage:
         raise InputError(f"{run.name}: has no stage, so there is nothing to export; add a [[stage]]")
-    sources = {side: pipeline.newest(run, run.symmetric or side) for side in pipeline.SIDES}
-    pairs = _probe_pairs(run)
-    output = Path(run.output)
+    output, stored = Path(run.output), run.document.collection
+    snapshot = None if stored is None else load_snapshot(run.collection_folder)
     with tempfile.TemporaryDirectory(dir=output, prefix=".export.") as temporary:
-        folders = {side: Path(temporary) / side for side in pipeline.SIDES}
-        _write_side(run, sources["query"], folders["query"], [pair.query for pair in pairs])
-        documents = _write_side(run, sources["document"], folders["document"], [pair.positive for pair in pairs])
-        onnx = _write_onnx(run, folders["query"], pairs, documents) if _exports(folders["query"]) else None
+        query, document = Path(temporary) / "query", Path(temporary) / "document"
+        if snapshot is None:
+            pairs = _probe_pairs(run)
+            queries = [pair.query for pair in pairs]
+            documents = _write_side(run, document, [pair.positive for pair in pairs])
+        else:  # its candidates begin with the documents of the questions
+            queries = snapshot.split.questions[: run.export.probe_texts]
+            documents = snapshot.split.candidates[:GATE_DOCUMENTS]
+        _write_side(run, query, queries)
+        onnx = _write_onnx(run, query, queries, documents) if _exports(query) else None
         records = [pipeline.read_record(output / stage_name(stage)) for stage in run.stage]
         data = _data_sources(run)
-        if run.teacher_cache is None:
-            shutil.rmtree(rows_folder(run), ignore_errors=True)
-        return write_checkpoint(
+        card = write_checkpoint(
             output / run.name,
             name=run.name,
-            query=folders["query"],
-            document=folders["document"],
+            query=query,
+            document=document if snapshot is None else None,
             onnx=onnx,
             temperature=records[-1]["temperature"] or run.stage[-1].__dict__.get("temperature", 0.02),
             query_tasks={name: task.query for name, task in run.tasks.items()},
@@ -153,15 +176,63 @@ def export(run: Run, command: str) -> Card:
             data=data,
             model_card=render(run, records, data, onnx, command),
         )
+    if snapshot is not None:
+        assert stored is not None
+        _register(run, stored, snapshot, card, records)
+    if run.teacher_cache is None:
+        shutil.rmtree(rows_folder(run), ignore_errors=True)
+    return card
 
 
-def _write_side(run: Run, source: Path, folder: Path, texts: list[str]) -> Vectors:
+def _register(
+    run: Run, stored: StoredDocuments, snapshot: Snapshot, card: Card, records: Sequence[dict[str, Any]]
+) -> None:
+    """Measure the exported query encoder, write its report, and register it in the collection that taught it."""
+    folder, model = Path(run.output) / run.name, towers.load(pipeline.newest(run, "query"))
+    is_table = towers.is_static(model)
+    steps = round(sum(record["metrics"].get("steps", 0) for record in records))
+    student = Student(
+        vocabulary=len(model.tokenizer.get_vocab()),
+        tokens="base",
+        layers=0 if is_table else towers.transformer_of(model).model.config.num_hidden_layers,
+        steps=steps,
+        best_step=steps,
+        trained_again=False,
+        sentences=snapshot.split.questions,
+        questions=snapshot.questions(model),
+        rare=snapshot.rare,
+        history=[],
+    )
+    with opened(stored) as collection:
+        report = conclude(
+            collection,
+            snapshot.vector_name,
+            snapshot.split,
+            student,
+            card,
+            folder,
+            seconds=sum(record["seconds"] for record in records),
+            cpu_seconds=sum(record["cpu_seconds"] for record in records),
+            seed=run.seed,
+            force=run.export.force,
+        )
+    write_report(folder, report)
+    logger.info("report: %s", folder / FOLDER / "report.md")
+    if not report.registered:
+        raise InputError(
+            f"{folder}: was written but not registered: {report.refused}. Register it nevertheless with: "
+            "--resume --set export.force=true"
+        )
+
+
+def _write_side(run: Run, folder: Path, texts: list[str]) -> Vectors:
     """Save one encoder, reload it, and return its vectors of the texts, checked against the trained encoder's.
 
     Adapters are merged and compared in float32: rounding to the dtype of the base would hide an error of the merge.
     At most one float32 copy of the weights is held at any time, beside the file that is being read or written.
     """
-    side = folder.name
+    side: Any = folder.name
+    source = pipeline.newest(run, run.symmetric or side)
     dtype = torch.float16 if run.export.half_weights and not _is_static(source) else towers.base_dtype(source)
     model = towers.load(source).float()
     trained = _encode(model, side, texts)
@@ -207,12 +278,12 @@ def _exports(folder: Path) -> bool:
     return towers.reads_both_ways(model_type)
 
 
-def _write_onnx(run: Run, folder: Path, pairs: list[Pair], documents: Vectors) -> OnnxFiles:
+def _write_onnx(run: Run, folder: Path, queries: list[str], documents: Vectors) -> OnnxFiles:
     return export_query_encoder(
         folder,
-        [pair.query for pair in pairs],
+        queries,
         document_vectors=documents,
-        relevant=[[row] for row in range(len(pairs))],
+        relevant=[[row] for row in range(len(queries))],
         keep_fp32=run.export.fp32_onnx,
     )
 
@@ -260,9 +331,20 @@ def _history(record: dict[str, Any]) -> dict[str, Any]:
 def _bases(run: Run) -> list[dict[str, Any]]:
     towers_of = {"query": run.query, "document": run.document}
     return [
-        {"side": side, "name": tower.base or "random weights", "revision": tower.revision or ""}
+        {
+            "side": side,
+            "name": tower.base or _collection(run, tower) or "random weights",
+            "revision": tower.revision or "",
+        }
         for side, tower in towers_of.items()
     ]
+
+
+def _collection(run: Run, tower: Tower) -> str:
+    """Return which stored vectors stand for an encoder; empty for one that has weights."""
+    if tower.collection is None:
+        return ""
+    return f"vector {load_snapshot(run.collection_folder).vector_name!r} of collection {tower.collection.name!r}"
 
 
 def _data_sources(run: Run) -> list[dict[str, Any]]:
@@ -271,7 +353,7 @@ def _data_sources(run: Run) -> list[dict[str, Any]]:
     counts: Counter[tuple[str, str, str]] = Counter()
     seen: set[tuple[str, tuple[str, ...]]] = set()
     for name in sorted(used):
-        data = run.data[name]
+        data = run.data_set(name)
         for file in data.files:
             if (file, data.licenses_excluded) in seen:
                 continue

@@ -24,7 +24,7 @@ DENSE_SHARE = 0.7
 """Of the fusion of standardised scores. The best of 0.3 to 0.7 on another collection (8,000 answers, 1,000 questions of
 patients), for learned queries and for those of the model itself (docs/EXPERIMENTS.md)."""
 _FUSION_QUESTIONS = 100
-_FUSION_DOCUMENTS = 2_000
+FUSION_DOCUMENTS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def fusion_alpha(questions: Sequence[str], vectors: Vectors, texts: Sequence[str
 
     Needs no judgements: BM25 scores and similarities are standardised by their mean deviations over some documents.
     """
-    texts, documents = texts[:_FUSION_DOCUMENTS], documents[:_FUSION_DOCUMENTS]
+    texts, documents = texts[:FUSION_DOCUMENTS], documents[:FUSION_DOCUMENTS]
     scores = _lexical_scores(questions[:_FUSION_QUESTIONS], texts)
     if not scores.any():
         return None

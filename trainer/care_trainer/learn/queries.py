@@ -58,7 +58,7 @@ def read_queries(path: Path, dim: int) -> QueryFile:
     log = [row for row in found if not row.relevant and row.text not in judged]
     encoded = [*log, *(labelled if all(row.vector for row in labelled) else [])]
     vectors = np.array([row.vector for row in encoded], dtype=np.float32).reshape(len(encoded), dim)
-    vectors = _unit_rows(vectors, dim, path)
+    vectors = _unit_rows(vectors, path)
     texts, relevant = [row.text for row in labelled], [row.relevant for row in labelled]
     old_model = vectors[len(log) :] if len(encoded) > len(log) else None
     return QueryFile(
@@ -103,13 +103,8 @@ def _is_vector(vector: object, dim: int) -> bool:
     return isinstance(vector, list) and len(vector) == dim and all(isinstance(number, int | float) for number in vector)
 
 
-def _unit_rows(vectors: Vectors, dim: int, path: Path) -> Vectors:
+def _unit_rows(vectors: Vectors, path: Path) -> Vectors:
     """Return query vectors of unit length, (questions, dim)."""
-    if vectors.shape[1:] != (dim,):
-        raise InputError(
-            f"the query vectors have {vectors.shape[-1]} dimensions and the stored ones {dim}: "
-            "the questions have to be encoded by the model that made the stored vectors"
-        )
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     if not (np.isfinite(norms) & (norms > 0)).all():
         raise InputError(f"{path}: a query vector is zero or not finite")

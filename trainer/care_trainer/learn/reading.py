@@ -15,7 +15,8 @@ from care_qdrant.qdrant.layout import Layout, guess_layout
 from care_qdrant.qdrant.learned import stored_vector
 from care_qdrant.qdrant.schema import CollectionSchema
 from care_qdrant.types import Vectors
-from care_trainer.learn.settings import MIN_DOCUMENTS, LearnSettings
+from care_trainer.config.run import MIN_DOCUMENTS
+from care_trainer.learn.settings import LearnSettings
 
 LAYOUT_POINTS = 256
 """Points from which the layout of the payloads is guessed."""
@@ -55,7 +56,8 @@ def dense_vector(schema: CollectionSchema, vector_name: str | None) -> tuple[str
     there = ", ".join(name or "(unnamed)" for name in sorted(schema.dense)) or "none"
     if vector_name is None and len(schema.dense) != 1:
         raise InputError(
-            f"collection {schema.name!r} has {len(schema.dense)} dense vectors ({there}); choose: --vector"
+            f"collection {schema.name!r} has {len(schema.dense)} dense vectors ({there}); choose one: --vector, "
+            "or vector in [document.collection] of a training run"
         )
     name = next(iter(schema.dense)) if vector_name is None else vector_name
     if name not in schema.dense:

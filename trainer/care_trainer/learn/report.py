@@ -7,7 +7,7 @@ from pathlib import Path
 from care_qdrant.errors import needs_extra
 from care_trainer.learn.graph import GraphSearch
 from care_trainer.learn.labelled import Estimate, LabelledQuality, rankings
-from care_trainer.learn.learn import LearnReport
+from care_trainer.learn.outcome import LearnReport
 from care_trainer.learn.quality import loss_warning
 from care_trainer.learn.settings import FOLDER
 
@@ -34,9 +34,9 @@ def paragraphs(report: LearnReport) -> list[str]:
         f"{report.texts:,} texts of {report.points:,} points (field {report.text_field!r}) and their vectors "
         f"{report.vector_name or '(unnamed)'!r} of {report.dim} dimensions; {report.without_text:,} points have no "
         f"text, {report.without_vector:,} no vector, {report.repeated:,} a text that was read before. "
-        f"{report.steps:,} steps in {report.seconds:,.0f} s; the table of step "
-        f"{report.best_step:,} is kept, "
-        f"with {report.vocabulary:,} tokens ({report.tokens})"
+        f"{report.steps:,} steps in {report.seconds:,.0f} s ({report.cpu_seconds:,.0f} CPU s); the "
+        f"{f'transformer of {report.layers} layers' if report.layers else 'table'} of step {report.best_step:,} is "
+        f"kept, with {report.vocabulary:,} tokens ({report.tokens})"
         + (", and trained once more with the held-out documents." if report.trained_again else "."),
         f"**Quality.** {found.queries:,} documents were held out. For one of its sentences or its title, a document is "
         f"the first of {found.candidates:,} in {found.recall_at_1:.0%} of the cases and among the first ten in "
@@ -78,7 +78,7 @@ def paragraphs(report: LearnReport) -> list[str]:
         lines.append(f"**With BM25** (hybrid search), weight the dense score by alpha = {report.alpha:.3f}.")
     lines.append(
         "**Not for** questions in a language that the texts are not in, "
-        "meaning that depends on word order (negation, who did what to whom), "
+        f"{'' if report.layers else 'meaning that depends on word order (negation, who did what to whom), '}"
         "very short words that the collection does not have, or documents: those still need the model that made the "
         "vectors."
     )

@@ -6,8 +6,6 @@ FOLDER = "learn"
 """Folder inside the CARE folder with the report, the plot and the points that were read."""
 NEWS = 0.05
 """Fraction of the points that an encoder has not read from which a watched collection is learned from again."""
-MIN_DOCUMENTS = 200
-"""Fewer pairs of text and vector teach nothing that a held-out document could confirm."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,12 +70,12 @@ class Resume:
 def start_table(tokens: TokenLists, vocabulary: int, width: int, seed: int) -> Vectors:
     """Return random token vectors, (vocabulary, width), as long as their tokens are rare."""
     directions = np.random.default_rng(seed).normal(size=(vocabulary, width)) / np.sqrt(width)
-    return np.asarray(directions * rarity(tokens, vocabulary)[:, None], dtype=np.float32)
+    return np.asarray(directions * rarity(frequencies(tokens, vocabulary))[:, None], dtype=np.float32)
 
 
-def rarity(tokens: TokenLists, vocabulary: int) -> npt.NDArray[np.float64]:
-    """Return the logarithm of each token's inverse frequency in the texts, divided by its mean, (vocabulary,)."""
-    counts = frequencies(tokens, vocabulary)
+def rarity(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Return the logarithm of each token's inverse frequency, divided by its mean, (vocabulary,), from its counts."""
+    # The summand leaves no extreme weight to a token that was hardly seen.
     logarithms = np.maximum(0.1, np.log((counts.sum() + 1) / (counts + 50.0)))
     return np.asarray(logarithms / logarithms.mean())
 

@@ -112,17 +112,23 @@ def _running_total(values: npt.ArrayLike) -> Numbers:
     return np.concatenate([[0], np.cumsum(np.asarray(values, dtype=np.int64))]).astype(np.int64)
 
 
+def parts_of_tokens(tokenizer: Tokenizer, *, parts: bool) -> list[list[int]]:
+    """Return the tokens that make up each token: itself and, with ``parts``, for a longer piece its characters."""
+    vocabulary = tokenizer.get_vocab()
+    lists = [[number] for number in range(tokenizer.get_vocab_size())]
+    for token, number in vocabulary.items() if parts else ():
+        plain = token.removeprefix("##")
+        if len(plain) > 1 and not token.startswith("["):
+            lists[number] += [vocabulary[character] for character in plain if character in vocabulary]
+    return lists
+
+
 class Composer:
     """Turns tokens into their parts, and a table of parts into a table of tokens."""
 
     def __init__(self, tokenizer: Tokenizer, *, parts: bool = True) -> None:
         """Read the vocabulary of a tokenizer."""
-        vocabulary = tokenizer.get_vocab()
-        lists = [[number] for number in range(tokenizer.get_vocab_size())]
-        for token, number in vocabulary.items() if parts else ():
-            if len(token) > 1 and not token.startswith("["):
-                lists[number] += [vocabulary[character] for character in token if character in vocabulary]
-        self._parts = TokenLists.of(lists)
+        self._parts = TokenLists.of(parts_of_tokens(tokenizer, parts=parts))
 
     def expand(self, tokens: TokenLists) -> TokenLists:
         """Return texts as the parts of their tokens."""

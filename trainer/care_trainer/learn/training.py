@@ -1,9 +1,7 @@
 """One training run: split, tokenizer, start, the table without the held-out texts and then with them."""
 
-import hashlib
-import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,91 +13,23 @@ from tokenizers import Tokenizer
 
 from care_qdrant.model.hub import BUILT_IN
 from care_qdrant.model.pair import CareModel
-from care_qdrant.types import Vectors, embedded_text
-from care_trainer.learn import held_out
+from care_qdrant.types import Vectors
 from care_trainer.learn import table as tables
 from care_trainer.learn.checks import require_belonging, require_learnable
 from care_trainer.learn.earlier import Earlier
 from care_trainer.learn.held_out import HeldOut
-from care_trainer.learn.near import near_copies
+from care_trainer.learn.outcome import Student
 from care_trainer.learn.queries import Questions
-from care_trainer.learn.reading import Pairs
 from care_trainer.learn.settings import LearnSettings
+from care_trainer.learn.split import Split
 from care_trainer.learn.start import built_in_tokenizer, is_chinese, mapped_start, token_vectors
 from care_trainer.learn.tokens import Composer, TokenLists, tokenize, train_tokenizer
-from care_trainer.learn.weak import RARE_TEXTS
+from care_trainer.learn.weak import rare_share
 
-MAX_HELD_OUT = 1_000
-_MIN_HELD_OUT = 50
-_CANDIDATES = 20_000
-"""Documents among which a question has to find its own."""
 _CLEARLY = 0.02
 """Difference of two mean reciprocal ranks on held-out documents that is more than noise."""
 _NEGLIGIBLE = 0.02
 """Fraction of documents not trained on up to which the encoder is not trained once more with them."""
-_MOST_COPIES = 0.5
-"""Fraction of the other documents that are left out of the training as near-copies of held-out ones, at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """Everything that training and measuring read."""
-
-    pairs: Pairs
-    texts: list[str]
-    train: npt.NDArray[np.int64]
-    held: npt.NDArray[np.int64]
-    copies: npt.NDArray[np.int64]
-    """Near-copies of held-out documents: neither trained on before the measurement nor among its candidates."""
-    has_copies_in_training: bool
-    """Whether near-copies of held-out documents are trained on, since most of the documents are such."""
-    questions: list[str]
-    """One for each held-out document."""
-    candidates: Vectors
-    """Stored vectors of the held-out documents, then of others."""
-
-    @classmethod
-    def of(cls, pairs: Pairs, settings: LearnSettings, earlier: Earlier | None) -> "Split":
-        """Hold some documents out; those that an earlier encoder has not seen, where there are enough of them."""
-        generator = np.random.default_rng([settings.seed, 3])
-        order = generator.permutation(len(pairs.texts))
-        most = min(MAX_HELD_OUT, max(_MIN_HELD_OUT, round(len(order) * settings.held_out)))
-        if earlier is not None and (new := earlier.is_new(pairs.ids)[order]).sum() >= 2 * _MIN_HELD_OUT:
-            most = min(most, int(new.sum()) // 2)
-            order = np.concatenate([order[new], order[~new]])
-        held, train = order[:most], order[most:]
-        texts = [embedded_text(title, text) for title, text in zip(pairs.titles, pairs.texts, strict=True)]
-        is_copy = near_copies(texts, held)
-        if is_without_rest := bool(is_copy[train].mean() > _MOST_COPIES):
-            is_copy[train] = False
-        held, train, copies = held[~is_copy[held]], train[~is_copy[train]], order[is_copy[order]]
-        questions = [held_out.question_of(pairs.texts[row], pairs.titles[row], generator) for row in held]
-        rows = np.concatenate([held, train[: max(0, _CANDIDATES - len(held))]])
-        return cls(pairs, texts, train, held, copies, is_without_rest, questions, pairs.vectors[rows])
-
-    def ranks(self, encoded: Vectors) -> npt.NDArray[np.int64]:
-        """Return the rank of each question's document by an encoder's vectors of the questions."""
-        return held_out.ranks(encoded, self.candidates, np.arange(len(self.held)))
-
-    def score(self, encoded: Vectors) -> HeldOut:
-        """Measure an encoder by its vectors of the questions, in the learned space."""
-        return held_out.measure(self.ranks(encoded), len(self.candidates))
-
-    def drift(self, earlier: Earlier, settings: LearnSettings) -> HeldOut | None:
-        """Return the quality of an earlier encoder on documents that it has not seen, None where there are none."""
-        new = np.flatnonzero(earlier.is_new(self.pairs.ids))[:MAX_HELD_OUT]
-        if not len(new):
-            return None
-        generator = np.random.default_rng([settings.seed, 4])
-        questions = [held_out.question_of(self.pairs.texts[row], self.pairs.titles[row], generator) for row in new]
-        candidates = np.concatenate([self.pairs.vectors[new], self.candidates])
-        encoded = earlier.encoder.encode_query(questions, normalize_embeddings=True, show_progress_bar=False)
-        return held_out.measure(held_out.ranks(encoded, candidates, np.arange(len(new))), len(candidates))
-
-    def digest(self, settings: LearnSettings) -> str:
-        """Return what an interrupted run must have in common with this one to be continued."""
-        content = [asdict(settings), list(map(str, self.pairs.ids)), len(self.train)]
-        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,23 +38,9 @@ class Trained:
 
     encoder: SentenceTransformer
     """Ends in the learned space, before the normalisation."""
-    tokenizer: Tokenizer
-    """Of the encoder, without padding."""
-    tokens: str
-    """Whose tokens: of the "collection", the "built-in" pair, or the "earlier" run."""
     built_in_start: bool
     """Whether it began with what the built-in pair knows of its tokens."""
-    trained_again: bool
-    """Whether it has been trained once more, with the held-out documents."""
-    held_out: HeldOut
-    """Quality of the encoder that was trained without the held-out documents."""
-    questions: Vectors
-    """That encoder's vectors of the held-out documents' questions."""
-    rare: npt.NDArray[np.float64]
-    """Share of each of these questions' tokens that are rare or unknown in the texts that it was trained on."""
-    steps: int
-    best_step: int
-    history: list[dict[str, float]]
+    student: Student
 
 
 def train(
@@ -156,21 +72,23 @@ def train(
     if not is_known:
         table = np.where(tables.frequencies(texts.tokens, len(table))[:, None] > 0, table, np.float32(0))
     folded = torch.from_numpy(best.tokens.composer.fold(table, texts.targets.mean(axis=0)))
-    return Trained(
-        encoder=SentenceTransformer(
-            modules=[StaticEmbedding(best.tokens.tokenizer, embedding_weights=folded)], device="cpu"
-        ),
-        tokenizer=best.tokens.tokenizer,
+    encoder = SentenceTransformer(
+        modules=[StaticEmbedding(best.tokens.tokenizer, embedding_weights=folded)], device="cpu"
+    )
+    asked = tokenize(best.tokens.tokenizer, split.questions)
+    student = Student(
+        vocabulary=len(folded),
         tokens=best.tokens.name,
-        built_in_start=is_known,
-        trained_again=again,
-        held_out=run.quality(best.tokens, best.fit.table),
-        questions=run.questions(best.tokens, best.fit.table),
-        rare=_rare_share(best, split.questions),
+        layers=0,
         steps=best.fit.steps,
         best_step=best.fit.best_step,
+        trained_again=again,
+        sentences=[text for text, tokens in zip(split.questions, asked.lengths, strict=True) if tokens],
+        questions=run.questions(best.tokens, best.fit.table),
+        rare=rare_share(best.texts.whole, asked, len(folded)),
         history=best.fit.history,
     )
+    return Trained(encoder, is_known, student)
 
 
 def reduced(vectors: Vectors, basis: Vectors | None) -> Vectors:
@@ -287,15 +205,6 @@ class _Run:
             return tokens.composer.unfold(mapped_start(known, texts.whole, texts.targets))
         size, width = tokens.tokenizer.get_vocab_size(), texts.targets.shape[1]
         return tables.start_table(texts.tokens, size, width, self.settings.seed)
-
-
-def _rare_share(fitted: _Fitted, questions: list[str]) -> npt.NDArray[np.float64]:
-    read, asked = fitted.texts.whole, tokenize(fitted.tokens.tokenizer, questions)
-    numbers = np.repeat(np.arange(len(read)), read.lengths)
-    size = fitted.tokens.tokenizer.get_vocab_size()
-    having = np.bincount(np.unique(numbers * size + read.flat) % size, minlength=size)
-    sums = np.add.reduceat(np.append(having[asked.flat] < RARE_TEXTS, False), asked.starts[:-1], dtype=np.float64)
-    return np.asarray(np.where(asked.lengths > 0, sums / np.maximum(asked.lengths, 1), 1.0))
 
 
 def _own_tokens(split: Split, settings: LearnSettings, earlier: Earlier | None, state: Path) -> _Tokens:

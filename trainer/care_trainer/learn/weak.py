@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from care_trainer.learn.tokens import TokenLists
+
 EXAMPLES = 5
 RARE_TEXTS = 3
 """A token of fewer training texts is rare; one of none is unknown."""
@@ -43,11 +45,7 @@ def weak_kinds(
 ) -> list[Kind]:
     """Return the kinds of questions that do worse by more than two standard errors, the worst first.
 
-    Args:
-        questions: One for each held-out document.
-        ranks: Of the question's own document, from 1.
-        rare: Share of each question's tokens that fewer than `RARE_TEXTS` training texts have.
-        texts: Training texts, whose script most of them are in.
+    ``rare`` is the `rare_share` of each; ``texts`` are training texts, whose script is the usual one.
     """
     lengths = np.array([len(question) for question in questions])
     main = _script("".join(texts))
@@ -59,6 +57,15 @@ def weak_kinds(
     }
     found = (_kind(name, chosen, ranks <= _TOP) for name, chosen in kinds.items())
     return sorted((kind for kind in found if kind is not None), key=lambda kind: kind.recall_at_10)
+
+
+def rare_share(texts: TokenLists, questions: TokenLists, vocabulary: int) -> npt.NDArray[np.float64]:
+    """Return the share of each question's tokens that fewer than `RARE_TEXTS` texts have; 1 where it has none."""
+    numbers = np.repeat(np.arange(len(texts)), texts.lengths)
+    having = np.bincount(np.unique(numbers * vocabulary + texts.flat) % vocabulary, minlength=vocabulary)
+    is_rare = np.append(having[questions.flat] < RARE_TEXTS, False)
+    sums = np.add.reduceat(is_rare, questions.starts[:-1], dtype=np.float64)
+    return np.asarray(np.where(questions.lengths > 0, sums / np.maximum(questions.lengths, 1), 1.0))
 
 
 def worst_examples(questions: Sequence[str], ranks: npt.NDArray[np.int64]) -> list[Example]:

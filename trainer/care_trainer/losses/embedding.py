@@ -15,8 +15,23 @@ from torch import Tensor, nn
 
 from care_trainer.config import Align, Stage
 from care_trainer.config.stages import PairStage
-from care_trainer.losses.keys import LABEL_KEYS, Features, is_flat, text_keys, without_keys
 from care_trainer.losses.objectives import Batch
+
+Features = dict[str, Any]
+"""One column of a batch as the encoder reads it."""
+KEYS, LABEL_KEYS = "keys", "label_keys"
+"""Where the collator puts hashes by which a loss finds equal texts: those of a column's, (rows,), and of the labels',
+(rows, labels), int64."""
+
+
+def is_flat(column: Features) -> bool:
+    """Return whether a column is a static encoder's: token ids without padding, and the offset of each text."""
+    return "offsets" in column
+
+
+def without_keys(column: Features) -> Features:
+    """Return what the encoder reads of a column."""
+    return {name: value for name, value in column.items() if name not in (KEYS, LABEL_KEYS)}
 
 
 class EmbeddingLoss(CachedLossMixin, nn.Module):
@@ -45,7 +60,7 @@ class EmbeddingLoss(CachedLossMixin, nn.Module):
     def forward(self, sentence_features: Iterable[Features], labels: Tensor | None = None) -> Tensor:
         """Return the loss of a batch, a scalar."""
         columns = list(sentence_features)
-        self._keys = [text_keys(column) for column in columns]
+        self._keys = [column[KEYS] for column in columns]
         self._label_keys = columns[0].get(LABEL_KEYS)
         columns = [without_keys(column) for column in columns]
         self._flat = {at: self._embed_flat(column) for at, column in enumerate(columns) if is_flat(column)}

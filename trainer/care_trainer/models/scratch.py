@@ -1,11 +1,8 @@
 """Base models without a hub: a tokenizer trained on the data, and BERT and Qwen3 models with random weights."""
 
-import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from operator import itemgetter
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
@@ -15,110 +12,38 @@ from care_trainer.config import Scratch, Tower, Vocabulary
 
 PAD, UNK, CLS, SEP, MASK, EOS = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[EOS]"
 SPECIAL = [PAD, UNK, CLS, SEP, MASK, EOS]
-_STEP = 1e-4
-"""Distance of the scores of characters that a unigram trainer keeps without one of their own."""
 _HAN_RUN = Regex(r"[^\p{L}\p{N}]|\d|[a-z]+")
 """Punctuation, digits and Latin words stand alone; what is left between them are runs of Chinese characters."""
 
 
 def train_tokenizer(vocabulary: Vocabulary, texts: Iterable[str]) -> Tokenizer:
-    """Train the tokenizer that encoders from scratch share: the same texts make the same one.
+    """Train the byte-pair tokenizer that encoders from scratch share: the same texts make the same one.
 
     The library counts words in hash maps of random order. What that decides is decided before: which characters belong
     to the alphabet where counts are equal, and the ids of single characters, by which equally frequent merges are
-    ordered. A unigram model is put in order afterwards, see `_ordered`.
+    ordered.
     """
-    tokenizer = Tokenizer(_empty_model(vocabulary.kind))
+    tokenizer = Tokenizer(models.BPE(unk_token=UNK))
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.NFKC(), normalizers.Lowercase(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
     )
-    if vocabulary.kind == "wordpiece":
-        tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.BertNormalizer(lowercase=True)])
-        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    else:
-        tokenizer.pre_tokenizer = pre_tokenizers.Split(_HAN_RUN, "isolated")
-    counts, inner = _characters(tokenizer, texts)
-    if vocabulary.kind == "wordpiece":
-        # As special tokens they get their ids first; the model is then moved to a tokenizer that does not know them so.
-        pieces = [f"##{character}" for character in inner]
-        tokenizer.train_from_iterator(texts, _trainer(vocabulary, sorted(counts), pieces))
-        tokenizer = _with_model(tokenizer, models.WordPiece(tokenizer.get_vocab(), unk_token=UNK))
-    else:
-        alphabet = sorted(counts, key=lambda character: (-counts[character], character))[: vocabulary.size // 2]
-        tokenizer.train_from_iterator(texts, _trainer(vocabulary, alphabet))
-    return _ordered(tokenizer) if vocabulary.kind == "unigram" else tokenizer
-
-
-def _characters(tokenizer: Tokenizer, texts: Iterable[str]) -> tuple[Counter[str], list[str]]:
-    """Count the characters of the words that training will see, and list those that continue a word, sorted."""
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(_HAN_RUN, "isolated")
     counts: Counter[str] = Counter()
-    inner: set[str] = set()
     for text in texts:
         for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(text)):
             counts.update(word)
-            inner.update(word[1:])
-    return counts, sorted(inner)
-
-
-def _ordered(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a unigram tokenizer whose pieces and scores do not depend on the order of a hash map.
-
-    The trainer keeps characters that no longer have a score of their own: in random order, each `_STEP` above the one
-    before, from the lowest score on. They get these scores in their own order. The other scores are sums that differ in
-    the last bits: they are rounded.
-    """
-    whole = json.loads(tokenizer.to_str())
-    special, pieces = whole["model"]["vocab"][: len(SPECIAL)], whole["model"]["vocab"][len(SPECIAL) :]
-    lowest = min(score for _, score in pieces)
-    kept: list[tuple[str, float]] = []
-    for character, score in sorted((piece for piece in pieces if len(piece[0]) == 1), key=itemgetter(1)):
-        steps = (score - lowest) / _STEP
-        if steps > len(kept):
-            break
-        if abs(steps - round(steps)) < 1e-6:
-            kept.append((character, score))
-    scores = dict(zip(sorted(character for character, _ in kept), (score for _, score in kept), strict=True))
-    scored = [(piece, round(scores.get(piece, score), 6)) for piece, score in pieces]
-    whole["model"]["vocab"] = [*special, *sorted(scored, key=lambda piece: (-piece[1], piece[0]))]
-    return Tokenizer.from_str(json.dumps(whole))
-
-
-def _with_model(tokenizer: Tokenizer, model: Any) -> Tokenizer:
-    moved = Tokenizer(model)
-    moved.normalizer, moved.pre_tokenizer, moved.decoder = (
-        tokenizer.normalizer,
-        tokenizer.pre_tokenizer,
-        tokenizer.decoder,
-    )
-    moved.add_special_tokens(SPECIAL)
-    return moved
-
-
-def _empty_model(kind: str) -> Any:
-    if kind == "bpe":
-        return models.BPE(unk_token=UNK)
-    return models.WordPiece(unk_token=UNK) if kind == "wordpiece" else models.Unigram()
-
-
-def _trainer(vocabulary: Vocabulary, alphabet: list[str], pieces: Sequence[str] = ()) -> Any:
-    common: dict[str, Any] = {
-        "vocab_size": vocabulary.size,
-        "special_tokens": [*SPECIAL, *pieces],
-        "show_progress": False,
-    }
-    if vocabulary.kind == "unigram":
-        return trainers.UnigramTrainer(
-            **common, unk_token=UNK, max_piece_length=vocabulary.max_piece_characters, shrinking_factor=0.8
-        )
-    if vocabulary.kind == "wordpiece":
-        return trainers.WordPieceTrainer(**common, min_frequency=vocabulary.min_frequency, initial_alphabet=alphabet)
-    return trainers.BpeTrainer(
-        **common,
+    alphabet = sorted(counts, key=lambda character: (-counts[character], character))[: vocabulary.size // 2]
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary.size,
+        special_tokens=SPECIAL,
         min_frequency=vocabulary.min_frequency,
         max_token_length=vocabulary.max_piece_characters,
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
+        show_progress=False,
     )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
 
 
 def write_query_base(tower: Tower, tokenizer: Tokenizer, folder: Path) -> None:

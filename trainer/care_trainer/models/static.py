@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding, WordWeights
@@ -17,10 +18,10 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from care_qdrant.errors import InputError
+from care_trainer.learn.table import frequencies, rarity
+from care_trainer.learn.tokens import parts_of_tokens, tokenize
 from care_trainer.models import towers
 
-SMOOTHING = 50.0
-"""Added to each token's count, so that a token that was hardly seen gets no extreme weight."""
 PIECE_TEXTS = 4096
 """Texts counted at once."""
 
@@ -30,13 +31,11 @@ def random_static(tokenizer: Tokenizer, dim: int, texts: Iterable[str], max_toke
     tokenizer = Tokenizer.from_str(tokenizer.to_str())
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_tokens)
-    counts = torch.zeros(tokenizer.get_vocab_size())
-    remaining = iter(texts)
+    size, remaining = tokenizer.get_vocab_size(), iter(texts)
+    counts = np.zeros(size, np.int64)
     while piece := list(islice(remaining, PIECE_TEXTS)):
-        for encoding in tokenizer.encode_batch(piece, add_special_tokens=False):
-            counts += torch.bincount(torch.tensor(encoding.ids, dtype=torch.long), minlength=len(counts))
-    rarity = ((counts.sum() + 1) / (counts + SMOOTHING)).log().clamp(min=0.1)
-    table = torch.randn(len(counts), dim) / dim**0.5 * (rarity / rarity.mean())[:, None]
+        counts += frequencies(tokenize(tokenizer, piece), size)
+    table = torch.randn(size, dim) / dim**0.5 * torch.from_numpy(rarity(counts)).float()[:, None]
     return SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_weights=table)])
 
 
@@ -61,12 +60,7 @@ class Parts(nn.Module):
 
     def __init__(self, tokenizer: Tokenizer, compose: bool) -> None:
         super().__init__()
-        vocabulary = tokenizer.get_vocab()
-        rows = [[number] for number in range(tokenizer.get_vocab_size())]
-        for token, number in vocabulary.items():
-            plain = token.removeprefix("##")
-            if compose and len(plain) > 1 and not token.startswith("["):
-                rows[number] += [vocabulary[mark] for mark in plain if mark in vocabulary]
+        rows = parts_of_tokens(tokenizer, parts=compose)
         counts = torch.tensor([len(row) for row in rows])
         self.register_buffer("counts", counts, persistent=False)
         self.register_buffer("starts", counts.cumsum(0) - counts, persistent=False)

@@ -1,15 +1,12 @@
-"""The frozen teacher's vectors, computed once: a float16 memmap keyed by the encoder and the texts.
+"""The frozen teacher's vectors, computed once for each text, and mapped from a float16 file in the order of the texts.
 
 Recomputing them would cost Stage I a forward pass of the document encoder in every step; a million vectors of 768
-dimensions are 1.5 GB on disk. An interrupted computation goes on where it stopped.
+dimensions are 1.5 GB, in the cache and in the file. An interrupted computation goes on from the cache.
 """
 
 import functools
-import hashlib
-import json
 import logging
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +25,7 @@ from care_trainer.models.vector_cache import Half, VectorCache, encoder_digest
 logger = logging.getLogger(__name__)
 Encode = Callable[[list[str]], npt.NDArray[Any]]
 PIECE_ROWS = 4096
-"""Vectors computed between two records of what is done."""
+"""Vectors that a process asks for at once."""
 SAMPLED_TEXTS = 8
 """Texts of each part of a bulk job that are encoded again, to know whose vectors it holds."""
 LEAST_COSINE = 0.999
@@ -53,39 +50,29 @@ def teacher_vectors(
 ) -> Half:
     """Return the teacher's vectors of texts, computing those that are missing.
 
-    In distributed training each process computes a part; a resumed run may have another number of processes.
+    In distributed training each process computes a part; a resumed run may have another number of processes. All of
+    them then map one file, whatever the cache holds besides.
     """
     if jobs and cache is None:
         raise InputError("teacher_jobs: their vectors go into teacher_cache, which is not given")
-    encoder = encoder_digest(teacher_folder, prompt)
     file, processes = folder / "vectors.f16", distributed.processes()
     encode: Encode = encoding(teacher, prompt=prompt)
-    shared = None if cache is None else VectorCache(cache, encoder, dim)
+    store = VectorCache(cache or folder, encoder_digest(teacher_folder, prompt), dim)
     with distributed.main_process_first() as is_main:
         if is_main:
-            _prepare(folder, file, [_key(encoder, texts), PIECE_ROWS], len(texts), dim)
-            if shared is not None:
-                for job in jobs:
-                    _read_job(job, shared, encode, dim)
-        done = _done(folder)
-    processes.wait_for_everyone()  # all have read what is done before anyone does more
-    pieces = range(0, len(texts), PIECE_ROWS)
-    missing = [start for start in pieces if start not in done]
-    report(min(len(texts), len(done) * PIECE_ROWS))
-    mine = missing[processes.process_index :: processes.num_processes]
-    if mine:
-        if shared is not None:
-            encode = functools.partial(shared.encode, encode=encode)
-        vectors = np.memmap(file, dtype=np.float16, mode="r+", shape=(len(texts), dim))
-        own = folder / f"done.{processes.process_index}.json"
-        finished = _read(own)
-        for start in mine:
-            piece = list(texts[start : start + PIECE_ROWS])
-            vectors[start : start + len(piece)] = encode(piece)
-            vectors.flush()
-            finished.append(start)
-            _write(own, finished)
-            report(len(piece) * processes.num_processes)
+            for job in jobs:
+                _read_job(job, store, encode, dim)
+            folder.mkdir(parents=True, exist_ok=True)
+            with writing(f"{file}: {len(texts):,} vectors have no room"), file.open("wb") as stream:
+                # A sparse file that meets a full disk later ends the process by a bus error, without a word.
+                os.posix_fallocate(stream.fileno(), 0, len(texts) * dim * 2)
+    vectors = np.memmap(file, dtype=np.float16, mode="r+", shape=(len(texts), dim))
+    for start in range(0, len(texts), PIECE_ROWS)[processes.process_index :: processes.num_processes]:
+        piece = list(texts[start : start + PIECE_ROWS])
+        with writing(f"{store.folder}: a vector has no room"):
+            vectors[start : start + len(piece)] = store.encode(piece, encode)
+        report(len(piece) * processes.num_processes)
+    vectors.flush()
     processes.wait_for_everyone()
     return np.memmap(file, dtype=np.float16, mode="r", shape=(len(texts), dim))
 
@@ -122,18 +109,6 @@ def _read_job(url: str, cache: VectorCache, encode: Encode, dim: int) -> None:
             lines.write(f"{receipt.sha256}\n")
 
 
-def _prepare(folder: Path, file: Path, key: list[Any], rows: int, dim: int) -> None:
-    """Keep what is there when it has the same key, else start with an empty file."""
-    if _read(folder / "key.json") == key and file.exists():
-        return
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    with writing(f"{file}: {rows:,} vectors have no room"), file.open("wb") as stream:
-        # A sparse file that meets a full disk later ends the process by a bus error, without a word.
-        os.posix_fallocate(stream.fileno(), 0, rows * dim * 2)
-    _write(folder / "key.json", key)
-
-
 def encoding(
     teacher: Callable[[], SentenceTransformer], *, prompt: str | None = None
 ) -> Callable[[list[str]], Vectors]:
@@ -147,26 +122,3 @@ def encoding(
         return vectors
 
     return encode
-
-
-def _key(encoder: str, texts: Sequence[str]) -> str:
-    digest = hashlib.sha256(encoder.encode())
-    for text in texts:
-        digest.update(text.encode() + b"\x1e")
-    return digest.hexdigest()
-
-
-def _done(folder: Path) -> set[int]:
-    """Return the first rows of the pieces that any process has finished."""
-    return {start for path in folder.glob("done.*.json") for start in _read(path)}
-
-
-def _read(path: Path) -> list[Any]:
-    found: list[Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-    return found
-
-
-def _write(path: Path, value: list[Any]) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(value), encoding="utf-8")
-    partial.replace(path)

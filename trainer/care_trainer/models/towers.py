@@ -47,12 +47,12 @@ def build_query(base: str, tower: Tower, dim: int) -> SentenceTransformer:
         own = _own(base, "query", tower)
         width = _width_of(own)
         if width != dim and not tower.projection:
-            raise InputError(f"query base {base}: gives {width} dimensions, but dim is {dim}; set dim = {width}")
+            raise InputError(f"query base {base}: gives {width} dimensions, but dim is {dim}; {_fit_advice(width)}")
         return _query_model(own, width, tower, dim)
     transformer = _transformer(base, tower)
     hidden = transformer.get_embedding_dimension()
     if hidden != dim and not tower.projection:
-        raise InputError(f"query base {base}: gives {hidden} dimensions, but dim is {dim}; set dim = {hidden}")
+        raise InputError(f"query base {base}: gives {hidden} dimensions, but dim is {dim}; {_fit_advice(hidden)}")
     if tower.pooling == "lasttoken":
         append_marker(transformer, tower.eos)
     return _query_model([transformer, Pooling(hidden, tower.pooling)], hidden, tower, dim)
@@ -90,6 +90,10 @@ def build_document(base: str, tower: Tower, dim: int, geometry: Geometry = "unit
         transformer.model.add_adapter(adapter_config(tower.lora))
         _adapters_in_float32(model)
     return model
+
+
+def _fit_advice(width: int) -> str:
+    return f"set dim = {width}, or query.projection = true"
 
 
 def adapter_config(lora: Lora) -> LoraConfig:

@@ -5,7 +5,7 @@ file            kinds                 paper (arXiv 2604.10937)
 ==============  ====================  ==========================================================
 base            (first, implicit)     the base models
 static          static                –
-language        retromae, causal      D.1; causal is for decoders that start from random weights
+retromae        retromae              D.1
 contrastive     unsupervised,         D.1, D.2, equation (4)
                 supervised, document
 align           align, distill        4.3.1, equations (1) to (3); table 7

@@ -7,16 +7,19 @@ import numpy as np
 from care_trainer.config import Align, Distill, Geometry
 from care_trainer.data.collators import Stored
 from care_trainer.data.read import text_key
+from care_trainer.learn.snapshot import load_snapshot
 from care_trainer.losses.objectives import AlignObjective, DistillObjective, InfoNce, Others
 from care_trainer.models import towers
+from care_trainer.models.vector_cache import Half
 from care_trainer.stages.context import Context, Trained, train_student
 from care_trainer.stages.contrastive import info_nce_of
 
 
 def train_align(context: Context) -> Trained:
-    """Align the query encoder [4.3.1, equation (3)]; the teacher's vectors are computed once."""
+    """Align the query encoder [4.3.1, equation (3)] with vectors that are computed once, or stored in a collection."""
     stage = context.stage
     assert isinstance(stage, Align)
+    vectors: Half
     if stage.pairs:
         rows = context.pair_rows()
         documents, vectors = context.stored_documents(rows)
@@ -25,11 +28,15 @@ def train_align(context: Context) -> Trained:
     else:
         rows = context.text_rows(stage.sides)
         texts = rows.columns["text"]
-        vectors = context.stored_vectors(texts, "text", prompt=stage.teacher_prompt)
+        if context.run.document.collection is None:
+            vectors = context.stored_vectors(texts, "text", prompt=stage.teacher_prompt)
+        else:
+            vectors = load_snapshot(context.run.collection_folder).vectors
         objective = align_objective(stage, context.run.geometry, texts, vectors)
         query, trainable, metrics = train_student(context, objective, rows, ["text"], vectors)
-    joined = towers.pair(query, context.load("document"))
-    return Trained(query, None, trainable, metrics, stage.temperature, joined)
+    is_alone = context.run.document.collection is not None
+    scored = query if is_alone else towers.pair(query, context.load("document"))
+    return Trained(query, None, trainable, metrics, stage.temperature, scored)
 
 
 def align_objective(stage: Align, geometry: Geometry, texts: Sequence[str], vectors: Stored) -> AlignObjective:

@@ -10,17 +10,26 @@ from care_qdrant.errors import InputError
 from care_trainer.config import Run, stage_name
 from care_trainer.config.stages import PairStage
 from care_trainer.data.table import Rows, text_rows
+from care_trainer.learn.snapshot import take_snapshot
 from care_trainer.models import scratch, towers
 from care_trainer.models.static import random_static, static_module
-from care_trainer.stages.context import rows_folder
+from care_trainer.stages.context import Report, rows_folder
 
 
-def build(run: Run, folder: Path) -> tuple[SentenceTransformer, SentenceTransformer]:
-    """Build the query and the document encoder, pretrained or with random weights."""
+def build(run: Run, folder: Path, report: Report) -> dict[str, SentenceTransformer]:
+    """Build the encoders by side, pretrained or with random weights; where a collection has the documents, read it."""
+    if run.document.collection is not None:
+        take_snapshot(
+            run.document.collection,
+            run.collection_folder,
+            dim=run.dim,
+            seed=run.seed,
+            on_progress=lambda done, points: report("reading", done, points, float("nan"), 0),
+        )
     set_seed(run.seed)
     query_base, document_base, static = run.query.base, run.document.base, None
     if run.vocabulary is not None:
-        rows = text_rows(run.data[run.vocabulary.data], Path(run.data_root), rows_folder(run))
+        rows = text_rows(run.data_set(run.vocabulary.data), Path(run.data_root), rows_folder(run))
         texts = _spread(rows, run.vocabulary.max_texts)
         tokenizer = scratch.train_tokenizer(run.vocabulary, texts)
         if run.query.scratch is not None:
@@ -31,9 +40,10 @@ def build(run: Run, folder: Path) -> tuple[SentenceTransformer, SentenceTransfor
         if run.document.scratch is not None:
             document_base = str(folder / "document-base")
             scratch.write_document_base(run.document, tokenizer, Path(document_base))
-    assert document_base is not None
-    document = towers.build_document(document_base, run.document, run.dim, run.geometry)
-    _require_widths(run, document)
+    encoders = {}
+    if document_base is not None:
+        encoders["document"] = towers.build_document(document_base, run.document, run.dim, run.geometry)
+        _require_widths(run, encoders["document"])
     if static is not None:
         query = towers.build_static(static_module(static), run.query, run.dim)
     else:
@@ -41,7 +51,7 @@ def build(run: Run, folder: Path) -> tuple[SentenceTransformer, SentenceTransfor
         query = towers.build_query(query_base, run.query, run.dim)
     if run.symmetric == "query":
         query.prompts["document"] = run.document.prompt
-    return query, document
+    return {**encoders, "query": query}
 
 
 def _require_widths(run: Run, document: SentenceTransformer) -> None:

@@ -15,6 +15,7 @@ from care_trainer.data import table
 from care_trainer.data.collators import Prompts, TeacherCollator
 from care_trainer.data.table import Documents, Rows
 from care_trainer.distributed import main_process_first
+from care_trainer.learn.snapshot import load_snapshot
 from care_trainer.losses.embedding import embedding_loss
 from care_trainer.models import towers
 from care_trainer.models.teacher import teacher_vectors
@@ -54,7 +55,7 @@ class Context:
     @property
     def data(self) -> Data:
         """The stage's data set."""
-        return self.run.data[self.stage.data]
+        return self.run.data_set(self.stage.data)
 
     @property
     def data_root(self) -> Path:
@@ -133,9 +134,17 @@ class Context:
         return {**own, "negatives": negatives, "seed": self.run.seed}
 
     def scoring(self, model: Callable[[], SentenceTransformer]) -> Callable[[], float] | None:
-        """Return a function that gives a model's nDCG@10 on the evaluation set; None where the stage asks for none."""
+        """Return a function that scores a model on held-out data; None where the stage asks for none.
+
+        The score is nDCG@10 on the evaluation set, or the mean reciprocal rank on held-out documents of a collection.
+        """
         settings = self.run.evaluation
-        if settings is None or self.stage.evaluate_steps is None:
+        if self.stage.evaluate_steps is None:
+            return None
+        if self.run.document.collection is not None:
+            snapshot, student = load_snapshot(self.run.collection_folder), model()
+            return lambda: snapshot.score(student).mrr
+        if settings is None:
             return None
         evaluator, scored = evaluation.load_evaluator(settings, self.data_root), model()
         return lambda: evaluation.score(evaluator, scored)["ndcg@10"]
@@ -187,8 +196,8 @@ def train_student(
     """Train the query encoder on stored vectors of the document encoder."""
     query, trainable = context.load_trainable("query")
     table_columns = rows.columns.select_columns([*columns, "prompt", "source", "label"])
-    is_symmetric = context.stage.kind == "distill"
-    score = context.scoring(lambda: query if is_symmetric else towers.pair(query, context.load("document")))
+    is_alone = context.stage.kind == "distill" or context.run.document.collection is not None
+    score = context.scoring(lambda: query if is_alone else towers.pair(query, context.load("document")))
     collator = TeacherCollator(
         *vectors,
         documents=documents,

@@ -11,8 +11,7 @@ from transformers import set_seed
 
 from care_trainer.config import Static
 from care_trainer.data.collators import PairCollator
-from care_trainer.losses.embedding import drop_tokens
-from care_trainer.losses.keys import Features, text_keys, without_keys
+from care_trainer.losses.embedding import KEYS, Features, drop_tokens, without_keys
 from care_trainer.losses.objectives import Batch
 from care_trainer.models import towers
 from care_trainer.models.static import Parts, random_static, start_from_static, static_module, static_table
@@ -33,7 +32,7 @@ class StaticLoss(nn.Module):
         """Return the loss of a batch, a scalar, from one flat feature dictionary for each column."""
         columns = list(sentence_features)
         vectors = [self.model(self._parts_of(without_keys(column)))["sentence_embedding"] for column in columns]
-        loss: Tensor = self.objective(Batch(vectors, [text_keys(column) for column in columns], labels))
+        loss: Tensor = self.objective(Batch(vectors, [column[KEYS] for column in columns], labels))
         return loss
 
     def _parts_of(self, column: Features) -> Features:

@@ -4,12 +4,15 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from transformers import TrainerCallback
 
 from care_trainer.distributed import agree, average_gradients, processes, share_parameters
+
+if TYPE_CHECKING:
+    from care_trainer.training.loop import StageTrainer
 
 COMPLETE_FILE = "complete"
 """Name of the file that marks a checkpoint as written to its end."""
@@ -61,19 +64,6 @@ class OwnGradients(TrainerCallback):
             nn.utils.clip_grad_norm_(self.own, args.max_grad_norm)
 
 
-class Weights(Protocol):
-    """The weights that train, of model and loss."""
-
-    def save_trainable(self, file: Path) -> None:
-        """Save them."""
-
-    def load_trainable(self, file: Path) -> None:
-        """Load them."""
-
-    def parameters(self) -> list[nn.Parameter]:
-        """Return them."""
-
-
 class KeepBest(TrainerCallback):
     """Scores the model every few steps, keeps the best weights, and ends a stage that no longer improves.
 
@@ -81,9 +71,9 @@ class KeepBest(TrainerCallback):
     """
 
     def __init__(
-        self, folder: Path, steps: int, patience: int | None, score: Callable[[], float], weights: Weights
+        self, folder: Path, steps: int, patience: int | None, score: Callable[[], float], trainer: "StageTrainer"
     ) -> None:
-        self.folder, self.steps, self.patience, self.score, self.weights = folder, steps, patience, score, weights
+        self.folder, self.steps, self.patience, self.score, self.trainer = folder, steps, patience, score, trainer
         self.scores: list[tuple[int, float]] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
@@ -104,7 +94,7 @@ class KeepBest(TrainerCallback):
             lines = [json.dumps({"step": step, "score": score}) + "\n" for step, score in self.scores]
             (self.folder / EVALUATIONS_FILE).write_text("".join(lines), encoding="utf-8")
             if self._best() == state.global_step:
-                self.weights.save_trainable(self._file(state.global_step))
+                self.trainer.save_trainable(self._file(state.global_step))
         if agree([self.is_over()])[0]:
             control.should_training_stop = True
         return control
@@ -120,8 +110,8 @@ class KeepBest(TrainerCallback):
         is_scored, is_over = agree([bool(self.scores), self.is_over()])
         if is_scored:
             if processes().is_main_process:
-                self.weights.load_trainable(self._file(self._best()))
-            share_parameters(self.weights.parameters())
+                self.trainer.load_trainable(self._file(self._best()))
+            share_parameters(self.trainer.parameters())
         return is_over
 
     def _best(self) -> int:

@@ -8,9 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from care_trainer import pipeline
-from care_trainer.losses.language import (
+from care_trainer.losses.retromae import (
     IGNORED,
-    CausalLoss,
     RetroMaeLoss,
     chunk_rows,
     chunked_cross_entropy,
@@ -19,8 +18,8 @@ from care_trainer.losses.language import (
     output_scale,
 )
 from care_trainer.models import towers
-from care_trainer.stages.language import _without_normalisation
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Normalize
 
 from tests.trainer.tiny_run import pairs, stage, tiny_run
 
@@ -30,7 +29,9 @@ def _texts() -> list[str]:
 
 
 def _encoder(folder: Path) -> SentenceTransformer:
-    return _without_normalisation(towers.load(folder)).eval()
+    """Load an encoder up to its pooling."""
+    modules = list(towers.load(folder).children())
+    return SentenceTransformer(modules=[module for module in modules if not isinstance(module, Normalize)]).eval()
 
 
 def test_masking_touches_the_given_share_of_ordinary_tokens() -> None:
@@ -76,20 +77,6 @@ def test_the_head_shares_the_encoders_embeddings(query_folder: Path) -> None:
     assert len(names) == 1, "one optimiser entry"
 
 
-def test_causal_loss_is_the_cross_entropy_of_the_next_token(document_folder: Path) -> None:
-    model = _encoder(document_folder)
-    features = model.preprocess(_texts())
-    found = CausalLoss(model)([dict(features)])
-    hidden = model(dict(features))["token_embeddings"]
-    logits = output_scale(model) * hidden @ model[0].model.get_input_embeddings().weight.T
-    total, count = 0.0, 0
-    for row, length in enumerate(features["attention_mask"].sum(dim=1).tolist()):
-        for at in range(length - 1):
-            total -= logits[row, at].log_softmax(dim=-1)[features["input_ids"][row, at + 1]].item()
-            count += 1
-    assert found.item() == pytest.approx(total / count, rel=1e-4)
-
-
 def test_after_a_bag_the_first_loss_is_that_of_a_guess(tmp_path: Path) -> None:
     """A static table's token vectors are long: as output weights they would give logits as large as the hidden size."""
     run = tiny_run(tmp_path, stage("static", max_steps=20), document_pooling="mean")
@@ -98,8 +85,7 @@ def test_after_a_bag_the_first_loss_is_that_of_a_guess(tmp_path: Path) -> None:
     assert output_scale(document) < 0.05
     guess = math.log(len(query.tokenizer))
     parts = RetroMaeLoss(query)([query.preprocess(_texts())])
-    causal = CausalLoss(document)([document.preprocess(_texts())])
-    for found in (*parts.values(), causal):
+    for found in parts.values():
         assert found.item() == pytest.approx(guess, rel=0.25)
 
 
@@ -110,7 +96,7 @@ def _head(hidden: int, vocabulary: int) -> tuple[torch.nn.Linear, torch.Tensor, 
 
 
 def test_a_cross_entropy_in_chunks_is_that_of_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("care_trainer.losses.language.CHUNK_LOGITS", 7 * 90)
+    monkeypatch.setattr("care_trainer.losses.retromae.CHUNK_LOGITS", 7 * 90)
     head, hidden, targets = _head(16, 90)
     found = []
     for loss in (
@@ -133,7 +119,7 @@ def test_a_chunk_keeps_a_gpu_busy_and_takes_a_sixteenth_of_it(monkeypatch: pytes
 
 PEAK = """
 import sys, torch
-from care_trainer.losses.language import chunked_cross_entropy
+from care_trainer.losses.retromae import chunked_cross_entropy
 
 # Not getrusage: its peak begins with that of the process that started this one.
 def kib(field):

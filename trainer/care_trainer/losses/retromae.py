@@ -1,11 +1,10 @@
-"""Language modelling as losses of sentence-transformers' trainer: RetroMAE for BERT, next-token for a decoder.
+"""RetroMAE as a loss of sentence-transformers' trainer (arXiv 2205.12035) [D.1].
 
-RetroMAE (arXiv 2205.12035) [D.1]: the encoder sees a text with 30 % of its tokens masked; a one-layer decoder, which
+The encoder sees a text with 30 % of its tokens masked; a one-layer decoder, which
 sees the sentence vector and for each position its own random half of the tokens, reconstructs the whole text. What the
 decoder lacks must be in the sentence vector.
 """
 
-import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -18,7 +17,7 @@ from transformers import AutoModelForMaskedLM
 
 from care_qdrant.encoders.architecture import native_folder
 from care_qdrant.model.hub import fetch_document_side
-from care_trainer.losses.keys import Features, without_keys
+from care_trainer.losses.embedding import Features, without_keys
 from care_trainer.models import towers
 
 IGNORED = -100
@@ -187,25 +186,3 @@ def output_scale(model: SentenceTransformer) -> float:
     """
     usual: float = towers.transformer_of(model).model.config.initializer_range
     return usual / towers.word_embeddings(model).detach().float().square().mean().sqrt().item()
-
-
-class CausalLoss(nn.Module):
-    """Next-token prediction with the input embeddings as output weights."""
-
-    def __init__(self, model: SentenceTransformer, *, bf16: bool = False) -> None:
-        super().__init__()
-        self.model: Any = model
-        self.bf16 = bf16
-        self.words = towers.word_embeddings(model)
-        self.scale = output_scale(model)
-
-    def forward(self, sentence_features: Iterable[Features], _labels: Tensor | None = None) -> Tensor:
-        """Return the mean cross-entropy over the tokens of a batch of one text column, a scalar."""
-        features = without_keys(next(iter(sentence_features)))
-        ids, attention = features["input_ids"], features["attention_mask"].bool()
-        hidden = self.model(dict(features))["token_embeddings"]
-        wanted = attention[:, 1:]
-        head = functools.partial(functional.linear, weight=self.words)
-        tokens = hidden[:, :-1][wanted].to(self.words.dtype)
-        with torch.autocast(ids.device.type, torch.bfloat16, enabled=self.bf16):
-            return chunked_cross_entropy(head, tokens, ids[:, 1:][wanted], len(self.words), scale=self.scale)

@@ -1,0 +1,89 @@
+"""Which documents are trained on, and which are held out to measure with."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from care_qdrant.types import Vectors, embedded_text
+from care_trainer.learn import held_out
+from care_trainer.learn.earlier import Earlier
+from care_trainer.learn.held_out import HeldOut
+from care_trainer.learn.near import near_copies
+from care_trainer.learn.reading import Pairs
+from care_trainer.learn.settings import LearnSettings
+
+MAX_HELD_OUT = 1_000
+_MIN_HELD_OUT = 50
+_CANDIDATES = 20_000
+"""Documents among which a question has to find its own."""
+_MOST_COPIES = 0.5
+"""Fraction of the other documents that are left out of the training as near-copies of held-out ones, at most."""
+
+
+def candidate_rows(held: npt.NDArray[np.int64], train: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the documents among which questions have to find their own: the held-out ones first, then others."""
+    return np.concatenate([held, train[: max(0, _CANDIDATES - len(held))]])
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Everything that training and measuring read."""
+
+    pairs: Pairs
+    texts: list[str]
+    train: npt.NDArray[np.int64]
+    held: npt.NDArray[np.int64]
+    copies: npt.NDArray[np.int64]
+    """Near-copies of held-out documents: neither trained on before the measurement nor among its candidates."""
+    has_copies_in_training: bool
+    """Whether near-copies of held-out documents are trained on, since most of the documents are such."""
+    questions: list[str]
+    """One for each held-out document."""
+    candidates: Vectors
+    """Stored vectors of the held-out documents, then of others."""
+
+    @classmethod
+    def of(cls, pairs: Pairs, settings: LearnSettings, earlier: Earlier | None) -> "Split":
+        """Hold some documents out; those that an earlier encoder has not seen, where there are enough of them."""
+        generator = np.random.default_rng([settings.seed, 3])
+        order = generator.permutation(len(pairs.texts))
+        most = min(MAX_HELD_OUT, max(_MIN_HELD_OUT, round(len(order) * settings.held_out)))
+        if earlier is not None and (new := earlier.is_new(pairs.ids)[order]).sum() >= 2 * _MIN_HELD_OUT:
+            most = min(most, int(new.sum()) // 2)
+            order = np.concatenate([order[new], order[~new]])
+        held, train = order[:most], order[most:]
+        texts = [embedded_text(title, text) for title, text in zip(pairs.titles, pairs.texts, strict=True)]
+        is_copy = near_copies(texts, held)
+        if is_without_rest := bool(is_copy[train].mean() > _MOST_COPIES):
+            is_copy[train] = False
+        held, train, copies = held[~is_copy[held]], train[~is_copy[train]], order[is_copy[order]]
+        questions = [held_out.question_of(pairs.texts[row], pairs.titles[row], generator) for row in held]
+        candidates = pairs.vectors[candidate_rows(held, train)]
+        return cls(pairs, texts, train, held, copies, is_without_rest, questions, candidates)
+
+    def ranks(self, encoded: Vectors) -> npt.NDArray[np.int64]:
+        """Return the rank of each question's document by an encoder's vectors of the questions."""
+        return held_out.ranks(encoded, self.candidates, np.arange(len(self.held)))
+
+    def score(self, encoded: Vectors) -> HeldOut:
+        """Measure an encoder by its vectors of the questions, in the learned space."""
+        return held_out.measure(self.ranks(encoded), len(self.candidates))
+
+    def drift(self, earlier: Earlier, settings: LearnSettings) -> HeldOut | None:
+        """Return the quality of an earlier encoder on documents that it has not seen, None where there are none."""
+        new = np.flatnonzero(earlier.is_new(self.pairs.ids))[:MAX_HELD_OUT]
+        if not len(new):
+            return None
+        generator = np.random.default_rng([settings.seed, 4])
+        questions = [held_out.question_of(self.pairs.texts[row], self.pairs.titles[row], generator) for row in new]
+        candidates = np.concatenate([self.pairs.vectors[new], self.candidates])
+        encoded = earlier.encoder.encode_query(questions, normalize_embeddings=True, show_progress_bar=False)
+        return held_out.measure(held_out.ranks(encoded, candidates, np.arange(len(new))), len(candidates))
+
+    def digest(self, settings: LearnSettings) -> str:
+        """Return what an interrupted run must have in common with this one to be continued."""
+        content = [asdict(settings), list(map(str, self.pairs.ids)), len(self.train)]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
