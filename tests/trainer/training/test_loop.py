@@ -142,9 +142,10 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(
 @pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* deprecated:FutureWarning")  # peft and the trainer
 def test_gradient_checkpointing_computes_each_layer_twice_and_changes_nothing(
-    base: Run, tmp_path: Path, cached: bool
+    base: Run, tmp_path: Path, cached: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def train(checkpointing: bool) -> tuple[dict[str, torch.Tensor], int]:
+    def train(checkpointing: bool, free_bytes: int | None = None) -> tuple[dict[str, torch.Tensor], int]:
+        monkeypatch.setattr(loop, "free_gpu_bytes", lambda: free_bytes)
         tower = replace(base.document, lora=Lora(rank=4, alpha=8))
         set_seed(0)
         model = towers.build_document(str(Path(base.output) / "base/document-base"), tower, base.dim)
@@ -158,7 +159,8 @@ def test_gradient_checkpointing_computes_each_layer_twice_and_changes_nothing(
         towers.transformer_of(model).model.layers[0].mlp.register_forward_pre_hook(count)
         stage = replace(STAGE, gradient_checkpointing=checkpointing, max_steps=3, learning_rate=1e-2, cached=cached)
         collator = PairCollator(preprocess_fn=model.preprocess)
-        job = Job(stage=stage, folder=tmp_path / f"{checkpointing}", seed=0, checkpoint_minutes=60, collator=collator)
+        folder = tmp_path / f"{checkpointing}-{free_bytes}"
+        job = Job(stage=stage, folder=folder, seed=0, checkpoint_minutes=60, collator=collator)
         fit(model, EmbeddingLoss(model, InfoNce(0.05), mini_batch_size=4, cached=cached), ROWS, job)
         return {name: value.detach().clone() for name, value in model.named_parameters() if value.requires_grad}, passes
 
@@ -167,3 +169,6 @@ def test_gradient_checkpointing_computes_each_layer_twice_and_changes_nothing(
     for name, value in plain.items():
         torch.testing.assert_close(checkpointed[name], value, rtol=1e-5, atol=1e-7)
     assert twice > once
+    # Beside caching a GPU decides by its memory: another pass only where the activations do not fit.
+    recomputed, kept = (train(True, free)[1] for free in (2**20, 2**40))
+    assert recomputed - kept == (twice - once if cached else 0)

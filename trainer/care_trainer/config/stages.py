@@ -71,8 +71,8 @@ class Stage:
     bf16: bool = False
     """Compute the forward pass under bfloat16 autocast. The loss is always computed in float32."""
     gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory for one more forward pass. With ``cached``, memory is
-    that of one mini-batch anyway: ``care-train rehearse`` measures whether it is needed."""
+    """Recompute activations in the backward pass: less memory for one more forward pass. With ``cached`` on a GPU only
+    where those of a mini-batch do not fit; the log says so."""
     mini_batch_size: Count = 64
     """Rows encoded at once, sorted by length to save padding."""
     mini_batch_tokens: Count | None = None

@@ -37,8 +37,10 @@ from care_trainer.config import Stage
 from care_trainer.data.collators import PairCollator
 from care_trainer.data.sampling import EpochSampler, Sources
 from care_trainer.disk import writing
-from care_trainer.distributed import processes
+from care_trainer.distributed import agree, processes
+from care_trainer.losses.embedding import Features, is_flat, without_keys
 from care_trainer.training.callbacks import COMPLETE_FILE, KeepBest, Metrics, OwnGradients, Watch
+from care_trainer.training.recompute import needs_checkpoints
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +121,8 @@ def fit(model: SentenceTransformer, loss: nn.Module, rows: Dataset, job: Job) ->
         trainer.add_callback(best)
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
+    if job.stage.gradient_checkpointing and job.stage.cached and (free := free_gpu_bytes()) is not None:
+        trainer.args.activation_checkpointing = trainer.needs_checkpoints(free)
     checkpoint = last_checkpoint(job.folder) if job.resume else None
     _keep_batch_size(job, resumed=checkpoint is not None)
     with writing(lambda: _unwritten(job.folder)), _matmul_precision("high" if job.tf32 else "highest"):
@@ -249,6 +253,19 @@ class StageTrainer(SentenceTransformerTrainer):
         self.job.report(self.state.global_step + 1, self.state.max_steps, loss.item(), tokens)
         return loss
 
+    def needs_checkpoints(self, free_bytes: int) -> bool:
+        """Return whether the free memory of the main process's GPU leaves no way but to recompute activations."""
+        model: Any = self.model.train()
+        rows_of: Any = self.train_dataset
+
+        def columns(rows: int) -> list[Features]:
+            batch = self.data_collator([rows_of[row % len(rows_of)] for row in range(rows)])
+            features, _ = self.collect_features(self._prepare_inputs(batch))
+            return [without_keys(column) for column in features if not is_flat(column)]
+
+        longest = self.job.stage.max_tokens or model.max_seq_length
+        return agree([needs_checkpoints(model, self.job.stage, columns, longest, free_bytes)])[0]
+
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
         """Leave out sentence-transformers' model card: the CARE folder has its own."""
 
@@ -295,6 +312,11 @@ def tokens_of(batch: Mapping[str, Any]) -> int:
     # A static encoder's column is flat: all its tokens in one row, and no mask.
     flat = [name.removesuffix("offsets") for name in batch if name.endswith("offsets")]
     return masks + sum(int(batch[f"{name}input_ids"].numel()) for name in flat)
+
+
+def free_gpu_bytes() -> int | None:
+    """Return the memory of the GPU that is free; None without a GPU."""
+    return int(torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else None
 
 
 def peak_memory_bytes() -> int:
