@@ -60,10 +60,8 @@ class Variant:
     learning_rate: float = 3e-3
     width: int = 512
     """Principal directions of the stored vectors that the table has."""
-    centred: bool = False
-    """Learn from the stored vectors less their mean, of mean square length 1: ranks of a query do not change by it."""
-    temperature: float = 0.02
-    spread: bool = False
+    temperature: float = LearnSettings().temperature
+    spread: bool = True
     """Whether the temperature is times the mean squared distance of the stored vectors from their mean."""
     dropout: float = 0.3
     """Share of a text's tokens that are left out at each step."""
@@ -77,15 +75,7 @@ VARIANTS = {
     "kl": Variant(neighbours=50),
     "width-256": Variant(width=256),
     "width-1024": Variant(width=1024),
-    "centred-02": Variant(centred=True),
-    "centred-05": Variant(centred=True, temperature=0.05),
-    "centred-10": Variant(centred=True, temperature=0.1),
-    "spread": Variant(spread=True, temperature=0.17),
-    "centred-20": Variant(centred=True, temperature=0.2),
-    "centred-40": Variant(centred=True, temperature=0.4),
-    "centred-log": Variant(centred=True, temperature=0.1, log="mixed"),
-    "centred-10-1024": Variant(centred=True, temperature=0.1, width=1024),
-    "centred-20-1024": Variant(centred=True, temperature=0.2, width=1024),
+    "temperature-02": Variant(temperature=0.02, spread=False),
     "dropout-60": Variant(dropout=0.6),
     "epochs-14": Variant(epochs=14),
     "epochs-56": Variant(epochs=56),
@@ -109,9 +99,6 @@ def run(texts: Texts, documents: Vectors, log: Vectors, variant: Variant, seed: 
     size = tokenizer.get_vocab_size()
     if variant.spread:
         settings = replace(settings, temperature=settings.temperature * tables.spread(documents))
-    if variant.centred:
-        documents, log = documents - documents.mean(axis=0), log - log.mean(axis=0)
-        documents, log = (each / np.sqrt(tables.spread(each)) for each in (documents, log))
     targets, questions = documents, log[: variant.questions]
     if variant.start == "random":
         table = tables.start_table(read, size, targets.shape[1], seed)

@@ -37,10 +37,12 @@ def measures(dense: Scores, lexical: Scores) -> dict[str, npt.NDArray[np.floatin
     """Return for each measure how sure the table is of each query; higher is surer."""
     best = np.sort(dense, axis=1)[:, ::-1]
     found = dense[np.arange(len(dense)), lexical.argmax(axis=1)]
+    lead = best[:, 0] - best[:, 9]
     return {
         "score of the best document": best[:, 0],
         "lead over the second": best[:, 0] - best[:, 1],
-        "lead over the tenth": best[:, 0] - best[:, 9],
+        "lead over the tenth": lead,
+        "score and lead over the tenth": best[:, 0] / best[:, 0].std() + lead / lead.std(),
         "rank of BM25's best": -(dense > found[:, None]).sum(axis=1).astype(float),
         "deviations above the mean": (best[:, 0] - dense.mean(axis=1)) / dense.std(axis=1),
     }
@@ -112,7 +114,7 @@ def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 @click.argument("cache", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--sources", default=",".join(SOURCES), show_default=True, help="Collections, as in learn_data.")
 @click.option("--teachers", default="e5,built-in", show_default=True, help="Old models.")
-@click.option("--variant", default="spread", show_default=True, help="Recipe, as in learn_choices.")
+@click.option("--variant", default="base", show_default=True, help="Recipe, as in learn_choices.")
 @click.option("--seeds", default="0,1,2", show_default=True, help="Seeds, one run for each.")
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="JSON file to write.")
 def main(cache: Path, sources: str, teachers: str, variant: str, seeds: str, output: Path) -> None:
