@@ -49,8 +49,8 @@ class LearnedContract:
     """Width of a graph search that its queries need; None where the server's default is enough or was not measured."""
     text_field: str | None = None
     """Payload field of the texts that it was learned from; None where an earlier version wrote the contract."""
-    best_scores: str | None = None
-    """Quantiles 0, 5, …, 100 % of the scores that held-out questions have with their best document, by cosine."""
+    held_out_deviations: str | None = None
+    """Of held-out questions: the best document's score in deviations above the mean, as quantiles 0, 5, …, 100 %."""
     tool_version: str = __version__
 
 

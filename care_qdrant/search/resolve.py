@@ -83,8 +83,8 @@ class ResolvedCollection:
     hnsw_ef: int | None = None
     """Width of a graph search where the caller gives none: what `care learn` measured for its query encoder; None
     leaves it to the server."""
-    best_scores: tuple[float, ...] = ()
-    """Quantiles of the score of a learned query's best hit, where `care learn` recorded them."""
+    held_out_deviations: tuple[float, ...] = ()
+    """Of questions of `care learn`: how far the best document of each stands out, where it was recorded."""
     layout: Layout | None = None
     """How to read payloads; None where none were sampled, and where no sampled node has a text."""
     told_keys: set[str] = field(default_factory=set)
@@ -224,7 +224,7 @@ def resolve_vectors(
         checked_at=checked_at,
         alpha=DEFAULT_ALPHA if learned is None or learned.alpha is None else learned.alpha,
         hnsw_ef=None if vector_name is None else _hnsw_ef(schema, vector_name, config),
-        best_scores=_best_scores(learned),
+        held_out_deviations=_held_out_deviations(learned),
     )
 
 
@@ -303,9 +303,9 @@ def _learned(schema: CollectionSchema, vector_name: str, config: StoreConfig) ->
     return learned if learned is not None and learned.fingerprint == config.expected else None
 
 
-def _best_scores(learned: LearnedContract | None) -> tuple[float, ...]:
+def _held_out_deviations(learned: LearnedContract | None) -> tuple[float, ...]:
     try:
-        return tuple(map(float, ((learned and learned.best_scores) or "").split()))
+        return tuple(map(float, ((learned and learned.held_out_deviations) or "").split()))
     except ValueError:  # not written by this version
         return ()
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from llama_index.core import VectorStoreIndex
 from llama_index.embeddings.care import CareEmbedding
 from llama_index.vector_stores.care import CareVectorStore
-from qdrant_client import QdrantClient
+from qdrant_client import QdrantClient, models
 
 from care_qdrant.cli import care
 from care_qdrant.encoders.old_model import open_old_model
@@ -24,7 +24,7 @@ from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.search import fallback as fallback_module
-from care_qdrant.search.fallback import Fallback
+from care_qdrant.search.fallback import Fallback, deviations
 from care_qdrant.search.resolve import StoreConfig, resolve_vectors
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Document, Vectors
@@ -103,7 +103,7 @@ def test_unsure_queries_get_the_old_models_vectors(client: QdrantClient, model: 
 def test_the_first_query_of_a_process_is_measured_by_what_was_recorded(client: QdrantClient, model: CareModel) -> None:
     collection = Collection(client, "articles")
     config = StoreConfig(contract=model.contract(), encode=model.encode_query)
-    recorded = resolve_vectors(collection, collection.schema, config, checked_at=0.0).best_scores
+    recorded = resolve_vectors(collection, collection.schema, config, checked_at=0.0).held_out_deviations
     assert len(recorded) == 21
     assert list(recorded) == sorted(recorded)
     fallback = Fallback(OLD.encode, share=1.0)
@@ -192,3 +192,20 @@ def test_the_command_takes_a_folder_or_a_service(
     monkeypatch.delenv("CARE_ENDPOINT_MODEL")
     with pytest.raises(InputError, match="CARE_ENDPOINT_MODEL"):
         open_old_model(vendor)
+
+
+@pytest.mark.parametrize("distance", [models.Distance.COSINE, models.Distance.DOT, models.Distance.EUCLID])
+def test_deviations_are_those_of_the_scores_of_the_server(distance: models.Distance) -> None:
+    random = np.random.default_rng(0)
+    queries, documents = (random.normal(size=(count, 8)).astype(np.float32) for count in (5, 60))
+    client = QdrantClient(":memory:")
+    client.create_collection("c", models.VectorParams(size=8, distance=distance))
+    client.upsert("c", [models.PointStruct(id=n, vector=row.tolist()) for n, row in enumerate(documents)])
+    found = [client.query_points("c", query.tolist(), limit=60).points for query in queries]
+    sign = -1 if distance is models.Distance.EUCLID else 1
+    scores = sign * np.array([[point.score for point in points] for points in found])
+    wanted = (scores[:, 0] - scores.mean(axis=1)) / scores.std(axis=1)
+    best = [points[0].score for points in found]
+    *made, nothing = deviations([*best, None], queries[[0, 1, 2, 3, 4, 0]], documents, distance)
+    assert nothing is None
+    np.testing.assert_allclose(made, wanted, rtol=1e-3)

@@ -175,8 +175,8 @@ def conclude(
     if report.registered:
         if (warning := quality.loss_warning(report.kept)) is not None:
             logger.warning("collection %r: %s", collection.name, warning)
-        best_scores = quality.best_scores(student.questions, split.candidates)
-        collection.write_learned(vector_name, _contract(model, collection, split, report, best_scores))
+        deviations = quality.held_out_deviations(student.questions, split.candidates)
+        collection.write_learned(vector_name, _contract(model, collection, split, report, deviations))
     return report
 
 
@@ -217,7 +217,7 @@ def _contract(
     collection: Collection,
     split: Split,
     report: LearnReport,
-    best_scores: str,
+    held_out_deviations: str,
 ) -> LearnedContract:
     pairs, vector_name = split.pairs, report.vector_name
     params = collection.schema.dense[vector_name]
@@ -236,6 +236,6 @@ def _contract(
         documents=None if documents is None else documents.fingerprint,
         alpha=report.alpha,
         hnsw_ef=None if measured is None else measured.hnsw_ef,
-        best_scores=best_scores if params.distance is models.Distance.COSINE else None,
+        held_out_deviations=held_out_deviations if params.distance is models.Distance.COSINE else None,
         text_field=pairs.layout.text_field,
     )
