@@ -87,8 +87,8 @@ def _measured() -> Iterator[str]:
         f"{own:.3f} / {both:.3f} / {learned['old_model']['ndcg_at_10']:.3f} |"
     )
     yield (
-        "| share of the old model's nDCG@10 that such queries keep, mean and range over six collections × two old models "
-        f"| {_kept('dense')} (with BM25 {_kept('hybrid')}) |"
+        "| share of the old model's nDCG@10 that they keep, mean and range over six collections × two old models | "
+        f"{_kept('dense')} (with BM25 {_kept('hybrid')}) |"
     )
     first = _read("first-minute.json")
     seconds, wheels = first["seconds_to_the_first_answer"], first["wheels"][0]["downloaded_mb"]
