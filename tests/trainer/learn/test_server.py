@@ -143,7 +143,7 @@ def test_several_vectors_need_a_choice(tmp_path: Path) -> None:
     client = QdrantClient(":memory:")
     params = models.VectorParams(size=4, distance=models.Distance.COSINE)
     client.create_collection("articles", {"a": params, "b": params})
-    with pytest.raises(InputError, match=r"has 2 dense vectors \(a, b\); choose: --vector"):
+    with pytest.raises(InputError, match=r"has 2 dense vectors \(a, b\); choose one: --vector"):
         learn(client, "articles", tmp_path / "queries")
     with pytest.raises(InputError, match=r"no dense vector 'c' \(it has: a, b\)"):
         learn(client, "articles", tmp_path / "queries", vector_name="c")
