@@ -9,13 +9,13 @@ from care_trainer.learn.learn import learn
 from care_trainer.learn.settings import UPDATE, LearnSettings
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.errors import FingerprintMismatch, InputError, ModelError, SchemaMismatch
+from care_qdrant.errors import FingerprintMismatch, ModelError, SchemaMismatch
 from care_qdrant.model.folder import verify_checkpoint
 from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.contract_checks import check_contract
 from care_qdrant.search.retriever import Retriever
-from tests.trainer.learn.collections import DIM, WordModel, word_texts, write_langchain
+from tests.trainer.learn.collections import WordModel, word_texts, write_langchain
 
 SETTINGS = LearnSettings(vocabulary=200, batch=64, epochs=20, learning_rate=2e-2, seed=3)
 TEXTS = word_texts(600)
@@ -100,86 +100,6 @@ def test_wide_vectors_are_factorised(tmp_path: Path) -> None:
     report = learn(client, "articles", tmp_path / "queries", settings=replace(SETTINGS, width=64))
     assert report.registered and report.dim == 256
     assert CareModel.load(tmp_path / "queries").encode_query(["心痛，肝炎"]).shape == (1, 256)
-
-
-def test_lengths_that_euclidean_distance_compares_are_refused(tmp_path: Path) -> None:
-    client = QdrantClient(":memory:")
-    lengths = np.random.default_rng(0).uniform(1, 3, size=(len(TEXTS), 1)).astype(np.float32)
-    write_langchain(client, TEXTS, WordModel().encode(TEXTS) * lengths, distance=models.Distance.EUCLID)
-    with pytest.raises(SchemaMismatch, match="its lengths differ by"):
-        learn(client, "articles", tmp_path / "queries", settings=SETTINGS)
-
-
-def refused(texts: list[str], vectors: np.ndarray, tmp_path: Path) -> str:
-    """Learn from these pairs, and return why that was refused."""
-    client = QdrantClient(":memory:")
-    write_langchain(client, texts, vectors)
-    try:
-        report = learn(client, "articles", tmp_path / "queries", settings=SETTINGS)
-    except InputError as error:
-        return str(error)
-    assert not report.registered and not Collection(client, "articles").schema.learned
-    return str(report.refused)
-
-
-def test_texts_that_do_not_match_the_vectors(tmp_path: Path) -> None:
-    shuffled = np.random.default_rng(1).permutation(len(TEXTS))
-    assert "shuffled" in refused(TEXTS, WordModel().encode(TEXTS)[shuffled], tmp_path)
-
-
-def test_two_models_under_one_name(tmp_path: Path) -> None:
-    vectors = WordModel().encode(TEXTS)
-    vectors[::3] = WordModel(seed=9).encode(TEXTS)[::3]
-    assert "two models wrote under one name" in refused(TEXTS, vectors, tmp_path)
-
-
-def centred(texts: list[str]) -> np.ndarray:
-    """Vectors without a common direction, so that those of two models have no groups to be told by."""
-    vectors = WordModel(dim=256).encode(texts)
-    vectors -= vectors.mean(axis=0)
-    return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), dtype=np.float32)
-
-
-def test_half_of_the_vectors_shuffled_among_themselves(tmp_path: Path) -> None:
-    vectors, generator = WordModel().encode(TEXTS), np.random.default_rng(1)
-    half = generator.permutation(len(TEXTS))[: len(TEXTS) // 2]
-    vectors[half] = vectors[generator.permutation(half)]
-    assert "or vectors belong to other texts" in refused(TEXTS, vectors, tmp_path)
-
-
-def test_every_second_vector_in_another_space(tmp_path: Path) -> None:
-    vectors = centred(TEXTS)
-    rotation = np.linalg.qr(np.random.default_rng(1).normal(size=(256, 256)))[0]
-    vectors[::2] = vectors[::2] @ rotation.astype(np.float32)
-    assert "two models wrote under one name" in refused(TEXTS, vectors, tmp_path)
-
-
-def test_constant_vectors(tmp_path: Path) -> None:
-    assert "all stored vectors are the same" in refused(TEXTS, np.ones((len(TEXTS), DIM), np.float32), tmp_path)
-
-
-def test_ten_documents(tmp_path: Path) -> None:
-    found = refused(TEXTS[:10], WordModel().encode(TEXTS[:10]), tmp_path)
-    assert "has 10 points" in found and "needs at least 200" in found
-
-
-def test_ten_different_documents(tmp_path: Path) -> None:
-    found = refused(TEXTS[:10] * 25, WordModel().encode(TEXTS[:10] * 25), tmp_path)
-    assert "has 10 different texts" in found and "240 repeated" in found and "needs at least 200" in found
-
-
-def test_texts_without_letters(tmp_path: Path) -> None:
-    assert "neither letters nor digits" in refused(
-        ["…" * (n + 1) for n in range(300)], WordModel().encode(TEXTS[:300]), tmp_path
-    )
-
-
-def test_no_texts(tmp_path: Path) -> None:
-    client = QdrantClient(":memory:")
-    client.create_collection("articles", models.VectorParams(size=4, distance=models.Distance.COSINE))
-    client.upsert("articles", [models.PointStruct(id=n, vector=[1, 0, 0, n], payload={"n": n}) for n in range(300)])
-    with pytest.raises(InputError, match="none of 256 sampled payloads has a text"):
-        learn(client, "articles", tmp_path / "queries", settings=SETTINGS)
 
 
 @pytest.fixture
