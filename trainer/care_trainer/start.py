@@ -31,7 +31,7 @@ SCRATCH = "scratch"
 FEWEST_HELD_OUT, MOST_HELD_OUT = 20, 2000
 SEEN = {"cpu": 60_000, "cuda": 600_000}
 """Pairs that the last stage sees, by device: the epochs follow from it."""
-MOST_EPOCHS = 4
+MOST_EPOCHS = 8
 WORTH_SAYING = 10
 """CPU minutes from which on a run says beforehand what it takes."""
 _CHARACTER_SECONDS = 9e-4
@@ -267,7 +267,8 @@ def _write_jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def _config(pairs: Path, folder: Path, base: str, rows: int, device: str) -> str:
     """Return the commented configuration for so many pairs on this machine."""
     epochs = min(MOST_EPOCHS, max(1.0, round(SEEN[device] / rows, 1)))
-    batch = 512 if device == "cuda" else 128
+    # Few pairs get small batches, so that an epoch has some twenty steps (docs/EXPERIMENTS.md).
+    batch = min(512 if device == "cuda" else 128, max(16, 1 << (rows // 20).bit_length() - 1))
     bf16 = str(device == "cuda" or _cpu_has_bf16()).lower()
     head = f"""# Written by: care-train start {pairs.name}
 # A change is trained by: care-train run {folder / CONFIG} --set output={folder / "changed"}
