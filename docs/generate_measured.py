@@ -42,7 +42,7 @@ _CHINESE = (
     (r"nDCG@10, queries learned.*own \|", "nDCG@10：`care learn` 学出的查询编码器 / 加 BM25 / 原 12 层模型 |"),
     (
         r"share of the old model's.*old models \| (.*) \(with BM25 (.*)\)",
-        r"`care learn` 保留的原模型 nDCG@10 比例：六个文档集 × 两个模型的平均值与范围 | \1（加 BM25 \2）",
+        r"`care learn` 保留的原模型向量检索 nDCG@10 比例：六个文档集 × 两个模型的平均值与范围 | \1（加 BM25 \2）",
     ),
     (
         r"an empty environment.*does it \| (\d+) s on two cores, (\d+) MB.*",
@@ -87,7 +87,7 @@ def _measured() -> Iterator[str]:
         f"{own:.3f} / {both:.3f} / {learned['old_model']['ndcg_at_10']:.3f} |"
     )
     yield (
-        "| share of the old model's nDCG@10 that they keep, mean and range over six collections × two old models | "
+        "| share of the old model's dense nDCG@10 kept, mean and range over six collections × two old models | "
         f"{_kept('dense')} (with BM25 {_kept('hybrid')}) |"
     )
     first = _read("first-minute.json")
