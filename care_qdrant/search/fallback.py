@@ -128,7 +128,10 @@ class Fallback:
         if resolved.name not in self._samples:
             ids = [record.id for record in resolved.collection.sample(_SAMPLE)]
             records = resolved.collection.retrieve(ids, payload=False, vectors=[name])
-            self._samples[resolved.name] = np.stack(list(probe_vectors(records.values(), name).values()))
+            stored = list(probe_vectors(records.values(), name).values())
+            if not stored:  # few points have the vector, and none of them was drawn
+                return [None] * len(answers)
+            self._samples[resolved.name] = np.stack(stored)
         distance = resolved.collection.schema.dense[name].distance
         best = [hits[0].score if hits else None for hits in answers]
         return deviations(best, np.asarray(vectors, dtype=np.float32), self._samples[resolved.name], distance)
