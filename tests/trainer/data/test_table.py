@@ -144,13 +144,13 @@ def test_an_epoch_over_a_corpus_needs_a_fraction_of_its_size_in_memory(tmp_path:
             for at in range(count)
         ]
 
-    write_jsonl(tmp_path / "few.jsonl", rows(500))
+    write_jsonl(tmp_path / "few.jsonl", rows(4_000))  # fills the buffers of reader and writer, which do not grow
     size = write_jsonl(tmp_path / "many.jsonl", rows(30_000)).stat().st_size
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", GROWTH, str(tmp_path)]
     found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout)
     assert found["many"] > 0.7 * size / 3, "the epoch read three quarters of the rows; a character is three bytes"
-    assert found["grown"] < size / 4, f"{size} bytes of JSONL"
+    assert found["grown"] < size / 8, f"{size} bytes of JSONL"
 
 
 def test_a_sampler_takes_the_weights_of_a_table(tmp_path: Path) -> None:
