@@ -75,14 +75,16 @@ class Meter:
         self.texts = self.tokens = self.padded_tokens = 0
 
     @contextmanager
-    def running(self, lengths: Sequence[int] = ()) -> Iterator[None]:
-        """Count the block as work on one batch; ``lengths`` are the tokens of its texts."""
+    def running(self, lengths: Sequence[int] = (), padded_tokens: int | None = None) -> Iterator[None]:
+        """Count the block as work on one batch; ``lengths`` are the tokens of its texts, each padded to the longest."""
         self._change(1)
         try:
             yield
         finally:
             self._change(-1)
-        self.count(len(lengths), sum(lengths), len(lengths) * max(lengths, default=0))
+        if padded_tokens is None:
+            padded_tokens = len(lengths) * max(lengths, default=0)
+        self.count(len(lengths), sum(lengths), padded_tokens)
 
     def count(self, texts: int, tokens: int, padded_tokens: int) -> None:
         """Add what a batch had."""

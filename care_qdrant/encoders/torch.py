@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 from care_qdrant.encoders.ahead import Meter
 from care_qdrant.encoders.batching import Budget, token_batches, uncut_length
 from care_qdrant.encoders.engine import Dtype
+from care_qdrant.encoders.packing import Packed, packed
 from care_qdrant.encoders.side import Geometry, static_limit
 from care_qdrant.encoders.usable import require_lengths
 from care_qdrant.encoders.weights import no_progress_bars as no_progress_bars
@@ -29,6 +30,7 @@ from care_qdrant.errors import EncodingError, needs_extra
 from care_qdrant.types import Vectors
 
 if TYPE_CHECKING:
+    import torch
     from sentence_transformers import SentenceTransformer
 
 logger = logging.getLogger(__name__)
@@ -70,6 +72,7 @@ class TorchEncoder:
         self._geometry: Geometry = "cut" if cuts_unit_vectors(model) else "unit"
         self._lock = threading.Lock()
         self._cutter = self._own_tokenizer()
+        self._packed = self._without_padding()
 
     @property
     def device(self) -> str:
@@ -152,25 +155,27 @@ class TorchEncoder:
         cutter.enable_truncation(self.max_tokens, direction=self._model.tokenizer.truncation_side)
         return cutter
 
+    def _without_padding(self) -> Packed | None:
+        if self._cutter is None or self.device != "cpu":
+            return None
+        return packed(self._model, lambda token_ids: self._run(self._padded(token_ids)))
+
     def _forward(self, token_ids: Sequence[Sequence[int]]) -> Vectors:
         """Return the vectors of one batch; the longest comes first."""
         import torch
 
-        features = self._padded(token_ids)
-        on_gpu = self._model.device.type == "cuda"
-        with self._lock, torch.inference_mode(), self.meter.running([len(ids) for ids in token_ids]):
-            if on_gpu:
-                features = {
-                    name: array.pin_memory().to(self.device, non_blocking=True) for name, array in features.items()
-                }
-            rows = self._model(features)["sentence_embedding"].float()
+        lengths = [len(ids) for ids in token_ids]
+        packed = self._packed if lengths[-1] else None
+        features = self._padded(token_ids) if packed is None else packed.features(token_ids)
+        with self._lock, torch.inference_mode(), self.meter.running(lengths, features["input_ids"].numel()):
+            rows = (self._run(features) if packed is None else packed.run(features)).float()
             if self._geometry == "unit":
                 rows = torch.nn.functional.normalize(rows, dim=1)
             found: Vectors = rows.cpu().numpy()
         return found
 
-    def _padded(self, token_ids: Sequence[Sequence[int]]) -> dict[str, Any]:
-        """Return (batch, length) tensors, padded on the tokenizer's own side."""
+    def _padded(self, token_ids: Sequence[Sequence[int]]) -> "dict[str, torch.Tensor]":
+        """Return (batch, length) tensors, padded on the tokenizer's own side; the longest text comes first."""
         import torch
 
         tokenizer, longest = self._model.tokenizer, len(token_ids[0])
@@ -183,6 +188,12 @@ class TorchEncoder:
         if "token_type_ids" in tokenizer.model_input_names:
             features["token_type_ids"] = torch.zeros_like(features["input_ids"])
         return features
+
+    def _run(self, features: "dict[str, torch.Tensor]") -> "torch.Tensor":
+        if self._model.device.type == "cuda":
+            features = {name: array.pin_memory().to(self.device, non_blocking=True) for name, array in features.items()}
+        vectors: torch.Tensor = self._model(features)["sentence_embedding"]
+        return vectors
 
     def _stock(self, texts: list[str], prompt: str, *, lengths: Sequence[int], batch: Sequence[int]) -> Vectors:
         with self._lock, self.meter.running([lengths[index] for index in batch]):

@@ -4,10 +4,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Normalize, Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+from transformers import AutoConfig, AutoModel
 
 from care_qdrant.encoders.batching import Budget
 from care_qdrant.encoders.engine import Engine
@@ -80,7 +85,41 @@ def test_the_report_names_device_kernels_and_padding(folders: dict[str, Path]) -
     encoder.encode(tiny.medical_texts(400))
     report = encoder.report()
     assert (report["device"], report["dtype"], report["attention"]) == ("cpu", "float32", "sdpa")
-    assert 1 <= report["padding"] <= 1.02
+    assert report["padding"] == 1, "texts side by side need none"
+
+
+SIZE = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
+FAMILIES: dict[str, tuple[dict[str, Any], bool]] = {
+    "bert": (SIZE, True),
+    "xlm-roberta": ({**SIZE, "pad_token_id": 0, "max_position_embeddings": 64}, True),  # counts positions from 1 here
+    "qwen3": ({**SIZE, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0}, True),
+    "llama": ({**SIZE, "num_key_value_heads": 2, "pad_token_id": 0}, True),
+    "mistral": ({**SIZE, "num_key_value_heads": 2, "sliding_window": 4, "pad_token_id": 0}, False),
+    "modernbert": ({**SIZE, "local_attention": 8, "global_attn_every_n_layers": 3, "pad_token_id": 0}, False),
+    "distilbert": ({"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "pad_token_id": 0}, True),
+}
+"""Architectures, and whether their texts are encoded without padding."""
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "lasttoken"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_batch_without_padding_has_the_vectors_of_a_padded_one(family: str, pooling: str, tmp_path: Path) -> None:
+    options, is_packed = FAMILIES[family]
+    tokenizer = SentenceTransformer(str(tiny.query_tower(tmp_path / "tokenizer")), device="cpu").tokenizer
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, vocab_size=len(tokenizer), **options)
+    model = AutoModel.from_config(config)  # type: ignore[no-untyped-call]
+    for parameter in model.parameters():  # the usual small start would hide what a layer does
+        parameter.data.normal_(std=0.3)
+    model.save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    transformer = Transformer(str(tmp_path / "base"), max_seq_length=48)
+    stock = SentenceTransformer(modules=[transformer, Pooling(32, pooling), Normalize()], device="cpu").eval()
+    encoder = TorchEncoder(stock, "document", batch_tokens=300)
+    expected = stock.encode(TEXTS, batch_size=3, normalize_embeddings=True)
+    np.testing.assert_allclose(encoder.encode(TEXTS), expected, atol=1e-5, rtol=0)
+    assert (encoder.report()["padding"] == 1) == is_packed
+    np.testing.assert_array_equal(stock.encode(TEXTS, batch_size=3, normalize_embeddings=True), expected)
 
 
 def test_a_budget_is_halved_and_then_raised_to_the_largest_that_fits() -> None:

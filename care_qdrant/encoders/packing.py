@@ -1,0 +1,156 @@
+"""A batch without padding: its texts are one row of tokens, and each attends within itself.
+
+Causal attention takes half the work without a mask. Where one token becomes the vector, the feed-forward of the last
+layer, which reads no other token, is computed for that one alone.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+    from torch import Tensor
+
+_NAME = "care_packed"
+_FULL = "full_attention"
+_OFFSET_POSITIONS = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert")
+"""Models that count positions from the padding token's number on."""
+_BEYOND_PRODUCTS = ("sliding_window", "softcap", "position_bias", "s_aux")
+_PROBES = ((5, 7, 6, 9, 8, 7), (6, 8), (9, 5, 5, 7, 9, 6, 8, 8, 5, 7, 6))
+"""Token numbers that every vocabulary has."""
+
+
+class Packed:
+    """A transformer and its pooling over texts that are one row. The lock of whoever uses the model holds here, too."""
+
+    def __init__(self, model: "SentenceTransformer") -> None:
+        self._model = cast(Any, model)
+        self._transformer = self._model[0].model
+        config = self._transformer.config
+        self._first_position = int(config.pad_token_id) + 1 if config.model_type in _OFFSET_POSITIONS else 0
+        self._pooling = self._model[1].pooling_mode
+
+    def features(self, token_ids: Sequence[Sequence[int]]) -> "dict[str, Tensor]":
+        """Return what `run` reads of texts of at least one token each; those of one length are best side by side."""
+        import torch
+
+        ends = np.cumsum([0, *map(len, token_ids)])
+        positions = np.concatenate([np.arange(len(ids)) for ids in token_ids]) + self._first_position
+        rows = {"input_ids": np.concatenate([np.asarray(ids) for ids in token_ids]), "position_ids": positions}
+        if "token_type_ids" in self._model.tokenizer.model_input_names:
+            rows["token_type_ids"] = np.zeros_like(positions)
+        bounds = torch.from_numpy(ends)
+        features = {name: torch.from_numpy(row)[None] for name, row in rows.items()}
+        return {**features, "cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds}
+
+    def run(self, features: "dict[str, Tensor]") -> "Tensor":
+        """Return the vectors of the texts, (texts, dim)."""
+        bounds = features["cu_seq_lens_q"]
+        tokens = {"cls": bounds[:-1], "lasttoken": bounds[1:] - 1}.get(self._pooling)
+        with self._attention(), _last_feed_forward_of(self._transformer, tokens):
+            vectors: Tensor = self._model(features)["sentence_embedding"]
+        return vectors
+
+    @contextmanager
+    def _attention(self) -> Iterator[None]:
+        config = self._transformer.config
+        before = config._attn_implementation
+        config._attn_implementation = _NAME
+        try:
+            yield
+        finally:
+            config._attn_implementation = before
+
+
+def packed(model: "SentenceTransformer", padded: Callable[[Sequence[Sequence[int]]], "Tensor"]) -> Packed | None:
+    """Return how to encode without padding, or None where that does not give the vectors that padded batches give.
+
+    Args:
+        model: Begins with a transformer and its pooling.
+        padded: Encodes token ids as a padded batch, the longest first.
+    """
+    import torch
+    from transformers import AttentionInterface
+
+    transformer, pooling = cast(Any, model[0]).model, cast(Any, model[1]).pooling_mode
+    layers = getattr(transformer.config, "layer_types", None) or [_FULL]
+    is_compatible: Callable[[], bool] = getattr(transformer, "is_backend_compatible", lambda: False)
+    if pooling not in ("cls", "mean", "lasttoken") or {*layers} != {_FULL} or not is_compatible():
+        return None
+    AttentionInterface.register(_NAME, _attend)
+    found = Packed(model)
+    probes = sorted(_PROBES, key=len, reverse=True)
+    try:
+        with torch.inference_mode():
+            own, wanted = found.run(found.features(probes)).float(), padded(probes).float()
+    except (NotImplementedError, RuntimeError, TypeError, ValueError, IndexError):
+        return None
+    apart = 1 - torch.nn.functional.cosine_similarity(own, wanted, dim=1).min()
+    return found if apart < (1e-6 if model.dtype == torch.float32 else 1e-3) else None
+
+
+def _attend(
+    module: Any,
+    query: "Tensor",
+    key: "Tensor",
+    value: "Tensor",
+    attention_mask: "Tensor | None",
+    *,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    cu_seq_lens_q: "Tensor",
+    **others: Any,
+) -> "tuple[Tensor, None]":
+    """Attend within each text: (1, heads, tokens, width) to (1, tokens, heads, width)."""
+    import torch
+
+    if attention_mask is not None or any(others.get(name) is not None for name in _BEYOND_PRODUCTS):
+        raise NotImplementedError("attention that is more than a product of queries and keys")
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    out = query.new_empty(query.shape[2], query.shape[1], value.shape[-1])
+    at = 0
+    for length, run in groupby(cu_seq_lens_q.diff().tolist()):
+        texts = len(list(run))
+        rows = slice(at, at + texts * length)
+        queries, keys, values = (
+            side[0, :, rows].reshape(-1, texts, length, side.shape[-1]).transpose(0, 1) for side in (query, key, value)
+        )
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            queries,
+            keys,
+            values,
+            scale=scaling,
+            is_causal=causal and length > 1,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        out[rows] = attended.transpose(1, 2).flatten(0, 1)
+        at = rows.stop
+    return out[None], None
+
+
+@contextmanager
+def _last_feed_forward_of(transformer: Any, tokens: "Tensor | None") -> Iterator[None]:
+    """Compute the feed-forward of the last layer for these tokens alone; the others' rows are zero."""
+    layers = getattr(transformer, "layers", None) or getattr(getattr(transformer, "encoder", None), "layer", None)
+    last = layers[-1] if layers else None
+    is_bert = hasattr(last, "feed_forward_chunk")
+    holder, name = (last, "feed_forward_chunk") if is_bert else (getattr(last, "mlp", None), "forward")
+    if tokens is None or holder is None or name in vars(holder):
+        yield
+        return
+    whole = getattr(holder, name)
+
+    def of_tokens(hidden: "Tensor") -> "Tensor":
+        out = hidden.new_zeros(hidden.shape)
+        out[:, tokens] = whole(hidden[:, tokens])
+        return out
+
+    setattr(holder, name, of_tokens)
+    try:
+        yield
+    finally:
+        delattr(holder, name)
