@@ -129,7 +129,7 @@ def _fit(
     """Train as `care_trainer.learn.table.fit_table` does, to the last step, with a choice of losses."""
     pool = targets if others is None else np.concatenate([targets, others])
     near = np.argpartition(-(targets @ targets.T), neighbours, axis=1)[:, :neighbours] if neighbours else None
-    steps = settings.epochs * -(-len(tokens) // settings.batch)
+    steps = min(settings.max_steps, settings.epochs * -(-len(tokens) // settings.batch))
     weights = nn.Parameter(torch.from_numpy(table.copy()))
     optimizer = torch.optim.SparseAdam([weights], lr=settings.learning_rate)
     generator, order = np.random.default_rng([settings.seed, 1]), np.empty(0, dtype=np.int64)

@@ -26,6 +26,8 @@ from care_qdrant.types import Vectors
 
 SOURCES = ("toyhom_im", "cmedir", "cpsycoun", "tcm_books", "haimol_tcm", "huatuo_llama", "smilechat", "disease_graph")
 """Consultations, titles, counselling, classical books, exam explanations, short answers, dialogues, articles."""
+ALL = "all"
+"""One collection of every source."""
 QUESTIONS, LOG = 200, 500
 """Largest numbers of one collection."""
 CONES = {"e5-cone": 0.8}
@@ -113,7 +115,7 @@ def _pairs(folder: Path, source: str) -> Iterator[tuple[str, str]]:
         with gzip.open(file, "rt", encoding="utf-8") as stream:
             for line in stream:
                 row = json.loads(line)
-                if row["source"] == source:
+                if source in (ALL, row["source"]):
                     yield row["query"], row["positive"]
 
 
@@ -137,9 +139,12 @@ def collect(pairs: Sequence[tuple[str, str]], limit: int, seed: int = 0) -> Text
 @click.argument("pairs", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.argument("model", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--cache", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder to write.")
-@click.option("--sources", default=",".join(SOURCES), show_default=True, help="Values of `source` in the pairs.")
+@click.option(
+    "--sources", default=",".join(SOURCES), show_default=True, help="Values of `source` in the pairs, or all."
+)
 @click.option("--documents", default=2_000, show_default=True, help="Most documents of a collection.")
-def main(pairs: Path, model: Path, cache: Path, sources: str, documents: int) -> None:
+@click.option("--old-models", default="built-in,e5", show_default=True, help="Which of the two encode them.")
+def main(pairs: Path, model: Path, cache: Path, sources: str, documents: int, old_models: str) -> None:
     """Make collections of the PAIRS folder, and encode them with the sentence-transformers folder MODEL into --cache.
 
     What is there already is kept, so an interrupted run goes on.
@@ -147,6 +152,8 @@ def main(pairs: Path, model: Path, cache: Path, sources: str, documents: int) ->
     \b
     Example:
       python -m benchmarks.experiments.learn_data DATA/train e5 --cache CACHE
+      python -m benchmarks.experiments.learn_data DATA/train e5 --cache LARGE --sources all --documents 100000 \\
+        --old-models built-in
     """
     cache.mkdir(parents=True, exist_ok=True)
     encoder, built_in = SentenceTransformer(str(model), device="cpu"), CareModel.load()
@@ -158,10 +165,10 @@ def main(pairs: Path, model: Path, cache: Path, sources: str, documents: int) ->
         for part, prompt in _PARTS.items():
             asked: list[str] = getattr(texts, part)
             file = cache / f"{source}-built-in-{part}.npy"
-            if not file.is_file():
+            if "built-in" in old_models and not file.is_file():
                 np.save(file, built_in.encode_document(asked) if part == "documents" else built_in.encode_query(asked))
             file = cache / f"{source}-e5-{part}.npy"
-            if not file.is_file():
+            if "e5" in old_models and not file.is_file():
                 encoder.max_seq_length = _MAX_TOKENS[part]
                 np.save(file, encoder.encode(asked, prompt=prompt, normalize_embeddings=True))
             click.echo(f"{source} {part} {len(asked)}")
