@@ -290,7 +290,9 @@ def _range(values: Sequence[float]) -> list[float] | None:
 
 @click.command()
 @click.argument("cache_folder", metavar="CACHE", type=click.Path(path_type=Path, exists=True, file_okay=False))
-@click.option("--sources", default=",".join(SOURCES), show_default=True, help="Collections, as in learn_data.")
+@click.option(
+    "--sources", default=",".join(SOURCES), show_default=True, help="Collections, as in learn_data; a+b is one."
+)
 @click.option("--teachers", default="e5,built-in", show_default=True, help=f"Old models: {', '.join(TEACHERS)}.")
 @click.option("--variants", default="base", show_default=True, help=f"Ways to train: {', '.join(VARIANTS)}.")
 @click.option("--seeds", default="0", show_default=True, help="Seeds, one run for each.")

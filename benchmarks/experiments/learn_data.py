@@ -64,15 +64,22 @@ class Vectorised:
 
 
 def read_texts(cache: Path, source: str) -> Texts:
-    """Return the texts of a collection that `main` has prepared."""
-    return Texts(**json.loads((cache / f"{source}.json").read_text("utf-8")))
+    """Return the texts of a collection that `main` has prepared, or of several as one: "toyhom_im+cmedir"."""
+    found = Texts([], [], [], [])
+    for part in source.split("+"):
+        texts = Texts(**json.loads((cache / f"{part}.json").read_text("utf-8")))
+        found.relevant.extend([len(found.documents) + row for row in rows] for rows in texts.relevant)
+        found.documents.extend(texts.documents)
+        found.questions.extend(texts.questions)
+        found.log.extend(texts.log)
+    return found
 
 
 def read_vectors(cache: Path, source: str, teacher: str) -> Vectorised:
-    """Return the vectors of an old model for a collection."""
-    name = "built-in" if teacher == "built-in" else "e5"
-    stored = {part: np.load(cache / f"{source}-{name}-{part}.npy", mmap_mode="r") for part in _PARTS}
-    own = {part: _unit(np.asarray(found)) for part, found in stored.items()}
+    """Return the vectors of an old model for a collection, or for several as one."""
+    name, sources = "built-in" if teacher == "built-in" else "e5", source.split("+")
+    stored = {part: [np.load(cache / f"{one}-{name}-{part}.npy") for one in sources] for part in _PARTS}
+    own = {part: _unit(np.concatenate(found)) for part, found in stored.items()}
     if teacher == name:
         return Vectorised(**own)
     if teacher == "e5-int8":

