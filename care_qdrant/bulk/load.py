@@ -20,7 +20,7 @@ from typing_extensions import override
 from care_qdrant.bulk.encode import read_part
 from care_qdrant.bulk.work import Manifest, Receipt, Work
 from care_qdrant.corpus.rows import Reject
-from care_qdrant.encoders import Encoder, TokenCounter, bm25
+from care_qdrant.encoders import Encoder, TokenCounter
 from care_qdrant.errors import InputError
 from care_qdrant.index.attach import AttachReport, AttachSettings, attach_vector
 from care_qdrant.index.ingest import ingest
@@ -169,10 +169,10 @@ def _finished(work: Work) -> tuple[Manifest, list[Receipt]]:
 
 def _vectors(manifest: Manifest) -> PointVectors:
     contract = VectorContract(manifest.fingerprint, manifest.model_name, manifest.dim, manifest.distance)
-    sparse = None
-    if manifest.average_length is not None:
-        sparse = SparseContract(bm25.ANALYSER, bm25.DEFAULT_K1, bm25.DEFAULT_B, manifest.average_length)
-    return PointVectors(manifest.vector_name, contract, sparse)
+    average = manifest.average_length
+    return PointVectors(
+        manifest.vector_name, contract, None if average is None else SparseContract.with_average(average)
+    )
 
 
 class _Parts(Characters):

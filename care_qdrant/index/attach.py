@@ -39,7 +39,7 @@ from care_qdrant.qdrant.retry import RetryPolicy
 WATCHING = RetryPolicy(attempts=5)
 """Of one pass of ``--watch``: there is another pass soon, and a signal should not wait for longer than some seconds."""
 
-_BM25 = SparseContract(bm25.ANALYSER, bm25.DEFAULT_K1, bm25.DEFAULT_B, average_length=1.0)
+_BM25 = SparseContract.with_average(1.0)
 """Before the mean length of the texts is known."""
 
 Read = Callable[[Collection, Layout], Iterator[PointWindow]]
@@ -74,13 +74,7 @@ def dense_vectors(model: DocumentModel, contract: VectorContract) -> VectorMaker
 
 def bm25_vectors(contract: SparseContract) -> VectorMaker:
     """Return what makes BM25 vectors by the analyser of this package, with the constants of a contract."""
-    return VectorMaker(contract.constants, Characters(), 512, lambda texts, _: bm25_rows(contract, texts))
-
-
-def bm25_rows(contract: SparseContract, texts: Sequence[str]) -> list[models.SparseVector]:
-    """Return the weighted terms of texts."""
-    constants = {"average_length": contract.average_length, "k1": contract.k1, "b": contract.b}
-    return [bm25.document_vector(text, **constants) for text in texts]
+    return VectorMaker(contract.constants, Characters(), 512, lambda texts, _: list(map(contract.vector, texts)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,9 @@ from typing import Any
 
 from qdrant_client import models
 
-from care_qdrant.encoders import bm25
 from care_qdrant.encoders.usable import require_usable
 from care_qdrant.index.work import Window
 from care_qdrant.qdrant.collection import Collection, PointId
-from care_qdrant.qdrant.contracts import SparseContract
 from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME, PointVectors
 from care_qdrant.qdrant.payload import chunk_payload, content_hash, payload_hash
 from care_qdrant.qdrant.sender import Kind
@@ -59,7 +57,7 @@ class ChunkTask:
         """Build the point, with those of its vectors that have to be written."""
         written: dict[str, Any] = {} if vector is None else {vectors.vector_name: vector}
         if vectors.sparse is not None and self.lacks(SPARSE_VECTOR_NAME):
-            terms = _sparse_vector(self.chunk, vectors.sparse)
+            terms = vectors.sparse.vector(self.text, self.chunk.terms)
             # A text without terms needs no vector, except to replace that of an older text.
             if terms.indices or self.stored is not None:
                 written[SPARSE_VECTOR_NAME] = terms
@@ -162,8 +160,3 @@ def _hashes(chunk: Chunk, vectors: PointVectors) -> dict[str, str]:
     if vectors.sparse is not None:
         hashes[SPARSE_VECTOR_NAME] = content_hash(vectors.sparse.constants, title, chunk.text)
     return hashes
-
-
-def _sparse_vector(chunk: Chunk, sparse: SparseContract) -> models.SparseVector:
-    counts = bm25.term_counts(chunk.embedded_text) if chunk.terms is None else chunk.terms
-    return bm25.weighted(counts, average_length=sparse.average_length, k1=sparse.k1, b=sparse.b)

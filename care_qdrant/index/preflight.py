@@ -73,7 +73,7 @@ def examine(
         lambda: (
             _require_free_or_ours(schema, vector_name, contract, lost_contract=lost_contract)
             if isinstance(contract, VectorContract)
-            else _require_free_or_bm25(schema, vector_name, contract)
+            else _require_free_or_bm25(schema, vector_name)
         ),
         lambda: _require_free_keys(collection.name, sample),
         lambda: _require_room(schema, vector_name, contract, points),
@@ -194,11 +194,11 @@ def _require_free_or_ours(
         )
 
 
-def _require_free_or_bm25(schema: CollectionSchema, vector_name: str, contract: SparseContract) -> None:
+def _require_free_or_bm25(schema: CollectionSchema, vector_name: str) -> None:
     if vector_name in schema.dense:
         raise SchemaMismatch(f"{vector_name!r} is a dense vector of collection {schema.name!r}; use another name")
     if vector_name in schema.sparse:
-        check_sparse_contract(schema, vector_name, contract.fingerprint)
+        check_sparse_contract(schema, vector_name)
 
 
 def _require_free_keys(collection: str, sample: Sequence[models.Record]) -> None:

@@ -10,7 +10,6 @@ import numpy as np
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.encoders import Encoder, bm25
-from care_qdrant.index.attach import bm25_rows
 from care_qdrant.index.points import (
     expected_hash,
     other_field_warning,
@@ -129,7 +128,7 @@ def _dense_check(model: PairModel) -> _Check:
 def _bm25_check(contract: SparseContract) -> _Check:
     def cosines(stored: Sequence[Any], possible: Sequence[Sequence[str]]) -> Iterator[float]:
         for vector, texts in zip(stored, possible, strict=True):
-            yield max(_sparse_cosine(vector, made) for made in bm25_rows(contract, texts))
+            yield max(_sparse_cosine(vector, contract.vector(text)) for text in texts)
 
     return _Check(cosines, lambda openings: list(map(bm25.query_vector, openings)))
 
@@ -163,7 +162,7 @@ def verify_collection(
     contract: VectorContract | SparseContract
     if model is None:
         name = vector_name or find_bm25(target.schema) or bm25.VECTOR_NAME
-        contract = check_sparse_contract(target.schema, name, bm25.ANALYSER)
+        contract = check_sparse_contract(target.schema, name)
         hashed, check = contract.constants, _bm25_check(contract)
     else:
         contract = model.contract()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 from qdrant_client import models
 
+from care_qdrant.encoders import bm25
 from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch
 from care_qdrant.qdrant.contracts import Contract, SparseContract, VectorContract
 from care_qdrant.qdrant.learned import LearnedContract, agreement, signs
@@ -66,8 +67,8 @@ def check_contract(schema: CollectionSchema, vector_name: str, expected: VectorC
         )
 
 
-def check_sparse_contract(schema: CollectionSchema, vector_name: str, analyser: str) -> SparseContract:
-    """Return the constants of a sparse vector, and refuse one that another analyser wrote."""
+def check_sparse_contract(schema: CollectionSchema, vector_name: str) -> SparseContract:
+    """Return the constants of a BM25 vector, and refuse one that another analyser wrote."""
     where = f"sparse vector {vector_name!r} of collection {schema.name!r}"
     if vector_name not in schema.sparse:
         raise InputError(
@@ -77,10 +78,10 @@ def check_sparse_contract(schema: CollectionSchema, vector_name: str, analyser: 
     if schema.sparse[vector_name].modifier != models.Modifier.IDF:
         raise SchemaMismatch(f"{where} was created without the IDF modifier that BM25 needs; ingest into a new one")
     found = schema.contracts.get(vector_name)
-    if not isinstance(found, SparseContract) or found.fingerprint != analyser:
+    if not isinstance(found, SparseContract) or found.fingerprint != bm25.ANALYSER:
         made_by = found.fingerprint if found is not None else "an unknown tool"
         raise FingerprintMismatch(
-            f"{where} was cut into terms by {made_by}, not by {analyser}: its terms would not meet ours. "
+            f"{where} was cut into terms by {made_by}, not by {bm25.ANALYSER}: its terms would not meet ours. "
             "Ingest the corpus again with --sparse bm25 into a new collection."
         )
     return found

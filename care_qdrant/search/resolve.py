@@ -210,7 +210,7 @@ def resolve_vectors(
         unchecked = made if config.expected is None and isinstance(made, VectorContract) else None
     constants = None
     if sparse_name is not None and (config.bm25 or config.sparse is None):
-        constants = check_sparse_contract(schema, sparse_name, bm25.ANALYSER)
+        constants = check_sparse_contract(schema, sparse_name)
     rescoring = None if vector_name is None else recorded_rescoring(schema, vector_name)
     learned = None if vector_name is None else _learned(schema, vector_name, config)
     return ResolvedCollection(

@@ -546,8 +546,7 @@ class CareVectorStore(BasePydanticVectorStore):
         if self._sparse_encoder is not None:
             return document_terms(self._sparse_encoder, texts)
         assert resolved.bm25 is not None, "without another encoder, the sparse vector is BM25 of this package"
-        k1, b, average = resolved.bm25.k1, resolved.bm25.b, resolved.bm25.average_length
-        return [bm25.document_vector(text, average_length=average, k1=k1, b=b) for text in texts]
+        return list(map(resolved.bm25.vector, texts))
 
     def _delete(self, where: Callable[[Layout | None], models.Filter], shard: Any) -> None:
         key = self._shard(shard)
@@ -563,8 +562,7 @@ class CareVectorStore(BasePydanticVectorStore):
         if self._resolver.config.bm25:
             modifier = models.Modifier.IDF
             average = bm25.average_length(node.get_content(MetadataMode.EMBED) for node in nodes)
-            constants = SparseContract(bm25.ANALYSER, bm25.DEFAULT_K1, bm25.DEFAULT_B, average)
-            metadata |= contract_metadata(self.sparse_vector_name, constants)
+            metadata |= contract_metadata(self.sparse_vector_name, SparseContract.with_average(average))
         distance = models.Distance.COSINE if contract is None else contract.qdrant_distance
         dense = self.dense_config or models.VectorParams(size=dim, distance=distance)
         sparse = self.sparse_config or models.SparseVectorParams(modifier=modifier)
