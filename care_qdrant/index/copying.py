@@ -15,7 +15,8 @@ from qdrant_client import models
 
 from care_qdrant.errors import InputError, NotVerified
 from care_qdrant.index.reservoir import Reservoir
-from care_qdrant.qdrant.collection import Collection, PointId, ids_beyond, in_pages
+from care_qdrant.qdrant.calls import in_pages
+from care_qdrant.qdrant.collection import Collection, PointId, ids_beyond
 from care_qdrant.qdrant.connection import tune_embedded
 from care_qdrant.qdrant.create import create_like, indexes_of
 from care_qdrant.qdrant.point_equality import ROUNDING, Measure, measures, same_point, vectors_of, without_vector

@@ -20,7 +20,7 @@ from care_qdrant.encoders.ahead import Meter, run_ahead
 from care_qdrant.encoders.batching import token_batches
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import tune_embedded
-from care_qdrant.qdrant.sender import Kind, Sender, Write, in_requests
+from care_qdrant.qdrant.sender import Kind, Sender, Write, by_size
 from care_qdrant.types import Vectors
 
 WINDOWS_AHEAD = 2
@@ -132,7 +132,7 @@ class Worker(Generic[T]):
             points = [(task.kind, self.point(task, row)) for task, row in zip(page, found, strict=True)]
             for kind in dict.fromkeys(kind for kind, _ in points):
                 write = Write([point for its, point in points if its == kind], kind)
-                yield from in_requests(write, self.numbers, size)
+                yield from by_size(write, self.numbers, size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import InputError, Rejected
 from care_qdrant.qdrant import bulk
-from care_qdrant.qdrant.calls import Calls, Written, seconds_left
+from care_qdrant.qdrant.calls import Calls, Written, in_pages, in_requests, seconds_left
 from care_qdrant.qdrant.connection import require_server
 from care_qdrant.qdrant.contract_checks import changed_probes, check_probes, foreign_probes
 from care_qdrant.qdrant.contracts import Contract, contract_metadata
@@ -370,7 +370,7 @@ class Collection(Calls):
                 what or f"reading {len(page)} points", lambda: retrieve(self.name, list(page), shard_key_selector=key)
             )
 
-        records = chain.from_iterable(self._in_pages(ids, self.limits.page, read))
+        records = chain.from_iterable(in_requests(ids, self.limits.page, read))
         return {record.id: record for record in records}
 
     def count(self, where: models.Filter | None = None) -> int:
@@ -395,12 +395,10 @@ class Collection(Calls):
         if self.shard_key is not None:
             requests = [request.model_copy(update={"shard_key": self.shard_key}) for request in requests]
         try:
-            return self.call(what, lambda: self._query(requests))
+            answers = in_requests(requests, len(requests), lambda some: self.call(what, lambda: self._query(some)))
+            return [points for some in answers for points in some]
         except RequestTooLarge as error:
-            if len(requests) == 1:
-                raise Rejected(f"{what}: the server finds even one query too large ({error})") from error
-            half = len(requests) // 2
-            return self.search(what, requests[:half]) + self.search(what, requests[half:])
+            raise Rejected(f"{what}: the server finds even one query too large ({error})") from error
 
     def _query(self, requests: Sequence[models.QueryRequest]) -> list[list[models.ScoredPoint]]:
         """Ask Qdrant, or the arrays beside an embedded database for what they answer."""
@@ -479,22 +477,7 @@ class Collection(Calls):
         self, what: str, ids: Sequence[PointId], size: int, operation: Callable[[Sequence[PointId]], Written]
     ) -> None:
         """Call a write on pages of ids."""
-        list(self._in_pages(ids, size, lambda page: self.write(what, lambda: operation(page))))
-
-    @staticmethod
-    def _in_pages(ids: Sequence[PointId], size: int, call: Callable[[Sequence[PointId]], T]) -> Iterator[T]:
-        """Call something on pages of ids, and on halves of a page that the server finds too large."""
-        pages = list(in_pages(ids, size))
-        while pages:
-            page = pages.pop()
-            try:
-                done = call(page)
-            except RequestTooLarge:
-                if len(page) == 1:
-                    raise
-                pages += in_pages(page, (len(page) + 1) // 2)
-            else:
-                yield done
+        list(in_requests(ids, size, lambda page: self.write(what, lambda: operation(page))))
 
     def _with_shard_key(self, operation: models.UpdateOperation) -> models.UpdateOperation:
         """Return an operation on the shards of this collection's key."""
@@ -508,12 +491,6 @@ class Collection(Calls):
 def having_ids(ids: Sequence[PointId]) -> models.Filter:
     """Return the filter that passes points of these ids."""
     return models.Filter(must=[models.HasIdCondition(has_id=list(ids))])
-
-
-def in_pages(ids: Sequence[PointId], size: int) -> Iterator[Sequence[PointId]]:
-    """Cut ids into runs of at most ``size``."""
-    for start in range(0, len(ids), size):
-        yield ids[start : start + size]
 
 
 def ids_beyond(source: Collection, target: Collection) -> Iterator[list[PointId]]:

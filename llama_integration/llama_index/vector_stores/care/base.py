@@ -41,7 +41,7 @@ from llama_index.vector_stores.care.points import (
     changed_texts,
     check_ids,
     having_ids,
-    merge_operations,
+    writes,
 )
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
 from qdrant_client.local.async_qdrant_local import AsyncQdrantLocal
@@ -54,7 +54,7 @@ from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.contracts import SparseContract, VectorContract, contract_metadata
 from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME
 from care_qdrant.qdrant.layout import Layout
-from care_qdrant.qdrant.retry import RequestTooLarge
+from care_qdrant.qdrant.sender import send_all
 from care_qdrant.search.fallback import Fallback
 from care_qdrant.search.fusion import Fusion
 from care_qdrant.search.plan import Query, find
@@ -524,21 +524,15 @@ class CareVectorStore(BasePydanticVectorStore):
         return [node.node_id for node in nodes]
 
     def _write_nodes(self, resolved: ResolvedCollection, collection: Collection, nodes: Sequence[BaseNode]) -> int:
-        """Write nodes in one request, or in halves of one that is too large; return how many have a new text."""
+        """Write nodes, and return how many have a new text."""
         terms = {}
         if self.enable_hybrid and resolved.sparse_vector_name is not None:
             terms[resolved.sparse_vector_name] = self._stored_terms(resolved, nodes)
         expected = self._resolver.config.expected
         points = build_points(nodes, resolved.vector_name or "", terms, resolved.layout, expected)
         there = collection.retrieve([point.id for point in points]) if resolved.has_other_vectors else {}
-        what = f"writing {len(points)} points"
-        try:
-            collection.apply(what, merge_operations(points, there.values()))
-        except RequestTooLarge as error:
-            if len(points) == 1:
-                raise Rejected(f"{what}: the server finds even one point too large ({error})") from error
-            half = len(points) // 2
-            return sum(self._write_nodes(resolved, collection, part) for part in (nodes[:half], nodes[half:]))
+        for write in writes(points, there.values()):
+            send_all(collection, write)
         return len(changed_texts(points, there.values(), resolved.layout))
 
     def _stored_terms(self, resolved: ResolvedCollection, nodes: Sequence[BaseNode]) -> list[SparseQuery]:

@@ -14,7 +14,7 @@ from care_qdrant.encoders.sparse import SparseQuery
 from care_qdrant.errors import InputError
 from care_qdrant.qdrant.layout import Layout, read_hit
 from care_qdrant.qdrant.payload import content_hash
-from care_qdrant.qdrant.sender import hash_removal
+from care_qdrant.qdrant.sender import Write
 from care_qdrant.types import CARE_KEY, Hit
 
 _NUMBERS = 2**64
@@ -97,10 +97,8 @@ def as_point_id(node_id: str) -> str | int | None:
         return None
 
 
-def merge_operations(
-    points: Sequence[models.PointStruct], stored: Iterable[models.Record]
-) -> list[models.UpdateOperation]:
-    """Return the operations that write points without touching the vectors that other models have on them.
+def writes(points: Sequence[models.PointStruct], stored: Iterable[models.Record]) -> list[Write]:
+    """Return the writes of points that leave the vectors alone which other models have on them.
 
     An upsert replaces a whole point. So points that are there get their vectors updated and their payload overwritten,
     but for our own bookkeeping of the other vectors; only the rest is upserted. What the bookkeeping says of the
@@ -108,21 +106,13 @@ def merge_operations(
     """
     written = {name for point in points for name in cast(Mapping[str, Any], point.vector)}
     there = {_uuid(record): _bookkeeping(record.payload or {}, written) for record in stored}
-    old = [point for point in points if _uuid(point) in there]
     new = [point for point in points if _uuid(point) not in there]
-    operations: list[models.UpdateOperation] = []
-    if new:
-        operations.append(models.UpsertOperation(upsert=models.PointsList(points=new)))
-    if old:
-        vectors = [models.PointVectors(id=point.id, vector=point.vector) for point in old]
-        update = models.UpdateVectors(points=vectors)
-        operations.append(hash_removal(vectors))
-        operations.append(models.UpdateVectorsOperation(update_vectors=update))
-    for point in old:
-        payload = _merged(there[_uuid(point)], point.payload or {})
-        overwrite = models.SetPayload(payload=payload, points=[point.id])
-        operations.append(models.OverwritePayloadOperation(overwrite_payload=overwrite))
-    return operations
+    old = [
+        point.model_copy(update={"payload": _merged(there[_uuid(point)], point.payload or {})})
+        for point in points
+        if _uuid(point) in there
+    ]
+    return [write for write in (Write(new, "insert"), Write(old, "update")) if write.points]
 
 
 def changed_texts(
