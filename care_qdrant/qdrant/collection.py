@@ -13,13 +13,11 @@ from care_qdrant.errors import InputError, Rejected
 from care_qdrant.qdrant import bulk
 from care_qdrant.qdrant.calls import Calls, Written, in_pages, in_requests, seconds_left
 from care_qdrant.qdrant.connection import require_server
-from care_qdrant.qdrant.contract_checks import changed_probes, check_probes, foreign_probes
 from care_qdrant.qdrant.contracts import Contract, contract_metadata
 from care_qdrant.qdrant.embedded_search import search_arrays
-from care_qdrant.qdrant.learned import LearnedContract, learned_metadata, probe_ids, probe_texts, probe_vectors
+from care_qdrant.qdrant.learned import LearnedContract, learned_metadata
 from care_qdrant.qdrant.retry import RequestTooLarge, RetryPolicy
 from care_qdrant.qdrant.schema import IDENTITY_KEY, CollectionSchema, Limits
-from care_qdrant.types import Vectors
 
 logger = logging.getLogger(__name__)
 
@@ -208,28 +206,6 @@ class Collection(Calls):
     def write_learned(self, vector_name: str, contract: LearnedContract | None) -> None:
         """Record the query encoder that was learned from a vector, or remove the record when it is None."""
         self.update("writing the contract of a query encoder", metadata=learned_metadata(vector_name, contract))
-
-    def require_learned_from(self, vector_name: str, encode: Callable[[Sequence[str]], Vectors] | None = None) -> None:
-        """Refuse a vector whose query encoder was learned from other vectors than those stored now: one request.
-
-        Where some were written again, a second request reads the texts, and ``encode``, the query encoder that was
-        learned, compares each with its own; without it, those that were written again are counted.
-
-        Raises:
-            FingerprintMismatch: Another model made too many of them.
-        """
-        learned = self.schema.learned.get(vector_name)
-        if learned is None:
-            return
-        what = "reading sampled vectors"
-        records = self.retrieve(probe_ids(learned), what, payload=False, vectors=[vector_name])
-        stored = probe_vectors(records.values(), vector_name)
-        foreign = changed_probes(learned, stored)
-        if foreign and encode is not None:
-            payloads = self.retrieve(probe_ids(learned), "reading sampled texts", payload=True, vectors=[])
-            texts = probe_texts(payloads.values(), learned)
-            foreign = foreign_probes(foreign, texts, stored, encode)
-        check_probes(self.schema, vector_name, learned, stored, foreign, compared=encode is not None)
 
     def wait_for_optimizer(
         self, longest_seconds: float, poll_seconds: float = 0.1, *, sleep: Callable[[float], None] = time.sleep

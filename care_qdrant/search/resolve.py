@@ -14,7 +14,7 @@ from qdrant_client import models
 from care_qdrant.encoders import bm25
 from care_qdrant.errors import InputError, Rejected
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.contract_checks import check_contract, check_sparse_contract
+from care_qdrant.qdrant.contract_checks import check_contract, check_sparse_contract, require_learned_from
 from care_qdrant.qdrant.contracts import SparseContract, VectorContract
 from care_qdrant.qdrant.layout import Layout, Payload, Point, guess_layout, lookup, read_hit
 from care_qdrant.qdrant.learned import LearnedContract
@@ -142,7 +142,7 @@ class CollectionResolver:
             collection, schema = self._read()
             resolved = resolve_vectors(collection, schema, self.config, checked_at=now)
             if resolved.vector_name is not None and _learned(schema, resolved.vector_name, self.config):
-                collection.require_learned_from(resolved.vector_name, self.config.encode)
+                require_learned_from(collection, resolved.vector_name, self.config.encode)
             if before is not None and before.name == resolved.name:
                 resolved = replace(
                     resolved, layout=before.layout, is_sampled=before.is_sampled, told_keys=before.told_keys
