@@ -14,8 +14,6 @@ from functools import partial
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.encoders import TokenCounter, bm25
-from care_qdrant.encoders.ahead import calls_of
-from care_qdrant.encoders.usable import require_usable
 from care_qdrant.errors import InputError, Rejected
 from care_qdrant.index.copying import OnProgress
 from care_qdrant.index.points import (
@@ -28,7 +26,7 @@ from care_qdrant.index.points import (
 )
 from care_qdrant.index.preflight import Preflight, examine
 from care_qdrant.index.settings import DocumentModel
-from care_qdrant.index.work import Rows, Worker
+from care_qdrant.index.work import Maker, Worker, document_vectors
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.contracts import SparseContract, VectorContract
 from care_qdrant.qdrant.create import QUANTIZATION, Quantization
@@ -39,42 +37,12 @@ from care_qdrant.qdrant.retry import RetryPolicy
 WATCHING = RetryPolicy(attempts=5)
 """Of one pass of ``--watch``: there is another pass soon, and a signal should not wait for longer than some seconds."""
 
+BM25_NUMBERS = 512
+"""Numbers of a vector of terms, about."""
 _BM25 = SparseContract.with_average(1.0)
 """Before the mean length of the texts is known."""
 
 Read = Callable[[Collection, Layout], Iterator[PointWindow]]
-
-
-@dataclass(frozen=True, slots=True)
-class VectorMaker:
-    """Makes the vectors of a run from texts."""
-
-    hashed: str
-    """All that decides a vector but its text: a part of the hash of each text."""
-    counter: TokenCounter
-    numbers: int
-    """Numbers of a vector, at least about: requests are cut by size."""
-    make: Callable[[Sequence[str], Sequence[object]], Rows]
-    """Returns the vector of each text, as Qdrant takes it; the ids of the points are for messages."""
-    calls: Callable[[], int] = lambda: 1
-    """Returns how many calls of `make` are of use at a time."""
-
-
-def dense_vectors(model: DocumentModel, contract: VectorContract) -> VectorMaker:
-    """Return what makes vectors by a model's document encoder, and refuses what is not finite or has no length."""
-
-    def make(texts: Sequence[str], ids: Sequence[object]) -> Rows:
-        vectors = model.document_encoder.encode(texts)
-        require_usable(vectors, (len(texts), contract.dim), lambda row: f"point {ids[row]!r}")
-        return vectors
-
-    calls = lambda: calls_of(model.document_encoder)  # noqa: E731  # loaded late
-    return VectorMaker(contract.fingerprint, model.document_tokenizer, contract.dim, make, calls)
-
-
-def bm25_vectors(contract: SparseContract) -> VectorMaker:
-    """Return what makes BM25 vectors by the analyser of this package, with the constants of a contract."""
-    return VectorMaker(contract.constants, Characters(), 512, lambda texts, _: list(map(contract.vector, texts)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,12 +147,13 @@ def attach_vector(
         contract = _with_average_length(target, name, contract, layout)
     _prepare(target, name, contract, layout, settings)
     if isinstance(contract, SparseContract):
-        maker = bm25_vectors(contract)
+        vector, counter = contract.vector, Characters()
+        maker = Maker(lambda tasks: [vector(task.text) for task in tasks], BM25_NUMBERS)
     else:
         assert model is not None
-        maker = dense_vectors(model, contract)
+        maker, counter = document_vectors(model, contract.dim), model.document_tokenizer
     stop = stop or threading.Event()
-    run = _Run(target, maker, name, contract.fingerprint, layout, settings, on_progress, stop, read)
+    run = _Run(target, maker, counter, name, contract, layout, settings, on_progress, stop, read)
     return run.go(preflight.points)
 
 
@@ -276,9 +245,10 @@ class _Run:
     """One attach, after everything was checked."""
 
     collection: Collection
-    maker: VectorMaker
+    maker: Maker
+    counter: TokenCounter
     vector_name: str
-    fingerprint: str
+    contract: VectorContract | SparseContract
     layout: Layout
     settings: AttachSettings
     on_progress: OnProgress
@@ -289,9 +259,9 @@ class _Run:
         """Read, encode and write, each in its own threads."""
         start = time.perf_counter()
         layout, collection, read = self.layout, self.collection, 0
-        report = AttachReport(collection.name, self.vector_name, self.fingerprint, layout.tool, layout.text_field)
+        fingerprint = self.contract.fingerprint
+        report = AttachReport(collection.name, self.vector_name, fingerprint, layout.tool, layout.text_field)
         text_gone: list[tuple[Collection, list[PointId]]] = []
-        counter = self.maker.counter
 
         def begin(window: PointWindow) -> None:
             nonlocal read
@@ -304,23 +274,21 @@ class _Run:
 
         def on_batch(_window: PointWindow, tasks: Sequence[PointTask]) -> None:
             report.encoded += len(tasks)
-            report.truncated += sum(task.tokens > counter.max_tokens for task in tasks)
+            report.truncated += sum(task.tokens > self.counter.max_tokens for task in tasks)
             show()
 
         def show() -> None:
             self.on_progress(report.unchanged + report.without_text + report.encoded, max(total, read))
 
         worker = Worker[PointTask](
-            lambda tasks: self.maker.make([task.text for task in tasks], [task.id for task in tasks]),
+            self.maker,
             lambda task, row: models.PointStruct.model_construct(
                 id=task.id, vector={self.vector_name: row}, payload={self.vector_name: task.hash}
             ),
-            self.maker.numbers,
             self.settings.batch_tokens,
-            self.maker.calls,
             stop=self.stop,
         )
-        what = self.layout, self.vector_name, self.maker.hashed, counter
+        what = self.layout, self.vector_name, self.contract.constants, self.counter
         source = read_windows(self.collection, *what) if self.read is None else self.read(self.collection, self.layout)
         worker.run(source, self.collection, begin, on_batch)
         if not self.stop.is_set():

@@ -6,7 +6,6 @@ from typing import Any
 
 from qdrant_client import models
 
-from care_qdrant.encoders.usable import require_usable
 from care_qdrant.index.work import Window
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME, PointVectors
@@ -43,6 +42,11 @@ class ChunkTask:
     def tokens(self) -> int:
         """Length of the text."""
         return self.chunk.tokens
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return f"document {self.chunk.document.id!r}"
 
     @property
     def kind(self) -> Kind:
@@ -140,11 +144,6 @@ def read_stored(collection: Collection, ids: Sequence[str]) -> dict[str, Stored]
     return found
 
 
-def check_vectors(vectors: Vectors, tasks: Sequence[ChunkTask], dim: int) -> None:
-    """Refuse what Qdrant might accept and never find again."""
-    require_usable(vectors, (len(tasks), dim), lambda row: f"document {tasks[row].chunk.document.id!r}")
-
-
 def _sort_in(plan: Plan, task: ChunkTask, vectors: PointVectors) -> None:
     if task.lacks(vectors.vector_name):
         plan.encode.append(task)
@@ -156,7 +155,7 @@ def _sort_in(plan: Plan, task: ChunkTask, vectors: PointVectors) -> None:
 
 def _hashes(chunk: Chunk, vectors: PointVectors) -> dict[str, str]:
     title = chunk.document.title
-    hashes = {vectors.vector_name: content_hash(vectors.dense.fingerprint, title, chunk.text)}
+    hashes = {vectors.vector_name: content_hash(vectors.dense.constants, title, chunk.text)}
     if vectors.sparse is not None:
         hashes[SPARSE_VECTOR_NAME] = content_hash(vectors.sparse.constants, title, chunk.text)
     return hashes

@@ -34,6 +34,11 @@ class PointTask:
     tokens: int
     kind: ClassVar[Kind] = "attach"
 
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return f"point {self.id!r}"
+
 
 @dataclass(slots=True)
 class PointWindow(Window[PointTask]):

@@ -163,12 +163,12 @@ def verify_collection(
     if model is None:
         name = vector_name or find_bm25(target.schema) or bm25.VECTOR_NAME
         contract = check_sparse_contract(target.schema, name)
-        hashed, check = contract.constants, _bm25_check(contract)
+        check = _bm25_check(contract)
     else:
         contract = model.contract()
         name = vector_name or target.schema.made_by(contract.fingerprint) or model.name
         check_contract(target.schema, name, contract)
-        hashed, check = contract.fingerprint, _dense_check(model)
+        check = _dense_check(model)
     report = VerifyReport(target.name, name, contract.fingerprint, name in target.schema.attached)
     preflight = examine(target, name, contract, text_field)
     if preflight.is_emptied:
@@ -176,7 +176,7 @@ def verify_collection(
         return report
     if preflight.layout is None:
         raise preflight.problems[0]
-    sample = _count(target, report, preflight.layout, hashed, settings.sample)
+    sample = _count(target, report, preflight.layout, contract.constants, settings.sample)
     if warning := other_field_warning(report.points, report.in_other_field, preflight.layout.text_field):
         report.problems.append(warning)
     _check_sample(target, report, check, preflight.layout, sample)

@@ -16,8 +16,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from qdrant_client import models
 
-from care_qdrant.encoders.ahead import Meter, run_ahead
+from care_qdrant.encoders.ahead import Meter, calls_of, run_ahead
 from care_qdrant.encoders.batching import token_batches
+from care_qdrant.encoders.usable import require_usable
+from care_qdrant.index.settings import DocumentModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import tune_embedded
 from care_qdrant.qdrant.sender import Kind, Sender, Write, by_size
@@ -38,6 +40,10 @@ class Task(Protocol):
     @property
     def tokens(self) -> int:
         """Its length, counted when it was read."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
 
     @property
     def kind(self) -> Kind:
@@ -63,22 +69,40 @@ class Window(Generic[T]):
     """Texts that are stored as they should be."""
 
 
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """Makes the vectors of tasks."""
+
+    make: Callable[[Sequence[Any]], Rows]
+    """Return the vectors of tasks, checked."""
+    numbers: int
+    """Numbers of a vector, at least about: requests are cut by size."""
+    calls: Callable[[], int] = lambda: 1
+    """Return how many batches `make` can use at a time; asked before the first one."""
+
+
+def document_vectors(model: DocumentModel, dim: int) -> Maker:
+    """Return the maker that encodes by a model's document encoder, and refuses what Qdrant would never find again."""
+
+    def make(tasks: Sequence[Task]) -> Rows:
+        vectors = model.document_encoder.encode([task.text for task in tasks])
+        require_usable(vectors, (len(tasks), dim), lambda row: tasks[row].name)
+        return vectors
+
+    return Maker(make, dim, lambda: calls_of(model.document_encoder))
+
+
 @dataclass(slots=True)
 class Worker(Generic[T]):
     """Encodes and writes tasks."""
 
-    make: Callable[[Sequence[T]], Rows]
-    """Return the vectors of tasks, checked."""
+    maker: Maker
     point: Callable[[T, Any], models.PointStruct]
     """Return what is written for a task, with its vector; with None where that is stored already."""
-    numbers: int
-    """Numbers of a vector, at least about: requests are cut by size."""
     batch_tokens: int
     """Padded tokens of one batch."""
-    calls: Callable[[], int] = lambda: 1
-    """Return how many batches `make` can use at a time; asked before the first one."""
     meter: Meter = field(default_factory=Meter)
-    """Of `make`."""
+    """Of the maker."""
     stop: threading.Event = field(default_factory=threading.Event)
     """When it is set, the run ends after the batch that is being encoded."""
     sender: Sender | None = None
@@ -99,7 +123,7 @@ class Worker(Generic[T]):
         tune_embedded(collection.client, collection.name)
         with closing(read_ahead(windows, WINDOWS_AHEAD)) as ready, Sender(collection) as self.sender:
             batches = self._batches(ready, begin)
-            with closing(run_ahead(batches, lambda batch: self._encode(batch[1]), self.calls)) as encoded:
+            with closing(run_ahead(batches, lambda batch: self._encode(batch[1]), self.maker.calls)) as encoded:
                 for (window, tasks), rows in encoded:
                     self.sender.submit(partial(self.requests, tasks, rows, window.place.limits.write), window.place)
                     on_batch(window, tasks)
@@ -122,7 +146,7 @@ class Worker(Generic[T]):
 
     def _encode(self, tasks: Sequence[T]) -> Rows:
         with self.meter.running([task.tokens for task in tasks]):
-            return self.make(tasks)
+            return self.maker.make(tasks)
 
     def requests(self, tasks: Sequence[T], rows: Rows | None, size: int) -> Iterator[Write]:
         """Build points, for a sender's thread, so that the encoder does not wait; ``rows`` None keeps the vectors."""
@@ -132,7 +156,7 @@ class Worker(Generic[T]):
             points = [(task.kind, self.point(task, row)) for task, row in zip(page, found, strict=True)]
             for kind in dict.fromkeys(kind for kind, _ in points):
                 write = Write([point for its, point in points if its == kind], kind)
-                yield from by_size(write, self.numbers, size)
+                yield from by_size(write, self.maker.numbers, size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,11 @@ class VectorContract:
     kind: str = "dense"
 
     @property
+    def constants(self) -> str:
+        """All that decides a document's vector but its text, as its hash knows it."""
+        return self.fingerprint
+
+    @property
     def qdrant_distance(self) -> models.Distance:
         """The distance that the named vector has to have."""
         return models.Distance(self.distance)
