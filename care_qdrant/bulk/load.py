@@ -33,7 +33,7 @@ from care_qdrant.qdrant.create import Index, PointVectors, Storage, create_colle
 from care_qdrant.qdrant.layout import Layout, guess_layout
 from care_qdrant.qdrant.learned import stored_vector
 from care_qdrant.qdrant.payload import content_hash
-from care_qdrant.qdrant.quantization import record_rescoring
+from care_qdrant.qdrant.quantization import find_nearest, overlap_of, record_rescoring
 from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.qdrant.schema import IDENTITY_KEY
 from care_qdrant.types import Chunk, Document, Vectors
@@ -359,14 +359,6 @@ def _recall(target: Collection, name: str, vectors: Sequence[Vectors]) -> float 
     """Compare the search graph with an exact search; None where there is nothing to search with, or no graph."""
     if not vectors or target.is_embedded:
         return None
-    shares = []
-    for vector in vectors:
-        requests = [
-            models.QueryRequest(
-                query=vector.tolist(), using=name, limit=10, params=models.SearchParams(exact=exact), with_payload=False
-            )
-            for exact in (True, False)
-        ]
-        exact, graph = ({hit.id for hit in hits} for hits in target.search("measuring the search graph", requests))
-        shares.append(len(exact & graph) / len(exact))
-    return round(float(np.mean(shares)), 4)
+    queries = [vector.tolist() for vector in vectors]
+    exact, graph = (find_nearest(target, name, queries, models.SearchParams(exact=exact)) for exact in (True, False))
+    return round(overlap_of(exact, graph), 4)

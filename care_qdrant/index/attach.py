@@ -26,7 +26,7 @@ from care_qdrant.index.points import (
 )
 from care_qdrant.index.preflight import Preflight, examine
 from care_qdrant.index.settings import DocumentModel
-from care_qdrant.index.work import Maker, Worker, document_vectors
+from care_qdrant.index.work import Maker, Worker, document_vectors, term_vectors
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.contracts import SparseContract, VectorContract
 from care_qdrant.qdrant.create import QUANTIZATION, Quantization
@@ -37,8 +37,6 @@ from care_qdrant.qdrant.retry import RetryPolicy
 WATCHING = RetryPolicy(attempts=5)
 """Of one pass of ``--watch``: there is another pass soon, and a signal should not wait for longer than some seconds."""
 
-BM25_NUMBERS = 512
-"""Numbers of a vector of terms, about."""
 _BM25 = SparseContract.with_average(1.0)
 """Before the mean length of the texts is known."""
 
@@ -147,11 +145,11 @@ def attach_vector(
         contract = _with_average_length(target, name, contract, layout)
     _prepare(target, name, contract, layout, settings)
     if isinstance(contract, SparseContract):
-        vector, counter = contract.vector, Characters()
-        maker = Maker(lambda tasks: [vector(task.text) for task in tasks], BM25_NUMBERS)
+        maker = term_vectors(contract)
     else:
         assert model is not None
-        maker, counter = document_vectors(model, contract.dim), model.document_tokenizer
+        maker = document_vectors(model, contract.dim)
+    counter = Characters() if model is None else model.document_tokenizer
     stop = stop or threading.Event()
     run = _Run(target, maker, counter, name, contract, layout, settings, on_progress, stop, read)
     return run.go(preflight.points)

@@ -139,11 +139,10 @@ def copy_points(
     target: Collection,
     vectors: Dense,
     settings: CopySettings,
-    *,
-    is_new: bool,
     on_progress: OnProgress = lambda _done, _total: None,
 ) -> Copied:
     """Make the target hold every point of the source."""
+    is_new = not (target.exists() and target.count())
     sample = Reservoir[PointId](SAMPLE)
     copy = _Copy(source, target, measures(vectors), settings, is_new, source.count(), on_progress)
     size = _page_size(source if settings.dry_run else target, vectors)

@@ -22,10 +22,13 @@ from care_qdrant.encoders.usable import require_usable
 from care_qdrant.index.settings import DocumentModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import tune_embedded
+from care_qdrant.qdrant.contracts import SparseContract
 from care_qdrant.qdrant.sender import Kind, Sender, Write, by_size
 from care_qdrant.types import Vectors
 
 WINDOWS_AHEAD = 2
+TERM_NUMBERS = 512
+"""Numbers of a vector of terms, about."""
 LEAVE_SECONDS = 2.0
 """Waited for the reader when its consumer stops. One that reads an idle pipe never ends, and is left behind."""
 
@@ -90,6 +93,11 @@ def document_vectors(model: DocumentModel, dim: int) -> Maker:
         return vectors
 
     return Maker(make, dim, lambda: calls_of(model.document_encoder))
+
+
+def term_vectors(contract: SparseContract) -> Maker:
+    """Return the maker of BM25 vectors."""
+    return Maker(lambda tasks: [contract.vector(task.text) for task in tasks], TERM_NUMBERS)
 
 
 @dataclass(slots=True)
