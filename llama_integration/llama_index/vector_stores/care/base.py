@@ -5,9 +5,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from typing import Any, ParamSpec, Protocol, Self, TypeVar
 
 from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, model_validator
@@ -43,12 +42,13 @@ from llama_index.vector_stores.care.points import (
     having_ids,
     writes,
 )
+from llama_index.vector_stores.care.sparse import chosen_encoder, two_sided
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
 from qdrant_client.local.async_qdrant_local import AsyncQdrantLocal
 from typing_extensions import override
 
 from care_qdrant.encoders import bm25
-from care_qdrant.encoders.sparse import NATIVE_BM25, FastEmbedSparse, SparseQuery, SparseQueryEncoder, document_terms
+from care_qdrant.encoders.sparse import NATIVE_BM25, SparseQuery, SparseQueryEncoder, Terms, document_terms
 from care_qdrant.errors import InputError, Rejected
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.contracts import SparseContract, VectorContract, contract_metadata
@@ -66,8 +66,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Ids = list[str] | None
 Filters = MetadataFilters | None
-Terms = Callable[[list[str]], tuple[list[list[int]], list[list[float]]]]
-"""A sparse encoder as LlamaIndex's stores take it: indices and values of some texts."""
 
 SAMPLE_POINTS = 32
 """Points that are read once to find out who wrote the payloads."""
@@ -225,7 +223,7 @@ class CareVectorStore(BasePydanticVectorStore):
             ContractError: Another model made the vectors.
         """
         contract = _contract_of(embedding)
-        encoder = _other_encoder(sparse_encoder, sparse_vector_name, settings)
+        encoder = chosen_encoder(sparse_encoder, sparse_vector_name, settings)
         finds_bm25 = settings.get("enable_hybrid") is None and encoder is None
         hybrid = bool(settings.pop("enable_hybrid", None)) or sparse_encoder is not None
         vector_name = vector_name or dense_vector_name
@@ -297,7 +295,7 @@ class CareVectorStore(BasePydanticVectorStore):
         Raises:
             InputError: A sparse encoder for one side only.
         """
-        encoder = _functions(sparse_doc_fn, sparse_query_fn)
+        encoder = two_sided(sparse_doc_fn, sparse_query_fn)
         if encoder is not None:
             self._sparse_encoder = encoder
             self._resolver.config = replace(self._resolver.config, bm25=False)
@@ -600,47 +598,6 @@ class CareVectorStore(BasePydanticVectorStore):
                 self.collection_name,
                 ", ".join(sorted(leaking.metadata)),
             )
-
-
-@dataclass(frozen=True, slots=True)
-class _Functions:
-    """A sparse encoder of two functions, in the form of `FastEmbedSparse`."""
-
-    documents: Terms
-    queries: Terms
-
-    def __call__(self, text: str) -> models.SparseVector:
-        (indices,), (values,) = self.queries([text])
-        return models.SparseVector(indices=indices, values=values)
-
-
-def _functions(documents: Terms | None, queries: Terms | None) -> _Functions | None:
-    if (documents is None) != (queries is None):
-        raise InputError(
-            "a sparse encoder has two sides, or queries would be cut into other terms than nodes: give sparse_doc_fn= "
-            "and sparse_query_fn="
-        )
-    return None if documents is None or queries is None else _Functions(documents, queries)
-
-
-def _other_encoder(
-    encoder: SparseQueryEncoder | None, vector_name: str | None, settings: Mapping[str, Any]
-) -> SparseQueryEncoder | None:
-    """Return the sparse encoder that takes the place of BM25 by this package, None for none."""
-    model = settings.get("fastembed_sparse_model")
-    others = [name for name in ("sparse_doc_fn", "sparse_query_fn", "fastembed_sparse_model") if settings.get(name)]
-    if encoder is not None and (others or not vector_name or settings.get("enable_hybrid") is False):
-        raise InputError(
-            "sparse_encoder= needs sparse_vector_name=, and excludes enable_hybrid=False and other sparse encoders"
-        )
-    functions = _functions(settings.get("sparse_doc_fn"), settings.get("sparse_query_fn"))
-    if functions is None and model is not None:
-        try:
-            fastembed = import_module("fastembed")
-        except ImportError as error:
-            raise InputError(f"fastembed_sparse_model={model!r} needs FastEmbed: pip install fastembed") from error
-        return FastEmbedSparse(fastembed.SparseTextEmbedding(model))
-    return encoder or functions
 
 
 def _contract_of(embedding: HasContract | None) -> VectorContract | None:
