@@ -24,7 +24,7 @@ from care_qdrant.encoders import Encoder, TokenCounter
 from care_qdrant.errors import InputError
 from care_qdrant.index.attach import AttachReport, AttachSettings, attach_vector
 from care_qdrant.index.ingest import ingest
-from care_qdrant.index.points import Characters, PointWindow, expected_hash, sort_points, stored_hash
+from care_qdrant.index.points import Characters, PointReader, PointWindow, expected_hash, stored_hash
 from care_qdrant.index.settings import IngestReport, IngestSettings, Shard
 from care_qdrant.progress import Progress
 from care_qdrant.qdrant.collection import Collection, PointId
@@ -202,7 +202,7 @@ class _Parts(Characters):
             if document is not None:
                 yield document
 
-    def windows(self, collection: Collection, layout: Layout) -> Iterator[PointWindow]:
+    def windows(self, collection: Collection, reader: PointReader) -> Iterator[PointWindow]:
         """Return the points of a job over a collection whose text is still that of the part."""
         manifest = self._manifest
         for part in (part for receipt in self._receipts for part in read_part(self._work, manifest, receipt)):
@@ -213,7 +213,7 @@ class _Parts(Characters):
             for key in {chunk.document.metadata.get("shard_key") for chunk in part.chunks}:  # one: a unit is of one
                 window = PointWindow(collection.of_shard(key))
                 records = list(window.place.retrieve(list(hashes)).values())
-                sort_points(window, records, layout, manifest.vector_name, manifest.fingerprint, self)
+                reader.sort(window, records)
                 window.encode = [task for task in window.encode if hashes[task.id] == task.hash]
                 yield window
 

@@ -19,7 +19,7 @@ from care_qdrant.bulk.plan import SAMPLE, require_same, row_hash, unit_documents
 from care_qdrant.bulk.work import MANIFEST, POINTS, Manifest, Unit, Work
 from care_qdrant.encoders import TokenCounter
 from care_qdrant.errors import InputError
-from care_qdrant.index.points import Characters, PointTask, PointWindow, read_windows, stored_text
+from care_qdrant.index.points import Characters, PointReader, PointTask, PointWindow, stored_text
 from care_qdrant.index.preflight import examine
 from care_qdrant.index.seen import Seen
 from care_qdrant.qdrant.collection import Collection
@@ -54,7 +54,7 @@ def plan_points(
             for document in unit_documents(work, unit):
                 planned.add(_planned(document.id, document.text))
         new: list[Unit] = []
-        windows = read_windows(target, layout, draft.vector_name, draft.fingerprint, Characters())
+        windows = PointReader(layout, draft.vector_name, draft.fingerprint, Characters()).windows(target)
         for key, tasks in _batches(windows, planned, draft.unit_rows, on_progress):
             new.append(_write(work, target.name, tasks, key, counter))
     if not units and not new:

@@ -14,13 +14,13 @@ from functools import partial
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.encoders import TokenCounter, bm25
-from care_qdrant.errors import InputError, Rejected
+from care_qdrant.errors import InputError
 from care_qdrant.index.copying import OnProgress
 from care_qdrant.index.points import (
     Characters,
+    PointReader,
     PointTask,
     PointWindow,
-    read_windows,
     remove_orphaned_hashes,
     stored_text,
 )
@@ -40,7 +40,7 @@ WATCHING = RetryPolicy(attempts=5)
 _BM25 = SparseContract.with_average(1.0)
 """Before the mean length of the texts is known."""
 
-Read = Callable[[Collection, Layout], Iterator[PointWindow]]
+Read = Callable[[Collection, PointReader], Iterator[PointWindow]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ def _prepare(
     that ingestion made does not get any. One that has lost its contract gets it again.
     """
     schema = collection.schema
-    has_vector = vector_name in {*schema.dense, *schema.sparse}
+    has_vector = schema.has_vector(vector_name)
     had_lost_contract = (
         has_vector and vector_name not in schema.contracts and layout.tool not in ("care", "llama-index")
     )
@@ -209,12 +209,7 @@ def _prepare(
     if has_vector:
         remove_orphaned_hashes(collection, vector_name)
     else:
-        try:
-            collection.add_vector(vector_name, _vector_config(contract))
-        except Rejected:
-            # Another run made it, or our own request did and its answer was lost.
-            if vector_name not in {*collection.refresh().dense, *collection.schema.sparse}:
-                raise
+        collection.add_vector(vector_name, _vector_config(contract))
     if isinstance(contract, VectorContract):
         _configure(collection, vector_name, settings)
 
@@ -286,9 +281,9 @@ class _Run:
             self.settings.batch_tokens,
             stop=self.stop,
         )
-        what = self.layout, self.vector_name, self.contract.constants, self.counter
-        source = read_windows(self.collection, *what) if self.read is None else self.read(self.collection, self.layout)
-        worker.run(source, self.collection, begin, on_batch)
+        reader = PointReader(layout, self.vector_name, self.contract.constants, self.counter)
+        source = reader.windows(collection) if self.read is None else self.read(collection, reader)
+        worker.run(source, collection, begin, on_batch)
         if not self.stop.is_set():
             report.removed = self._remove(text_gone)
             record_rescoring(collection, self.vector_name)

@@ -62,46 +62,46 @@ class Characters:
         return [len(text) for text in texts]
 
 
-def read_windows(
-    collection: Collection, layout: Layout, vector_name: str, fingerprint: str, counter: TokenCounter
-) -> Iterator[PointWindow]:
-    """Read all points of a collection and return those that need a vector, some thousand at a time."""
-    for part in collection.parts():
-        window = PointWindow(part)
-        for records in part.scroll():
-            sort_points(window, records, layout, vector_name, fingerprint, counter)
-            if len(window.encode) >= WINDOW_POINTS:
-                yield window
-                window = PointWindow(part)
-        yield window
+@dataclass(frozen=True, slots=True)
+class PointReader:
+    """Tells which points of a collection need a vector."""
 
+    layout: Layout
+    vector_name: str
+    constants: str
+    """All that decides a vector but its text."""
+    counter: TokenCounter
 
-def sort_points(
-    window: PointWindow,
-    records: Sequence[models.Record],
-    layout: Layout,
-    vector_name: str,
-    fingerprint: str,
-    counter: TokenCounter,
-) -> None:
-    """Add stored points to a window by what they need; the arguments are those of `read_windows`."""
-    window.read += len(records)
-    todo = []
-    for record in records:
-        payload = record.payload or {}
-        require_free_key(window.place.name, payload, record.id)
-        expected = expected_hash(layout, payload, vector_name, fingerprint)
-        stored = stored_hash(payload, vector_name)
-        if expected is None:
-            window.without_text += 1
-            window.in_other_field += other_text_field(layout, payload) is not None
-            window.text_gone += [record.id] if stored is not None else []
-        elif stored == expected:
-            window.unchanged += 1
-        else:
-            todo.append((record.id, stored_text(layout, payload), expected))
-    lengths = counter.count_tokens([text for _, text, _ in todo])
-    window.encode += [PointTask(*each, tokens) for each, tokens in zip(todo, lengths, strict=True)]
+    def windows(self, collection: Collection) -> Iterator[PointWindow]:
+        """Read all points of a collection and return those that need a vector, some thousand at a time."""
+        for part in collection.parts():
+            window = PointWindow(part)
+            for records in part.scroll():
+                self.sort(window, records)
+                if len(window.encode) >= WINDOW_POINTS:
+                    yield window
+                    window = PointWindow(part)
+            yield window
+
+    def sort(self, window: PointWindow, records: Sequence[models.Record]) -> None:
+        """Add stored points to a window by what they need."""
+        window.read += len(records)
+        todo = []
+        for record in records:
+            payload = record.payload or {}
+            require_free_key(window.place.name, payload, record.id)
+            expected = expected_hash(self.layout, payload, self.vector_name, self.constants)
+            stored = stored_hash(payload, self.vector_name)
+            if expected is None:
+                window.without_text += 1
+                window.in_other_field += other_text_field(self.layout, payload) is not None
+                window.text_gone += [record.id] if stored is not None else []
+            elif stored == expected:
+                window.unchanged += 1
+            else:
+                todo.append((record.id, stored_text(self.layout, payload), expected))
+        lengths = self.counter.count_tokens([text for _, text, _ in todo])
+        window.encode += [PointTask(*each, tokens) for each, tokens in zip(todo, lengths, strict=True)]
 
 
 def stored_text(layout: Layout, payload: Mapping[str, Any]) -> str:

@@ -62,7 +62,7 @@ def examine(
     """Examine a collection as an attach would."""
     schema, points, sample = collection.schema, collection.count(), collection.sample(SAMPLE_POINTS)
     payloads = [record.payload or {} for record in sample]
-    has_vector = vector_name in {*schema.dense, *schema.sparse}
+    has_vector = schema.has_vector(vector_name)
     layout, no_layout = _layout(payloads, text_field or schema.text_field(vector_name), collection.name)
     lost_contract = isinstance(contract, VectorContract) and _has_lost_contract(
         schema, vector_name, contract, layout, payloads
@@ -116,7 +116,7 @@ def _problem(check: Callable[[], object]) -> CareError | None:
 
 
 def _require_named_vectors(collection: Collection, vector_name: str) -> None:
-    if vector_name in {*collection.schema.dense, *collection.schema.sparse}:
+    if collection.schema.has_vector(vector_name):
         return
     try:
         feature = f"adding a vector to collection {collection.name!r} while it is in use"

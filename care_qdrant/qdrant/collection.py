@@ -222,10 +222,15 @@ class Collection(Calls):
             sleep(poll_seconds)
 
     def add_vector(self, vector_name: str, config: models.VectorNameConfig) -> None:
-        """Add a vector to the schema; existing points do not have it yet."""
+        """Add a vector to the schema, unless it is there; existing points do not have it yet."""
         self._require_rest()
         self._schema = None
-        self.call("adding the vector", lambda: self.client.create_vector_name(self.name, vector_name, config))
+        try:
+            self.call("adding the vector", lambda: self.client.create_vector_name(self.name, vector_name, config))
+        except Rejected:
+            # Another run made it, or our own request did and its answer was lost.
+            if not self.schema.has_vector(vector_name):
+                raise
 
     def remove_vector(self, vector_name: str) -> None:
         """Remove a vector from the schema and from all points."""

@@ -178,8 +178,7 @@ class CollectionResolver:
             # The messages of the checks name what the user named.
             collection = self._named.sibling(behind.get(name, name), known_as=name)
             if collection.name == missing:
-                there = ", ".join([*collection.names(), *(f"{alias} (alias)" for alias in sorted(behind))]) or "none"
-                raise InputError(f"there is no collection {name!r} (there: {there})")
+                self._named.resolve()  # says what there is, unless it has come in the meantime
             try:
                 return collection, collection.refresh()
             except Rejected as error:
