@@ -168,11 +168,9 @@ def _finished(work: Work) -> tuple[Manifest, list[Receipt]]:
 
 
 def _vectors(manifest: Manifest) -> PointVectors:
-    contract = VectorContract(manifest.fingerprint, manifest.model_name, manifest.dim, manifest.distance)
     average = manifest.average_length
-    return PointVectors(
-        manifest.vector_name, contract, None if average is None else SparseContract.with_average(average)
-    )
+    sparse = None if average is None else SparseContract.with_average(average)
+    return PointVectors(manifest.vector_name, manifest.contract, sparse)
 
 
 class _Parts(Characters):
