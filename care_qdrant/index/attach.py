@@ -25,7 +25,7 @@ from care_qdrant.index.points import (
     stored_text,
 )
 from care_qdrant.index.preflight import Preflight, examine
-from care_qdrant.index.settings import DocumentModel
+from care_qdrant.index.settings import DocumentModel, require_fraction
 from care_qdrant.index.work import Maker, Worker, document_vectors, term_vectors
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.contracts import SparseContract, VectorContract
@@ -57,8 +57,7 @@ class AttachSettings:
     """Largest fraction of the vectors that may be removed because their points have no text any more, in [0, 1]."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.max_delete_fraction <= 1:
-            raise InputError(f"--max-delete-fraction is {self.max_delete_fraction}; expected a fraction from 0 to 1")
+        require_fraction("--max-delete-fraction", self.max_delete_fraction)
 
 
 @dataclass(slots=True)
