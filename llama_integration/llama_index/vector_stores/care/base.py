@@ -24,10 +24,7 @@ from llama_index.vector_stores.care.filters import (
     DOCUMENT_ID_KEY,
     LEXICAL,
     MODES,
-    choose_diverse,
-    clip_scores,
     document_filter,
-    fuse_by_scaled_score,
     node_filter,
     query_filter,
 )
@@ -42,6 +39,7 @@ from llama_index.vector_stores.care.points import (
     having_ids,
     writes,
 )
+from llama_index.vector_stores.care.scores import choose_diverse, clip_scores, fuse_by_scaled_score
 from llama_index.vector_stores.care.sparse import chosen_encoder, two_sided
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
 from qdrant_client.local.async_qdrant_local import AsyncQdrantLocal

@@ -105,10 +105,10 @@ def writes(points: Sequence[models.PointStruct], stored: Iterable[models.Record]
     written vectors and of the payload goes: whoever made them sees that they are others now, and makes them again.
     """
     written = {name for point in points for name in cast(Mapping[str, Any], point.vector)}
-    there = {_uuid(record): _bookkeeping(record.payload or {}, written) for record in stored}
+    there = {_uuid(record): record.payload or {} for record in stored}
     new = [point for point in points if _uuid(point) not in there]
     old = [
-        point.model_copy(update={"payload": _merged(there[_uuid(point)], point.payload or {})})
+        point.model_copy(update={"payload": _overwritten(there[_uuid(point)], point.payload or {}, written)})
         for point in points
         if _uuid(point) in there
     ]
@@ -127,22 +127,14 @@ def changed_texts(
     ]
 
 
-def _bookkeeping(payload: Mapping[str, Any], written: Container[str]) -> dict[str, Any]:
-    """Return what of a stored payload is ours and stays true when these vectors and the payload are written anew."""
-    ours = payload.get(CARE_KEY)
-    if not isinstance(ours, Mapping):
-        return {}
+def _overwritten(stored: Mapping[str, Any], payload: Mapping[str, Any], written: Container[str]) -> dict[str, Any]:
+    """Return a payload with what stays true of our bookkeeping in the stored one when these vectors are replaced."""
+    ours, own = stored.get(CARE_KEY), payload.get(CARE_KEY)
+    if not isinstance(ours, Mapping) or not isinstance(own, Mapping | None):
+        return dict(payload)
     place = {key: ours[key] for key in ("chunk", "chunks") if key in ours}
-    vectors = {name: made_of for name, made_of in (ours.get("vectors") or {}).items() if name not in written}
-    return {CARE_KEY: {**place, "vectors": vectors}}
-
-
-def _merged(kept: Mapping[str, Any], payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a payload with the bookkeeping that is kept of the stored one."""
-    ours, own = kept.get(CARE_KEY), payload.get(CARE_KEY)
-    if not isinstance(ours, Mapping) or not isinstance(own, Mapping):
-        return {**kept, **payload}
-    return {**payload, CARE_KEY: {**ours, "vectors": {**ours["vectors"], **own["vectors"]}}}
+    kept = {name: made_of for name, made_of in (ours.get("vectors") or {}).items() if name not in written}
+    return {**payload, CARE_KEY: {**place, "vectors": kept | ((own or {}).get("vectors") or {})}}
 
 
 def _uuid(point: models.PointStruct | models.Record) -> str:
