@@ -6,7 +6,7 @@ running it again, and a run over a finished copy is a full comparison of it.
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from qdrant_client import models
 from care_qdrant.errors import InputError, NotVerified
 from care_qdrant.index.reservoir import Reservoir
 from care_qdrant.qdrant.calls import in_pages
-from care_qdrant.qdrant.collection import Collection, PointId, ids_beyond
+from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.connection import tune_embedded
 from care_qdrant.qdrant.create import create_like, indexes_of
 from care_qdrant.qdrant.point_equality import ROUNDING, Measure, measures, same_point, vectors_of, without_vector
@@ -183,6 +183,14 @@ def verify_copy(
                     f"point {point_id!r} of collection {target.name!r} is not what {source.name!r} holds; "
                     "run the same command again"
                 )
+
+
+def ids_beyond(source: Collection, target: Collection) -> Iterator[list[PointId]]:
+    """Return the ids that the target has and the source has not, in lists that are not empty."""
+    for page in (part for ids in target.ids() for part in in_pages(ids, source.limits.page)):
+        known = source.retrieve(page, "looking ids up", payload=False)
+        if beyond := [point_id for point_id in page if point_id not in known]:
+            yield beyond
 
 
 @dataclass(slots=True)

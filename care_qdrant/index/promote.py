@@ -4,8 +4,8 @@ import time
 from dataclasses import dataclass
 
 from care_qdrant.errors import InputError
-from care_qdrant.index.copying import CopySettings, OnProgress, copy_points, verify_copy
-from care_qdrant.qdrant.collection import Collection, ids_beyond
+from care_qdrant.index.copying import CopySettings, OnProgress, copy_points, ids_beyond, verify_copy
+from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.contracts import METADATA_PREFIX
 from care_qdrant.qdrant.create import create_like, indexes_of
 from care_qdrant.qdrant.schema import CollectionSchema

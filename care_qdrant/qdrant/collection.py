@@ -11,7 +11,7 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import InputError, Rejected
 from care_qdrant.qdrant import bulk
-from care_qdrant.qdrant.calls import Calls, Written, in_pages, in_requests, seconds_left
+from care_qdrant.qdrant.calls import Calls, Written, in_requests, seconds_left
 from care_qdrant.qdrant.connection import require_server
 from care_qdrant.qdrant.contracts import Contract, contract_metadata
 from care_qdrant.qdrant.embedded_search import search_arrays
@@ -472,14 +472,6 @@ class Collection(Calls):
 def having_ids(ids: Sequence[PointId]) -> models.Filter:
     """Return the filter that passes points of these ids."""
     return models.Filter(must=[models.HasIdCondition(has_id=list(ids))])
-
-
-def ids_beyond(source: Collection, target: Collection) -> Iterator[list[PointId]]:
-    """Return the ids that the target has and the source has not, in lists that are not empty."""
-    for page in (part for ids in target.ids() for part in in_pages(ids, source.limits.page)):
-        known = source.retrieve(page, "looking ids up", payload=False)
-        if beyond := [point_id for point_id in page if point_id not in known]:
-            yield beyond
 
 
 def only_collection(client: QdrantClient, where: str) -> str:
