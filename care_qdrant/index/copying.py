@@ -19,7 +19,7 @@ from care_qdrant.qdrant.calls import in_pages
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.connection import tune_embedded
 from care_qdrant.qdrant.create import create_like, indexes_of
-from care_qdrant.qdrant.point_equality import ROUNDING, Measure, measures, same_point, vectors_of, without_vector
+from care_qdrant.qdrant.point_equality import ROUNDING, Measure, measures, same_point, vectors_of
 from care_qdrant.qdrant.schema import CollectionSchema
 from care_qdrant.qdrant.sender import MAX_BYTES, Sender, Write
 
@@ -178,7 +178,7 @@ def verify_copy(
         originals, copies = source.retrieve(page, vectors=True), target.retrieve(page, vectors=True)
         for point_id, original in originals.items():
             copy = copies.get(point_id)
-            if copy is None or not same_point(without_vector(original, beside), without_vector(copy, beside), dense):
+            if copy is None or not same_point(original, copy, dense, beside):
                 raise NotVerified(
                     f"point {point_id!r} of collection {target.name!r} is not what {source.name!r} holds; "
                     "run the same command again"
@@ -226,8 +226,7 @@ class _Copy:
         self._note(len(added), len(changed), len(expected))
 
     def _differs(self, expected: models.Record, found: models.Record) -> bool:
-        beside = self.settings.beside
-        return not same_point(without_vector(expected, beside), without_vector(found, beside), self.measures)
+        return not same_point(expected, found, self.measures, self.settings.beside)
 
     def _note(self, added: int, changed: int, read: int) -> None:
         with self.lock:

@@ -6,11 +6,10 @@ from typing import Any
 
 from qdrant_client import models
 
-from care_qdrant.index.work import Window
+from care_qdrant.index.work import Task, Window
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME, PointVectors
 from care_qdrant.qdrant.payload import chunk_payload, content_hash, payload_hash
-from care_qdrant.qdrant.sender import Kind
 from care_qdrant.types import CARE_KEY, Chunk, Vectors, point_id
 
 
@@ -24,7 +23,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkTask:
+class ChunkTask(Task):
     """A chunk that has to be written."""
 
     chunk: Chunk
@@ -32,26 +31,6 @@ class ChunkTask:
     """None for a point that is not there yet."""
     hashes: dict[str, str]
     """Content hash of each vector that this run writes, by vector name."""
-
-    @property
-    def text(self) -> str:
-        """What the encoder reads."""
-        return self.chunk.embedded_text
-
-    @property
-    def tokens(self) -> int:
-        """Length of the text."""
-        return self.chunk.tokens
-
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-        return f"document {self.chunk.document.id!r}"
-
-    @property
-    def kind(self) -> Kind:
-        """How the point is written."""
-        return "insert" if self.stored is None else "update"
 
     def lacks(self, vector_name: str) -> bool:
         """Return whether the stored point has no vector of this name that was made of this text by this model."""
@@ -99,8 +78,17 @@ def make_plan(
     for chunks in documents:
         longest = 0
         for chunk in chunks:
-            task = ChunkTask(chunk, stored.get(chunk.point_id), _hashes(chunk, vectors))
-            longest = max(longest, task.stored.chunks if task.stored else 0)
+            found = stored.get(chunk.point_id)
+            task = ChunkTask(
+                chunk,
+                found,
+                _hashes(chunk, vectors),
+                text=chunk.embedded_text,
+                tokens=chunk.tokens,
+                name=f"document {chunk.document.id!r}",
+                kind="insert" if found is None else "update",
+            )
+            longest = max(longest, found.chunks if found else 0)
             _sort_in(plan, task, vectors)
         document_id = chunks[0].document.id
         plan.surplus += [point_id(document_id, number) for number in range(len(chunks), longest)]

@@ -2,17 +2,16 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from qdrant_client import models
 
 from care_qdrant.encoders import TokenCounter
 from care_qdrant.errors import InputError
-from care_qdrant.index.work import Window
+from care_qdrant.index.work import Task, Window
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.layout import NODE_TEXTS, Layout, guess_layout, lookup
 from care_qdrant.qdrant.payload import content_hash, node_embedded_texts
-from care_qdrant.qdrant.sender import Kind
 from care_qdrant.types import CARE_KEY, embedded_text
 
 WINDOW_POINTS = 4_096
@@ -24,20 +23,12 @@ _OUR_ENTRIES = frozenset({"chunk", "chunks", "payload", "vectors"})
 
 
 @dataclass(frozen=True, slots=True)
-class PointTask:
+class PointTask(Task):
     """The text of a stored point, which lacks the vector of it."""
 
     id: PointId
-    text: str
     hash: str
     """Hash of the model and the text, which the point will carry."""
-    tokens: int
-    kind: ClassVar[Kind] = "attach"
-
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-        return f"point {self.id!r}"
 
 
 @dataclass(slots=True)
@@ -101,7 +92,10 @@ class PointReader:
             else:
                 todo.append((record.id, stored_text(self.layout, payload), expected))
         lengths = self.counter.count_tokens([text for _, text, _ in todo])
-        window.encode += [PointTask(*each, tokens) for each, tokens in zip(todo, lengths, strict=True)]
+        window.encode += [
+            PointTask(id_, digest, text=text, tokens=tokens, name=f"point {id_!r}", kind="attach")
+            for (id_, text, digest), tokens in zip(todo, lengths, strict=True)
+        ]
 
 
 def stored_text(layout: Layout, payload: Mapping[str, Any]) -> str:

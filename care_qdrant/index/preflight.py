@@ -85,7 +85,7 @@ def examine(
         sampled_without_text=sum(layout is None or layout.find_text(payload) is None for payload in payloads),
         has_vector=has_vector,
         # A collection that was filled once may be filled again.
-        problems=(*filter(None, map(_problem, checks)), *(no_layout if payloads or not has_vector else ())),
+        problems=(*filter(None, map(problem_of, checks)), *(no_layout if payloads or not has_vector else ())),
         notices=(*_notices(schema), *_text_notices(layout, payloads)),
         lost_contract=lost_contract,
     )
@@ -107,7 +107,8 @@ def _layout(
         return None, [InputError(f"collection {collection!r}: {error}, with --text-field")]
 
 
-def _problem(check: Callable[[], object]) -> CareError | None:
+def problem_of(check: Callable[[], object]) -> CareError | None:
+    """Return what a check refuses, None where it passes."""
     try:
         check()
     except CareError as error:

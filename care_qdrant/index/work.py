@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from qdrant_client import models
 
@@ -33,24 +33,18 @@ LEAVE_SECONDS = 2.0
 """Waited for the reader when its consumer stops. One that reads an idle pipe never ends, and is left behind."""
 
 
-class Task(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
     """A text that a point needs a vector of."""
 
-    @property
-    def text(self) -> str:
-        """What the encoder reads."""
-
-    @property
-    def tokens(self) -> int:
-        """Its length, counted when it was read."""
-
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-
-    @property
-    def kind(self) -> Kind:
-        """How its point is written."""
+    text: str
+    """What the encoder reads."""
+    tokens: int
+    """Its length, counted when it was read."""
+    name: str
+    """What messages call it."""
+    kind: Kind
+    """How its point is written."""
 
 
 I = TypeVar("I")  # noqa: E741  # an item
