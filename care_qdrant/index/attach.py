@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from qdrant_client import QdrantClient, models
 
@@ -152,10 +151,6 @@ def attach_vector(
     stop = stop or threading.Event()
     run = _Run(target, maker, counter, name, contract, layout, settings, on_progress, stop, read)
     return run.go(preflight.points)
-
-
-attach_bm25 = partial(attach_vector, model=None)
-"""Add to every point of a collection the BM25 vector of its text; needs no model."""
 
 
 def _with_average_length(
