@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.encoders import TokenCounter, bm25
+from care_qdrant.encoders import bm25
 from care_qdrant.errors import InputError
 from care_qdrant.index.copying import OnProgress
 from care_qdrant.index.points import (
@@ -148,8 +148,9 @@ def attach_vector(
         assert model is not None
         maker = document_vectors(model, contract.dim)
     counter = Characters() if model is None else model.document_tokenizer
-    stop = stop or threading.Event()
-    run = _Run(target, maker, counter, name, contract, layout, settings, on_progress, stop, read)
+    reader = PointReader(layout, name, contract.constants, counter)
+    report = AttachReport(target.name, name, contract.fingerprint, layout.tool, layout.text_field)
+    run = _Run(target, reader, maker, settings, report, on_progress, stop or threading.Event(), read)
     return run.go(preflight.points)
 
 
@@ -232,22 +233,18 @@ class _Run:
     """One attach, after everything was checked."""
 
     collection: Collection
+    reader: PointReader
     maker: Maker
-    counter: TokenCounter
-    vector_name: str
-    contract: VectorContract | SparseContract
-    layout: Layout
     settings: AttachSettings
+    report: AttachReport
     on_progress: OnProgress
     stop: threading.Event
     read: Read | None = None
 
     def go(self, total: int) -> AttachReport:
         """Read, encode and write, each in its own threads."""
-        start = time.perf_counter()
-        layout, collection, read = self.layout, self.collection, 0
-        fingerprint = self.contract.fingerprint
-        report = AttachReport(collection.name, self.vector_name, fingerprint, layout.tool, layout.text_field)
+        start, name = time.perf_counter(), self.reader.vector_name
+        report, collection, read = self.report, self.collection, 0
         text_gone: list[tuple[Collection, list[PointId]]] = []
 
         def begin(window: PointWindow) -> None:
@@ -261,7 +258,7 @@ class _Run:
 
         def on_batch(_window: PointWindow, tasks: Sequence[PointTask]) -> None:
             report.encoded += len(tasks)
-            report.truncated += sum(task.tokens > self.counter.max_tokens for task in tasks)
+            report.truncated += sum(task.tokens > self.reader.counter.max_tokens for task in tasks)
             show()
 
         def show() -> None:
@@ -270,36 +267,35 @@ class _Run:
         worker = Worker[PointTask](
             self.maker,
             lambda task, row: models.PointStruct.model_construct(
-                id=task.id, vector={self.vector_name: row}, payload={self.vector_name: task.hash}
+                id=task.id, vector={name: row}, payload={name: task.hash}
             ),
             self.settings.batch_tokens,
             stop=self.stop,
         )
-        reader = PointReader(layout, self.vector_name, self.contract.constants, self.counter)
-        source = reader.windows(collection) if self.read is None else self.read(collection, reader)
-        worker.run(source, collection, begin, on_batch)
+        windows = self.reader.windows(collection) if self.read is None else self.read(collection, self.reader)
+        worker.run(windows, collection, begin, on_batch)
         if not self.stop.is_set():
             report.removed = self._remove(text_gone)
-            record_rescoring(collection, self.vector_name)
+            record_rescoring(collection, name)
         seconds = time.perf_counter() - start
-        report.points, report.covered = collection.count(), collection.count_with_vector(self.vector_name)
+        report.points, report.covered = collection.count(), collection.count_with_vector(name)
         report.seconds, report.points_per_second = round(seconds, 3), round(report.encoded / seconds, 1)
         report.encoder_idle_fraction = round(worker.meter.idle_fraction, 4)
         return report
 
     def _remove(self, text_gone: Sequence[tuple[Collection, Sequence[PointId]]]) -> int:
         """Remove the vector, and then its hash, from points whose text is gone; return their number."""
-        removed = sum(len(ids) for _, ids in text_gone)
+        removed, name = sum(len(ids) for _, ids in text_gone), self.reader.vector_name
         if removed:
-            covered, largest = self.collection.count_with_vector(self.vector_name), self.settings.max_delete_fraction
+            covered, largest = self.collection.count_with_vector(name), self.settings.max_delete_fraction
             if removed > largest * covered:
                 raise InputError(
-                    f"{removed:,} of {covered:,} points with vector {self.vector_name!r} of collection "
-                    f"{self.collection.name!r} have no text under {self.layout.text_field!r} any more, more than the "
-                    f"fraction {largest} that may lose it. All others are done, and nothing was removed. Check the "
-                    "texts, or give --max-delete-fraction"
+                    f"{removed:,} of {covered:,} points with vector {name!r} of collection {self.collection.name!r} "
+                    f"have no text under {self.reader.layout.text_field!r} any more, more than the fraction {largest} "
+                    "that may lose it. All others are done, and nothing was removed. Check the texts, or give "
+                    "--max-delete-fraction"
                 )
             for part, ids in text_gone:
-                part.delete_vector_of(ids, self.vector_name)
-            remove_orphaned_hashes(self.collection, self.vector_name)
+                part.delete_vector_of(ids, name)
+            remove_orphaned_hashes(self.collection, name)
         return removed
