@@ -14,7 +14,7 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant import Document, IngestSettings, Retriever, ingest, native_bm25
 from care_qdrant.errors import FingerprintMismatch
-from care_qdrant.index.attach import attach_bm25, attach_vector
+from care_qdrant.index.attach import attach_vector
 from care_qdrant.index.by_copy import attach_by_copy
 from care_qdrant.index.detach import detach_vector
 from care_qdrant.index.promote import promote_collection
@@ -159,8 +159,8 @@ def test_bm25_is_attached_to_the_points_of_a_model_and_removed_again(server: Qdr
     model = HashModel(max_tokens=512)
     ingest(DOCUMENTS, model, server, collection)
     assert Retriever(server, collection, model).search([DOCUMENTS[5].text], top_k=1)
-    assert attach_bm25(server, collection).covered == 300
-    assert attach_bm25(server, collection).encoded == 0
+    assert attach_vector(server, collection, None).covered == 300
+    assert attach_vector(server, collection, None).encoded == 0
     assert verify_collection(server, collection, None).problems == []
     retriever = Retriever(server, collection, model)
     [[hit]] = retriever.search([DOCUMENTS[5].text], top_k=1)

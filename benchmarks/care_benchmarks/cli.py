@@ -14,7 +14,7 @@ from typing_extensions import override
 from care_qdrant.console import run as run_program
 from care_qdrant.console.groups import CONTEXT, GroupedCommand, Program
 from care_qdrant.console.logs import log_options
-from care_qdrant.console.options import engine_options, precision, target_of, url_option
+from care_qdrant.console.options import engine_options, model_option, precision, target_of, url_option
 from care_qdrant.errors import InputError, needs_extra, redact
 
 if TYPE_CHECKING:
@@ -57,14 +57,7 @@ def care_bench() -> None:
     },
 )
 @click.argument("tasks", nargs=-1, required=True)
-@click.option(
-    "--model",
-    "models",
-    multiple=True,
-    envvar="CARE_MODEL",
-    show_envvar=True,
-    help="CARE folder, hub name, built-in, or any sentence-transformers model; repeatable.  [default: built-in]",
-)
+@model_option("CARE folder, hub name, built-in, or any sentence-transformers model; repeatable.", several=True)
 @click.option(
     "--control",
     "controls",
@@ -271,9 +264,8 @@ def _run(tasks: "list[AbsTask]", output: Path, name: str, options: dict[str, Any
         speed=speeds[options["speed"]],
         texts=not options["without_texts"],
     )
-    models = options["models"] or ("built-in",)
     systems = load_systems(
-        models, options["controls"], options["engine"], precision=precision(), device=options["device"]
+        options["models"], options["controls"], options["engine"], precision=precision(), device=options["device"]
     )
     target = target_of(options["path"], options["url"], output / "qdrant")
     with target.open(create=True) as client:

@@ -30,7 +30,7 @@ from llama_index.vector_stores.care import CareVectorStore
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.encoders import bm25
-from care_qdrant.index.attach import attach_bm25
+from care_qdrant.index.attach import attach_vector
 from care_qdrant.model.pair import CareModel
 from care_qdrant.search.fusion import bm25_weight
 from care_qdrant.search.retriever import Mode, Retriever
@@ -109,7 +109,7 @@ def _run(
         cpu_seconds = time.process_time() - began
         later = np.setdiff1d(np.arange(len(documents)), seen)
         upload(client, documents, stored, later)
-        attach_bm25(client, COLLECTION)
+        attach_vector(client, COLLECTION, None)
         model = CareModel.load(Path(scratch) / "learned")
         searched = {mode: Retriever(client, COLLECTION, model, mode=mode).search(queries, DEPTH) for mode in MODES}
         agreeing = _llama_index_agrees(client, Path(scratch) / "learned", queries[:50], searched["auto"])

@@ -20,11 +20,11 @@ from typing_extensions import override
 from care_qdrant.bulk.encode import read_part
 from care_qdrant.bulk.work import Manifest, Receipt, Work
 from care_qdrant.corpus.rows import Reject
-from care_qdrant.encoders import Encoder, TokenCounter, bm25
+from care_qdrant.encoders import Encoder, TokenCounter
 from care_qdrant.errors import InputError
 from care_qdrant.index.attach import AttachReport, AttachSettings, attach_vector
 from care_qdrant.index.ingest import ingest
-from care_qdrant.index.points import Characters, PointWindow, expected_hash, sort_points, stored_hash
+from care_qdrant.index.points import Characters, PointReader, PointWindow, expected_hash, stored_hash
 from care_qdrant.index.settings import IngestReport, IngestSettings, Shard
 from care_qdrant.progress import Progress
 from care_qdrant.qdrant.collection import Collection, PointId
@@ -33,7 +33,7 @@ from care_qdrant.qdrant.create import Index, PointVectors, Storage, create_colle
 from care_qdrant.qdrant.layout import Layout, guess_layout
 from care_qdrant.qdrant.learned import stored_vector
 from care_qdrant.qdrant.payload import content_hash
-from care_qdrant.qdrant.quantization import record_rescoring
+from care_qdrant.qdrant.quantization import find_nearest, overlap_of, record_rescoring
 from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.qdrant.schema import IDENTITY_KEY
 from care_qdrant.types import Chunk, Document, Vectors
@@ -168,11 +168,9 @@ def _finished(work: Work) -> tuple[Manifest, list[Receipt]]:
 
 
 def _vectors(manifest: Manifest) -> PointVectors:
-    contract = VectorContract(manifest.fingerprint, manifest.model_name, manifest.dim, manifest.distance)
-    sparse = None
-    if manifest.average_length is not None:
-        sparse = SparseContract(bm25.ANALYSER, bm25.DEFAULT_K1, bm25.DEFAULT_B, manifest.average_length)
-    return PointVectors(manifest.vector_name, contract, sparse)
+    average = manifest.average_length
+    sparse = None if average is None else SparseContract.with_average(average)
+    return PointVectors(manifest.vector_name, manifest.contract, sparse)
 
 
 class _Parts(Characters):
@@ -202,7 +200,7 @@ class _Parts(Characters):
             if document is not None:
                 yield document
 
-    def windows(self, collection: Collection, layout: Layout) -> Iterator[PointWindow]:
+    def windows(self, collection: Collection, reader: PointReader) -> Iterator[PointWindow]:
         """Return the points of a job over a collection whose text is still that of the part."""
         manifest = self._manifest
         for part in (part for receipt in self._receipts for part in read_part(self._work, manifest, receipt)):
@@ -213,7 +211,7 @@ class _Parts(Characters):
             for key in {chunk.document.metadata.get("shard_key") for chunk in part.chunks}:  # one: a unit is of one
                 window = PointWindow(collection.of_shard(key))
                 records = list(window.place.retrieve(list(hashes)).values())
-                sort_points(window, records, layout, manifest.vector_name, manifest.fingerprint, self)
+                reader.sort(window, records)
                 window.encode = [task for task in window.encode if hashes[task.id] == task.hash]
                 yield window
 
@@ -359,14 +357,6 @@ def _recall(target: Collection, name: str, vectors: Sequence[Vectors]) -> float 
     """Compare the search graph with an exact search; None where there is nothing to search with, or no graph."""
     if not vectors or target.is_embedded:
         return None
-    shares = []
-    for vector in vectors:
-        requests = [
-            models.QueryRequest(
-                query=vector.tolist(), using=name, limit=10, params=models.SearchParams(exact=exact), with_payload=False
-            )
-            for exact in (True, False)
-        ]
-        exact, graph = ({hit.id for hit in hits} for hits in target.search("measuring the search graph", requests))
-        shares.append(len(exact & graph) / len(exact))
-    return round(float(np.mean(shares)), 4)
+    queries = [vector.tolist() for vector in vectors]
+    exact, graph = (find_nearest(target, name, queries, models.SearchParams(exact=exact)) for exact in (True, False))
+    return round(overlap_of(exact, graph), 4)

@@ -19,11 +19,10 @@ from care_qdrant.bulk.plan import SAMPLE, require_same, row_hash, unit_documents
 from care_qdrant.bulk.work import MANIFEST, POINTS, Manifest, Unit, Work
 from care_qdrant.encoders import TokenCounter
 from care_qdrant.errors import InputError
-from care_qdrant.index.points import Characters, PointTask, PointWindow, read_windows, stored_text
+from care_qdrant.index.points import Characters, PointReader, PointTask, PointWindow, stored_text
 from care_qdrant.index.preflight import examine
 from care_qdrant.index.seen import Seen
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.contracts import VectorContract
 from care_qdrant.types import Document
 
 SAMPLED = 1_024
@@ -41,9 +40,8 @@ def plan_points(
 ) -> Manifest:
     """Write the texts of the points that lack the model's vector into a job; planning again adds what is new."""
     former = work.manifest() if work.read(MANIFEST) is not None else None
-    contract = VectorContract(draft.fingerprint, draft.model_name, draft.dim, draft.distance)
     field = text_field or (former.text_field if former is not None else None)
-    preflight = examine(target, draft.vector_name, contract, field)
+    preflight = examine(target, draft.vector_name, draft.contract, field)
     layout = preflight.require_layout()
     draft = replace(draft, collection=target.name, text_field=layout.text_field, overflow="truncate")
     if former is not None:
@@ -54,7 +52,7 @@ def plan_points(
             for document in unit_documents(work, unit):
                 planned.add(_planned(document.id, document.text))
         new: list[Unit] = []
-        windows = read_windows(target, layout, draft.vector_name, draft.fingerprint, Characters())
+        windows = PointReader(layout, draft.vector_name, draft.fingerprint, Characters()).windows(target)
         for key, tasks in _batches(windows, planned, draft.unit_rows, on_progress):
             new.append(_write(work, target.name, tasks, key, counter))
     if not units and not new:
@@ -69,8 +67,7 @@ def plan_points(
 
 def sampled_texts(target: Collection, draft: Manifest, text_field: str | None) -> tuple[int, list[Document]]:
     """Return about how many points lack the model's vector, and the texts of some points."""
-    contract = VectorContract(draft.fingerprint, draft.model_name, draft.dim, draft.distance)
-    layout = examine(target, draft.vector_name, contract, text_field).require_layout()
+    layout = examine(target, draft.vector_name, draft.contract, text_field).require_layout()
     payloads = [record.payload or {} for record in target.sample(SAMPLED)]
     texts = [stored_text(layout, payload) for payload in payloads if layout.of_point(payload).find_text(payload)]
     has_vector = draft.vector_name in target.schema.dense

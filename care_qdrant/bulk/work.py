@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 from care_qdrant.corpus.chunking import Overflow
 from care_qdrant.corpus.rows import Fields
 from care_qdrant.errors import InputError, NewerFormat
+from care_qdrant.qdrant.contracts import VectorContract
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -76,6 +77,11 @@ class Manifest:
     rejected: int = 0
     """Rows of the corpus that are no documents."""
     format: int = FORMAT
+
+    @property
+    def contract(self) -> VectorContract:
+        """What a collection keeps about the vectors."""
+        return VectorContract(self.fingerprint, self.model_name, self.dim, distance=self.distance)
 
     @property
     def tokens(self) -> int:

@@ -14,6 +14,7 @@ from care_qdrant.console.options import (
     Target,
     batch_tokens,
     bm25_option,
+    deletion_option,
     model_options,
     quantization_option,
     retries,
@@ -47,13 +48,7 @@ if TYPE_CHECKING:
     "--text-field",
     help="Payload field with the text, as body or document.body.  [default: the one used before, or guessed]",
 )
-@click.option(
-    "--max-delete-fraction",
-    type=click.FloatRange(0, 1),
-    default=0.2,
-    show_default=True,
-    help="Largest fraction of the vectors that may be removed because their points have no text any more.",
-)
+@deletion_option("Largest fraction of the vectors that may be removed because their points have no text any more.")
 @quantization_option(
     "Quantization of the new vector: a copy of 1/4 (int8) to 1/32 (binary) of its size is searched first."
 )

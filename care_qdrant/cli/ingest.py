@@ -20,6 +20,7 @@ from care_qdrant.console.options import (
     add_options,
     batch_tokens,
     bm25_option,
+    deletion_option,
     model_options,
     price,
     quantization_option,
@@ -102,13 +103,7 @@ _run_options = add_options(
         help="Delete points that another writer made of the same documents, which would be found twice.",
     ),
     click.option("--sync", is_flag=True, help="Delete points of documents that are no longer in the corpus."),
-    click.option(
-        "--max-delete-fraction",
-        type=click.FloatRange(0, 1),
-        default=0.2,
-        show_default=True,
-        help="Largest fraction of the stored points that --sync may delete.",
-    ),
+    deletion_option("Largest fraction of the stored points that --sync may delete."),
     click.option("--sync-despite-rejects", is_flag=True, help="Let --sync delete although rows were rejected."),
 )
 storage_options = add_options(

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
-from care_qdrant.console.options import Target, engine_options, fallback_option, precision, settings_of, target_options
+from care_qdrant.console.options import (
+    Target,
+    engine_options,
+    fallback_option,
+    model_option,
+    precision,
+    settings_of,
+    target_options,
+)
 
 if TYPE_CHECKING:
     from care_qdrant.encoders.engine import Engine
@@ -38,15 +46,8 @@ if TYPE_CHECKING:
         "Operation": ["metrics_port"],
     },
 )
-@click.option(
-    "--model",
-    "models",
-    multiple=True,
-    default=["built-in"],
-    show_default=True,
-    envvar="CARE_MODEL",
-    show_envvar=True,
-    help="Pair to serve: CARE folder, hub name or built-in. Repeatable; the first one is the default.",
+@model_option(
+    "Pair to serve: CARE folder, hub name or built-in. Repeatable; the first one is the default.", several=True
 )
 @click.option("--documents", is_flag=True, help="Serve the document encoders, too.")
 @click.option(

@@ -183,19 +183,27 @@ def model_options(*, documents: bool = False) -> Callable[[Command], Command]:
 
             return command(*args, load_model=load, **options)
 
-        return cast(Command, model_option(engine_options(with_model) if documents else with_model))
+        return cast(Command, model_option()(engine_options(with_model) if documents else with_model))
 
     return add
 
 
-model_option = click.option(
-    "--model",
-    default="built-in",
-    show_default=True,
-    envvar="CARE_MODEL",
-    show_envvar=True,
-    help="CARE folder, hub name, built-in, or any sentence-transformers model.",
-)
+def model_option(
+    help_: str = "CARE folder, hub name, built-in, or any sentence-transformers model.", *, several: bool = False
+) -> Callable[[Any], Any]:
+    """Return ``--model``; the value of ``several`` is a tuple under the name ``models``."""
+    return click.option(
+        "--model",
+        "models" if several else "model",
+        multiple=several,
+        default=["built-in"] if several else "built-in",
+        show_default=True,
+        envvar="CARE_MODEL",
+        show_envvar=True,
+        help=help_,
+    )
+
+
 engine_option = click.option(
     "--engine",
     "--endpoint",
@@ -291,6 +299,13 @@ def quantization_option(help_: str) -> Callable[[Any], Any]:
         show_default=True,
         callback=lambda _context, _parameter, value: None if value == "none" else value,
         help=help_,
+    )
+
+
+def deletion_option(help_: str) -> Callable[[Any], Any]:
+    """Return ``--max-delete-fraction``."""
+    return click.option(
+        "--max-delete-fraction", type=click.FloatRange(0, 1), default=0.2, show_default=True, help=help_
     )
 
 

@@ -5,6 +5,7 @@ collection says which of them wrote a sparse vector: the caller has to know.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -14,7 +15,8 @@ from qdrant_client import models
 SparseQuery = models.SparseVector | models.Document
 SparseQueryEncoder = Callable[[str], SparseQuery]
 """Returns a query as Qdrant takes it: its terms, or the text where the server makes the terms."""
-
+Terms = Callable[[list[str]], tuple[list[list[int]], list[list[float]]]]
+"""Returns indices and values of some texts."""
 
 NATIVE_BM25 = "qdrant/bm25"
 """Name of the server's own BM25 among its models."""
@@ -53,7 +55,20 @@ class SparseTextModel(Protocol):
         """Encode queries."""
 
 
-class FastEmbedSparse:
+@dataclass(frozen=True)
+class TwoSidedSparse:
+    """A sparse encoder of two functions; each returns indices and values of some texts, as LlamaIndex's stores do."""
+
+    documents: Terms
+    queries: Terms
+
+    def __call__(self, text: str) -> models.SparseVector:
+        """Return one query as `Retriever` takes it."""
+        (indices,), (values,) = self.queries([text])
+        return models.SparseVector(indices=indices, values=values)
+
+
+class FastEmbedSparse(TwoSidedSparse):
     """A sparse model of FastEmbed (``pip install fastembed``) for `Retriever` and ``CareVectorStore``.
 
     The stock LlamaIndex store encodes queries with the model's document side, which is wrong for BM25.
@@ -66,20 +81,7 @@ class FastEmbedSparse:
     """
 
     def __init__(self, model: SparseTextModel) -> None:
-        self._model = model
-
-    def __call__(self, text: str) -> models.SparseVector:
-        """Return one query as `Retriever` takes it."""
-        (indices,), (values,) = self.queries([text])
-        return models.SparseVector(indices=indices, values=values)
-
-    def documents(self, texts: Sequence[str]) -> tuple[list[list[int]], list[list[float]]]:
-        """Return indices and values of documents, as LlamaIndex's stores take them."""
-        return _as_lists(self._model.embed(list(texts)))
-
-    def queries(self, texts: Sequence[str]) -> tuple[list[list[int]], list[list[float]]]:
-        """Return indices and values of queries."""
-        return _as_lists(self._model.query_embed(list(texts)))
+        super().__init__(lambda texts: _as_lists(model.embed(texts)), lambda texts: _as_lists(model.query_embed(texts)))
 
 
 def document_terms(encoder: SparseQueryEncoder, texts: Sequence[str]) -> list[SparseQuery]:

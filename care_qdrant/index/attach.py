@@ -9,26 +9,23 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.encoders import TokenCounter, bm25
-from care_qdrant.encoders.ahead import calls_of
-from care_qdrant.encoders.usable import require_usable
-from care_qdrant.errors import InputError, Rejected
+from care_qdrant.encoders import bm25
+from care_qdrant.errors import InputError
 from care_qdrant.index.copying import OnProgress
 from care_qdrant.index.points import (
     Characters,
+    PointReader,
     PointTask,
     PointWindow,
-    read_windows,
     remove_orphaned_hashes,
     stored_text,
 )
 from care_qdrant.index.preflight import Preflight, examine
-from care_qdrant.index.settings import DocumentModel
-from care_qdrant.index.work import Rows, Worker
+from care_qdrant.index.settings import DocumentModel, require_fraction
+from care_qdrant.index.work import Maker, Worker, document_vectors, term_vectors
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.contracts import SparseContract, VectorContract
 from care_qdrant.qdrant.create import QUANTIZATION, Quantization
@@ -39,48 +36,10 @@ from care_qdrant.qdrant.retry import RetryPolicy
 WATCHING = RetryPolicy(attempts=5)
 """Of one pass of ``--watch``: there is another pass soon, and a signal should not wait for longer than some seconds."""
 
-_BM25 = SparseContract(bm25.ANALYSER, bm25.DEFAULT_K1, bm25.DEFAULT_B, average_length=1.0)
+_BM25 = SparseContract.with_average(1.0)
 """Before the mean length of the texts is known."""
 
-Read = Callable[[Collection, Layout], Iterator[PointWindow]]
-
-
-@dataclass(frozen=True, slots=True)
-class VectorMaker:
-    """Makes the vectors of a run from texts."""
-
-    hashed: str
-    """All that decides a vector but its text: a part of the hash of each text."""
-    counter: TokenCounter
-    numbers: int
-    """Numbers of a vector, at least about: requests are cut by size."""
-    make: Callable[[Sequence[str], Sequence[object]], Rows]
-    """Returns the vector of each text, as Qdrant takes it; the ids of the points are for messages."""
-    calls: Callable[[], int] = lambda: 1
-    """Returns how many calls of `make` are of use at a time."""
-
-
-def dense_vectors(model: DocumentModel, contract: VectorContract) -> VectorMaker:
-    """Return what makes vectors by a model's document encoder, and refuses what is not finite or has no length."""
-
-    def make(texts: Sequence[str], ids: Sequence[object]) -> Rows:
-        vectors = model.document_encoder.encode(texts)
-        require_usable(vectors, (len(texts), contract.dim), lambda row: f"point {ids[row]!r}")
-        return vectors
-
-    calls = lambda: calls_of(model.document_encoder)  # noqa: E731  # loaded late
-    return VectorMaker(contract.fingerprint, model.document_tokenizer, contract.dim, make, calls)
-
-
-def bm25_vectors(contract: SparseContract) -> VectorMaker:
-    """Return what makes BM25 vectors by the analyser of this package, with the constants of a contract."""
-    return VectorMaker(contract.constants, Characters(), 512, lambda texts, _: bm25_rows(contract, texts))
-
-
-def bm25_rows(contract: SparseContract, texts: Sequence[str]) -> list[models.SparseVector]:
-    """Return the weighted terms of texts."""
-    constants = {"average_length": contract.average_length, "k1": contract.k1, "b": contract.b}
-    return [bm25.document_vector(text, **constants) for text in texts]
+Read = Callable[[Collection, PointReader], Iterator[PointWindow]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +56,7 @@ class AttachSettings:
     """Largest fraction of the vectors that may be removed because their points have no text any more, in [0, 1]."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.max_delete_fraction <= 1:
-            raise InputError(f"--max-delete-fraction is {self.max_delete_fraction}; expected a fraction from 0 to 1")
+        require_fraction("--max-delete-fraction", self.max_delete_fraction)
 
 
 @dataclass(slots=True)
@@ -185,17 +143,15 @@ def attach_vector(
         contract = _with_average_length(target, name, contract, layout)
     _prepare(target, name, contract, layout, settings)
     if isinstance(contract, SparseContract):
-        maker = bm25_vectors(contract)
+        maker = term_vectors(contract)
     else:
         assert model is not None
-        maker = dense_vectors(model, contract)
-    stop = stop or threading.Event()
-    run = _Run(target, maker, name, contract.fingerprint, layout, settings, on_progress, stop, read)
+        maker = document_vectors(model, contract.dim)
+    counter = Characters() if model is None else model.document_tokenizer
+    reader = PointReader(layout, name, contract.constants, counter)
+    report = AttachReport(target.name, name, contract.fingerprint, layout.tool, layout.text_field)
+    run = _Run(target, reader, maker, settings, report, on_progress, stop or threading.Event(), read)
     return run.go(preflight.points)
-
-
-attach_bm25 = partial(attach_vector, model=None)
-"""Add to every point of a collection the BM25 vector of its text; needs no model."""
 
 
 def _with_average_length(
@@ -237,7 +193,7 @@ def _prepare(
     that ingestion made does not get any. One that has lost its contract gets it again.
     """
     schema = collection.schema
-    has_vector = vector_name in {*schema.dense, *schema.sparse}
+    has_vector = schema.has_vector(vector_name)
     had_lost_contract = (
         has_vector and vector_name not in schema.contracts and layout.tool not in ("care", "llama-index")
     )
@@ -248,12 +204,7 @@ def _prepare(
     if has_vector:
         remove_orphaned_hashes(collection, vector_name)
     else:
-        try:
-            collection.add_vector(vector_name, _vector_config(contract))
-        except Rejected:
-            # Another run made it, or our own request did and its answer was lost.
-            if vector_name not in {*collection.refresh().dense, *collection.schema.sparse}:
-                raise
+        collection.add_vector(vector_name, _vector_config(contract))
     if isinstance(contract, VectorContract):
         _configure(collection, vector_name, settings)
 
@@ -282,22 +233,19 @@ class _Run:
     """One attach, after everything was checked."""
 
     collection: Collection
-    maker: VectorMaker
-    vector_name: str
-    fingerprint: str
-    layout: Layout
+    reader: PointReader
+    maker: Maker
     settings: AttachSettings
+    report: AttachReport
     on_progress: OnProgress
     stop: threading.Event
     read: Read | None = None
 
     def go(self, total: int) -> AttachReport:
         """Read, encode and write, each in its own threads."""
-        start = time.perf_counter()
-        layout, collection, read = self.layout, self.collection, 0
-        report = AttachReport(collection.name, self.vector_name, self.fingerprint, layout.tool, layout.text_field)
+        start, name = time.perf_counter(), self.reader.vector_name
+        report, collection, read = self.report, self.collection, 0
         text_gone: list[tuple[Collection, list[PointId]]] = []
-        counter = self.maker.counter
 
         def begin(window: PointWindow) -> None:
             nonlocal read
@@ -310,47 +258,44 @@ class _Run:
 
         def on_batch(_window: PointWindow, tasks: Sequence[PointTask]) -> None:
             report.encoded += len(tasks)
-            report.truncated += sum(task.tokens > counter.max_tokens for task in tasks)
+            report.truncated += sum(task.tokens > self.reader.counter.max_tokens for task in tasks)
             show()
 
         def show() -> None:
             self.on_progress(report.unchanged + report.without_text + report.encoded, max(total, read))
 
         worker = Worker[PointTask](
-            lambda tasks: self.maker.make([task.text for task in tasks], [task.id for task in tasks]),
+            self.maker,
             lambda task, row: models.PointStruct.model_construct(
-                id=task.id, vector={self.vector_name: row}, payload={self.vector_name: task.hash}
+                id=task.id, vector={name: row}, payload={name: task.hash}
             ),
-            self.maker.numbers,
             self.settings.batch_tokens,
-            self.maker.calls,
             stop=self.stop,
         )
-        what = self.layout, self.vector_name, self.maker.hashed, counter
-        source = read_windows(self.collection, *what) if self.read is None else self.read(self.collection, self.layout)
-        worker.run(source, self.collection, begin, on_batch)
+        windows = self.reader.windows(collection) if self.read is None else self.read(collection, self.reader)
+        worker.run(windows, collection, begin, on_batch)
         if not self.stop.is_set():
             report.removed = self._remove(text_gone)
-            record_rescoring(collection, self.vector_name)
+            record_rescoring(collection, name)
         seconds = time.perf_counter() - start
-        report.points, report.covered = collection.count(), collection.count_with_vector(self.vector_name)
+        report.points, report.covered = collection.count(), collection.count_with_vector(name)
         report.seconds, report.points_per_second = round(seconds, 3), round(report.encoded / seconds, 1)
         report.encoder_idle_fraction = round(worker.meter.idle_fraction, 4)
         return report
 
     def _remove(self, text_gone: Sequence[tuple[Collection, Sequence[PointId]]]) -> int:
         """Remove the vector, and then its hash, from points whose text is gone; return their number."""
-        removed = sum(len(ids) for _, ids in text_gone)
+        removed, name = sum(len(ids) for _, ids in text_gone), self.reader.vector_name
         if removed:
-            covered, largest = self.collection.count_with_vector(self.vector_name), self.settings.max_delete_fraction
+            covered, largest = self.collection.count_with_vector(name), self.settings.max_delete_fraction
             if removed > largest * covered:
                 raise InputError(
-                    f"{removed:,} of {covered:,} points with vector {self.vector_name!r} of collection "
-                    f"{self.collection.name!r} have no text under {self.layout.text_field!r} any more, more than the "
-                    f"fraction {largest} that may lose it. All others are done, and nothing was removed. Check the "
-                    "texts, or give --max-delete-fraction"
+                    f"{removed:,} of {covered:,} points with vector {name!r} of collection {self.collection.name!r} "
+                    f"have no text under {self.reader.layout.text_field!r} any more, more than the fraction {largest} "
+                    "that may lose it. All others are done, and nothing was removed. Check the texts, or give "
+                    "--max-delete-fraction"
                 )
             for part, ids in text_gone:
-                part.delete_vector_of(ids, self.vector_name)
-            remove_orphaned_hashes(self.collection, self.vector_name)
+                part.delete_vector_of(ids, name)
+            remove_orphaned_hashes(self.collection, name)
         return removed

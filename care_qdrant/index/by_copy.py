@@ -167,8 +167,7 @@ def attach_by_copy(
                 "the last of them, and run the same command again"
             )
         # A point that has changed loses the vector of its former text.
-        is_new = not target.count()
-        passes.append(copy_points(origin, target, schema.dense, copying, is_new=is_new, on_progress=on_progress))
+        passes.append(copy_points(origin, target, schema.dense, copying, on_progress))
         attached = attach_vector(
             client, plan.version, model, vector_name=name, settings=settings, retries=retries, on_progress=on_progress
         )

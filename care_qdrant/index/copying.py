@@ -6,7 +6,7 @@ running it again, and a run over a finished copy is a full comparison of it.
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,10 +15,11 @@ from qdrant_client import models
 
 from care_qdrant.errors import InputError, NotVerified
 from care_qdrant.index.reservoir import Reservoir
-from care_qdrant.qdrant.collection import Collection, PointId, ids_beyond, in_pages
+from care_qdrant.qdrant.calls import in_pages
+from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.connection import tune_embedded
 from care_qdrant.qdrant.create import create_like, indexes_of
-from care_qdrant.qdrant.point_equality import ROUNDING, Measure, measures, same_point, vectors_of, without_vector
+from care_qdrant.qdrant.point_equality import ROUNDING, Measure, measures, same_point, vectors_of
 from care_qdrant.qdrant.schema import CollectionSchema
 from care_qdrant.qdrant.sender import MAX_BYTES, Sender, Write
 
@@ -138,11 +139,10 @@ def copy_points(
     target: Collection,
     vectors: Dense,
     settings: CopySettings,
-    *,
-    is_new: bool,
     on_progress: OnProgress = lambda _done, _total: None,
 ) -> Copied:
     """Make the target hold every point of the source."""
+    is_new = not (target.exists() and target.count())
     sample = Reservoir[PointId](SAMPLE)
     copy = _Copy(source, target, measures(vectors), settings, is_new, source.count(), on_progress)
     size = _page_size(source if settings.dry_run else target, vectors)
@@ -178,11 +178,19 @@ def verify_copy(
         originals, copies = source.retrieve(page, vectors=True), target.retrieve(page, vectors=True)
         for point_id, original in originals.items():
             copy = copies.get(point_id)
-            if copy is None or not same_point(without_vector(original, beside), without_vector(copy, beside), dense):
+            if copy is None or not same_point(original, copy, dense, beside):
                 raise NotVerified(
                     f"point {point_id!r} of collection {target.name!r} is not what {source.name!r} holds; "
                     "run the same command again"
                 )
+
+
+def ids_beyond(source: Collection, target: Collection) -> Iterator[list[PointId]]:
+    """Return the ids that the target has and the source has not, in lists that are not empty."""
+    for page in (part for ids in target.ids() for part in in_pages(ids, source.limits.page)):
+        known = source.retrieve(page, "looking ids up", payload=False)
+        if beyond := [point_id for point_id in page if point_id not in known]:
+            yield beyond
 
 
 @dataclass(slots=True)
@@ -218,8 +226,7 @@ class _Copy:
         self._note(len(added), len(changed), len(expected))
 
     def _differs(self, expected: models.Record, found: models.Record) -> bool:
-        beside = self.settings.beside
-        return not same_point(without_vector(expected, beside), without_vector(found, beside), self.measures)
+        return not same_point(expected, found, self.measures, self.settings.beside)
 
     def _note(self, added: int, changed: int, read: int) -> None:
         with self.lock:

@@ -58,7 +58,7 @@ def detach_vector(
     name, points = _checked_name(target.schema, vector_name), target.count()
     tune_embedded(client, target.name)
     cleaned = sum(_clean_payloads(part, name) for part in target.parts())
-    if name in {*target.schema.dense, *target.schema.sparse}:
+    if target.schema.has_vector(name):
         target.remove_vector(name)
     if rescoring_removal(name).keys() & target.schema.metadata.keys():
         target.update("removing what was measured", metadata=rescoring_removal(name))

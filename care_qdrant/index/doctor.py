@@ -5,10 +5,10 @@ from typing import Any
 
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.errors import CareError, InputError
+from care_qdrant.errors import InputError
 from care_qdrant.index.by_copy import plan_copy
 from care_qdrant.index.points import stored_text
-from care_qdrant.index.preflight import SAMPLE_POINTS, Preflight, examine
+from care_qdrant.index.preflight import SAMPLE_POINTS, Preflight, examine, problem_of
 from care_qdrant.index.settings import DocumentModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.contracts import Contract, VectorContract
@@ -115,19 +115,10 @@ def diagnose(
         model=contract.model,
         points_to_encode=todo,
         new_bytes=todo * contract.dim * BYTES_PER_NUMBER,
-        refusals=[str(problem) for problem in preflight.problems] + _no_documents(model),
+        refusals=[str(each) for each in (*preflight.problems, problem_of(model.require_documents)) if each],
         copy_plan=_copy_plan(target, name, contract) if needs_copy else [],
         notices=list(preflight.notices),
     )
-
-
-def _no_documents(model: DocumentModel) -> list[str]:
-    """Return why the documents of a model cannot be encoded here; empty where they can."""
-    try:
-        model.require_documents()
-    except CareError as error:
-        return [str(error)]
-    return []
 
 
 def _copy_plan(collection: Collection, vector_name: str, contract: VectorContract) -> list[str]:

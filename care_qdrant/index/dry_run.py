@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 
 from care_qdrant.encoders import Encoder
-from care_qdrant.encoders.ahead import Meter, calls_of, meter_of, run_ahead
+from care_qdrant.encoders.ahead import Meter, meter_of, run_ahead
 from care_qdrant.encoders.batching import token_batches
-from care_qdrant.index.plan import ChunkTask, Plan, check_vectors
+from care_qdrant.index.plan import ChunkTask, Plan
 from care_qdrant.index.reservoir import Reservoir
 from care_qdrant.index.settings import Estimate, IngestReport
-from care_qdrant.qdrant.create import PointVectors
+from care_qdrant.index.work import Maker
 from care_qdrant.qdrant.payload import chunk_payload
 from care_qdrant.types import Chunk
 
@@ -25,7 +25,7 @@ BYTES_PER_NUMBER = 4
 def estimate(
     plans: Iterable[Plan],
     report: IngestReport,
-    vectors: PointVectors,
+    maker: Maker,
     encoder: Callable[[], Encoder],
     batch_tokens: int,
     price_per_hour: float | None = None,
@@ -44,11 +44,11 @@ def estimate(
         documents += len({task.chunk.document.id for task in plan.encode})
         size += sum(payload_bytes(task.chunk, task.hashes) for task in (*plan.encode, *plan.update))
         sample.draw(plan.encode)
-    size += report.encoded * vectors.dense.dim * BYTES_PER_NUMBER
+    size += report.encoded * maker.numbers * BYTES_PER_NUMBER
     points = report.encoded + report.updated
     if not sample.drawn:
         return Estimate(points, tokens, size, None, cost=None if price_per_hour is None else 0.0)
-    rate, padding, idle = _measure(sample.drawn, vectors, encoder(), batch_tokens)
+    rate, padding, idle = _measure(sample.drawn, maker, encoder(), batch_tokens)
     hours = tokens / rate / 3_600
     return Estimate(
         points=points,
@@ -64,9 +64,7 @@ def estimate(
     )
 
 
-def _measure(
-    tasks: list[ChunkTask], vectors: PointVectors, encoder: Encoder, batch_tokens: int
-) -> tuple[float, float, float]:
+def _measure(tasks: list[ChunkTask], maker: Maker, encoder: Encoder, batch_tokens: int) -> tuple[float, float, float]:
     """Return tokens a second, padding and idle fraction: of batches of all lengths, until the time is over."""
     batches = [[tasks[index] for index in batch] for batch in token_batches([t.tokens for t in tasks], batch_tokens)]
     # From both ends and the middle in turn: the longest come first, and have a rate of their own.
@@ -83,11 +81,11 @@ def _measure(
 
     def run(batch: list[ChunkTask]) -> None:
         with meter.running([task.tokens for task in batch]):
-            check_vectors(encoder.encode([task.text for task in batch]), batch, vectors.dense.dim)
+            maker.make(batch)
 
     device = meter_of(encoder, meter)
     device.reset()  # loading, and the first call, are no idle time of a long run
-    with closing(run_ahead(timely(), run, lambda: calls_of(encoder))) as done:
+    with closing(run_ahead(timely(), run, maker.calls)) as done:
         for _ in done:
             pass
     return meter.tokens_per_second, meter.padding, device.idle_fraction

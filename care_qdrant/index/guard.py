@@ -12,7 +12,6 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-from care_qdrant.encoders import bm25
 from care_qdrant.errors import FingerprintMismatch, Rejected
 from care_qdrant.index.settings import IngestSettings
 from care_qdrant.qdrant.collection import Collection
@@ -45,7 +44,7 @@ class RunGuard:
         schema = self.collection.refresh()
         check_contract(schema, self.vectors.vector_name, self.vectors.dense)
         if self.vectors.sparse is not None:
-            check_sparse_contract(schema, SPARSE_VECTOR_NAME, bm25.ANALYSER)
+            check_sparse_contract(schema, SPARSE_VECTOR_NAME)
         identity = schema.metadata.get(IDENTITY_KEY)
         if self.identity is not None and identity != self.identity:
             raise FingerprintMismatch(

@@ -17,16 +17,16 @@ from care_qdrant.corpus.chunking import cut_documents
 from care_qdrant.corpus.files import CorpusPath
 from care_qdrant.corpus.rejects import RejectsFile
 from care_qdrant.corpus.rows import Reject
-from care_qdrant.encoders.ahead import Meter, calls_of, meter_of, report_of
+from care_qdrant.encoders.ahead import Meter, meter_of, report_of
 from care_qdrant.errors import CareError, InputError, QdrantError
 from care_qdrant.index.dry_run import estimate
 from care_qdrant.index.guard import RunGuard
-from care_qdrant.index.plan import ChunkTask, Plan, check_vectors, has_other_writers
+from care_qdrant.index.plan import ChunkTask, Plan, has_other_writers
 from care_qdrant.index.points import remove_orphaned_hashes
 from care_qdrant.index.reading import Cut, Reader, Reading, Source, open_source, require_document, sparse_contract
 from care_qdrant.index.seen import Seen, delete_missing, delete_surplus_chunks
 from care_qdrant.index.settings import DocumentModel, IngestReport, IngestSettings
-from care_qdrant.index.work import WINDOWS_AHEAD, Worker, read_ahead
+from care_qdrant.index.work import WINDOWS_AHEAD, Worker, document_vectors, read_ahead
 from care_qdrant.progress import Progress
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import (
@@ -40,7 +40,7 @@ from care_qdrant.qdrant.create import (
 )
 from care_qdrant.qdrant.quantization import record_rescoring
 from care_qdrant.qdrant.retry import RetryPolicy
-from care_qdrant.types import Document, Vectors
+from care_qdrant.types import Document
 
 logger = logging.getLogger(__name__)
 
@@ -168,11 +168,9 @@ class _Run:
         name, fingerprint = self.vectors.vector_name, self.vectors.dense.fingerprint
         self.report = IngestReport(collection=self.collection.name, vector_name=name, fingerprint=fingerprint)
         self.worker = Worker(
-            self._make,
+            document_vectors(self.model, self.vectors.dense.dim),
             lambda task, row: task.point(self.vectors, row),
-            self.vectors.dense.dim,
             self.settings.batch_tokens,
-            lambda: calls_of(self.model.document_encoder),
         )
 
     @property
@@ -203,7 +201,7 @@ class _Run:
             with closing(read_ahead(plans, WINDOWS_AHEAD)) as ahead:
                 noted = map(self._note, ahead)
                 load, batch_tokens = lambda: self.model.document_encoder, self.settings.batch_tokens
-                self.report.estimate = estimate(noted, self.report, self.vectors, load, batch_tokens, price)
+                self.report.estimate = estimate(noted, self.report, self.worker.maker, load, batch_tokens, price)
         else:
             self._write(plans)
         self._sync()
@@ -290,11 +288,6 @@ class _Run:
         self.collection.delete(gone)
         self.report.deleted += len(gone)
         self.report.updated += len(plan.update)
-
-    def _make(self, tasks: Sequence[ChunkTask]) -> Vectors:
-        vectors = self.model.document_encoder.encode([task.text for task in tasks])
-        check_vectors(vectors, tasks, self.vectors.dense.dim)
-        return vectors
 
     def _note_batch(self, plan: Plan, tasks: Sequence[ChunkTask]) -> None:
         self.report.encoded += len(tasks)

@@ -6,14 +6,10 @@ from typing import Any
 
 from qdrant_client import models
 
-from care_qdrant.encoders import bm25
-from care_qdrant.encoders.usable import require_usable
-from care_qdrant.index.work import Window
+from care_qdrant.index.work import Task, Window
 from care_qdrant.qdrant.collection import Collection, PointId
-from care_qdrant.qdrant.contracts import SparseContract
 from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME, PointVectors
 from care_qdrant.qdrant.payload import chunk_payload, content_hash, payload_hash
-from care_qdrant.qdrant.sender import Kind
 from care_qdrant.types import CARE_KEY, Chunk, Vectors, point_id
 
 
@@ -27,7 +23,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkTask:
+class ChunkTask(Task):
     """A chunk that has to be written."""
 
     chunk: Chunk
@@ -35,21 +31,6 @@ class ChunkTask:
     """None for a point that is not there yet."""
     hashes: dict[str, str]
     """Content hash of each vector that this run writes, by vector name."""
-
-    @property
-    def text(self) -> str:
-        """What the encoder reads."""
-        return self.chunk.embedded_text
-
-    @property
-    def tokens(self) -> int:
-        """Length of the text."""
-        return self.chunk.tokens
-
-    @property
-    def kind(self) -> Kind:
-        """How the point is written."""
-        return "insert" if self.stored is None else "update"
 
     def lacks(self, vector_name: str) -> bool:
         """Return whether the stored point has no vector of this name that was made of this text by this model."""
@@ -59,7 +40,7 @@ class ChunkTask:
         """Build the point, with those of its vectors that have to be written."""
         written: dict[str, Any] = {} if vector is None else {vectors.vector_name: vector}
         if vectors.sparse is not None and self.lacks(SPARSE_VECTOR_NAME):
-            terms = _sparse_vector(self.chunk, vectors.sparse)
+            terms = vectors.sparse.vector(self.text, self.chunk.terms)
             # A text without terms needs no vector, except to replace that of an older text.
             if terms.indices or self.stored is not None:
                 written[SPARSE_VECTOR_NAME] = terms
@@ -97,8 +78,17 @@ def make_plan(
     for chunks in documents:
         longest = 0
         for chunk in chunks:
-            task = ChunkTask(chunk, stored.get(chunk.point_id), _hashes(chunk, vectors))
-            longest = max(longest, task.stored.chunks if task.stored else 0)
+            found = stored.get(chunk.point_id)
+            task = ChunkTask(
+                chunk,
+                found,
+                _hashes(chunk, vectors),
+                text=chunk.embedded_text,
+                tokens=chunk.tokens,
+                name=f"document {chunk.document.id!r}",
+                kind="insert" if found is None else "update",
+            )
+            longest = max(longest, found.chunks if found else 0)
             _sort_in(plan, task, vectors)
         document_id = chunks[0].document.id
         plan.surplus += [point_id(document_id, number) for number in range(len(chunks), longest)]
@@ -142,11 +132,6 @@ def read_stored(collection: Collection, ids: Sequence[str]) -> dict[str, Stored]
     return found
 
 
-def check_vectors(vectors: Vectors, tasks: Sequence[ChunkTask], dim: int) -> None:
-    """Refuse what Qdrant might accept and never find again."""
-    require_usable(vectors, (len(tasks), dim), lambda row: f"document {tasks[row].chunk.document.id!r}")
-
-
 def _sort_in(plan: Plan, task: ChunkTask, vectors: PointVectors) -> None:
     if task.lacks(vectors.vector_name):
         plan.encode.append(task)
@@ -158,12 +143,7 @@ def _sort_in(plan: Plan, task: ChunkTask, vectors: PointVectors) -> None:
 
 def _hashes(chunk: Chunk, vectors: PointVectors) -> dict[str, str]:
     title = chunk.document.title
-    hashes = {vectors.vector_name: content_hash(vectors.dense.fingerprint, title, chunk.text)}
+    hashes = {vectors.vector_name: content_hash(vectors.dense.constants, title, chunk.text)}
     if vectors.sparse is not None:
         hashes[SPARSE_VECTOR_NAME] = content_hash(vectors.sparse.constants, title, chunk.text)
     return hashes
-
-
-def _sparse_vector(chunk: Chunk, sparse: SparseContract) -> models.SparseVector:
-    counts = bm25.term_counts(chunk.embedded_text) if chunk.terms is None else chunk.terms
-    return bm25.weighted(counts, average_length=sparse.average_length, k1=sparse.k1, b=sparse.b)

@@ -2,17 +2,16 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from qdrant_client import models
 
 from care_qdrant.encoders import TokenCounter
 from care_qdrant.errors import InputError
-from care_qdrant.index.work import Window
+from care_qdrant.index.work import Task, Window
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.layout import NODE_TEXTS, Layout, guess_layout, lookup
 from care_qdrant.qdrant.payload import content_hash, node_embedded_texts
-from care_qdrant.qdrant.sender import Kind
 from care_qdrant.types import CARE_KEY, embedded_text
 
 WINDOW_POINTS = 4_096
@@ -24,15 +23,12 @@ _OUR_ENTRIES = frozenset({"chunk", "chunks", "payload", "vectors"})
 
 
 @dataclass(frozen=True, slots=True)
-class PointTask:
+class PointTask(Task):
     """The text of a stored point, which lacks the vector of it."""
 
     id: PointId
-    text: str
     hash: str
     """Hash of the model and the text, which the point will carry."""
-    tokens: int
-    kind: ClassVar[Kind] = "attach"
 
 
 @dataclass(slots=True)
@@ -57,46 +53,49 @@ class Characters:
         return [len(text) for text in texts]
 
 
-def read_windows(
-    collection: Collection, layout: Layout, vector_name: str, fingerprint: str, counter: TokenCounter
-) -> Iterator[PointWindow]:
-    """Read all points of a collection and return those that need a vector, some thousand at a time."""
-    for part in collection.parts():
-        window = PointWindow(part)
-        for records in part.scroll():
-            sort_points(window, records, layout, vector_name, fingerprint, counter)
-            if len(window.encode) >= WINDOW_POINTS:
-                yield window
-                window = PointWindow(part)
-        yield window
+@dataclass(frozen=True, slots=True)
+class PointReader:
+    """Tells which points of a collection need a vector."""
 
+    layout: Layout
+    vector_name: str
+    constants: str
+    """All that decides a vector but its text."""
+    counter: TokenCounter
 
-def sort_points(
-    window: PointWindow,
-    records: Sequence[models.Record],
-    layout: Layout,
-    vector_name: str,
-    fingerprint: str,
-    counter: TokenCounter,
-) -> None:
-    """Add stored points to a window by what they need; the arguments are those of `read_windows`."""
-    window.read += len(records)
-    todo = []
-    for record in records:
-        payload = record.payload or {}
-        require_free_key(window.place.name, payload, record.id)
-        expected = expected_hash(layout, payload, vector_name, fingerprint)
-        stored = stored_hash(payload, vector_name)
-        if expected is None:
-            window.without_text += 1
-            window.in_other_field += other_text_field(layout, payload) is not None
-            window.text_gone += [record.id] if stored is not None else []
-        elif stored == expected:
-            window.unchanged += 1
-        else:
-            todo.append((record.id, stored_text(layout, payload), expected))
-    lengths = counter.count_tokens([text for _, text, _ in todo])
-    window.encode += [PointTask(*each, tokens) for each, tokens in zip(todo, lengths, strict=True)]
+    def windows(self, collection: Collection) -> Iterator[PointWindow]:
+        """Read all points of a collection and return those that need a vector, some thousand at a time."""
+        for part in collection.parts():
+            window = PointWindow(part)
+            for records in part.scroll():
+                self.sort(window, records)
+                if len(window.encode) >= WINDOW_POINTS:
+                    yield window
+                    window = PointWindow(part)
+            yield window
+
+    def sort(self, window: PointWindow, records: Sequence[models.Record]) -> None:
+        """Add stored points to a window by what they need."""
+        window.read += len(records)
+        todo = []
+        for record in records:
+            payload = record.payload or {}
+            require_free_key(window.place.name, payload, record.id)
+            expected = expected_hash(self.layout, payload, self.vector_name, self.constants)
+            stored = stored_hash(payload, self.vector_name)
+            if expected is None:
+                window.without_text += 1
+                window.in_other_field += other_text_field(self.layout, payload) is not None
+                window.text_gone += [record.id] if stored is not None else []
+            elif stored == expected:
+                window.unchanged += 1
+            else:
+                todo.append((record.id, stored_text(self.layout, payload), expected))
+        lengths = self.counter.count_tokens([text for _, text, _ in todo])
+        window.encode += [
+            PointTask(id_, digest, text=text, tokens=tokens, name=f"point {id_!r}", kind="attach")
+            for (id_, text, digest), tokens in zip(todo, lengths, strict=True)
+        ]
 
 
 def stored_text(layout: Layout, payload: Mapping[str, Any]) -> str:

@@ -62,7 +62,7 @@ def examine(
     """Examine a collection as an attach would."""
     schema, points, sample = collection.schema, collection.count(), collection.sample(SAMPLE_POINTS)
     payloads = [record.payload or {} for record in sample]
-    has_vector = vector_name in {*schema.dense, *schema.sparse}
+    has_vector = schema.has_vector(vector_name)
     layout, no_layout = _layout(payloads, text_field or schema.text_field(vector_name), collection.name)
     lost_contract = isinstance(contract, VectorContract) and _has_lost_contract(
         schema, vector_name, contract, layout, payloads
@@ -73,7 +73,7 @@ def examine(
         lambda: (
             _require_free_or_ours(schema, vector_name, contract, lost_contract=lost_contract)
             if isinstance(contract, VectorContract)
-            else _require_free_or_bm25(schema, vector_name, contract)
+            else _require_free_or_bm25(schema, vector_name)
         ),
         lambda: _require_free_keys(collection.name, sample),
         lambda: _require_room(schema, vector_name, contract, points),
@@ -85,7 +85,7 @@ def examine(
         sampled_without_text=sum(layout is None or layout.find_text(payload) is None for payload in payloads),
         has_vector=has_vector,
         # A collection that was filled once may be filled again.
-        problems=(*filter(None, map(_problem, checks)), *(no_layout if payloads or not has_vector else ())),
+        problems=(*filter(None, map(problem_of, checks)), *(no_layout if payloads or not has_vector else ())),
         notices=(*_notices(schema), *_text_notices(layout, payloads)),
         lost_contract=lost_contract,
     )
@@ -107,7 +107,8 @@ def _layout(
         return None, [InputError(f"collection {collection!r}: {error}, with --text-field")]
 
 
-def _problem(check: Callable[[], object]) -> CareError | None:
+def problem_of(check: Callable[[], object]) -> CareError | None:
+    """Return what a check refuses, None where it passes."""
     try:
         check()
     except CareError as error:
@@ -116,7 +117,7 @@ def _problem(check: Callable[[], object]) -> CareError | None:
 
 
 def _require_named_vectors(collection: Collection, vector_name: str) -> None:
-    if vector_name in {*collection.schema.dense, *collection.schema.sparse}:
+    if collection.schema.has_vector(vector_name):
         return
     try:
         feature = f"adding a vector to collection {collection.name!r} while it is in use"
@@ -194,11 +195,11 @@ def _require_free_or_ours(
         )
 
 
-def _require_free_or_bm25(schema: CollectionSchema, vector_name: str, contract: SparseContract) -> None:
+def _require_free_or_bm25(schema: CollectionSchema, vector_name: str) -> None:
     if vector_name in schema.dense:
         raise SchemaMismatch(f"{vector_name!r} is a dense vector of collection {schema.name!r}; use another name")
     if vector_name in schema.sparse:
-        check_sparse_contract(schema, vector_name, contract.fingerprint)
+        check_sparse_contract(schema, vector_name)
 
 
 def _require_free_keys(collection: str, sample: Sequence[models.Record]) -> None:

@@ -4,8 +4,8 @@ import time
 from dataclasses import dataclass
 
 from care_qdrant.errors import InputError
-from care_qdrant.index.copying import CopySettings, OnProgress, copy_points, verify_copy
-from care_qdrant.qdrant.collection import Collection, ids_beyond
+from care_qdrant.index.copying import CopySettings, OnProgress, copy_points, ids_beyond, verify_copy
+from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.contracts import METADATA_PREFIX
 from care_qdrant.qdrant.create import create_like, indexes_of
 from care_qdrant.qdrant.schema import CollectionSchema
@@ -55,9 +55,9 @@ def promote_collection(
     source.resolve()
     schema = source.refresh()
     schema.require_whole()
-    is_new = _prepare(source, target, schema, settings)
-    vectors = schema.dense if settings.dry_run and is_new else target.schema.dense
-    copied = copy_points(source, target, vectors, settings, is_new=is_new, on_progress=on_progress)
+    _prepare(source, target, schema, settings)
+    vectors = schema.dense if settings.dry_run and not target.exists() else target.schema.dense
+    copied = copy_points(source, target, vectors, settings, on_progress)
     if not settings.dry_run:
         verify_copy(source, target, vectors, copied.sample)
     return PromotionReport(
@@ -73,8 +73,8 @@ def promote_collection(
     )
 
 
-def _prepare(source: Collection, target: Collection, schema: CollectionSchema, settings: CopySettings) -> bool:
-    """Check the target that exists, or create it; return whether it is empty or, in a dry run, does not exist."""
+def _prepare(source: Collection, target: Collection, schema: CollectionSchema, settings: CopySettings) -> None:
+    """Check the target that exists, or create it; a dry run creates nothing."""
     behind = target.aliases().get(target.name)
     if behind is not None:
         raise InputError(
@@ -84,7 +84,7 @@ def _prepare(source: Collection, target: Collection, schema: CollectionSchema, s
     metadata = schema.portable_metadata
     if not target.exists():
         if settings.dry_run:
-            return True
+            return
         create_like(target, schema, metadata)
     found, points = target.refresh(), target.count()
     found.require_whole()
@@ -100,4 +100,3 @@ def _prepare(source: Collection, target: Collection, schema: CollectionSchema, s
         ours = (key for key in metadata if key.startswith(METADATA_PREFIX) and key not in found.metadata)
         if lacking := {key: metadata[key] for key in ours}:
             target.update("writing the contracts", metadata=lacking)
-    return not points

@@ -167,10 +167,9 @@ def publish_collection(
     origin = Collection(client, source, retries).resolve()
     versions = read_versions(origin, alias or source)
     target = origin.sibling(versions.name_for(origin.name))
-    if settings.dry_run:
-        copied, known_items, deleted_versions = _compare(origin, target, on_progress), None, []
-    else:
-        copied, known_items = _build(origin, target, on_progress)
+    copied, known_items = _copy(origin, target, settings, on_progress)
+    deleted_versions: list[str] = []
+    if not settings.dry_run:
         record = VersionRecord(origin.name, replaces=versions.live)
         target.update("recording what it replaces", metadata=record.metadata())
         target.switch_alias(versions.alias)
@@ -217,22 +216,18 @@ def roll_back(
     return RollbackReport(alias, former.name, live.name, former.count(), live.count(), dry_run)
 
 
-def _compare(origin: Collection, target: Collection, on_progress: OnProgress) -> Copied:
-    """Count what would be written."""
-    origin.schema.require_whole()
-    copying = CopySettings(delete_others=True, dry_run=True)
-    is_new = not target.exists()
-    return copy_points(origin, target, origin.schema.dense, copying, is_new=is_new, on_progress=on_progress)
-
-
-def _build(origin: Collection, target: Collection, on_progress: OnProgress) -> tuple[Copied, KnownItems]:
-    """Make the version equal to the source, and verify it."""
+def _copy(
+    origin: Collection, target: Collection, settings: PublishSettings, on_progress: OnProgress
+) -> tuple[Copied, KnownItems | None]:
+    """Make the version equal to the source, and verify it; in a dry run, count what would be written."""
     schema = origin.schema
     schema.require_whole()
-    prepare_target(target, schema, schema.portable_metadata | VersionRecord(origin.name).metadata())
-    copying = CopySettings(overwrite=True, delete_others=True)
-    is_new = not target.count()
-    copied = copy_points(origin, target, schema.dense, copying, is_new=is_new, on_progress=on_progress)
+    if not settings.dry_run:
+        prepare_target(target, schema, schema.portable_metadata | VersionRecord(origin.name).metadata())
+    copying = CopySettings(overwrite=True, delete_others=True, dry_run=settings.dry_run)
+    copied = copy_points(origin, target, schema.dense, copying, on_progress)
+    if settings.dry_run:
+        return copied, None
     wait_until_indexed(target)
     verify_copy(origin, target, schema.dense, copied.sample)
     return copied, check_known_items(origin, target, schema.dense, copied.sample[:KNOWN_ITEMS])

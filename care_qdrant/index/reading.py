@@ -122,8 +122,7 @@ def sparse_contract(rows: Iterator[Document | Reject]) -> tuple[SparseContract, 
             texts.append(embedded_text(row.title, row.text))
         if len(texts) == WINDOW_DOCUMENTS:
             break
-    contract = SparseContract(bm25.ANALYSER, bm25.DEFAULT_K1, bm25.DEFAULT_B, bm25.average_length(texts))
-    return contract, chain(first, rows)
+    return SparseContract.with_average(bm25.average_length(texts)), chain(first, rows)
 
 
 @dataclass(frozen=True, slots=True)

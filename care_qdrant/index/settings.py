@@ -34,6 +34,12 @@ class DocumentModel(Protocol):
         """Loaded when the first chunk has to be encoded, and not before."""
 
 
+def require_fraction(option: str, value: float) -> None:
+    """Refuse a value that is no fraction."""
+    if not 0 <= value <= 1:
+        raise InputError(f"{option} is {value}; expected a fraction from 0 to 1")
+
+
 @dataclass(frozen=True, slots=True)
 class Shard:
     """One of ``of`` disjoint shards of a corpus, counted from 1, by a hash of the document id that never changes."""
@@ -90,8 +96,7 @@ class IngestSettings:
     def __post_init__(self) -> None:
         if self.sync and self.limit is not None:
             raise InputError("--sync needs the whole corpus, and --limit reads a part of it; leave one out")
-        if not 0 <= self.max_delete_fraction <= 1:
-            raise InputError(f"--max-delete-fraction is {self.max_delete_fraction}; expected a fraction from 0 to 1")
+        require_fraction("--max-delete-fraction", self.max_delete_fraction)
         if self.batch_tokens < 1 or (self.limit is not None and self.limit < 1):
             raise InputError(f"batch_tokens {self.batch_tokens} and --limit {self.limit} must be at least 1")
 

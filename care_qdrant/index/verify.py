@@ -1,7 +1,7 @@
 """Checks the vectors of a collection: made of the present texts, by this model, and found by its query encoder."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any, Protocol
@@ -10,7 +10,6 @@ import numpy as np
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.encoders import Encoder, bm25
-from care_qdrant.index.attach import bm25_rows
 from care_qdrant.index.points import (
     expected_hash,
     other_field_warning,
@@ -106,34 +105,6 @@ _Point = tuple[PointId, Mapping[str, Any]]
 _Sample = list[_Point]
 
 
-@dataclass(frozen=True, slots=True)
-class _Check:
-    """Makes the vectors of a sample again."""
-
-    cosines: Callable[[Sequence[Any], Sequence[Sequence[str]]], Iterable[float]]
-    """Returns the highest cosine of each stored vector with those of the texts that it may be of."""
-    queries: Callable[[Sequence[str]], list[Any]]
-    """Returns what has to find the documents with these openings."""
-
-
-def _dense_check(model: PairModel) -> _Check:
-    def cosines(stored: Sequence[Any], possible: Sequence[Sequence[str]]) -> Iterator[float]:
-        made = iter(model.document_encoder.encode(list(chain.from_iterable(possible))))
-        for vector, texts in zip(stored, possible, strict=True):
-            row, rows = np.asarray(vector, dtype=np.float32), np.stack(list(islice(made, len(texts))))
-            yield float((rows @ row / (np.linalg.norm(row) * np.linalg.norm(rows, axis=1))).max())
-
-    return _Check(cosines, lambda openings: list(model.query_encoder.encode(openings).tolist()))
-
-
-def _bm25_check(contract: SparseContract) -> _Check:
-    def cosines(stored: Sequence[Any], possible: Sequence[Sequence[str]]) -> Iterator[float]:
-        for vector, texts in zip(stored, possible, strict=True):
-            yield max(_sparse_cosine(vector, made) for made in bm25_rows(contract, texts))
-
-    return _Check(cosines, lambda openings: list(map(bm25.query_vector, openings)))
-
-
 def verify_collection(
     client: QdrantClient,
     collection: str,
@@ -163,13 +134,11 @@ def verify_collection(
     contract: VectorContract | SparseContract
     if model is None:
         name = vector_name or find_bm25(target.schema) or bm25.VECTOR_NAME
-        contract = check_sparse_contract(target.schema, name, bm25.ANALYSER)
-        hashed, check = contract.constants, _bm25_check(contract)
+        contract = check_sparse_contract(target.schema, name)
     else:
         contract = model.contract()
         name = vector_name or target.schema.made_by(contract.fingerprint) or model.name
         check_contract(target.schema, name, contract)
-        hashed, check = contract.fingerprint, _dense_check(model)
     report = VerifyReport(target.name, name, contract.fingerprint, name in target.schema.attached)
     preflight = examine(target, name, contract, text_field)
     if preflight.is_emptied:
@@ -177,10 +146,10 @@ def verify_collection(
         return report
     if preflight.layout is None:
         raise preflight.problems[0]
-    sample = _count(target, report, preflight.layout, hashed, settings.sample)
+    sample = _count(target, report, preflight.layout, contract.constants, settings.sample)
     if warning := other_field_warning(report.points, report.in_other_field, preflight.layout.text_field):
         report.problems.append(warning)
-    _check_sample(target, report, check, preflight.layout, sample)
+    _check_sample(target, report, model, contract, preflight.layout, sample)
     report.problems += _problems(report, settings)
     return report
 
@@ -211,7 +180,14 @@ def _count(collection: Collection, report: VerifyReport, layout: Layout, hashed:
     return claims.drawn if report.is_attached else claims.drawn + silent.drawn
 
 
-def _check_sample(collection: Collection, report: VerifyReport, check: _Check, layout: Layout, sample: _Sample) -> None:
+def _check_sample(
+    collection: Collection,
+    report: VerifyReport,
+    model: PairModel | None,
+    contract: VectorContract | SparseContract,
+    layout: Layout,
+    sample: _Sample,
+) -> None:
     """Make the vectors of a sample again, and search for its points by their own openings."""
     name = report.vector_name
     records = collection.retrieve([point_id for point_id, _ in sample], payload=False, vectors=True)
@@ -223,13 +199,34 @@ def _check_sample(collection: Collection, report: VerifyReport, check: _Check, l
     if not pairs:
         return
     possible = [possible_texts(layout, payload) for _, payload in pairs]
-    report.lowest_cosine = min(check.cosines([stored[point_id][name] for point_id, _ in pairs], possible))
-    queries = check.queries([stored_text(layout, payload)[:OPENING_CHARACTERS] for _, payload in pairs])
+    report.lowest_cosine = min(_cosines(model, contract, [stored[point_id][name] for point_id, _ in pairs], possible))
+    openings = [stored_text(layout, payload)[:OPENING_CHARACTERS] for _, payload in pairs]
+    queries: list[Any] = (
+        list(map(bm25.query_vector, openings)) if model is None else model.query_encoder.encode(openings).tolist()
+    )
     found = _search(collection, name, queries)
     known = [_is_among(point_id, payload, hits, layout) for (point_id, payload), hits in zip(pairs, found, strict=True)]
     report.known_items = sum(known) / len(known)
     if name in collection.schema.dense:
         _check_quantization(collection, report, queries)
+
+
+def _cosines(
+    model: PairModel | None,
+    contract: VectorContract | SparseContract,
+    stored: Sequence[Any],
+    possible: Sequence[Sequence[str]],
+) -> Iterator[float]:
+    """Return the highest cosine of each stored vector with those of the texts that it may be of."""
+    if isinstance(contract, SparseContract):
+        for vector, texts in zip(stored, possible, strict=True):
+            yield max(_sparse_cosine(vector, contract.vector(text)) for text in texts)
+        return
+    assert model is not None
+    made = iter(model.document_encoder.encode(list(chain.from_iterable(possible))))
+    for vector, texts in zip(stored, possible, strict=True):
+        row, rows = np.asarray(vector, dtype=np.float32), np.stack(list(islice(made, len(texts))))
+        yield float((rows @ row / (np.linalg.norm(row) * np.linalg.norm(rows, axis=1))).max())
 
 
 def _sparse_cosine(stored: Any, made: models.SparseVector) -> float:

@@ -12,36 +12,39 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from qdrant_client import models
 
-from care_qdrant.encoders.ahead import Meter, run_ahead
+from care_qdrant.encoders.ahead import Meter, calls_of, run_ahead
 from care_qdrant.encoders.batching import token_batches
+from care_qdrant.encoders.usable import require_usable
+from care_qdrant.index.settings import DocumentModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import tune_embedded
-from care_qdrant.qdrant.sender import Kind, Sender, Write, in_requests
+from care_qdrant.qdrant.contracts import SparseContract
+from care_qdrant.qdrant.sender import Kind, Sender, Write, by_size
 from care_qdrant.types import Vectors
 
 WINDOWS_AHEAD = 2
+TERM_NUMBERS = 512
+"""Numbers of a vector of terms, about."""
 LEAVE_SECONDS = 2.0
 """Waited for the reader when its consumer stops. One that reads an idle pipe never ends, and is left behind."""
 
 
-class Task(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
     """A text that a point needs a vector of."""
 
-    @property
-    def text(self) -> str:
-        """What the encoder reads."""
-
-    @property
-    def tokens(self) -> int:
-        """Its length, counted when it was read."""
-
-    @property
-    def kind(self) -> Kind:
-        """How its point is written."""
+    text: str
+    """What the encoder reads."""
+    tokens: int
+    """Its length, counted when it was read."""
+    name: str
+    """What messages call it."""
+    kind: Kind
+    """How its point is written."""
 
 
 I = TypeVar("I")  # noqa: E741  # an item
@@ -63,22 +66,45 @@ class Window(Generic[T]):
     """Texts that are stored as they should be."""
 
 
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """Makes the vectors of tasks."""
+
+    make: Callable[[Sequence[Any]], Rows]
+    """Return the vectors of tasks, checked."""
+    numbers: int
+    """Numbers of a vector, at least about: requests are cut by size."""
+    calls: Callable[[], int] = lambda: 1
+    """Return how many batches `make` can use at a time; asked before the first one."""
+
+
+def document_vectors(model: DocumentModel, dim: int) -> Maker:
+    """Return the maker that encodes by a model's document encoder, and refuses what Qdrant would never find again."""
+
+    def make(tasks: Sequence[Task]) -> Rows:
+        vectors = model.document_encoder.encode([task.text for task in tasks])
+        require_usable(vectors, (len(tasks), dim), lambda row: tasks[row].name)
+        return vectors
+
+    return Maker(make, dim, lambda: calls_of(model.document_encoder))
+
+
+def term_vectors(contract: SparseContract) -> Maker:
+    """Return the maker of BM25 vectors."""
+    return Maker(lambda tasks: [contract.vector(task.text) for task in tasks], TERM_NUMBERS)
+
+
 @dataclass(slots=True)
 class Worker(Generic[T]):
     """Encodes and writes tasks."""
 
-    make: Callable[[Sequence[T]], Rows]
-    """Return the vectors of tasks, checked."""
+    maker: Maker
     point: Callable[[T, Any], models.PointStruct]
     """Return what is written for a task, with its vector; with None where that is stored already."""
-    numbers: int
-    """Numbers of a vector, at least about: requests are cut by size."""
     batch_tokens: int
     """Padded tokens of one batch."""
-    calls: Callable[[], int] = lambda: 1
-    """Return how many batches `make` can use at a time; asked before the first one."""
     meter: Meter = field(default_factory=Meter)
-    """Of `make`."""
+    """Of the maker."""
     stop: threading.Event = field(default_factory=threading.Event)
     """When it is set, the run ends after the batch that is being encoded."""
     sender: Sender | None = None
@@ -99,7 +125,7 @@ class Worker(Generic[T]):
         tune_embedded(collection.client, collection.name)
         with closing(read_ahead(windows, WINDOWS_AHEAD)) as ready, Sender(collection) as self.sender:
             batches = self._batches(ready, begin)
-            with closing(run_ahead(batches, lambda batch: self._encode(batch[1]), self.calls)) as encoded:
+            with closing(run_ahead(batches, lambda batch: self._encode(batch[1]), self.maker.calls)) as encoded:
                 for (window, tasks), rows in encoded:
                     self.sender.submit(partial(self.requests, tasks, rows, window.place.limits.write), window.place)
                     on_batch(window, tasks)
@@ -122,7 +148,7 @@ class Worker(Generic[T]):
 
     def _encode(self, tasks: Sequence[T]) -> Rows:
         with self.meter.running([task.tokens for task in tasks]):
-            return self.make(tasks)
+            return self.maker.make(tasks)
 
     def requests(self, tasks: Sequence[T], rows: Rows | None, size: int) -> Iterator[Write]:
         """Build points, for a sender's thread, so that the encoder does not wait; ``rows`` None keeps the vectors."""
@@ -132,7 +158,7 @@ class Worker(Generic[T]):
             points = [(task.kind, self.point(task, row)) for task, row in zip(page, found, strict=True)]
             for kind in dict.fromkeys(kind for kind, _ in points):
                 write = Write([point for its, point in points if its == kind], kind)
-                yield from in_requests(write, self.numbers, size)
+                yield from by_size(write, self.maker.numbers, size)
 
 
 @dataclass(frozen=True, slots=True)

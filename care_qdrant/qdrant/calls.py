@@ -4,7 +4,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import TypeVar
 
@@ -13,10 +13,19 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.errors import Unreachable
 from care_qdrant.qdrant.connection import client_lock, is_embedded
 from care_qdrant.qdrant.nodes import ClusterClient
-from care_qdrant.qdrant.retry import NotCompleted, Outage, RetryPolicy, describe_error, is_unanswered, least_delay
+from care_qdrant.qdrant.retry import (
+    NotCompleted,
+    Outage,
+    RequestTooLarge,
+    RetryPolicy,
+    describe_error,
+    is_unanswered,
+    least_delay,
+)
 
 logger = logging.getLogger(__name__)
 
+I = TypeVar("I")  # noqa: E741  # an item
 T = TypeVar("T")
 Written = models.UpdateResult | Sequence[models.UpdateResult]
 
@@ -28,6 +37,25 @@ def seconds_left() -> int | None:
     """Return how long a server may take for a request, at least a second; None leaves it to the client's timeout."""
     deadline = DEADLINE.get()
     return None if deadline is None else max(1, math.ceil(deadline - time.monotonic()))
+
+
+def in_pages(items: Sequence[I], size: int) -> Iterator[Sequence[I]]:
+    """Cut items into runs of at most ``size``."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def in_requests(items: Sequence[I], size: int, call: Callable[[Sequence[I]], T]) -> Iterator[T]:
+    """Call something on pages of items, and on halves of a page that the server finds too large."""
+    for page in in_pages(items, size):
+        try:
+            done = call(page)
+        except RequestTooLarge:
+            if len(page) == 1:
+                raise
+            yield from in_requests(page, (len(page) + 1) // 2, call)
+        else:
+            yield done
 
 
 class Calls:

@@ -11,15 +11,13 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import InputError, Rejected
 from care_qdrant.qdrant import bulk
-from care_qdrant.qdrant.calls import Calls, Written, seconds_left
+from care_qdrant.qdrant.calls import Calls, Written, in_requests, seconds_left
 from care_qdrant.qdrant.connection import require_server
-from care_qdrant.qdrant.contract_checks import changed_probes, check_probes, foreign_probes
 from care_qdrant.qdrant.contracts import Contract, contract_metadata
 from care_qdrant.qdrant.embedded_search import search_arrays
-from care_qdrant.qdrant.learned import LearnedContract, learned_metadata, probe_ids, probe_texts, probe_vectors
+from care_qdrant.qdrant.learned import LearnedContract, learned_metadata
 from care_qdrant.qdrant.retry import RequestTooLarge, RetryPolicy
 from care_qdrant.qdrant.schema import IDENTITY_KEY, CollectionSchema, Limits
-from care_qdrant.types import Vectors
 
 logger = logging.getLogger(__name__)
 
@@ -209,28 +207,6 @@ class Collection(Calls):
         """Record the query encoder that was learned from a vector, or remove the record when it is None."""
         self.update("writing the contract of a query encoder", metadata=learned_metadata(vector_name, contract))
 
-    def require_learned_from(self, vector_name: str, encode: Callable[[Sequence[str]], Vectors] | None = None) -> None:
-        """Refuse a vector whose query encoder was learned from other vectors than those stored now: one request.
-
-        Where some were written again, a second request reads the texts, and ``encode``, the query encoder that was
-        learned, compares each with its own; without it, those that were written again are counted.
-
-        Raises:
-            FingerprintMismatch: Another model made too many of them.
-        """
-        learned = self.schema.learned.get(vector_name)
-        if learned is None:
-            return
-        what = "reading sampled vectors"
-        records = self.retrieve(probe_ids(learned), what, payload=False, vectors=[vector_name])
-        stored = probe_vectors(records.values(), vector_name)
-        foreign = changed_probes(learned, stored)
-        if foreign and encode is not None:
-            payloads = self.retrieve(probe_ids(learned), "reading sampled texts", payload=True, vectors=[])
-            texts = probe_texts(payloads.values(), learned)
-            foreign = foreign_probes(foreign, texts, stored, encode)
-        check_probes(self.schema, vector_name, learned, stored, foreign, compared=encode is not None)
-
     def wait_for_optimizer(
         self, longest_seconds: float, poll_seconds: float = 0.1, *, sleep: Callable[[float], None] = time.sleep
     ) -> models.CollectionInfo:
@@ -246,10 +222,15 @@ class Collection(Calls):
             sleep(poll_seconds)
 
     def add_vector(self, vector_name: str, config: models.VectorNameConfig) -> None:
-        """Add a vector to the schema; existing points do not have it yet."""
+        """Add a vector to the schema, unless it is there; existing points do not have it yet."""
         self._require_rest()
         self._schema = None
-        self.call("adding the vector", lambda: self.client.create_vector_name(self.name, vector_name, config))
+        try:
+            self.call("adding the vector", lambda: self.client.create_vector_name(self.name, vector_name, config))
+        except Rejected:
+            # Another run made it, or our own request did and its answer was lost.
+            if not self.schema.has_vector(vector_name):
+                raise
 
     def remove_vector(self, vector_name: str) -> None:
         """Remove a vector from the schema and from all points."""
@@ -370,7 +351,7 @@ class Collection(Calls):
                 what or f"reading {len(page)} points", lambda: retrieve(self.name, list(page), shard_key_selector=key)
             )
 
-        records = chain.from_iterable(self._in_pages(ids, self.limits.page, read))
+        records = chain.from_iterable(in_requests(ids, self.limits.page, read))
         return {record.id: record for record in records}
 
     def count(self, where: models.Filter | None = None) -> int:
@@ -395,12 +376,10 @@ class Collection(Calls):
         if self.shard_key is not None:
             requests = [request.model_copy(update={"shard_key": self.shard_key}) for request in requests]
         try:
-            return self.call(what, lambda: self._query(requests))
+            answers = in_requests(requests, len(requests), lambda some: self.call(what, lambda: self._query(some)))
+            return [points for some in answers for points in some]
         except RequestTooLarge as error:
-            if len(requests) == 1:
-                raise Rejected(f"{what}: the server finds even one query too large ({error})") from error
-            half = len(requests) // 2
-            return self.search(what, requests[:half]) + self.search(what, requests[half:])
+            raise Rejected(f"{what}: the server finds even one query too large ({error})") from error
 
     def _query(self, requests: Sequence[models.QueryRequest]) -> list[list[models.ScoredPoint]]:
         """Ask Qdrant, or the arrays beside an embedded database for what they answer."""
@@ -479,22 +458,7 @@ class Collection(Calls):
         self, what: str, ids: Sequence[PointId], size: int, operation: Callable[[Sequence[PointId]], Written]
     ) -> None:
         """Call a write on pages of ids."""
-        list(self._in_pages(ids, size, lambda page: self.write(what, lambda: operation(page))))
-
-    @staticmethod
-    def _in_pages(ids: Sequence[PointId], size: int, call: Callable[[Sequence[PointId]], T]) -> Iterator[T]:
-        """Call something on pages of ids, and on halves of a page that the server finds too large."""
-        pages = list(in_pages(ids, size))
-        while pages:
-            page = pages.pop()
-            try:
-                done = call(page)
-            except RequestTooLarge:
-                if len(page) == 1:
-                    raise
-                pages += in_pages(page, (len(page) + 1) // 2)
-            else:
-                yield done
+        list(in_requests(ids, size, lambda page: self.write(what, lambda: operation(page))))
 
     def _with_shard_key(self, operation: models.UpdateOperation) -> models.UpdateOperation:
         """Return an operation on the shards of this collection's key."""
@@ -508,20 +472,6 @@ class Collection(Calls):
 def having_ids(ids: Sequence[PointId]) -> models.Filter:
     """Return the filter that passes points of these ids."""
     return models.Filter(must=[models.HasIdCondition(has_id=list(ids))])
-
-
-def in_pages(ids: Sequence[PointId], size: int) -> Iterator[Sequence[PointId]]:
-    """Cut ids into runs of at most ``size``."""
-    for start in range(0, len(ids), size):
-        yield ids[start : start + size]
-
-
-def ids_beyond(source: Collection, target: Collection) -> Iterator[list[PointId]]:
-    """Return the ids that the target has and the source has not, in lists that are not empty."""
-    for page in (part for ids in target.ids() for part in in_pages(ids, source.limits.page)):
-        known = source.retrieve(page, "looking ids up", payload=False)
-        if beyond := [point_id for point_id in page if point_id not in known]:
-            yield beyond
 
 
 def only_collection(client: QdrantClient, where: str) -> str:

@@ -1,19 +1,31 @@
 """Checks that a vector was made by the model that is about to use it, or that its query encoder was learned from it.
 
-All look at what was read before: a `CollectionSchema`, or sampled vectors and their texts.
+All but `require_learned_from` look at a schema that was read before.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from qdrant_client import models
 
+from care_qdrant.encoders import bm25
 from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch
 from care_qdrant.qdrant.contracts import Contract, SparseContract, VectorContract
-from care_qdrant.qdrant.learned import LearnedContract, agreement, signs
+from care_qdrant.qdrant.learned import (
+    LearnedContract,
+    agreement,
+    probe_ids,
+    probe_texts,
+    probe_vectors,
+    signs,
+)
 from care_qdrant.qdrant.schema import CollectionSchema
 from care_qdrant.types import Vectors
+
+if TYPE_CHECKING:
+    from care_qdrant.qdrant.collection import Collection
 
 _log = logging.getLogger(__name__)
 
@@ -66,8 +78,8 @@ def check_contract(schema: CollectionSchema, vector_name: str, expected: VectorC
         )
 
 
-def check_sparse_contract(schema: CollectionSchema, vector_name: str, analyser: str) -> SparseContract:
-    """Return the constants of a sparse vector, and refuse one that another analyser wrote."""
+def check_sparse_contract(schema: CollectionSchema, vector_name: str) -> SparseContract:
+    """Return the constants of a BM25 vector, and refuse one that another analyser wrote."""
     where = f"sparse vector {vector_name!r} of collection {schema.name!r}"
     if vector_name not in schema.sparse:
         raise InputError(
@@ -77,10 +89,10 @@ def check_sparse_contract(schema: CollectionSchema, vector_name: str, analyser: 
     if schema.sparse[vector_name].modifier != models.Modifier.IDF:
         raise SchemaMismatch(f"{where} was created without the IDF modifier that BM25 needs; ingest into a new one")
     found = schema.contracts.get(vector_name)
-    if not isinstance(found, SparseContract) or found.fingerprint != analyser:
+    if not isinstance(found, SparseContract) or found.fingerprint != bm25.ANALYSER:
         made_by = found.fingerprint if found is not None else "an unknown tool"
         raise FingerprintMismatch(
-            f"{where} was cut into terms by {made_by}, not by {analyser}: its terms would not meet ours. "
+            f"{where} was cut into terms by {made_by}, not by {bm25.ANALYSER}: its terms would not meet ours. "
             "Ingest the corpus again with --sparse bm25 into a new collection."
         )
     return found
@@ -104,53 +116,46 @@ def check_learned(schema: CollectionSchema, vector_name: str, learned: LearnedCo
         )
 
 
-def changed_probes(learned: LearnedContract, stored: Mapping[str, Vectors]) -> set[str]:
-    """Return the ids of the sampled points whose vectors were written again since the encoder was learned."""
-    return {point_id for point_id, vector in stored.items() if _changed(learned.probes[point_id], vector)}
-
-
-def foreign_probes(
-    changed: set[str],
-    texts: Mapping[str, str],
-    stored: Mapping[str, Vectors],
-    encode: Callable[[Sequence[str]], Vectors],
-) -> set[str]:
-    """Return which sampled vectors do not belong to their texts, by the learned query encoder.
-
-    A vector whose point has no text any more counts as foreign if it was written again.
-    """
-    known = [point_id for point_id in stored if texts.get(point_id, "").strip()]
-    if len(known) < 3:  # nothing to stand out among
-        return changed
-    found = agreement(encode([texts[one] for one in known]), np.stack([stored[one] for one in known]))
-    agreeing = {point_id for point_id, value in zip(known, found, strict=True) if value >= _MIN_AGREEMENT}
-    return changed - agreeing
-
-
-def check_probes(
-    schema: CollectionSchema,
-    vector_name: str,
-    learned: LearnedContract,
-    stored: Mapping[str, Vectors],
-    foreign: set[str],
-    *,
-    compared: bool,
+def require_learned_from(
+    collection: "Collection", vector_name: str, encode: Callable[[Sequence[str]], Vectors] | None = None
 ) -> None:
-    """Refuse a learned query encoder where another model made too many of the sampled vectors, and warn of the first.
+    """Refuse a learned query encoder where another model made too many of the stored vectors, and warn of the first.
 
-    Without a comparison with the texts, the vectors that were written again are counted, and most of them may not be.
+    Sampled vectors that were not written again cost one request. Else a second one reads the texts, and ``encode``, the
+    query encoder that was learned, compares each with its vector; without it most of the vectors must be the old ones.
     """
-    limit = _MAX_FOREIGN if compared else _MAX_UNKNOWN
-    what = "do not belong to their texts" if compared else "are other vectors than before"
+    learned = collection.schema.learned.get(vector_name)
+    if learned is None:
+        return
+    ids = probe_ids(learned)
+    records = collection.retrieve(ids, "reading sampled vectors", payload=False, vectors=[vector_name])
+    stored = probe_vectors(records.values(), vector_name)
+    foreign = {point_id for point_id, vector in stored.items() if _is_changed(learned.probes[point_id], vector)}
+    if foreign and encode is not None:
+        records = collection.retrieve(ids, "reading sampled texts", vectors=[])
+        foreign -= _agreeing(probe_texts(records.values(), learned), stored, encode)
+    limit = _MAX_UNKNOWN if encode is None else _MAX_FOREIGN
+    what = "are other vectors than before" if encode is None else "do not belong to their texts"
     found = (
-        f"vector {vector_name!r} of collection {schema.name!r}: of {len(learned.probes)} sampled vectors {len(stored)} "
-        f"are left and {len(foreign)} {what}, so another model has made them since query encoder {learned.model!r} was "
-        "learned. "
+        f"vector {vector_name!r} of collection {collection.schema.name!r}: of {len(learned.probes)} sampled vectors "
+        f"{len(stored)} are left and {len(foreign)} {what}, so another model has made them since query encoder "
+        f"{learned.model!r} was learned. "
     )
     if not stored or len(foreign) > limit * len(stored):
-        raise FingerprintMismatch(found + _again(schema))
-    if foreign and compared:
+        raise FingerprintMismatch(found + _again(collection.schema))
+    if foreign and encode is not None:
         _log.warning("%sQueries do not find those documents; encode them again with the first model", found)
+
+
+def _agreeing(
+    texts: Mapping[str, str], stored: Mapping[str, Vectors], encode: Callable[[Sequence[str]], Vectors]
+) -> set[str]:
+    """Return the points whose vectors belong to their texts, by the learned query encoder."""
+    known = [point_id for point_id in stored if texts.get(point_id, "").strip()]
+    if len(known) < 3:  # nothing to stand out among
+        return set()
+    found = agreement(encode([texts[one] for one in known]), np.stack([stored[one] for one in known]))
+    return {point_id for point_id, value in zip(known, found, strict=True) if value >= _MIN_AGREEMENT}
 
 
 def _maker(contract: Contract) -> str:
@@ -173,7 +178,7 @@ def _names(vectors: Iterable[str]) -> str:
     return ", ".join("(unnamed)" if name == "" else name for name in sorted(vectors)) or "none"
 
 
-def _changed(before: str, vector: Vectors) -> bool:
+def _is_changed(before: str, vector: Vectors) -> bool:
     now = np.frombuffer(bytes.fromhex(signs(vector)), np.uint8)
     then = np.frombuffer(bytes.fromhex(before), np.uint8)[: len(now)]  # earlier versions kept all signs
     return now.shape != then.shape or int(np.bitwise_count(now ^ then).sum()) > _MAX_CHANGED_SIGNS * 8 * len(now)

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from qdrant_client import models
 
+from care_qdrant.encoders import bm25
 from care_qdrant.version import __version__
 
 METADATA_PREFIX = "care:"
@@ -33,6 +34,11 @@ class VectorContract:
     distance: str = "Cosine"
     """Of the model's geometry, as Qdrant names it: ``Cosine`` or ``Dot``."""
     kind: str = "dense"
+
+    @property
+    def constants(self) -> str:
+        """All that decides a document's vector but its text, as its hash knows it."""
+        return self.fingerprint
 
     @property
     def qdrant_distance(self) -> models.Distance:
@@ -55,10 +61,20 @@ class SparseContract:
     tool_version: str = __version__
     kind: str = "sparse"
 
+    @classmethod
+    def with_average(cls, average_length: float) -> "SparseContract":
+        """Return the contract of a new vector."""
+        return cls(bm25.ANALYSER, bm25.DEFAULT_K1, bm25.DEFAULT_B, average_length)
+
     @property
     def constants(self) -> str:
         """All that decides a document's vector but its text, as its hash knows it."""
         return f"{self.fingerprint}/{self.k1}/{self.b}/{self.average_length}"
+
+    def vector(self, text: str, terms: Mapping[int, int] | None = None) -> models.SparseVector:
+        """Return the vector of a document, whose terms may be counted already."""
+        counts = bm25.term_counts(text) if terms is None else terms
+        return bm25.weighted(counts, average_length=self.average_length, k1=self.k1, b=self.b)
 
 
 @dataclass(frozen=True, slots=True)

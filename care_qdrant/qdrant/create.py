@@ -92,7 +92,7 @@ def join_collection(
     _require_own_chunks(schema, vector_name)
     if not sparse and SPARSE_VECTOR_NAME not in schema.contracts:
         return PointVectors(vector_name, contract)
-    return PointVectors(vector_name, contract, check_sparse_contract(schema, SPARSE_VECTOR_NAME, bm25.ANALYSER))
+    return PointVectors(vector_name, contract, check_sparse_contract(schema, SPARSE_VECTOR_NAME))
 
 
 def create_collection(

@@ -24,7 +24,6 @@ from typing import Any, Literal, get_args
 from qdrant_client import models
 
 from care_qdrant.errors import InputError
-from care_qdrant.qdrant.payload import hit_from_payload
 from care_qdrant.types import CARE_KEY, LLAMA_INDEX_KEYS, RESERVED_KEYS, Hit
 
 Payload = Mapping[str, Any]
@@ -57,8 +56,7 @@ class Layout:
 
     def of_point(self, payload: Payload) -> "Layout":
         """Return the layout of one point: those of ingestion keep theirs among points that LlamaIndex wrote."""
-        is_ours = self.text_field in _OUR_TEXTS and "chunk" in (payload.get(CARE_KEY) or {})
-        return CARE_LAYOUT if is_ours else self
+        return CARE_LAYOUT if self.text_field in _OUR_TEXTS and _is_ours(payload) else self
 
     def find_text(self, payload: Payload) -> str | None:
         """Return the text of a point, or None where it has none."""
@@ -92,9 +90,10 @@ class Layout:
 
     def ref_doc_id(self, payload: Payload) -> str | None:
         """Return the id of the document that the point is a part of, or None where the payload names none."""
+        absent = ("",) if self.tool == "care" else ("", "None")  # LlamaIndex writes it where a node has no document
         for path in self.document_paths:
             value = lookup(payload, path)
-            if isinstance(value, str | int) and value not in ("", "None"):
+            if isinstance(value, str | int) and value not in absent:
                 return str(value)
         return None
 
@@ -153,10 +152,9 @@ def read_hit(
     """
     payload, point_id, score = point.payload or {}, str(point.id), getattr(point, "score", 1.0)
     vector = vector_of(point, vector_name or "")
-    if "chunk" in (payload.get(CARE_KEY) or {}):
-        return hit_from_payload(point_id, score, payload, vector)
+    is_ours = _is_ours(payload)
     try:
-        layout = layout or guess_layout([payload], text_field=text_field)
+        layout = CARE_LAYOUT if is_ours else layout or guess_layout([payload], text_field=text_field)
     except InputError:
         return Hit(point_id, point_id, score, text="", metadata=payload, payload=payload, vector=vector)
     return Hit(
@@ -165,6 +163,7 @@ def read_hit(
         score=score,
         text=layout.find_text(payload) or "",
         title=layout.title(payload),
+        chunk=int(payload[CARE_KEY]["chunk"]) if is_ours else 0,
         metadata=layout.metadata(payload),
         payload=payload,
         vector=vector,
@@ -197,8 +196,14 @@ def _layout_of(payload: Payload, text_field: str | None) -> Layout | None:
     return next((layout for layout in candidates if layout.find_text(payload) is not None), None)
 
 
+def _is_ours(payload: Payload) -> bool:
+    """Return whether ingestion wrote a point."""
+    care = payload.get(CARE_KEY)
+    return isinstance(care, Mapping) and "chunk" in care
+
+
 def _candidates(payload: Payload) -> Iterator[Layout]:
-    if "chunk" in (payload.get(CARE_KEY) or {}):
+    if _is_ours(payload):
         yield CARE_LAYOUT
     if "_node_content" in payload:
         yield Layout("llama-index", "_node_content.text", document_paths=_LLAMA_INDEX_IDS)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from json.encoder import c_make_encoder, encode_basestring  # type: ignore[attr-defined]  # missing in typeshed
 from typing import Any
 
-from care_qdrant.types import CARE_KEY, RESERVED_KEYS, Chunk, Hit, embedded_text
+from care_qdrant.types import CARE_KEY, Chunk, embedded_text
 
 
 def _json_encoder(encoder: json.JSONEncoder) -> Callable[[Any], str]:
@@ -66,21 +66,6 @@ def chunk_payload(chunk: Chunk, vector_hashes: Mapping[str, str]) -> dict[str, A
             "vectors": dict(vector_hashes),
         },
     }
-
-
-def hit_from_payload(point_id: str, score: float, payload: Mapping[str, Any], vector: list[float] | None = None) -> Hit:
-    """Read a point that `chunk_payload` wrote."""
-    return Hit(
-        document_id=str(payload.get("doc_id", point_id)),
-        point_id=point_id,
-        score=score,
-        text=str(payload.get("text", "")),
-        title=str(payload.get("title", "")),
-        chunk=int(payload.get(CARE_KEY, {}).get("chunk", 0)),
-        metadata={key: value for key, value in payload.items() if key not in RESERVED_KEYS},
-        payload=payload,
-        vector=vector,
-    )
 
 
 def node_embedded_texts(payload: Mapping[str, Any]) -> list[str]:

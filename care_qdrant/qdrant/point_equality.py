@@ -40,8 +40,11 @@ def measures(params: Mapping[str, models.VectorParams]) -> dict[str, Measure]:
     }
 
 
-def same_point(one: models.Record, other: models.Record, dense: Mapping[str, Measure]) -> bool:
-    """Return whether two records hold the same payload and vectors."""
+def same_point(
+    one: models.Record, other: models.Record, dense: Mapping[str, Measure], beside: str | None = None
+) -> bool:
+    """Return whether two records hold the same payload and vectors, but for a vector ``beside`` them and its hash."""
+    one, other = (_without_vector(record, beside) for record in (one, other))
     if not _same_value(one.payload or {}, other.payload or {}):
         return False
     these, those = vectors_of(one), vectors_of(other)
@@ -58,7 +61,7 @@ def vectors_of(record: models.Record) -> dict[str, Any]:
     return {"": vectors} if vectors else {}
 
 
-def without_vector(record: models.Record, name: str | None) -> models.Record:
+def _without_vector(record: models.Record, name: str | None) -> models.Record:
     """Return a point as it was before a vector was added: without the vector and without the hash of its text."""
     if name is None:
         return record

@@ -9,13 +9,15 @@ and by ``care verify``.
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 from qdrant_client import models
 
 from care_qdrant.errors import Rejected, Unreachable
-from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.calls import in_pages
+from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.point_equality import vectors_of
 from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.qdrant.schema import CollectionSchema
@@ -92,6 +94,24 @@ def rescoring_removal(vector_name: str) -> dict[str, Any]:
     return {METADATA_PREFIX + vector_name: None}
 
 
+def find_nearest(
+    collection: Collection, vector_name: str, queries: Sequence[Sequence[float]], params: models.SearchParams
+) -> list[set[PointId]]:
+    """Return the ids of the `TOP_K` points that each query finds."""
+    using = vector_name or None
+    requests = [
+        models.QueryRequest(query=list(query), using=using, limit=TOP_K, params=params, with_payload=False)
+        for query in queries
+    ]
+    batches, what = in_pages(requests, _BATCH), "measuring what a search finds"
+    return [{hit.id for hit in hits} for batch in batches for hits in collection.search(what, batch)]
+
+
+def overlap_of(exact: Sequence[set[PointId]], found: Sequence[set[PointId]]) -> float:
+    """Return the fraction of the nearest points that was found, from 0 to 1."""
+    return sum(len(here & there) for here, there in zip(exact, found, strict=True)) / max(1, sum(map(len, exact)))
+
+
 def measure_rescoring(
     collection: Collection,
     vector_name: str,
@@ -103,23 +123,12 @@ def measure_rescoring(
     """Compare searches of a quantised vector with those by the original vectors, and both with exact ones."""
     strict = collection.schema.strict_mode
     most = (strict and strict.search_max_oversampling) or OVERSAMPLING[-1]
-
-    def find(params: models.SearchParams) -> list[set[models.ExtendedPointId]]:
-        requests = [
-            models.QueryRequest(
-                query=list(query), using=vector_name or None, limit=TOP_K, params=params, with_payload=False
-            )
-            for query in queries
-        ]
-        batches = (requests[start : start + _BATCH] for start in range(0, len(requests), _BATCH))
-        what = "measuring what quantization loses"
-        return [{hit.id for hit in hits} for batch in batches for hits in collection.search(what, batch)]
+    find = partial(find_nearest, collection, vector_name, queries)
+    exact = find(models.SearchParams(exact=True, quantization=_IGNORED))
 
     def overlap(quantization: models.QuantizationSearchParams) -> float:
-        found = find(models.SearchParams(quantization=quantization))
-        return sum(len(here & there) for here, there in zip(exact, found, strict=True)) / max(1, sum(map(len, exact)))
+        return overlap_of(exact, find(models.SearchParams(quantization=quantization)))
 
-    exact = find(models.SearchParams(exact=True, quantization=_IGNORED))
     unquantised = overlap(_IGNORED)
     without = overlap(models.QuantizationSearchParams(rescore=False))
     points = collection.count_with_vector(vector_name)

@@ -88,6 +88,10 @@ class CollectionSchema:
         """Sparse vectors by name."""
         return dict(self.config.params.sparse_vectors or {})
 
+    def has_vector(self, name: str) -> bool:
+        """Return whether there is a dense or sparse vector of this name."""
+        return name in self.dense or name in self.sparse
+
     @cached_property
     def metadata(self) -> dict[str, Any]:
         """Metadata of the collection; empty where it has none, or where the server does not know any."""

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Literal, Self
 
@@ -11,6 +11,7 @@ from qdrant_client import models
 
 from care_qdrant.errors import QdrantError, Rejected
 from care_qdrant.qdrant.bulk import with_lists
+from care_qdrant.qdrant.calls import in_requests
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.retry import RequestTooLarge
 from care_qdrant.types import CARE_KEY
@@ -39,10 +40,6 @@ class Write:
 
     def __len__(self) -> int:
         return len(self.points)
-
-    def part(self, start: int, end: int) -> "Write":
-        """Return some of the points."""
-        return Write(self.points[start:end], self.kind)
 
     def send(self, collection: Collection) -> None:
         """Write them. Points that others delete while a vector is attached to them stay deleted."""
@@ -166,7 +163,7 @@ class Sender:
             raise self._failure
 
 
-def in_requests(write: Write, dim: int, max_points: int) -> Iterator[Write]:
+def by_size(write: Write, dim: int, max_points: int) -> Iterator[Write]:
     """Cut a write into requests of at most ``max_points`` points and about `MAX_BYTES`."""
     start, size = 0, 0
     for index, point in enumerate(write.points):
@@ -174,26 +171,27 @@ def in_requests(write: Write, dim: int, max_points: int) -> Iterator[Write]:
         node = str((point.payload or {}).get("_node_content", ""))
         cost = dim * _BYTES_PER_NUMBER + 2 * len(node.encode()) + 1_000
         if index > start and (index - start == max_points or size + cost > MAX_BYTES):
-            yield write.part(start, index)
+            yield replace(write, points=write.points[start:index])
             start, size = index, 0
         size += cost
     if start < len(write):
-        yield write.part(start, len(write))
+        yield replace(write, points=write.points[start:])
 
 
-def send_all(collection: Collection, write: Write, acknowledge: Callable[[int], None]) -> None:
-    """Send a write, in halves where the server finds it too large."""
-    try:
-        write.send(collection)
-    except RequestTooLarge as error:
-        if len(write) == 1:
-            payload = write.points[0].payload or {}
+def send_all(collection: Collection, write: Write, acknowledge: Callable[[int], None] = lambda _: None) -> None:
+    """Send a write, in halves where the server finds it too large; ``acknowledge`` gets the points of each request."""
+
+    def send(points: Sequence[models.PointStruct]) -> None:
+        try:
+            replace(write, points=points).send(collection)
+        except RequestTooLarge as error:
+            if len(points) > 1:
+                raise
             raise Rejected(
-                f"document {payload.get('doc_id')!r} makes a request that the server finds too large ({error}); "
-                "shorten its metadata, or raise service.max_request_size_mb of the server"
+                f"document {(points[0].payload or {}).get('doc_id')!r} makes a request that the server finds too large "
+                f"({error}); shorten its metadata, or raise service.max_request_size_mb of the server"
             ) from error
-        middle = len(write) // 2
-        send_all(collection, write.part(0, middle), acknowledge)
-        send_all(collection, write.part(middle, len(write)), acknowledge)
-    else:
-        acknowledge(len(write))
+        acknowledge(len(points))
+
+    for _ in in_requests(write.points, max(1, len(write)), send):
+        pass

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from qdrant_client import models
 
@@ -95,17 +96,15 @@ class Query:
 
     def _dense(self, resolved: ResolvedCollection) -> models.Prefetch:
         """Return the search in the dense vector, as its quantisation, its graph and a filter beside it require."""
-        params = self.params
-        if resolved.quantization is not None and (params is None or params.quantization is None):
-            params = (params or models.SearchParams()).model_copy(update={"quantization": resolved.quantization})
-        is_by_graph = self.vector is not None and resolved.schema.has_index and not (params and params.exact)
-        if is_by_graph and resolved.hnsw_ef is not None and (params is None or params.hnsw_ef is None):
-            params = (params or models.SearchParams()).model_copy(update={"hnsw_ef": resolved.hnsw_ef})
-        if self.filter is not None and is_by_graph:
-            _tell_unindexed(resolved, self.filter)
-            if params is None or params.acorn is None:
-                acorn = models.AcornSearchParams(enable=True)
-                params = (params or models.SearchParams()).model_copy(update={"acorn": acorn})
+        given = self.params or models.SearchParams()
+        added: dict[str, Any] = {"quantization": resolved.quantization}
+        if self.vector is not None and resolved.schema.has_index and not given.exact:  # searched by the graph
+            added["hnsw_ef"] = resolved.hnsw_ef
+            if self.filter is not None:
+                _tell_unindexed(resolved, self.filter)
+                added["acorn"] = models.AcornSearchParams(enable=True)
+        added = {name: value for name, value in added.items() if value is not None and getattr(given, name) is None}
+        params = given.model_copy(update=added) if added else self.params
         return models.Prefetch(query=self.vector, using=resolved.vector_name, filter=self.filter, params=params)
 
 

@@ -14,7 +14,7 @@ from qdrant_client import models
 from care_qdrant.encoders import bm25
 from care_qdrant.errors import InputError, Rejected
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.contract_checks import check_contract, check_sparse_contract
+from care_qdrant.qdrant.contract_checks import check_contract, check_sparse_contract, require_learned_from
 from care_qdrant.qdrant.contracts import SparseContract, VectorContract
 from care_qdrant.qdrant.layout import Layout, Payload, Point, guess_layout, lookup, read_hit
 from care_qdrant.qdrant.learned import LearnedContract
@@ -142,7 +142,7 @@ class CollectionResolver:
             collection, schema = self._read()
             resolved = resolve_vectors(collection, schema, self.config, checked_at=now)
             if resolved.vector_name is not None and _learned(schema, resolved.vector_name, self.config):
-                collection.require_learned_from(resolved.vector_name, self.config.encode)
+                require_learned_from(collection, resolved.vector_name, self.config.encode)
             if before is not None and before.name == resolved.name:
                 resolved = replace(
                     resolved, layout=before.layout, is_sampled=before.is_sampled, told_keys=before.told_keys
@@ -178,8 +178,7 @@ class CollectionResolver:
             # The messages of the checks name what the user named.
             collection = self._named.sibling(behind.get(name, name), known_as=name)
             if collection.name == missing:
-                there = ", ".join([*collection.names(), *(f"{alias} (alias)" for alias in sorted(behind))]) or "none"
-                raise InputError(f"there is no collection {name!r} (there: {there})")
+                self._named.resolve()  # says what there is, unless it has come in the meantime
             try:
                 return collection, collection.refresh()
             except Rejected as error:
@@ -210,7 +209,7 @@ def resolve_vectors(
         unchecked = made if config.expected is None and isinstance(made, VectorContract) else None
     constants = None
     if sparse_name is not None and (config.bm25 or config.sparse is None):
-        constants = check_sparse_contract(schema, sparse_name, bm25.ANALYSER)
+        constants = check_sparse_contract(schema, sparse_name)
     rescoring = None if vector_name is None else recorded_rescoring(schema, vector_name)
     learned = None if vector_name is None else _learned(schema, vector_name, config)
     return ResolvedCollection(

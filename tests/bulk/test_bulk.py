@@ -34,6 +34,7 @@ from care_qdrant.encoders import bm25
 from care_qdrant.errors import EncodingError, FingerprintMismatch, InputError, NewerFormat, NotVerified
 from care_qdrant.index.ingest import ingest
 from care_qdrant.index.settings import IngestSettings
+from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.schema import LOAD_KEY
 from care_qdrant.types import Vectors
 from tests.standin import StandIn
@@ -112,6 +113,7 @@ def test_parts_make_the_collection_that_ingestion_makes(
     direct, bulk = points(client, "direct"), points(client, "bulk")
     assert direct.keys() == bulk.keys()
     assert report.points == len(direct) > 81
+    assert Collection(client, "bulk").schema.contracts == Collection(client, "direct").schema.contracts
     for point, (payload, vectors) in direct.items():
         assert bulk[point][0] == payload
         assert bulk[point][1][MODEL.name] == pytest.approx(vectors[MODEL.name], abs=1e-6)

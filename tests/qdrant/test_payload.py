@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llama_index.core.schema import MetadataMode
 from llama_index.core.vector_stores.utils import metadata_dict_to_node
+from qdrant_client import models
 
-from care_qdrant.qdrant.payload import chunk_payload, content_hash, hit_from_payload, payload_hash
+from care_qdrant.qdrant.layout import read_hit
+from care_qdrant.qdrant.payload import chunk_payload, content_hash, payload_hash
 from care_qdrant.types import Chunk, Document
 
 DOCUMENT = Document("d-1", "二甲双胍常见的不良反应是恶心。", "二甲双胍", {"department": "内分泌科", "year": 2024})
@@ -31,7 +33,8 @@ def test_llama_index_embeds_the_text_that_ingestion_embeds() -> None:
 
 
 def test_a_hit_gives_back_what_was_written() -> None:
-    hit = hit_from_payload(CHUNK.point_id, 0.5, chunk_payload(CHUNK, {"care": "h"}))
+    payload = chunk_payload(CHUNK, {"care": "h"})
+    hit = read_hit(models.ScoredPoint(id=CHUNK.point_id, version=0, score=0.5, payload=payload))
     assert (hit.document_id, hit.title, hit.text, hit.chunk) == ("d-1", "二甲双胍", DOCUMENT.text, 0)
     assert hit.metadata == DOCUMENT.metadata
 

@@ -9,7 +9,7 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.cli import care
 from care_qdrant.errors import SchemaMismatch
-from care_qdrant.index.attach import attach_bm25, attach_vector
+from care_qdrant.index.attach import attach_vector
 from care_qdrant.index.detach import detach_vector
 from care_qdrant.index.ingest import ingest
 from care_qdrant.index.settings import IngestSettings
@@ -28,9 +28,9 @@ TEXTS = medical_texts(40)
 def test_it_is_added_found_verified_and_removed(qdrant: QdrantClient, tool: str) -> None:
     fill(qdrant, "named", tool)
     before = contents(qdrant)
-    report = attach_bm25(qdrant, NAME)
+    report = attach_vector(qdrant, NAME, None)
     assert (report.encoded, report.covered, report.without_text) == (40, 40, 0)
-    assert attach_bm25(qdrant, NAME).encoded == 0
+    assert attach_vector(qdrant, NAME, None).encoded == 0
     verified = verify_collection(qdrant, NAME, None)
     assert verified.problems == [] and verified.known_items == 1.0
     assert verified.lowest_cosine == pytest.approx(1.0, abs=1e-6)
@@ -43,7 +43,7 @@ def test_it_is_added_found_verified_and_removed(qdrant: QdrantClient, tool: str)
 def test_with_a_models_vector_searches_are_hybrid(qdrant: QdrantClient, model: HashModel, schema: str) -> None:
     fill(qdrant, schema, "langchain")
     attach_vector(qdrant, NAME, model)
-    attach_bm25(qdrant, NAME)
+    attach_vector(qdrant, NAME, None)
     retriever = Retriever(qdrant, NAME, model)
     [[hit]] = retriever.search([TEXTS[7]], top_k=1)
     assert retriever.mode == "hybrid" and hit.text == TEXTS[7]
@@ -56,7 +56,7 @@ def test_points_and_hashes_are_those_of_ingestion(qdrant: QdrantClient) -> None:
     documents = [Document(f"d{number}", text) for number, text in enumerate(TEXTS)]
     ingest(documents, model, qdrant, "whole", settings=IngestSettings(sparse=True))
     ingest(documents, model, qdrant, NAME)
-    attach_bm25(qdrant, NAME)
+    attach_vector(qdrant, NAME, None)
     whole, added = (Collection(qdrant, name) for name in ("whole", NAME))
     constants = [collection.schema.contracts["bm25"] for collection in (whole, added)]
     assert all(isinstance(contract, SparseContract) for contract in constants)
@@ -76,10 +76,10 @@ def test_points_and_hashes_are_those_of_ingestion(qdrant: QdrantClient) -> None:
 
 def test_a_changed_text_is_noticed_and_made_anew(qdrant: QdrantClient) -> None:
     fill(qdrant, "named", "plain")
-    attach_bm25(qdrant, NAME)
+    attach_vector(qdrant, NAME, None)
     qdrant.set_payload(NAME, {"text": "完全不同的句子"}, points=[1], wait=True)
     assert verify_collection(qdrant, NAME, None).outdated == 1
-    assert attach_bm25(qdrant, NAME).encoded == 1
+    assert attach_vector(qdrant, NAME, None).encoded == 1
     assert verify_collection(qdrant, NAME, None).problems == []
     qdrant.update_vectors(
         NAME, [models.PointVectors(id=1, vector={"bm25": models.SparseVector(indices=[5], values=[1.0])})], wait=True
@@ -91,9 +91,9 @@ def test_a_sparse_vector_of_another_tool_is_left_alone(qdrant: QdrantClient) -> 
     fill(qdrant, "sparse", "plain")
     before = contents(qdrant)
     with pytest.raises(SchemaMismatch, match="IDF modifier"):
-        attach_bm25(qdrant, NAME, vector_name="terms")
+        attach_vector(qdrant, NAME, None, vector_name="terms")
     assert contents(qdrant) == before
-    assert attach_bm25(qdrant, NAME).covered == 40
+    assert attach_vector(qdrant, NAME, None).covered == 40
     assert contents(qdrant) != before
 
 

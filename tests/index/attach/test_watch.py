@@ -16,7 +16,6 @@ from care_qdrant.errors import FingerprintMismatch, FolderLocked, TooFewDocument
 from care_qdrant.index.attach import (
     AttachReport,
     AttachSettings,
-    attach_bm25,
     attach_vector,
 )
 from tests.databases import require_added_vectors
@@ -26,7 +25,7 @@ from tests.tiny import HashModel
 
 
 def _attach_bm25(client: QdrantClient) -> AttachReport:
-    return attach_bm25(client, NAME)
+    return attach_vector(client, NAME, None)
 
 
 def _attach_model(client: QdrantClient) -> AttachReport:

@@ -11,7 +11,7 @@ from care_qdrant.index.seen import Seen
 from care_qdrant.index.work import read_ahead
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.retry import Outage, RetryPolicy
-from care_qdrant.qdrant.sender import MAX_BYTES, QUEUE, Sender, Write, in_requests
+from care_qdrant.qdrant.sender import MAX_BYTES, QUEUE, Sender, Write, by_size
 from care_qdrant.types import Document
 
 
@@ -94,13 +94,13 @@ def point(number: int, text: str = "") -> models.PointStruct:
 
 def test_requests_keep_to_points_and_bytes() -> None:
     many = Write([point(number) for number in range(1_000)])
-    assert [len(part) for part in in_requests(many, 2, 256)] == [256, 256, 256, 232]
+    assert [len(part) for part in by_size(many, 2, 256)] == [256, 256, 256, 232]
     heavy = Write([point(number, "长" * 300_000) for number in range(7)])
-    parts = list(in_requests(heavy, 2, 256))
+    parts = list(by_size(heavy, 2, 256))
     assert [len(part) for part in parts] == [2, 2, 2, 1]
     assert MAX_BYTES > 2 * 900_000 * 2
     assert [each.id for part in parts for each in part.points] == list(range(7))
-    assert list(in_requests(Write([]), 2, 256)) == []
+    assert list(by_size(Write([]), 2, 256)) == []
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.cli import care
 from care_qdrant.errors import InputError
-from care_qdrant.index.attach import attach_bm25
+from care_qdrant.index.attach import attach_vector
 from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
@@ -49,7 +49,7 @@ def expected(client: QdrantClient, mode: Mode, model: CareModel | None) -> list[
 def test_the_figures_are_those_of_the_products_own_search(tmp_path: Path) -> None:
     client, folder = QdrantClient(":memory:"), tmp_path / "queries"
     write_langchain(client, TEXTS, WordModel().encode(TEXTS))
-    attach_bm25(client, "articles")
+    attach_vector(client, "articles", None)
     lines: list[dict[str, object]] = [
         {"text": text, "relevant": [f"{number}.txt", f"gone-{number}"]} for number, text in enumerate(QUESTIONS)
     ]

@@ -13,7 +13,7 @@ from care_qdrant.errors import FingerprintMismatch, ModelError, SchemaMismatch
 from care_qdrant.model.folder import verify_checkpoint
 from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.contract_checks import check_contract
+from care_qdrant.qdrant.contract_checks import check_contract, require_learned_from
 from care_qdrant.search.retriever import Retriever
 from tests.trainer.learn.collections import WordModel, word_texts, write_langchain
 
@@ -49,7 +49,7 @@ def test_its_contract_is_accepted_and_documents_are_refused(learned) -> None:  #
     model, collection = CareModel.load(folder), Collection(client, "articles")
     assert collection.schema.made_by(model.fingerprint) == ""
     check_contract(collection.schema, "", model.contract())
-    collection.require_learned_from("")
+    require_learned_from(collection, "")
     with pytest.raises(
         ModelError, match=r"encodes queries only: it was learned from vector '' of collection 'articles'"
     ):
@@ -145,7 +145,7 @@ def test_new_texts_by_the_same_model_are_searched_without_a_word(copied, caplog)
     assert not caplog.records
     # Who has only the fingerprint cannot compare with the texts, and counts what was written again.
     with pytest.raises(FingerprintMismatch, match="32 are left and 32 are other vectors than before"):
-        Collection(client, "articles").require_learned_from("")
+        require_learned_from(Collection(client, "articles"), "")
 
 
 def test_an_update_follows_new_documents(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from care_trainer.learn.start import is_chinese, mapped_start, token_vectors
 from care_trainer.learn.tokens import tokenize, train_tokenizer
 from qdrant_client import QdrantClient
 
-from care_qdrant.index.attach import attach_bm25
+from care_qdrant.index.attach import attach_vector
 from care_qdrant.model.pair import CareModel
 from care_qdrant.search.retriever import Retriever
 from tests.trainer.learn.collections import WordModel, word_texts, write_langchain
@@ -68,7 +68,7 @@ def test_a_hybrid_search_weighs_as_learning_recorded(tmp_path: Path) -> None:
     report = learn(
         client, "articles", folder, settings=LearnSettings(batch=64, epochs=4, learning_rate=2e-2), force=True
     )
-    attach_bm25(client, "articles")
+    attach_vector(client, "articles", None)
     model = CareModel.load(folder)
     [by_default] = Retriever(client, "articles", model).search([texts[3][:11]])
     [as_recorded] = Retriever(client, "articles", model, mode="hybrid", alpha=report.alpha).search([texts[3][:11]])

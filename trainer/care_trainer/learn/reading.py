@@ -10,7 +10,8 @@ import numpy.typing as npt
 from qdrant_client import models
 
 from care_qdrant.errors import InputError, SchemaMismatch, TooFewDocuments
-from care_qdrant.qdrant.collection import Collection, PointId, in_pages
+from care_qdrant.qdrant.calls import in_pages
+from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.layout import Layout, guess_layout
 from care_qdrant.qdrant.learned import stored_vector
 from care_qdrant.qdrant.schema import CollectionSchema

@@ -5,9 +5,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from typing import Any, ParamSpec, Protocol, Self, TypeVar
 
 from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, model_validator
@@ -25,10 +24,7 @@ from llama_index.vector_stores.care.filters import (
     DOCUMENT_ID_KEY,
     LEXICAL,
     MODES,
-    choose_diverse,
-    clip_scores,
     document_filter,
-    fuse_by_scaled_score,
     node_filter,
     query_filter,
 )
@@ -41,20 +37,22 @@ from llama_index.vector_stores.care.points import (
     changed_texts,
     check_ids,
     having_ids,
-    merge_operations,
+    writes,
 )
+from llama_index.vector_stores.care.scores import choose_diverse, clip_scores, fuse_by_scaled_score
+from llama_index.vector_stores.care.sparse import chosen_encoder, two_sided
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
 from qdrant_client.local.async_qdrant_local import AsyncQdrantLocal
 from typing_extensions import override
 
 from care_qdrant.encoders import bm25
-from care_qdrant.encoders.sparse import NATIVE_BM25, FastEmbedSparse, SparseQuery, SparseQueryEncoder, document_terms
+from care_qdrant.encoders.sparse import NATIVE_BM25, SparseQuery, SparseQueryEncoder, Terms, document_terms
 from care_qdrant.errors import InputError, Rejected
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.contracts import SparseContract, VectorContract, contract_metadata
 from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME
 from care_qdrant.qdrant.layout import Layout
-from care_qdrant.qdrant.retry import RequestTooLarge
+from care_qdrant.qdrant.sender import send_all
 from care_qdrant.search.fallback import Fallback
 from care_qdrant.search.fusion import Fusion
 from care_qdrant.search.plan import Query, find
@@ -66,8 +64,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Ids = list[str] | None
 Filters = MetadataFilters | None
-Terms = Callable[[list[str]], tuple[list[list[int]], list[list[float]]]]
-"""A sparse encoder as LlamaIndex's stores take it: indices and values of some texts."""
 
 SAMPLE_POINTS = 32
 """Points that are read once to find out who wrote the payloads."""
@@ -225,7 +221,7 @@ class CareVectorStore(BasePydanticVectorStore):
             ContractError: Another model made the vectors.
         """
         contract = _contract_of(embedding)
-        encoder = _other_encoder(sparse_encoder, sparse_vector_name, settings)
+        encoder = chosen_encoder(sparse_encoder, sparse_vector_name, settings)
         finds_bm25 = settings.get("enable_hybrid") is None and encoder is None
         hybrid = bool(settings.pop("enable_hybrid", None)) or sparse_encoder is not None
         vector_name = vector_name or dense_vector_name
@@ -297,7 +293,7 @@ class CareVectorStore(BasePydanticVectorStore):
         Raises:
             InputError: A sparse encoder for one side only.
         """
-        encoder = _functions(sparse_doc_fn, sparse_query_fn)
+        encoder = two_sided(sparse_doc_fn, sparse_query_fn)
         if encoder is not None:
             self._sparse_encoder = encoder
             self._resolver.config = replace(self._resolver.config, bm25=False)
@@ -524,21 +520,15 @@ class CareVectorStore(BasePydanticVectorStore):
         return [node.node_id for node in nodes]
 
     def _write_nodes(self, resolved: ResolvedCollection, collection: Collection, nodes: Sequence[BaseNode]) -> int:
-        """Write nodes in one request, or in halves of one that is too large; return how many have a new text."""
+        """Write nodes, and return how many have a new text."""
         terms = {}
         if self.enable_hybrid and resolved.sparse_vector_name is not None:
             terms[resolved.sparse_vector_name] = self._stored_terms(resolved, nodes)
         expected = self._resolver.config.expected
         points = build_points(nodes, resolved.vector_name or "", terms, resolved.layout, expected)
         there = collection.retrieve([point.id for point in points]) if resolved.has_other_vectors else {}
-        what = f"writing {len(points)} points"
-        try:
-            collection.apply(what, merge_operations(points, there.values()))
-        except RequestTooLarge as error:
-            if len(points) == 1:
-                raise Rejected(f"{what}: the server finds even one point too large ({error})") from error
-            half = len(points) // 2
-            return sum(self._write_nodes(resolved, collection, part) for part in (nodes[:half], nodes[half:]))
+        for write in writes(points, there.values()):
+            send_all(collection, write)
         return len(changed_texts(points, there.values(), resolved.layout))
 
     def _stored_terms(self, resolved: ResolvedCollection, nodes: Sequence[BaseNode]) -> list[SparseQuery]:
@@ -546,8 +536,7 @@ class CareVectorStore(BasePydanticVectorStore):
         if self._sparse_encoder is not None:
             return document_terms(self._sparse_encoder, texts)
         assert resolved.bm25 is not None, "without another encoder, the sparse vector is BM25 of this package"
-        k1, b, average = resolved.bm25.k1, resolved.bm25.b, resolved.bm25.average_length
-        return [bm25.document_vector(text, average_length=average, k1=k1, b=b) for text in texts]
+        return list(map(resolved.bm25.vector, texts))
 
     def _delete(self, where: Callable[[Layout | None], models.Filter], shard: Any) -> None:
         key = self._shard(shard)
@@ -563,8 +552,7 @@ class CareVectorStore(BasePydanticVectorStore):
         if self._resolver.config.bm25:
             modifier = models.Modifier.IDF
             average = bm25.average_length(node.get_content(MetadataMode.EMBED) for node in nodes)
-            constants = SparseContract(bm25.ANALYSER, bm25.DEFAULT_K1, bm25.DEFAULT_B, average)
-            metadata |= contract_metadata(self.sparse_vector_name, constants)
+            metadata |= contract_metadata(self.sparse_vector_name, SparseContract.with_average(average))
         distance = models.Distance.COSINE if contract is None else contract.qdrant_distance
         dense = self.dense_config or models.VectorParams(size=dim, distance=distance)
         sparse = self.sparse_config or models.SparseVectorParams(modifier=modifier)
@@ -608,47 +596,6 @@ class CareVectorStore(BasePydanticVectorStore):
                 self.collection_name,
                 ", ".join(sorted(leaking.metadata)),
             )
-
-
-@dataclass(frozen=True, slots=True)
-class _Functions:
-    """A sparse encoder of two functions, in the form of `FastEmbedSparse`."""
-
-    documents: Terms
-    queries: Terms
-
-    def __call__(self, text: str) -> models.SparseVector:
-        (indices,), (values,) = self.queries([text])
-        return models.SparseVector(indices=indices, values=values)
-
-
-def _functions(documents: Terms | None, queries: Terms | None) -> _Functions | None:
-    if (documents is None) != (queries is None):
-        raise InputError(
-            "a sparse encoder has two sides, or queries would be cut into other terms than nodes: give sparse_doc_fn= "
-            "and sparse_query_fn="
-        )
-    return None if documents is None or queries is None else _Functions(documents, queries)
-
-
-def _other_encoder(
-    encoder: SparseQueryEncoder | None, vector_name: str | None, settings: Mapping[str, Any]
-) -> SparseQueryEncoder | None:
-    """Return the sparse encoder that takes the place of BM25 by this package, None for none."""
-    model = settings.get("fastembed_sparse_model")
-    others = [name for name in ("sparse_doc_fn", "sparse_query_fn", "fastembed_sparse_model") if settings.get(name)]
-    if encoder is not None and (others or not vector_name or settings.get("enable_hybrid") is False):
-        raise InputError(
-            "sparse_encoder= needs sparse_vector_name=, and excludes enable_hybrid=False and other sparse encoders"
-        )
-    functions = _functions(settings.get("sparse_doc_fn"), settings.get("sparse_query_fn"))
-    if functions is None and model is not None:
-        try:
-            fastembed = import_module("fastembed")
-        except ImportError as error:
-            raise InputError(f"fastembed_sparse_model={model!r} needs FastEmbed: pip install fastembed") from error
-        return FastEmbedSparse(fastembed.SparseTextEmbedding(model))
-    return encoder or functions
 
 
 def _contract_of(embedding: HasContract | None) -> VectorContract | None:

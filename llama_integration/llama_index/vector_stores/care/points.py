@@ -14,7 +14,7 @@ from care_qdrant.encoders.sparse import SparseQuery
 from care_qdrant.errors import InputError
 from care_qdrant.qdrant.layout import Layout, read_hit
 from care_qdrant.qdrant.payload import content_hash
-from care_qdrant.qdrant.sender import hash_removal
+from care_qdrant.qdrant.sender import Write
 from care_qdrant.types import CARE_KEY, Hit
 
 _NUMBERS = 2**64
@@ -97,32 +97,22 @@ def as_point_id(node_id: str) -> str | int | None:
         return None
 
 
-def merge_operations(
-    points: Sequence[models.PointStruct], stored: Iterable[models.Record]
-) -> list[models.UpdateOperation]:
-    """Return the operations that write points without touching the vectors that other models have on them.
+def writes(points: Sequence[models.PointStruct], stored: Iterable[models.Record]) -> list[Write]:
+    """Return the writes of points that leave the vectors alone which other models have on them.
 
     An upsert replaces a whole point. So points that are there get their vectors updated and their payload overwritten,
     but for our own bookkeeping of the other vectors; only the rest is upserted. What the bookkeeping says of the
     written vectors and of the payload goes: whoever made them sees that they are others now, and makes them again.
     """
     written = {name for point in points for name in cast(Mapping[str, Any], point.vector)}
-    there = {_uuid(record): _bookkeeping(record.payload or {}, written) for record in stored}
-    old = [point for point in points if _uuid(point) in there]
+    there = {_uuid(record): record.payload or {} for record in stored}
     new = [point for point in points if _uuid(point) not in there]
-    operations: list[models.UpdateOperation] = []
-    if new:
-        operations.append(models.UpsertOperation(upsert=models.PointsList(points=new)))
-    if old:
-        vectors = [models.PointVectors(id=point.id, vector=point.vector) for point in old]
-        update = models.UpdateVectors(points=vectors)
-        operations.append(hash_removal(vectors))
-        operations.append(models.UpdateVectorsOperation(update_vectors=update))
-    for point in old:
-        payload = _merged(there[_uuid(point)], point.payload or {})
-        overwrite = models.SetPayload(payload=payload, points=[point.id])
-        operations.append(models.OverwritePayloadOperation(overwrite_payload=overwrite))
-    return operations
+    old = [
+        point.model_copy(update={"payload": _overwritten(there[_uuid(point)], point.payload or {}, written)})
+        for point in points
+        if _uuid(point) in there
+    ]
+    return [write for write in (Write(new, "insert"), Write(old, "update")) if write.points]
 
 
 def changed_texts(
@@ -137,22 +127,14 @@ def changed_texts(
     ]
 
 
-def _bookkeeping(payload: Mapping[str, Any], written: Container[str]) -> dict[str, Any]:
-    """Return what of a stored payload is ours and stays true when these vectors and the payload are written anew."""
-    ours = payload.get(CARE_KEY)
-    if not isinstance(ours, Mapping):
-        return {}
+def _overwritten(stored: Mapping[str, Any], payload: Mapping[str, Any], written: Container[str]) -> dict[str, Any]:
+    """Return a payload with what stays true of our bookkeeping in the stored one when these vectors are replaced."""
+    ours, own = stored.get(CARE_KEY), payload.get(CARE_KEY)
+    if not isinstance(ours, Mapping) or not isinstance(own, Mapping | None):
+        return dict(payload)
     place = {key: ours[key] for key in ("chunk", "chunks") if key in ours}
-    vectors = {name: made_of for name, made_of in (ours.get("vectors") or {}).items() if name not in written}
-    return {CARE_KEY: {**place, "vectors": vectors}}
-
-
-def _merged(kept: Mapping[str, Any], payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a payload with the bookkeeping that is kept of the stored one."""
-    ours, own = kept.get(CARE_KEY), payload.get(CARE_KEY)
-    if not isinstance(ours, Mapping) or not isinstance(own, Mapping):
-        return {**kept, **payload}
-    return {**payload, CARE_KEY: {**ours, "vectors": {**ours["vectors"], **own["vectors"]}}}
+    kept = {name: made_of for name, made_of in (ours.get("vectors") or {}).items() if name not in written}
+    return {**payload, CARE_KEY: {**place, "vectors": kept | ((own or {}).get("vectors") or {})}}
 
 
 def _uuid(point: models.PointStruct | models.Record) -> str:
