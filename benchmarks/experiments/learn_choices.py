@@ -27,7 +27,7 @@ from care_trainer.learn.near import near_copies
 from care_trainer.learn.reading import principal_directions
 from care_trainer.learn.settings import LearnSettings
 from care_trainer.learn.start import built_in_tokenizer, mapped_start, token_vectors
-from care_trainer.learn.tokens import TokenLists, tokenize
+from care_trainer.models.tokens import TokenLists, tokenize
 from torch import nn
 
 from care_qdrant.model.pair import CareModel

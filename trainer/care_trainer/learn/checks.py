@@ -8,7 +8,7 @@ import numpy.typing as npt
 from care_qdrant.errors import InputError
 from care_qdrant.types import Vectors
 from care_trainer.learn import table as tables
-from care_trainer.learn.tokens import TokenLists
+from care_trainer.models.tokens import TokenLists
 
 _CHECKED = 2_000
 """Vectors that are looked at."""

@@ -28,8 +28,8 @@ from care_trainer.learn.held_out import HeldOut
 from care_trainer.learn.reading import Pairs, dense_vector, read_pairs
 from care_trainer.learn.settings import LearnSettings
 from care_trainer.learn.split import Split, candidate_rows
-from care_trainer.learn.tokens import tokenize, train_tokenizer
 from care_trainer.learn.weak import rare_share
+from care_trainer.models.tokens import tokenize, train_collection_tokenizer
 
 _HELD_OUT = "held-out.jsonl"
 _COUNTS = ("points", "without_text", "without_vector", "repeated")
@@ -83,7 +83,7 @@ def take_snapshot(
         pairs = read_pairs(collection, vector_name, settings, text_field=stored.text_field, on_progress=on_progress)
     split = Split.of(pairs, settings, None)
     trained = [split.texts[row] for row in split.train]
-    tokenizer = train_tokenizer(trained, settings.vocabulary, settings.max_tokens)
+    tokenizer = train_collection_tokenizer(trained, settings.vocabulary, settings.max_tokens)
     tokens, vectors = tokenize(tokenizer, trained), pairs.vectors[split.train]
     require_learnable(vectors, tokens, tokenizer.get_vocab_size(), where)
     require_belonging(vectors, tokens, tokenizer.get_vocab_size(), where)

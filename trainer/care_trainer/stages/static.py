@@ -14,7 +14,8 @@ from care_trainer.data.collators import PairCollator
 from care_trainer.losses.embedding import KEYS, Features, drop_tokens, without_keys
 from care_trainer.losses.objectives import Batch
 from care_trainer.models import towers
-from care_trainer.models.static import Parts, random_static, start_from_static, static_module, static_table
+from care_trainer.models.static import random_static, start_from_static, static_module, static_table
+from care_trainer.models.tokens import Parts
 from care_trainer.stages.context import Context, Trained
 from care_trainer.stages.contrastive import info_nce_of, pair_objective
 from care_trainer.training.loop import fit
@@ -63,7 +64,7 @@ def train_static(context: Context) -> Trained:
         stage.crop, negatives=stage.hard_negatives, seed=context.run.seed, preprocess_fn=model.preprocess
     )
     job = context.job(rows, collator=collator)
-    parts = Parts(model.tokenizer, stage.compose)
+    parts = Parts(model.tokenizer, compose=stage.compose)
     metrics = fit(
         model, StaticLoss(model, pair_objective(stage, info_nce), parts, stage.token_dropout), rows.columns, job
     )

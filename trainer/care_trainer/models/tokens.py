@@ -1,13 +1,13 @@
-"""The tokenizer of a learned query encoder, and texts as token numbers."""
+"""Texts as token numbers, tokens as sums of their parts, and the byte-pair tokenizers that are trained on texts."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
-
-from care_qdrant.types import Vectors
+from torch import Tensor, nn
 
 Numbers = npt.NDArray[np.int64]
 
@@ -15,33 +15,42 @@ PADDING, UNKNOWN = "[PAD]", "[UNK]"
 _SEPARATORS = Regex(r"[^\p{L}\p{N}\p{M}]+")
 _UNITS = Regex(r"\d|[a-z]+")
 """A digit and a Latin word stand alone; what is left between them are runs of letters of other scripts."""
-_MAX_PIECE_CHARACTERS = 8
-_MIN_OCCURRENCES = 2
 _PIECE_TEXTS = 4_096
 
-_UNSEEN = 1e-3
-"""Length of the vector of a token without any trained part, in that of an average one: an unknown word alone then finds
-something average instead of ending in a division by zero."""
 
-
-def train_tokenizer(texts: Sequence[str], vocabulary: int, max_tokens: int) -> Tokenizer:
+def train_collection_tokenizer(texts: Sequence[str], vocabulary: int, max_tokens: int) -> Tokenizer:
     """Train a byte-pair tokenizer on the texts of a collection, whatever their language."""
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(_SEPARATORS, "removed"), pre_tokenizers.Split(_UNITS, "isolated")]
     )
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=[PADDING, UNKNOWN],
-        min_frequency=_MIN_OCCURRENCES,
-        max_token_length=_MAX_PIECE_CHARACTERS,
-        limit_alphabet=vocabulary // 2,
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer, length=len(texts))
+    train_pieces(tokenizer, texts, vocabulary, [PADDING, UNKNOWN], max_characters=8)
     tokenizer.enable_truncation(max_tokens)
     return tokenizer
+
+
+def train_pieces(
+    tokenizer: Tokenizer,
+    texts: Iterable[str],
+    vocabulary: int,
+    special: Sequence[str],
+    *,
+    max_characters: int,
+    min_occurrences: int = 2,
+    alphabet: Sequence[str] = (),
+) -> None:
+    """Train the pieces of a byte-pair tokenizer; half of the vocabulary at most are single characters."""
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=list(special),
+        min_frequency=min_occurrences,
+        max_token_length=max_characters,
+        initial_alphabet=list(alphabet),
+        limit_alphabet=len(alphabet) or vocabulary // 2,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +69,10 @@ class TokenLists:
     def lengths(self) -> Numbers:
         """Tokens of each text, shape (texts,)."""
         return np.diff(self.starts)
+
+    def counts(self, vocabulary: int) -> Numbers:
+        """Return how often each token occurs, shape (vocabulary,)."""
+        return np.bincount(self.flat, minlength=vocabulary)
 
     @classmethod
     def of(cls, lists: Sequence[Sequence[int]]) -> "TokenLists":
@@ -112,47 +125,53 @@ def _running_total(values: npt.ArrayLike) -> Numbers:
     return np.concatenate([[0], np.cumsum(np.asarray(values, dtype=np.int64))]).astype(np.int64)
 
 
-def parts_of_tokens(tokenizer: Tokenizer, *, parts: bool) -> list[list[int]]:
-    """Return the tokens that make up each token: itself and, with ``parts``, for a longer piece its characters."""
-    vocabulary = tokenizer.get_vocab()
-    lists = [[number] for number in range(tokenizer.get_vocab_size())]
-    for token, number in vocabulary.items() if parts else ():
-        plain = token.removeprefix("##")
-        if len(plain) > 1 and not token.startswith("["):
-            lists[number] += [vocabulary[character] for character in plain if character in vocabulary]
-    return lists
+def rarity(counts: Numbers) -> npt.NDArray[np.float64]:
+    """Return the logarithm of each token's inverse frequency, divided by its mean, (vocabulary,), from its counts."""
+    # The summand leaves no extreme weight to a token that was hardly seen.
+    logarithms = np.maximum(0.1, np.log((counts.sum() + 1) / (counts + 50.0)))
+    return np.asarray(logarithms / logarithms.mean())
 
 
-class Composer:
-    """Turns tokens into their parts, and a table of parts into a table of tokens."""
+class Parts(nn.Module):
+    """Which tokens make up a token: itself and, for a longer piece, its characters; on the device of its loss."""
 
-    def __init__(self, tokenizer: Tokenizer, *, parts: bool = True) -> None:
-        """Read the vocabulary of a tokenizer."""
-        self._parts = TokenLists.of(parts_of_tokens(tokenizer, parts=parts))
+    counts: Tensor
+    starts: Tensor
+    flat: Tensor
 
-    def expand(self, tokens: TokenLists) -> TokenLists:
+    def __init__(self, tokenizer: Tokenizer, *, compose: bool = True) -> None:
+        super().__init__()
+        vocabulary = tokenizer.get_vocab()
+        rows = [[number] for number in range(tokenizer.get_vocab_size())]
+        for token, number in vocabulary.items() if compose else ():
+            plain = token.removeprefix("##")
+            if len(plain) > 1 and not token.startswith("["):
+                rows[number] += [vocabulary[character] for character in plain if character in vocabulary]
+        counts = torch.tensor([len(row) for row in rows])
+        self.register_buffer("counts", counts, persistent=False)
+        self.register_buffer("starts", counts.cumsum(0) - counts, persistent=False)
+        self.register_buffer("flat", torch.tensor([part for row in rows for part in row]), persistent=False)
+
+    def expand(self, ids: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the parts of all tokens of a flat column, and the new offsets of its texts."""
+        counts = self.counts[ids]
+        ends = counts.cumsum(0)
+        begins = (ends - counts).repeat_interleave(counts)
+        within = torch.arange(begins.shape[0], device=ids.device) - begins
+        before = torch.cat([ends.new_zeros(1), ends])
+        return self.flat[self.starts[ids].repeat_interleave(counts) + within], before[offsets]
+
+    def of_texts(self, tokens: TokenLists) -> TokenLists:
         """Return texts as the parts of their tokens."""
-        expanded = self._parts.take(tokens.flat)
-        return TokenLists(expanded.flat, expanded.starts[tokens.starts])
+        flat, starts = self.expand(torch.from_numpy(tokens.flat), torch.from_numpy(tokens.starts))
+        return TokenLists(flat.numpy(), starts.numpy())
 
-    def fold(self, table: Vectors, mean: Vectors) -> Vectors:
-        """Return the table whose rows are the sums of their parts."""
-        folded = self._sums(table)
-        lengths = np.linalg.norm(folded, axis=1)
-        empty = lengths < 1e-9
-        average = float(lengths[~empty].mean()) if not empty.all() else 1.0
-        folded[empty] = _UNSEEN * average * mean / max(float(np.linalg.norm(mean)), 1e-9)
-        return folded
+    def fold(self, table: Tensor) -> Tensor:
+        """Return the table (tokens, dim) whose rows are the sums of their parts: it needs no parts any more."""
+        own = self.to(table.device)
+        return nn.functional.embedding_bag(own.flat, table, own.starts, mode="sum")
 
-    def unfold(self, table: Vectors) -> Vectors:
+    def unfold(self, table: Tensor) -> Tensor:
         """Return the table of parts whose `fold` is the given table."""
-        own = np.asarray(table, dtype=np.float32)
-        return own - (self._sums(np.where(self._is_whole[:, None], own, np.float32(0))) - own * self._is_whole[:, None])
-
-    @property
-    def _is_whole(self) -> npt.NDArray[np.bool_]:
-        """Whether a token has no parts but itself, (tokens,)."""
-        return np.asarray(self._parts.lengths == 1)
-
-    def _sums(self, table: Vectors) -> Vectors:
-        return np.asarray(np.add.reduceat(table[self._parts.flat], self._parts.starts[:-1], axis=0), dtype=np.float32)
+        whole = table * (self.counts == 1)[:, None]
+        return table - (self.fold(whole) - whole)
