@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 from care_trainer.learn import table
-from care_trainer.learn.held_out import measure, ranks
 from care_trainer.learn.quality import fusion_alpha
 from care_trainer.learn.reading import principal_directions, sample_ids
+from care_trainer.learn.split import measure, ranks
 from care_trainer.models.tokens import Parts, TokenLists, tokenize, train_collection_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st

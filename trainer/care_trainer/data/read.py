@@ -194,6 +194,12 @@ def read_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
     return parsed(path.name, open_lines(existing(path)))
 
 
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a JSONL file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+
+
 def parsed(name: str, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield the objects of numbered lines of a file, each with ``file:line`` for messages."""
     for number, line in lines:

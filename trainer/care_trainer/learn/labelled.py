@@ -191,7 +191,7 @@ def _ranking(found: Sequence[Sequence[str]], relevant: Sequence[Sequence[str]], 
     hits = [[one in ids for one in best[:TOP]] for best, ids in zip(found, relevant, strict=True)]
     return Ranking(
         ndcg_at_10=estimate(ndcg_at_10(found, relevant), seed),
-        recall_at_10=estimate([sum(row) / len(ids) for row, ids in zip(hits, relevant, strict=True)], seed),
+        recall_at_10=estimate(recall_at_10(found, relevant), seed),
         mrr_at_10=estimate([1 / (row.index(True) + 1) if True in row else 0.0 for row in hits], seed),
     )
 
@@ -199,6 +199,11 @@ def _ranking(found: Sequence[Sequence[str]], relevant: Sequence[Sequence[str]], 
 def ndcg_at_10(found: Sequence[Sequence[str]], relevant: Sequence[Sequence[str]]) -> list[float]:
     """Return nDCG@10 of each question, with binary relevance."""
     return [binary_ndcg(best, ids) for best, ids in zip(found, relevant, strict=True)]
+
+
+def recall_at_10(found: Sequence[Sequence[str]], relevant: Sequence[Sequence[str]]) -> list[float]:
+    """Return the fraction of the relevant ids of each question that are among the first ten."""
+    return [len({*best[:TOP]} & {*ids}) / len(ids) for best, ids in zip(found, relevant, strict=True)]
 
 
 def estimate(scores: Sequence[float], seed: int) -> Estimate:

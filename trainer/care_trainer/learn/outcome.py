@@ -16,11 +16,10 @@ from care_qdrant.qdrant.learned import PROBES, LearnedContract, agreement, probe
 from care_qdrant.types import Vectors
 from care_trainer.learn import quality
 from care_trainer.learn.graph import GraphSearch, measure_graph
-from care_trainer.learn.held_out import HeldOut
 from care_trainer.learn.labelled import KnownLabels, LabelledQuality, measure_labelled
 from care_trainer.learn.queries import Questions
 from care_trainer.learn.reading import restored
-from care_trainer.learn.split import Split
+from care_trainer.learn.split import HeldOut, Split
 from care_trainer.learn.weak import Example, Kind, weak_kinds, worst_examples
 
 logger = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from care_qdrant.encoders import bm25
 from care_qdrant.model.gate import compare
 from care_qdrant.types import Vectors
-from care_trainer.learn.held_out import HeldOut
 from care_trainer.learn.queries import Questions
+from care_trainer.learn.split import HeldOut
 
 MIN_RECALL_AT_10 = 0.3
 """Fraction of the held-out questions that find their own document among the first ten; below, learning has failed."""

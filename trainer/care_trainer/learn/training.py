@@ -17,11 +17,10 @@ from care_qdrant.types import Vectors
 from care_trainer.learn import table as tables
 from care_trainer.learn.checks import require_belonging, require_learnable
 from care_trainer.learn.earlier import Earlier
-from care_trainer.learn.held_out import HeldOut
 from care_trainer.learn.outcome import Student
 from care_trainer.learn.queries import Questions
 from care_trainer.learn.settings import LearnSettings
-from care_trainer.learn.split import Split
+from care_trainer.learn.split import HeldOut, Split
 from care_trainer.learn.start import built_in_tokenizer, is_chinese, mapped_start, token_vectors
 from care_trainer.learn.weak import rare_share
 from care_trainer.models.tokens import Parts, TokenLists, tokenize, train_collection_tokenizer
