@@ -22,6 +22,7 @@ from care_qdrant.types import Document
 from care_trainer.config import Data, Run, load_run
 from care_trainer.data.read import Pair, iter_pairs, license_of, plain_text, read_rows, write_rows
 from care_trainer.data.report import leaks
+from care_trainer.disk import write_json
 from care_trainer.evaluation import read_retrieval
 from care_trainer.learn.labelled import Estimate, estimate, ndcg_at_10, recall_at_10
 from care_trainer.learn.start import is_chinese
@@ -142,7 +143,7 @@ def prepare(
     prepared = Prepared(config, len(train), len({pair.query for pair in kept}), documents, licenses, chosen)
     shown = {"sha256": digest, **vars(prepared)}
     del shown["config"]  # whose path follows from the folder's
-    record.write_text(json.dumps(shown, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+    write_json(record, shown)
     return prepared
 
 

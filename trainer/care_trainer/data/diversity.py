@@ -8,7 +8,7 @@ run of training; one in Qdrant serves `care-data diversify`, whose memory holds 
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import compress, islice
 from pathlib import Path
@@ -23,6 +23,7 @@ from care_qdrant.qdrant.collection import Collection
 from care_qdrant.types import Vectors
 from care_trainer.config import Data, Diversify
 from care_trainer.data.read import Pair, file_hash, iter_pairs, read_rows, text_key
+from care_trainer.disk import write_json
 
 if TYPE_CHECKING:
     from care_qdrant.model.pair import CareModel
@@ -96,7 +97,7 @@ class Blocks:
         self._blocks: list[Vectors] = []
 
     def similar(self, vectors: Vectors, threshold: float) -> Counts:
-        """Return how many kept vectors are more similar to each of ``vectors``."""
+        """Count all similar vectors."""
         counts = ((vectors @ block.T > threshold).sum(axis=1) for block in self._blocks)
         return sum(counts, np.zeros(len(vectors), np.int64))
 
@@ -125,7 +126,7 @@ class QdrantIndex:
         )
 
     def similar(self, vectors: Vectors, threshold: float) -> Counts:
-        """Return how many kept vectors are more similar to each of ``vectors``."""
+        """Count at most ``k`` similar vectors."""
         # The embedded database warns of settings that it does not need.
         is_embedded = self._collection.is_embedded
         params = None if is_embedded else models.SearchParams(exact=self._exact, hnsw_ef=GRAPH_EF)
@@ -206,14 +207,14 @@ def diversify_file(
             raise InputError(f"collection {collection.name!r} exists already; delete it, or give --output another name")
         partial.unlink(missing_ok=True)
         state = {"of": made_of, "rows": 0, "distinct": 0, "kept": 0, "bytes": 0, "finished": False}
-        _save(state_file, state)
+        write_json(state_file, state)
     if not state["finished"]:
         if not collection.exists():
             QdrantIndex.create(collection, model.dim)
         for reached in _keep(source, partial, settings, model, collection, state):
             state |= reached
-            _save(state_file, state)
-        _save(state_file, state | {"finished": True})
+            write_json(state_file, state)
+        write_json(state_file, state | {"finished": True})
     if partial.is_file():
         partial.replace(output)
     if collection.exists():
@@ -229,12 +230,8 @@ def _keep(
     index = QdrantIndex(collection, settings.k, state["kept"], exact=settings.exact)
     index.forget(BATCH_ROWS)
     encode = model.encode_query if settings.side == "query" else model.encode_document
-    rule, seen, rows = (
-        Neighbourhood(settings.threshold, settings.neighbours, index),
-        set[int](),
-        _read(source, settings),
-    )
-    seen.update(text_key(text) for text, _ in islice(rows, state["rows"]))
+    rule, rows = Neighbourhood(settings.threshold, settings.neighbours, index), _read(source, settings)
+    seen = {text_key(text) for text, _ in islice(rows, state["rows"])}
     read, distinct = state["rows"], state["distinct"]
     partial.parent.mkdir(parents=True, exist_ok=True)
     with partial.open("ab") as file:
@@ -247,7 +244,8 @@ def _keep(
             sure = min(max(0, settings.seed_rows - distinct), len(new))
             index.insert(vectors[:sure])
             verdicts = [True] * sure + rule.decide(vectors[sure:])
-            file.write("".join(_line(row) for (_, row), kept in zip(new, verdicts, strict=True) if kept).encode())
+            kept = (row for (_, row), is_kept in zip(new, verdicts, strict=True) if is_kept)
+            file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept).encode())
             file.flush()
             os.fsync(file.fileno())
             read, distinct = read + len(batch), distinct + len(new)
@@ -261,14 +259,3 @@ def _read(source: Path, settings: Filter) -> Iterator[tuple[str, dict[str, Any]]
         if not isinstance(text, str):
             raise InputError(f"{where}: has no text under {', '.join(keys)} (keys: {', '.join(row)})")
         yield text, row
-
-
-def _line(row: Mapping[str, Any]) -> str:
-    return json.dumps(row, ensure_ascii=False) + "\n"
-
-
-def _save(path: Path, state: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.new")
-    draft.write_text(json.dumps(state), encoding="utf-8")
-    draft.replace(path)

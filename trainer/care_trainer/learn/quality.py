@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from care_qdrant.encoders import bm25
 from care_qdrant.model.gate import compare
+from care_qdrant.search.fusion import bm25_weight
 from care_qdrant.types import Vectors
 from care_trainer.learn.queries import Questions
 from care_trainer.learn.split import HeldOut
@@ -116,12 +117,6 @@ def _lexical_scores(questions: Sequence[str], texts: Sequence[str]) -> npt.NDArr
             idf = math.log(1 + (len(texts) - len(found) + 0.5) / (len(found) + 0.5))
             for row, weight in found:
                 scores[number, row] += idf * weight * count
-        scores[number] /= bm25_scale(len(terms))
+        if terms:
+            scores[number] *= bm25_weight(len(terms))
     return scores
-
-
-def bm25_scale(terms: int) -> float:
-    """Return what a BM25 score of so many different terms is divided by in the linear fusion; 1 for none."""
-    from care_qdrant.search.fusion import bm25_weight
-
-    return 1 / bm25_weight(terms) if terms else 1.0

@@ -57,7 +57,10 @@ def read_queries(path: Path, dim: int) -> QueryFile:
     log = [row for row in found if not row.relevant and row.text not in judged]
     encoded = [*log, *(labelled if all(row.vector for row in labelled) else [])]
     vectors = np.array([row.vector for row in encoded], dtype=np.float32).reshape(len(encoded), dim)
-    vectors = _unit_rows(vectors, path)
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    if not (np.isfinite(norms) & (norms > 0)).all():
+        raise InputError(f"{path}: a query vector is zero or not finite")
+    vectors = np.asarray(vectors / norms, dtype=np.float32)
     texts, relevant = [row.text for row in labelled], [row.relevant for row in labelled]
     old_model = vectors[len(log) :] if len(encoded) > len(log) else None
     return QueryFile(
@@ -90,19 +93,9 @@ def _line(row: Mapping[str, Any], where: str, dim: int) -> _Line:
             f"{where}: expected 'relevant' to be a list of ids of points or documents, found {str(relevant)[:60]!r}; "
             "leave the field out where no relevant document is known"
         )
-    if (vector is not None or relevant is None) and not _is_vector(vector, dim):
-        found = f"{len(vector)} values" if isinstance(vector, list) else "none"
-        raise InputError(f"{where}: expected a vector of {dim} numbers, found {found}")
+    if vector is not None or relevant is None:
+        values = vector if isinstance(vector, list) else []
+        if len(values) != dim or not all(isinstance(value, int | float) for value in values):
+            found = f"{len(values)} values" if values else "none"
+            raise InputError(f"{where}: expected a vector of {dim} numbers, found {found}")
     return _Line(text, vector, [str(one) for one in relevant or []])
-
-
-def _is_vector(vector: object, dim: int) -> bool:
-    return isinstance(vector, list) and len(vector) == dim and all(isinstance(number, int | float) for number in vector)
-
-
-def _unit_rows(vectors: Vectors, path: Path) -> Vectors:
-    """Return query vectors of unit length, (questions, dim)."""
-    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    if not (np.isfinite(norms) & (norms > 0)).all():
-        raise InputError(f"{path}: a query vector is zero or not finite")
-    return np.asarray(vectors / norms, dtype=np.float32)

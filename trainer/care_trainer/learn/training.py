@@ -20,7 +20,7 @@ from care_trainer.learn.earlier import Earlier
 from care_trainer.learn.outcome import Student
 from care_trainer.learn.queries import Questions
 from care_trainer.learn.settings import LearnSettings
-from care_trainer.learn.split import HeldOut, Split
+from care_trainer.learn.split import Split
 from care_trainer.learn.start import built_in_tokenizer, is_chinese, mapped_start, token_vectors
 from care_trainer.learn.weak import rare_share
 from care_trainer.models.tokens import Parts, TokenLists, tokenize, train_collection_tokenizer
@@ -90,11 +90,6 @@ def train(
     return Trained(encoder, is_known, student)
 
 
-def reduced(vectors: Vectors, basis: Vectors | None) -> Vectors:
-    """Return vectors in the learned space, where a basis leads from it to the collection's."""
-    return vectors if basis is None else np.asarray(vectors @ basis.T, dtype=np.float32)
-
-
 @dataclass(frozen=True, slots=True)
 class _Tokens:
     """A tokenizer whose tokens get vectors."""
@@ -144,7 +139,11 @@ class _Run:
         """Train a table of some tokens until the held-out documents no longer gain."""
         texts = self._read(tokens, self.split.train)
         start = self._start(tokens, texts)
-        fit = self._fit_table(tokens.name, start, texts, self.settings, lambda table: self.quality(tokens, table).mrr)
+
+        def score(table: Vectors) -> float:
+            return self.split.score(self.questions(tokens, table)).mrr
+
+        fit = self._fit_table(tokens.name, start, texts, self.settings, score)
         return _Fitted(tokens, texts, start, fit)
 
     def fit_with_held_out(self, fitted: _Fitted) -> tuple[Vectors, _Texts]:
@@ -158,10 +157,6 @@ class _Run:
     def questions(self, tokens: _Tokens, table: Vectors) -> Vectors:
         """Return a table's vectors of the held-out documents' questions."""
         return tables.encode(table, tokens.parts.of_texts(tokenize(tokens.tokenizer, self.split.questions)))
-
-    def quality(self, tokens: _Tokens, table: Vectors) -> HeldOut:
-        """Measure a table on the held-out documents."""
-        return self.split.score(self.questions(tokens, table))
 
     def _fit_table(
         self,
@@ -193,12 +188,13 @@ class _Run:
         if self.log is not None:
             half = len(self.log.texts) // 2
             whole = whole.joined(tokenize(tokens.tokenizer, self.log.texts[:half]))
-            targets = np.concatenate([targets, reduced(self.log.vectors[:half], self.split.pairs.basis)])
+            vectors, basis = self.log.vectors[:half], self.split.pairs.basis
+            targets = np.concatenate([targets, vectors if basis is None else vectors @ basis.T], dtype=np.float32)
         return _Texts(whole, tokens.parts.of_texts(whole), targets)
 
     def _start(self, tokens: _Tokens, texts: _Texts) -> Vectors:
         if self.earlier is not None:
-            whole = self.earlier.table
+            whole = self.earlier.table.embedding.weight.detach().numpy()
         elif self.starts_mapped:
             known = token_vectors(tokens.tokenizer, CareModel.load().query_encoder)
             whole = mapped_start(known, texts.whole, texts.targets)
@@ -211,7 +207,7 @@ class _Run:
 def _own_tokens(split: Split, settings: LearnSettings, earlier: Earlier | None, state: Path) -> _Tokens:
     """Return the tokenizer of an interrupted or earlier run, or a new one; two trainings need not give the same."""
     if earlier is not None:
-        return _Tokens("earlier", earlier.tokenizer, Parts(earlier.tokenizer))
+        return _Tokens("earlier", earlier.table.tokenizer, Parts(earlier.table.tokenizer))
     path = state / f"tokenizer-{settings.vocabulary}-{settings.max_tokens}-{settings.seed}.json"
     if not path.is_file():
         texts = [split.texts[row] for row in split.train]

@@ -45,11 +45,6 @@ def static_module(model: SentenceTransformer) -> StaticEmbedding:
     return static
 
 
-def static_table(model: SentenceTransformer) -> Tensor:
-    """Return the token vectors of a static encoder, (tokens, dim), detached."""
-    return static_module(model).embedding.weight.detach()
-
-
 def start_from_static(encoder: SentenceTransformer, table: Tensor) -> SentenceTransformer:
     """Set an encoder to compute what a static table does, with layers that are ready to learn more."""
     modules = list(encoder.children())

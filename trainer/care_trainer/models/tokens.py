@@ -108,17 +108,11 @@ class TokenLists:
 
 def tokenize(tokenizer: Tokenizer, texts: Iterable[str]) -> TokenLists:
     """Return texts as token numbers, without the markers of the tokenizer."""
-    return TokenLists.of(
-        [
-            encoding.ids
-            for piece in _pieces(list(texts))
-            for encoding in tokenizer.encode_batch_fast(piece, add_special_tokens=False)
-        ]
-    )
-
-
-def _pieces(texts: Sequence[str]) -> Iterable[Sequence[str]]:
-    return (texts[start : start + _PIECE_TEXTS] for start in range(0, len(texts), _PIECE_TEXTS))
+    texts, lists = list(texts), list[list[int]]()
+    for start in range(0, len(texts), _PIECE_TEXTS):
+        encodings = tokenizer.encode_batch_fast(texts[start : start + _PIECE_TEXTS], add_special_tokens=False)
+        lists += [encoding.ids for encoding in encodings]
+    return TokenLists.of(lists)
 
 
 def _running_total(values: npt.ArrayLike) -> Numbers:
