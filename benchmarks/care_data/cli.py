@@ -15,7 +15,7 @@ from care_qdrant.console.logs import log_options
 from care_qdrant.console.options import Target, model_options, target_options
 
 if TYPE_CHECKING:
-    from care_trainer.data.diversity import Side
+    from care_trainer.config import Side
 
     from care_data.config import Plan
     from care_qdrant.model.pair import CareModel
@@ -227,8 +227,7 @@ def diversify(
       care-data diversify questions.jsonl --side query --output diverse.jsonl
       care-data diversify corpus.jsonl --side document --output diverse.jsonl --url http://localhost:6333
     """
-    from care_trainer.data.diversity import THRESHOLDS, Filter, diversify_file
-
+    from care_data.diversify import THRESHOLDS, Filter, diversify_file
     from care_qdrant import Collection
 
     cosine = THRESHOLDS[side] if threshold is None else threshold

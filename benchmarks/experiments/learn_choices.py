@@ -21,13 +21,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from care_benchmarks.machine import describe_machine
-from care_trainer.learn import held_out, quality
+from care_trainer.learn import quality, split
 from care_trainer.learn import table as tables
 from care_trainer.learn.near import near_copies
 from care_trainer.learn.reading import principal_directions
 from care_trainer.learn.settings import LearnSettings
 from care_trainer.learn.start import built_in_tokenizer, mapped_start, token_vectors
-from care_trainer.learn.tokens import TokenLists, tokenize
+from care_trainer.models.tokens import TokenLists, tokenize
 from torch import nn
 
 from care_qdrant.model.pair import CareModel
@@ -190,7 +190,7 @@ def measure(cache_: Path, source: str, teacher: str, name: str, seed: int, limit
 
     generator = np.random.default_rng([seed, 3])
     rows = generator.permutation(len(texts.documents))[:HELD]
-    sentences = [held_out.question_of(texts.documents[row], "", generator) for row in rows]
+    sentences = [split.question_of(texts.documents[row], "", generator) for row in rows]
     table = run(texts, documents, log, VARIANTS[name], seed)
     copies = near_copies(texts.documents, rows)
     train = np.setdiff1d(np.flatnonzero(~copies), rows)
@@ -198,7 +198,7 @@ def measure(cache_: Path, source: str, teacher: str, name: str, seed: int, limit
     asked = [text for text, row in zip(sentences, rows, strict=True) if not copies[row]]
     without = encode(run(fewer, documents[train], log, VARIANTS[name], seed), asked)
     candidates = documents[np.concatenate([rows[~copies[rows]], train])]
-    ranks = held_out.ranks(without, candidates, np.arange(len(asked)))
+    ranks = split.ranks(without, candidates, np.arange(len(asked)))
     dense = encode(table, texts.questions) @ documents.T
     old = vectors.questions @ vectors.documents.T
     recommended = quality.fusion_alpha(sentences, encode(table, sentences), texts.documents, documents) or 1.0
@@ -221,7 +221,7 @@ def measure(cache_: Path, source: str, teacher: str, name: str, seed: int, limit
         "old_model": round(ndcg(old, texts.relevant), 4),
         "bm25": round(ndcg(lexical, texts.relevant), 4),
         "dense": round(ndcg(dense, texts.relevant), 4),
-        "held_out": asdict(held_out.measure(ranks, len(candidates))),
+        "held_out": asdict(split.measure(ranks, len(candidates))),
         "near_copies": int(copies.sum()),
         "alpha": {str(share): alpha for share, alpha in alphas.items()},
         "by_share": {str(share): hybrid(alpha) for share, alpha in alphas.items()},

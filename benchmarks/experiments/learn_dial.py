@@ -21,7 +21,7 @@ from care_trainer.learn import table as tables
 from care_trainer.learn.quality import DENSE_SHARE
 from care_trainer.learn.settings import LearnSettings
 from care_trainer.learn.start import built_in_tokenizer
-from care_trainer.learn.tokens import tokenize
+from care_trainer.models.tokens import tokenize
 
 from .learn_choices import VARIANTS, Scores, ndcg, run
 from .learn_data import SOURCES, read_texts, read_vectors

@@ -12,7 +12,7 @@ import numpy as np
 from care_benchmarks.machine import describe_machine
 from care_trainer.learn.checks import chance_share
 from care_trainer.learn.settings import LearnSettings
-from care_trainer.learn.tokens import tokenize, train_tokenizer
+from care_trainer.models.tokens import tokenize, train_collection_tokenizer
 
 from care_qdrant.types import Vectors
 
@@ -47,7 +47,7 @@ def main(cache_folder: Path, sources: str, teachers: str, output: Path) -> None:
     settings, runs = LearnSettings(), []
     for source in sources.split(","):
         texts = read_texts(cache_folder, source).documents
-        tokenizer = train_tokenizer(texts, settings.vocabulary, settings.max_tokens)
+        tokenizer = train_collection_tokenizer(texts, settings.vocabulary, settings.max_tokens)
         tokens, size = tokenize(tokenizer, texts), tokenizer.get_vocab_size()
         for teacher in teachers.split(","):
             vectors = read_vectors(cache_folder, source, teacher).documents

@@ -11,7 +11,8 @@ import click
 import numpy as np
 import psutil
 from care_benchmarks.machine import describe_machine
-from care_trainer.data.diversity import BATCH_ROWS, Neighbourhood, QdrantIndex
+from care_data.diversify import QdrantIndex
+from care_trainer.data.diversity import BATCH_ROWS, Neighbourhood
 
 from care_qdrant import Collection, Vectors, open_client
 from tests.reliability.processes import QdrantServer

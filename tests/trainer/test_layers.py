@@ -6,9 +6,9 @@ from pathlib import Path
 ORDER = (
     ("config", "disk", "distributed"),
     ("data",),
-    ("learn",),
     ("models", "evaluation"),
     ("losses",),
+    ("learn",),
     ("training",),
     ("stages",),
     ("pipeline",),

@@ -1,11 +1,22 @@
-"""Failed writes as one error: Python, safetensors and torch each report a full disk in their own way."""
+"""Files that are written whole, and failed writes as one error: each library reports a full disk in its own way."""
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
 from care_qdrant.errors import TrainingError
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as JSON; the file is there as a whole or as it was before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+    partial.replace(path)
 
 
 @contextmanager

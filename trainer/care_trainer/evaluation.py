@@ -1,5 +1,6 @@
 """The score of a pair on a labelled retrieval set, with sentence-transformers' own evaluator."""
 
+from itertools import islice
 from pathlib import Path
 
 from sentence_transformers import SentenceTransformer
@@ -11,9 +12,11 @@ from care_trainer.config import Evaluation
 from care_trainer.data.read import read_rows, retrieval_file
 
 
-def load_evaluator(evaluation: Evaluation, root: Path) -> InformationRetrievalEvaluator:
-    """Read a retrieval set into an evaluator of nDCG@10, MRR@10, recall@10 and @100."""
-    folder = root / evaluation.retrieval
+def read_retrieval(folder: Path) -> tuple[dict[str, str], dict[str, str], dict[str, set[str]]]:
+    """Read the documents and the queries of a retrieval set by their ids, and the relevant documents of each query.
+
+    Queries without a relevant document are left out.
+    """
     corpus = {
         str(row["id"]): embedded_text(row.get("title", ""), row["text"])
         for row, _ in read_rows(retrieval_file(folder, "corpus"))
@@ -22,15 +25,21 @@ def load_evaluator(evaluation: Evaluation, root: Path) -> InformationRetrievalEv
     for row, _ in read_rows(retrieval_file(folder, "qrels")):
         if float(row["score"]) > 0:
             relevant.setdefault(str(row["query_id"]), set()).add(str(row["document_id"]))
-    queries = {
-        str(row["id"]): row["text"] for row, _ in read_rows(retrieval_file(folder, "queries")) if row["id"] in relevant
-    }
-    queries = dict(list(queries.items())[: evaluation.max_queries])
+    rows = read_rows(retrieval_file(folder, "queries"))
+    queries = {str(row["id"]): row["text"] for row, _ in rows if str(row["id"]) in relevant}
+    return corpus, queries, relevant
+
+
+def load_evaluator(evaluation: Evaluation, root: Path) -> InformationRetrievalEvaluator:
+    """Read a retrieval set into an evaluator of nDCG@10, MRR@10, recall@10 and @100."""
+    folder = root / evaluation.retrieval
+    corpus, queries, relevant = read_retrieval(folder)
+    queries = dict(islice(queries.items(), evaluation.max_queries))
     if not queries:
         raise InputError(f"{folder}: no query has a relevant document")
     return InformationRetrievalEvaluator(
-        queries,
-        corpus,  # type: ignore[arg-type]  # dict is invariant in its values
+        queries,  # type: ignore[arg-type]  # dict is invariant in its values
+        corpus,  # type: ignore[arg-type]
         {query: relevant[query] for query in queries},
         ndcg_at_k=[10],
         mrr_at_k=[10],

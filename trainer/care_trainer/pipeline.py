@@ -22,7 +22,7 @@ from care_trainer import evaluation
 from care_trainer.config import Run, Stage, stage_name
 from care_trainer.config.run import BASE, COLLECTION
 from care_trainer.data.read import existing, file_hashes, retrieval_file
-from care_trainer.disk import writing
+from care_trainer.disk import write_json, writing
 from care_trainer.distributed import free_memory, main_process_first, processes
 from care_trainer.learn.snapshot import load_snapshot
 from care_trainer.models.towers import ADAPTER_FILE
@@ -68,7 +68,9 @@ def run_stages(
     names = [stage_name(stage) for stage in run.stage]
     if only is not None and only not in names:
         raise InputError(f"--stage {only}: there is no such stage (there are: {', '.join(names)})")
-    _require_trackers(run)
+    for tracker in run.report_to:
+        if importlib.util.find_spec(tracker) is None:
+            raise MissingExtra(f"report_to: {tracker} is not installed: pip install {tracker}; or leave it out")
     require_files(run)
     records = []
     with main_process_first() as is_main:
@@ -78,12 +80,6 @@ def run_stages(
         if only in (None, stage_name(stage)):
             records.append(_ensure_stage(run, stage, run.stage[:number], output, resume, report, deadline))
     return records
-
-
-def _require_trackers(run: Run) -> None:
-    for tracker in run.report_to:
-        if importlib.util.find_spec(tracker) is None:
-            raise MissingExtra(f"report_to: {tracker} is not installed: pip install {tracker}; or leave it out")
 
 
 def require_files(run: Run) -> None:
@@ -159,44 +155,36 @@ def _ensure_stage(
     if _finished(folder, settings, resume):
         return read_record(folder)
     processes().wait_for_everyone()  # nobody may write what another one is still looking for
-    context = Context(
-        run=run,
-        stage=stage,
-        folder=folder,
-        query=sources["query"],
-        document=sources["document"],
-        resume=resume,
-        report=report,
-        deadline=deadline,
-    )
+    context = Context(run, stage, folder, **sources, resume=resume, report=report, deadline=deadline)
     started, cpu_started = time.monotonic(), time.process_time()
     hashes = file_hashes(context.data, context.data_root) if stage.data else {}
-    _check_hashes(folder, hashes, resume)
+    noted = folder / "data.json"
+    if resume and noted.exists() and json.loads(noted.read_text(encoding="utf-8")) != hashes:
+        raise InputError(f"{folder}: the data files have changed since the stage began; remove the folder")
     if processes().is_main_process:
         _write(folder / "config.json", dataclasses.asdict(run))
-        _write(folder / "data.json", hashes)
+        _write(noted, hashes)
         logger.info("stage %s, %d of %d", folder.name, len(before) + 1, len(run.stage))
     trained = STAGES[stage.kind](context)
+    cpu_seconds = time.process_time() - cpu_started
     with main_process_first() as is_main:
         if is_main:
-            _conclude(run, stage, folder, trained, settings, hashes, started, cpu_started)
+            _conclude(context, trained, settings, hashes, started, cpu_seconds)
     del trained
     free_memory()
     return read_record(folder)
 
 
 def _conclude(
-    run: Run,
-    stage: Stage,
-    folder: Path,
+    context: Context,
     trained: Trained,
     settings: dict[str, Any],
     hashes: dict[str, str],
     started: float,
-    cpu_started: float,
+    cpu_seconds: float,
 ) -> None:
     """Save what a stage trained, score it, and write its record: the sign that it is finished."""
-    cpu_seconds = time.process_time() - cpu_started
+    run, stage, folder = context.run, context.stage, context.folder
     _save({side: model for side, model in zip(SIDES, (trained.query, trained.document), strict=True) if model}, folder)
     record = {
         "stage": folder.name,
@@ -253,28 +241,19 @@ def _changed(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
     return changed
 
 
-def _check_hashes(folder: Path, hashes: dict[str, str], resume: bool) -> None:
-    path = folder / "data.json"
-    if resume and path.exists() and json.loads(path.read_text(encoding="utf-8")) != hashes:
-        raise InputError(f"{folder}: the data files have changed since the stage began; remove the folder")
-
-
 def _settings(run: Run, stage: Stage, sources: dict[str, Path]) -> dict[str, Any]:
     """Return all that decides what a stage trains, with the records of the encoders that it starts from."""
+    tasks = set(run.data_set(stage.data).tasks.values()) if stage.data else set()
     return {
         **dataclasses.asdict(stage),
         "data_set": _data_settings(run, stage.data) if stage.data else {},
-        "tasks": {name: dataclasses.asdict(run.tasks[name]) for name in _tasks(run, stage)},
+        "tasks": {name: dataclasses.asdict(run.tasks[name]) for name in sorted(tasks)},
         "seed": run.seed,
         "starts_from": {
             side: hashlib.sha256((folder.parent / STAGE_FILE).read_bytes()).hexdigest()
             for side, folder in sources.items()
         },
     }
-
-
-def _tasks(run: Run, stage: Stage) -> list[str]:
-    return sorted(set(run.data_set(stage.data).tasks.values())) if stage.data else []
 
 
 def _data_settings(run: Run, name: str) -> dict[str, Any]:
@@ -316,8 +295,5 @@ def _order_adapter(path: Path) -> None:
 
 
 def _write(path: Path, value: Any) -> None:
-    partial = path.with_suffix(".partial")
     with writing(f"{path}: cannot be written"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
-        partial.replace(path)
+        write_json(path, value)

@@ -5,10 +5,9 @@ import json
 import random
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -21,9 +20,11 @@ from care_qdrant.qdrant.connection import open_client
 from care_qdrant.search.retriever import Mode, Retriever
 from care_qdrant.types import Document
 from care_trainer.config import Data, Run, load_run
-from care_trainer.data.read import Pair, iter_pairs, license_of, plain_text, read_rows
+from care_trainer.data.read import Pair, iter_pairs, license_of, plain_text, read_rows, write_rows
 from care_trainer.data.report import leaks
-from care_trainer.learn.labelled import Estimate, estimate, ndcg_at_10
+from care_trainer.disk import write_json
+from care_trainer.evaluation import read_retrieval
+from care_trainer.learn.labelled import Estimate, estimate, ndcg_at_10, recall_at_10
 from care_trainer.learn.start import is_chinese
 
 CONFIG, DATA, HELD_OUT, RESULT = "start.toml", "data", "held-out", "result.json"
@@ -128,8 +129,9 @@ def prepare(
             f"{pairs}: only {len(kept)} of {len(read)} pairs can be held out, since the others share a question or a "
             f"document with each other; expected at least {min(wanted, FEWEST_HELD_OUT)}: give more pairs"
         )
-    documents = _write_held_out(kept, {plain_text(text) for pair in train for text in _texts(pair)}, folder)
-    _write_jsonl(folder / DATA / "train.jsonl", [pair.row() for pair in train])
+    trained = {plain_text(text) for pair in train for text in (pair.query, pair.positive, *pair.negatives)}
+    documents = _write_held_out(kept, trained, folder)
+    write_rows(folder / DATA / "train.jsonl", [pair.row() for pair in train])
     chosen = base or (BUILT_IN if is_chinese([pair.query for pair in read]) else SCRATCH)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = folder / CONFIG
@@ -139,12 +141,9 @@ def prepare(
         raise InputError(f"{folder}: {len(found)} held-out texts are in the training part, as {found[0]!r}")
     licenses = dict(Counter(license_of(pair.other) for pair in read).most_common())
     prepared = Prepared(config, len(train), len({pair.query for pair in kept}), documents, licenses, chosen)
-    shown = {"pairs": prepared.pairs, "held_out": prepared.held_out, "documents": documents}
-    record.write_text(
-        json.dumps({"sha256": digest, **shown, "licenses": licenses, "base": chosen}, ensure_ascii=False, indent=2)
-        + "\n",
-        encoding="utf-8",
-    )
+    shown = {"sha256": digest, **vars(prepared)}
+    del shown["config"]  # whose path follows from the folder's
+    write_json(record, shown)
     return prepared
 
 
@@ -193,12 +192,9 @@ def measure(run: Run, model: Path, before: str | None) -> Result:
 
     Documents are ingested and searched as in production, in a temporary embedded database.
     """
-    folder = Path(run.data_root) / HELD_OUT
-    documents = [Document(row["id"], row["text"]) for row, _ in read_rows(folder / "corpus.jsonl")]
-    queries = {row["id"]: row["text"] for row, _ in read_rows(folder / "queries.jsonl")}
-    relevant: dict[str, list[str]] = {name: [] for name in queries}
-    for row, _ in read_rows(folder / "qrels.jsonl"):
-        relevant[row["query_id"]].append(row["document_id"])
+    corpus, queries, judged = read_retrieval(Path(run.data_root) / HELD_OUT)
+    documents = [Document(name, text) for name, text in corpus.items()]
+    relevant = [sorted(judged[name]) for name in queries]
     searches: list[tuple[str, str, Mode]] = [
         ("after", str(model), "dense"),
         ("BM25", str(model), "sparse"),
@@ -216,10 +212,7 @@ def measure(run: Run, model: Path, before: str | None) -> Result:
             collection = f"held-out-{list(loaded).index(source)}"
             hits = Retriever(client, collection, loaded[source], mode=mode).search(list(queries.values()), _TOP)
             found = [[hit.document_id for hit in row] for row in hits]
-            ndcg[name] = ndcg_at_10(found, list(relevant.values()))
-            recall[name] = [
-                len({*best} & {*ids}) / len(ids) for best, ids in zip(found, relevant.values(), strict=True)
-            ]
+            ndcg[name], recall[name] = ndcg_at_10(found, relevant), recall_at_10(found, relevant)
     gain = None
     if before is not None:
         pairs = zip(ndcg["after"], ndcg["before"], strict=True)
@@ -241,10 +234,6 @@ def _shown(value: Estimate) -> str:
     return f"{value.mean:.3f}  [{value.low:.3f}, {value.high:.3f}]"
 
 
-def _texts(pair: Pair) -> tuple[str, ...]:
-    return pair.query, pair.positive, *pair.negatives
-
-
 def _write_held_out(pairs: Sequence[Pair], trained: set[str], folder: Path) -> int:
     """Write the retrieval set: every document of the pairs, and those of their negatives that no training pair has."""
     texts = dict.fromkeys(pair.positive for pair in pairs)
@@ -252,16 +241,11 @@ def _write_held_out(pairs: Sequence[Pair], trained: set[str], folder: Path) -> i
     documents = {text: f"d{number}" for number, text in enumerate(dict.fromkeys([*texts, *negatives]))}
     queries = {text: f"q{number}" for number, text in enumerate(dict.fromkeys(pair.query for pair in pairs))}
     root = folder / DATA / HELD_OUT
-    _write_jsonl(root / "corpus.jsonl", [{"id": name, "text": text} for text, name in documents.items()])
-    _write_jsonl(root / "queries.jsonl", [{"id": name, "text": text} for text, name in queries.items()])
+    write_rows(root / "corpus.jsonl", [{"id": name, "text": text} for text, name in documents.items()])
+    write_rows(root / "queries.jsonl", [{"id": name, "text": text} for text, name in queries.items()])
     judged = [{"query_id": queries[pair.query], "document_id": documents[pair.positive], "score": 1} for pair in pairs]
-    _write_jsonl(root / "qrels.jsonl", judged)
+    write_rows(root / "qrels.jsonl", judged)
     return len(documents)
-
-
-def _write_jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
 
 
 def _config(pairs: Path, folder: Path, base: str, rows: int, device: str) -> str:

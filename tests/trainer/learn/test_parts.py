@@ -3,10 +3,10 @@
 import numpy as np
 import torch
 from care_trainer.learn import table
-from care_trainer.learn.held_out import measure, ranks
 from care_trainer.learn.quality import fusion_alpha
 from care_trainer.learn.reading import principal_directions, sample_ids
-from care_trainer.learn.tokens import Composer, TokenLists, tokenize, train_tokenizer
+from care_trainer.learn.split import measure, ranks
+from care_trainer.models.tokens import Parts, TokenLists, tokenize, train_collection_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from qdrant_client import QdrantClient, models
@@ -46,23 +46,23 @@ def test_the_loss_is_info_nce_plus_the_squared_distance() -> None:
 
 
 def test_a_folded_table_needs_no_parts_and_unfolds_again() -> None:
-    tokenizer = train_tokenizer(TEXTS, 150, 64)
-    composer, documents = Composer(tokenizer), tokenize(tokenizer, TEXTS)
-    parts = np.random.default_rng(0).normal(size=(tokenizer.get_vocab_size(), 8)).astype(np.float32)
-    folded = composer.fold(parts, np.ones(8, np.float32))
+    tokenizer = train_collection_tokenizer(TEXTS, 150, 64)
+    parts, documents = Parts(tokenizer), tokenize(tokenizer, TEXTS)
+    vectors = np.random.default_rng(0).normal(size=(tokenizer.get_vocab_size(), 8)).astype(np.float32)
+    folded = table.folded(vectors, parts, np.ones(8, np.float32))
     np.testing.assert_allclose(
-        table.encode(folded, documents), table.encode(parts, composer.expand(documents)), atol=1e-5
+        table.encode(folded, documents), table.encode(vectors, parts.of_texts(documents)), atol=1e-5
     )
-    again = composer.fold(composer.unfold(folded), np.ones(8, np.float32))
-    np.testing.assert_allclose(again, folded, atol=1e-5)
+    unfolded = parts.unfold(torch.from_numpy(folded))
+    np.testing.assert_allclose(parts.fold(unfolded).numpy(), folded, atol=1e-5)
 
 
 def test_a_token_that_no_text_has_points_to_the_mean() -> None:
-    tokenizer = train_tokenizer(TEXTS, 150, 64)
+    tokenizer = train_collection_tokenizer(TEXTS, 150, 64)
     mean = np.array([3.0, 4.0], np.float32)
-    parts = np.ones((tokenizer.get_vocab_size(), 2), np.float32)
-    parts[tokenizer.token_to_id("[UNK]")] = 0
-    unknown = Composer(tokenizer).fold(parts, mean)[tokenizer.token_to_id("[UNK]")]
+    vectors = np.ones((tokenizer.get_vocab_size(), 2), np.float32)
+    vectors[tokenizer.token_to_id("[UNK]")] = 0
+    unknown = table.folded(vectors, Parts(tokenizer), mean)[tokenizer.token_to_id("[UNK]")]
     np.testing.assert_allclose(unknown / np.linalg.norm(unknown), mean / 5, atol=1e-6)
 
 

@@ -1,5 +1,6 @@
 """Query logs with the old model's vectors."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -41,6 +42,14 @@ def test_labelled_questions_are_apart_from_those_that_are_trained_on(tmp_path: P
     np.testing.assert_allclose(only_b.labelled.vectors, [[0, 1]])
 
 
+def test_a_text_may_hold_any_character_of_json_and_a_file_may_be_compressed(tmp_path: Path) -> None:
+    row = json.dumps({"text": "one\u2028two", "vector": [1, 0]}, ensure_ascii=False)
+    with gzip.open(tmp_path / "log.jsonl.gz", "wt", encoding="utf-8") as stream:
+        stream.write(f"{row}\n\n")
+    found = read_queries(tmp_path / "log.jsonl.gz", 2)
+    assert found.log is not None and found.log.texts == ["one\u2028two"]
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -52,6 +61,8 @@ def test_labelled_questions_are_apart_from_those_that_are_trained_on(tmp_path: P
         ('{"text": "a", "relevant": "x"}', "expected 'relevant' to be a list of ids"),
         ('{"text": "a", "relevant": [{"id": 1}]}', "expected 'relevant' to be a list of ids"),
         ("[]", "log.jsonl:1: expected"),
+        ("{", "log.jsonl:1: not JSON"),
+        ('{"vector": [1, 2]}', "log.jsonl:1: expected 'text' with a 'vector'"),
         ('{"text": "a", "vector": [0, 0]}', "a query vector is zero"),
         ("", "holds no questions"),
     ],

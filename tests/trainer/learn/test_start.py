@@ -10,7 +10,7 @@ from care_trainer.learn import table
 from care_trainer.learn.learn import learn
 from care_trainer.learn.settings import LearnSettings
 from care_trainer.learn.start import is_chinese, mapped_start, token_vectors
-from care_trainer.learn.tokens import tokenize, train_tokenizer
+from care_trainer.models.tokens import tokenize, train_collection_tokenizer
 from qdrant_client import QdrantClient
 
 from care_qdrant.index.attach import attach_vector
@@ -37,7 +37,7 @@ def test_the_mapped_start_knows_what_the_built_in_pair_knows() -> None:
     model = CareModel.load()
     rotation = np.linalg.qr(np.random.default_rng(0).normal(size=(model.dim, model.dim)))[0].astype(np.float32)
     stored = model.encode_document(texts) @ rotation
-    tokenizer = train_tokenizer(texts, 2_000, 64)
+    tokenizer = train_collection_tokenizer(texts, 2_000, 64)
     known = token_vectors(tokenizer, model.query_encoder)
     start = mapped_start(known, tokenize(tokenizer, texts), stored)
     assert start.shape == (tokenizer.get_vocab_size(), model.dim) and np.isfinite(start).all()

@@ -8,7 +8,8 @@ from care_trainer.config import Run
 from care_trainer.export.checkpoint import export
 from care_trainer.losses.embedding import drop_tokens
 from care_trainer.models import towers
-from care_trainer.models.static import Parts, random_static, start_from_static
+from care_trainer.models.static import random_static, start_from_static
+from care_trainer.models.tokens import Parts
 from sentence_transformers import SentenceTransformer
 
 from care_qdrant.errors import InputError

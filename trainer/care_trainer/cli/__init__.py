@@ -6,8 +6,7 @@ from care_qdrant.console import run as run_program
 from care_qdrant.console.groups import CONTEXT, Program
 from care_qdrant.console.logs import log_options
 from care_trainer.cli.data import data, mine
-from care_trainer.cli.listing import configs, presets
-from care_trainer.cli.run import rehearse, run
+from care_trainer.cli.run import configs, presets, rehearse, run
 from care_trainer.cli.start import start
 
 

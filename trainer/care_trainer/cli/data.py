@@ -10,7 +10,7 @@ import click
 from care_qdrant.console.groups import Program
 from care_qdrant.console.options import Target, model_options, target_options
 from care_qdrant.errors import InputError
-from care_trainer.cli.run import set_option
+from care_trainer.cli.run import load, set_option
 
 if TYPE_CHECKING:
     from care_qdrant.model.pair import CareModel
@@ -38,10 +38,9 @@ def check(config: str, overrides: tuple[str, ...]) -> None:
     Example:
       care-train data check nano --set data_root=data
     """
-    from care_trainer.config import find_config, load_run
     from care_trainer.data.report import describe, leaks
 
-    loaded = load_run(find_config(config), overrides)
+    loaded = load(config, overrides)
     click.echo(json.dumps(describe(loaded), ensure_ascii=False, indent=2))
     if loaded.evaluation is not None and (found := leaks(loaded)):
         raise InputError(

@@ -17,7 +17,6 @@ from care_qdrant.console.reports import show_report
 if TYPE_CHECKING:
     from care_trainer.learn.learn import Progress
     from care_trainer.learn.outcome import LearnReport
-    from care_trainer.learn.queries import QueryFile
     from care_trainer.learn.settings import LearnSettings
 
 
@@ -101,6 +100,7 @@ def command(
     from care_qdrant.console.watching import passes
     from care_qdrant.errors import InputError
     from care_trainer.learn.learn import learn
+    from care_trainer.learn.queries import read_queries
     from care_trainer.learn.settings import LearnSettings
 
     settings = LearnSettings(sample=sample)
@@ -114,7 +114,7 @@ def command(
         vector_name=vector_name,
         text_field=text_field,
         document=document,
-        questions=_questions(queries),
+        questions=None if queries is None else lambda dim: read_queries(queries, dim),
         force=force,
     )
     if watch_seconds is None:
@@ -190,10 +190,3 @@ def _learn(
         raise InputError(
             f"{folder}: was written but not registered: {report.refused}. Register it nevertheless with: --force"
         )
-
-
-def _questions(queries: Path | None) -> "Callable[[int], QueryFile] | None":
-    """Return what reads the file of questions, None where there is none."""
-    from care_trainer.learn.queries import read_queries
-
-    return None if queries is None else lambda dim: read_queries(queries, dim)

@@ -1,11 +1,11 @@
-"""``care-train run``, ``rehearse`` and ``push``: train the stages of a configuration, export the pair, upload it."""
+"""``care-train run`` and ``rehearse``, which take a configuration, and ``configs`` and ``presets``, which list them."""
 
 import logging
 import math
 import shlex
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -15,6 +15,7 @@ import click
 from care_qdrant.errors import needs_extra
 
 if TYPE_CHECKING:
+    from care_trainer.config import Run
     from care_trainer.stages.context import Report
 
 
@@ -25,6 +26,15 @@ set_option = click.option(
     metavar="KEY=VALUE",
     help="Override a setting, as in stage.joint.epochs=2. Repeatable.",
 )
+
+
+def load(config: str, overrides: Sequence[str], preset: str | None = None) -> "Run":
+    """Read a configuration, a file or the name of a shipped one, with its changes."""
+    from care_trainer.config import find_config, load_run
+    from care_trainer.config.presets import apply_preset
+
+    loaded = load_run(find_config(config), overrides)
+    return loaded if preset is None else apply_preset(loaded, preset)
 
 
 @click.command()
@@ -54,14 +64,8 @@ def run(
       care-train run my.toml --stage joint --set stage.joint.learning_rate=5e-5
       care-train run my.toml --preset without-align --set seed=1
     """
-    from care_trainer.config import find_config, load_run
-    from care_trainer.config.presets import apply_preset
-
     started = time.monotonic()
-    path = find_config(config)
-    loaded = load_run(path, overrides)
-    if preset is not None:
-        loaded = apply_preset(loaded, preset)
+    loaded = load(config, overrides, preset)
     with needs_extra("train", "training"):
         from care_trainer.data.report import leaks
         from care_trainer.distributed import processes
@@ -108,11 +112,8 @@ def rehearse(config: str, layers: int | None, rows: int | None, overrides: tuple
     import shutil
 
     from care_qdrant.console.reports import show_report
-    from care_trainer.config import find_config, load_run
-    from care_trainer.config.presets import apply_preset
 
-    loaded = load_run(find_config(config), overrides)
-    loaded = apply_preset(loaded, preset) if preset is not None else loaded
+    loaded = load(config, overrides, preset)
     with needs_extra("train", "training"):
         from care_trainer.distributed import processes
         from care_trainer.rehearse import rehearse as run_in_small
@@ -125,6 +126,51 @@ def rehearse(config: str, layers: int | None, rows: int | None, overrides: tuple
             shutil.rmtree(folder, ignore_errors=True)
     if processes().is_main_process:
         show_report(found)
+
+
+@click.group(invoke_without_command=True)
+@click.pass_context
+def configs(context: click.Context) -> None:
+    """List the shipped configurations.
+
+    \b
+    Example:
+      care-train configs
+    """
+    if context.invoked_subcommand is None:
+        from care_trainer.config import shipped_configs
+
+        for path in shipped_configs():
+            first = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
+            click.echo(f"{path.stem:<24}{first}")
+
+
+@configs.command()
+@click.argument("name")
+def show(name: str) -> None:
+    """Print the commented TOML of the shipped configuration NAME; redirected into a file, it is a copy to edit.
+
+    \b
+    Example:
+      care-train configs show nano > my.toml
+    """
+    from care_trainer.config import find_config
+
+    click.echo(find_config(name).read_text(encoding="utf-8"), nl=False)
+
+
+@click.command()
+def presets() -> None:
+    """List the paper's comparisons, with the table of each.
+
+    \b
+    Example:
+      care-train presets
+    """
+    from care_trainer.config.presets import PRESETS
+
+    for name, preset in PRESETS.items():
+        click.echo(f"{name:<24}{preset.table:<9}{preset.description}")
 
 
 @contextmanager

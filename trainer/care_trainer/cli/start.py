@@ -1,6 +1,5 @@
 """``care-train start``: from question–answer pairs to a scored pair."""
 
-import json
 from pathlib import Path
 
 import click
@@ -37,6 +36,7 @@ def start(pairs: Path, output: Path | None, base: str | None) -> None:
 
         from care_trainer.cli.run import progress_bars, quiet
         from care_trainer.config import load_run
+        from care_trainer.disk import write_json
         from care_trainer.distributed import processes
         from care_trainer.export.checkpoint import export
         from care_trainer.export.curves import draw_curves
@@ -75,9 +75,7 @@ def start(pairs: Path, output: Path | None, base: str | None) -> None:
         draw_curves(run)
     before = None if prepared.base == SCRATCH else prepared.base
     result = measure(run, model, before)
-    (folder / RESULT).write_text(
-        json.dumps(dataclasses.asdict(result), ensure_ascii=False, indent=2) + "\n", encoding="utf-8"
-    )
+    write_json(folder / RESULT, dataclasses.asdict(result))
     click.echo(table(["", "nDCG@10 [95 %]", "recall@10 [95 %]"], rows_of(result)))
     if result.gain is not None:
         gain = result.gain

@@ -23,8 +23,9 @@ Row = TypeVar("Row")
 Rows = Iterable[tuple[dict[str, Any], str]]
 """Objects of JSONL files, each with ``file:line`` for messages."""
 
-_OWN_KEYS = {"query", "positive", "positives", "negative", "negatives", "pos", "neg", "sentence1", "sentence2", "score"}
-_OWN_KEYS |= {"text", "source", "prompt"}
+_POSITIVE, _NEGATIVE = ("positive", "pos"), ("negatives", "negative", "neg")
+_OWN_KEYS = {*_POSITIVE, *_NEGATIVE, "positives", "query", "sentence1", "sentence2", "score", "text"}
+_OWN_KEYS |= {"source", "prompt"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +84,12 @@ def texts_in(rows: Rows, data: Data, sides: Sequence[Side], *, joined: bool) -> 
     """Yield the texts of rows that a data set keeps."""
     for row, where in rows:
         if is_kept(row, where, data):
-            is_pair = joined and any(key in row for key in ("query", "sentence1"))
-            for text in _joined(row, where, data) if is_pair else _texts(row, where, data.max_characters, sides):
-                yield Text(text, source_of(row, where))
+            if joined and ("query" in row or "sentence1" in row):
+                pairs = _pairs(row, where, data.max_characters)
+                texts = [embedded_text(pair.query, pair.positive) for pair in pairs]
+            else:
+                texts = _texts(row, where, data.max_characters, sides)
+            yield from (Text(text, source_of(row, where)) for text in texts)
 
 
 def pair_digest(pair: Pair) -> int:
@@ -145,12 +149,11 @@ class Columns:
             ]
             digests = list(map(pair_digest, pairs))
         weights = [self.data.weights.get(source, 1.0) for *_, source, _ in own]
-        characters = [sum(map(_characters, texts)) for *texts, _, _, _ in own]
+        characters = [
+            sum(len(text) if isinstance(text, str) else sum(map(len, text)) for text in texts)
+            for *texts, _, _, _ in own
+        ]
         return [*map(list, zip(*own, strict=True)), [0] * len(own), weights, characters, digests]
-
-
-def _characters(texts: str | list[str]) -> int:
-    return len(texts) if isinstance(texts, str) else sum(map(len, texts))
 
 
 def license_of(row: Mapping[str, Any]) -> str:
@@ -194,6 +197,12 @@ def read_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
     return parsed(path.name, open_lines(existing(path)))
 
 
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a JSONL file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+
+
 def parsed(name: str, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield the objects of numbered lines of a file, each with ``file:line`` for messages."""
     for number, line in lines:
@@ -226,7 +235,7 @@ def _pairs(row: Mapping[str, Any], where: str, limit: int | None) -> Iterator[Pa
     if "sentence1" in row:
         yield _scored(row, where, limit)
         return
-    query, positives, negatives = row.get("query"), _positives(row), _negatives(row)
+    query, positives, negatives = row.get("query"), _listed(row, _POSITIVE), _listed(row, _NEGATIVE)
     if not positives or not all(_is_text(text) for text in (query, *positives, *negatives)):
         raise InputError(
             f"{where}: is no pair (keys: {', '.join(row)}); expected 'query' with 'positive' and 'negatives', "
@@ -261,20 +270,8 @@ def _scored(row: Mapping[str, Any], where: str, limit: int | None) -> Pair:
     )
 
 
-def _joined(row: Mapping[str, Any], where: str, data: Data) -> Iterator[str]:
-    return (embedded_text(pair.query, pair.positive) for pair in _pairs(row, where, data.max_characters))
-
-
 def _is_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip())
-
-
-def _positives(row: Mapping[str, Any]) -> list[Any]:
-    return _listed(row, ("positive", "pos"))
-
-
-def _negatives(row: Mapping[str, Any]) -> list[Any]:
-    return _listed(row, ("negatives", "negative", "neg"))
 
 
 def _listed(row: Mapping[str, Any], keys: Sequence[str]) -> list[Any]:
@@ -283,14 +280,14 @@ def _listed(row: Mapping[str, Any], keys: Sequence[str]) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _texts(row: Mapping[str, Any], where: str, limit: int | None, sides: Sequence[Side]) -> Iterator[str]:
-    queries, documents = [row.get("query"), row.get("sentence1")], [*_positives(row), *_negatives(row)]
+def _texts(row: Mapping[str, Any], where: str, limit: int | None, sides: Sequence[Side]) -> list[str]:
+    queries, documents = [row.get("query"), row.get("sentence1")], [*_listed(row, _POSITIVE), *_listed(row, _NEGATIVE)]
     of_side = {"query": queries, "document": [*documents, row.get("sentence2")]}
     candidates = [row.get("text"), *(text for side in sides for text in of_side[side])]
     texts = [text[:limit] for text in candidates if _is_text(text)]
     if not texts:
         raise InputError(f"{where}: holds no text (keys: {', '.join(row)}); expected 'text', 'query' or 'positive'")
-    yield from texts
+    return texts
 
 
 def _is_unicode(row: Any) -> bool:

@@ -39,6 +39,9 @@ TOLERANCE = 1e-4
 LEAST_COSINE = 0.999
 """Least accepted cosine between trained and exported vectors where the weights are stored in half precision."""
 
+_HISTORY = ("stage", "kind", "seed", "trainable", "temperature", "evaluation", "seconds", "settings")
+"""What the CARE folder keeps of a stage's record."""
+
 _HEAD = """---
 language: zh
 library_name: sentence-transformers
@@ -87,9 +90,12 @@ def render(
         "## Encoders\n\n" + _encoders(run),
         "## Training\n\n" + f"`{command}`\n\n" + _stages(records),
         "## Data\n\n" + _table(["file", "source", "license", "rows"], data),
-        *(["## The int8 query encoder\n\n" + _gate(onnx)] if onnx else []),
-        "## Limits\n\nRetrieval of documents, not medical advice: a hit is a text that resembles an answer.\n",
     ]
+    if onnx is not None:
+        figures = "\n".join(f"- {key}: {value}" for key, value in onnx.gate.items())
+        heading = f"## The int8 query encoder\n\nDefault: {onnx.default}. Compared with float32 on probe queries:"
+        parts.append(f"{heading}\n\n{figures}\n")
+    parts.append("## Limits\n\nRetrieval of documents, not medical advice: a hit is a text that resembles an answer.\n")
     return "\n".join(parts)
 
 
@@ -128,11 +134,6 @@ def _stages(records: Sequence[dict[str, Any]]) -> str:
     return _table(["stage", "parameters", "minutes", *shown], rows)
 
 
-def _gate(onnx: OnnxFiles) -> str:
-    figures = "\n".join(f"- {key}: {value}" for key, value in onnx.gate.items())
-    return f"Default: {onnx.default}. Compared with float32 on probe queries:\n\n{figures}\n"
-
-
 def _table(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     lines += ["| " + " | ".join(str(row[column]) for column in columns) + " |" for row in rows]
@@ -158,7 +159,15 @@ def export(run: Run, command: str) -> Card:
             queries = snapshot.split.questions[: run.export.probe_texts]
             documents = snapshot.split.candidates[:GATE_DOCUMENTS]
         _write_side(run, query, queries)
-        onnx = _write_onnx(run, query, queries, documents) if _exports(query) else None
+        onnx = None
+        if _exports(query):
+            onnx = export_query_encoder(
+                query,
+                queries,
+                document_vectors=documents,
+                relevant=[[row] for row in range(len(queries))],
+                keep_fp32=run.export.fp32_onnx,
+            )
         records = [pipeline.read_record(output / stage_name(stage)) for stage in run.stage]
         data = _data_sources(run)
         card = write_checkpoint(
@@ -171,8 +180,15 @@ def export(run: Run, command: str) -> Card:
             query_tasks={name: task.query for name, task in run.tasks.items()},
             document_tasks={name: task.document for name, task in run.tasks.items() if task.document},
             license=run.export.license,
-            stages=[_history(record) for record in records],
-            bases=_bases(run),
+            stages=[{key: record[key] for key in _HISTORY if key in record} for record in records],
+            bases=[
+                {
+                    "side": side,
+                    "name": tower.base or _collection(run, tower) or "random weights",
+                    "revision": tower.revision or "",
+                }
+                for side, tower in (("query", run.query), ("document", run.document))
+            ],
             data=data,
             model_card=render(run, records, data, onnx, command),
         )
@@ -237,7 +253,7 @@ def _write_side(run: Run, folder: Path, texts: list[str]) -> Vectors:
     model = towers.load(source).float()
     trained = _encode(model, side, texts)
     towers.merge(model)
-    _require_close(source, side, trained, _encode(model, side, texts))
+    _require_same(source, side, trained, _encode(model, side, texts))
     model.save_pretrained(str(folder), create_model_card=False)
     del model
     free_memory()
@@ -245,28 +261,27 @@ def _write_side(run: Run, folder: Path, texts: list[str]) -> Vectors:
         _store_as(folder, dtype)
     exported = _encode(towers.load(folder).float(), side, texts)
     free_memory()
-    if dtype == torch.float32:
-        _require_close(source, side, trained, exported)
-    elif not (lowest := float(_cosine(trained, exported).min())) >= LEAST_COSINE:
-        raise TrainingError(
-            f"{source}: the exported {side} encoder gives other vectors than the trained one (least cosine "
-            f"{lowest:.5f}, at least {LEAST_COSINE} expected of weights in {dtype}); nothing was written"
-        )
+    _require_same(source, side, trained, exported, dtype)
     return exported
 
 
-def _cosine(trained: Vectors, found: Vectors) -> Vectors:
-    lengths = np.linalg.norm(trained, axis=1) * np.linalg.norm(found, axis=1)
-    cosine: Vectors = (trained * found).sum(axis=1) / lengths
-    return cosine
-
-
-def _require_close(source: Path, side: str, trained: Vectors, found: Vectors) -> None:
-    difference = float(np.abs(trained - found).max())
-    if not difference <= TOLERANCE:
+def _require_same(
+    source: Path, side: str, trained: Vectors, found: Vectors, dtype: torch.dtype = torch.float32
+) -> None:
+    """Refuse other vectors than the trained encoder's; half precision is measured by the cosine."""
+    if dtype == torch.float32:
+        difference = float(np.abs(trained - found).max())
+        is_same = difference <= TOLERANCE
+        measured = f"largest difference {difference:.1e}, allowed {TOLERANCE:.0e}"
+    else:
+        lengths = np.linalg.norm(trained, axis=1) * np.linalg.norm(found, axis=1)
+        lowest = float(((trained * found).sum(axis=1) / lengths).min())
+        is_same = lowest >= LEAST_COSINE
+        measured = f"least cosine {lowest:.5f}, at least {LEAST_COSINE} expected of weights in {dtype}"
+    if not is_same:  # also where a value is not a number
         raise TrainingError(
-            f"{source}: the exported {side} encoder gives other vectors than the trained one (largest difference "
-            f"{difference:.1e}, allowed {TOLERANCE:.0e}); nothing was written"
+            f"{source}: the exported {side} encoder gives other vectors than the trained one ({measured}); nothing was "
+            "written"
         )
 
 
@@ -276,16 +291,6 @@ def _exports(folder: Path) -> bool:
         return True
     model_type = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
     return towers.reads_both_ways(model_type)
-
-
-def _write_onnx(run: Run, folder: Path, queries: list[str], documents: Vectors) -> OnnxFiles:
-    return export_query_encoder(
-        folder,
-        queries,
-        document_vectors=documents,
-        relevant=[[row] for row in range(len(queries))],
-        keep_fp32=run.export.fp32_onnx,
-    )
 
 
 def _encode(model: SentenceTransformer, side: str, texts: list[str]) -> Vectors:
@@ -321,23 +326,6 @@ def _probe_pairs(run: Run) -> list[Pair]:
     step = max(1, len(pairs) // run.export.probe_texts)
     chosen = rows.columns.select(pairs[::step][: run.export.probe_texts])
     return [Pair(query, positive) for query, positive in zip(chosen["query"], chosen["positive"], strict=True)]
-
-
-def _history(record: dict[str, Any]) -> dict[str, Any]:
-    kept = ("stage", "kind", "seed", "trainable", "temperature", "evaluation", "seconds", "settings")
-    return {key: record[key] for key in kept if key in record}
-
-
-def _bases(run: Run) -> list[dict[str, Any]]:
-    towers_of = {"query": run.query, "document": run.document}
-    return [
-        {
-            "side": side,
-            "name": tower.base or _collection(run, tower) or "random weights",
-            "revision": tower.revision or "",
-        }
-        for side, tower in towers_of.items()
-    ]
 
 
 def _collection(run: Run, tower: Tower) -> str:

@@ -1,11 +1,11 @@
 """Draws a run into one PNG: the score after each stage, then the loss of each."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from care_trainer.config import Run, stage_name
 from care_trainer.pipeline import STAGE_FILE, read_record
+from care_trainer.training.callbacks import read_log
 from care_trainer.training.loop import METRICS_FILE
 
 CURVES_FILE = "curves.png"
@@ -41,10 +41,7 @@ def draw_curves(run: Run) -> Path:
 
 
 def _losses(folder: Path) -> list[tuple[int, float]]:
-    path = folder / METRICS_FILE
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    rows = [json.loads(line) for line in lines]
-    return [(row["step"], row["loss"]) for row in rows if "loss" in row]
+    return [(row["step"], row["loss"]) for row in read_log(folder / METRICS_FILE) if "loss" in row]
 
 
 def _draw_scores(panel: Any, folders: list[Path]) -> None:

@@ -2,5 +2,5 @@
 
 In: one collection and one of its dense vectors, whoever wrote it. Out: a CARE folder whose query side is a table of
 token vectors in the space of those vectors, a report of its quality, and a contract on the collection. Must not know:
-the model that made the vectors, the command line, and the trainer of pairs (the rest of `care_trainer`).
+the model that made the vectors, the command line, and the stages of the trainer, with which it shares tokens and loss.
 """

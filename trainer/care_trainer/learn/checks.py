@@ -1,14 +1,12 @@
 """Refuses vectors that no query encoder can be learned from: constant ones, mixed ones, those of other texts."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
 from care_qdrant.errors import InputError
 from care_qdrant.types import Vectors
 from care_trainer.learn import table as tables
-from care_trainer.learn.tokens import TokenLists
+from care_trainer.models.tokens import TokenLists
 
 _CHECKED = 2_000
 """Vectors that are looked at."""
@@ -26,19 +24,7 @@ _MAX_EXPLAINED = 0.5
 """Of what the texts tell about the group, from 0 (nothing) to 1 (all): topics and languages are told by their words."""
 
 
-@dataclass(frozen=True, slots=True)
-class Groups:
-    """How the stored vectors fall into two groups."""
-
-    share: float
-    """Fraction of the vectors in the smaller group."""
-    separation: float
-    """Mean silhouette, from -1 to 1."""
-    explained: float
-    """How well the words of a text tell the group of its vector, from 0 (chance) to 1."""
-
-
-def require_learnable(vectors: Vectors, tokens: TokenLists, vocabulary: int, where: str) -> Groups:
+def require_learnable(vectors: Vectors, tokens: TokenLists, vocabulary: int, where: str) -> None:
     """Refuse constant vectors, texts without tokens and vectors of two models."""
     if not len(tokens.flat):
         raise InputError(f"{where}: the texts have neither letters nor digits, so there is nothing to learn from")
@@ -46,14 +32,17 @@ def require_learnable(vectors: Vectors, tokens: TokenLists, vocabulary: int, whe
         raise InputError(
             f"{where}: all stored vectors are the same; the model that made them does not tell texts apart"
         )
-    groups = find_groups(vectors[:_CHECKED], tokens.take(np.arange(min(_CHECKED, len(tokens)))), vocabulary)
-    if groups.separation >= _MIN_SEPARATION and groups.share >= _MIN_GROUP and groups.explained < _MAX_EXPLAINED:
+    group = _two_means(vectors[:_CHECKED])
+    share = float(min(group.mean(), 1 - group.mean()))
+    if share < _MIN_GROUP or (separation := _silhouette(vectors[:_CHECKED], group)) < _MIN_SEPARATION:
+        return
+    explained = _explained(tokens.take(np.arange(len(group))), group, vocabulary)
+    if explained < _MAX_EXPLAINED:
         raise InputError(
-            f"{where}: the vectors fall into two groups ({groups.share:.0%} and {1 - groups.share:.0%}, silhouette "
-            f"{groups.separation:.2f}) that the texts do not explain ({groups.explained:.0%}): two models wrote under "
-            "one name. Encode the smaller group again with the model of the larger one"
+            f"{where}: the vectors fall into two groups ({share:.0%} and {1 - share:.0%}, silhouette {separation:.2f}) "
+            f"that the texts do not explain ({explained:.0%}): two models wrote under one name. Encode the smaller "
+            "group again with the model of the larger one"
         )
-    return groups
 
 
 def require_belonging(vectors: Vectors, tokens: TokenLists, vocabulary: int, where: str) -> None:
@@ -92,17 +81,6 @@ def _chance_share(near: Vectors, tokens: TokenLists, vocabulary: int) -> float:
     nearer = (near > near[at, nearest][:, None]).sum(axis=1) / max(1, len(near) - 2)
     likeness = alike[at, nearest]
     return min(1.0, 2 * float((nearer[likeness >= np.median(likeness)] > 0.5).mean()))
-
-
-def find_groups(vectors: Vectors, tokens: TokenLists, vocabulary: int) -> Groups:
-    """Split vectors into two groups by k-means, and measure how separate they are and what the texts know of them."""
-    group = _two_means(vectors)
-    share = float(min(group.mean(), 1 - group.mean()))
-    if not share > 0:
-        return Groups(0.0, 0.0, 1.0)
-    return Groups(
-        round(share, 4), round(_silhouette(vectors, group), 4), round(_explained(tokens, group, vocabulary), 4)
-    )
 
 
 def _two_means(vectors: Vectors) -> npt.NDArray[np.bool_]:

@@ -10,7 +10,6 @@ import numpy.typing as npt
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
-from tokenizers import Tokenizer
 
 from care_qdrant.encoders.torch import no_progress_bars
 from care_qdrant.errors import InputError
@@ -32,23 +31,13 @@ class Earlier:
     basis: Vectors | None
     seen: npt.NDArray[np.uint64]
     """Digests of the ids of the points that the run read, sorted."""
-    fingerprint: str
-    """Of its CARE folder."""
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the table."""
-        static = self.encoder[0]
-        assert isinstance(static, StaticEmbedding)
-        return static.tokenizer
-
-    @property
-    def table(self) -> Vectors:
-        """Its token vectors, (tokens, width)."""
-        static = self.encoder[0]
-        assert isinstance(static, StaticEmbedding)
-        vectors: Vectors = static.embedding.weight.detach().numpy()
-        return vectors
+    def table(self) -> StaticEmbedding:
+        """Its token vectors, (tokens, width), and their tokenizer."""
+        table = self.encoder[0]
+        assert isinstance(table, StaticEmbedding)
+        return table
 
     def is_new(self, ids: Sequence[object]) -> npt.NDArray[np.bool_]:
         """Return which points the earlier run did not read, (ids,)."""
@@ -71,7 +60,7 @@ def load_earlier(folder: Path) -> Earlier:
         basis = np.ascontiguousarray(last.linear.weight.detach().numpy().T)
         modules.pop()
     encoder = SentenceTransformer(modules=modules, prompts={"query": card.query.prompt}, device="cpu")
-    return Earlier(encoder, basis, seen, card.fingerprint)
+    return Earlier(encoder, basis, seen)
 
 
 def unseen_fraction(folder: Path, collection: Collection, settings: LearnSettings) -> float:

@@ -91,7 +91,9 @@ def find_labels(collection: Collection, layout: Layout, labelled: Labelled) -> K
     wanted = {one for ids in labelled.relevant for one in ids}
     found: dict[Unit, set[str]] = {"documents": set(), "points": set()}
     example = ""
-    for page in collection.scroll("reading ids", payload=_id_fields(layout)):
+    # The fields that name a point's document, and those that tell our points from others.
+    fields = [*{*layout.document_paths, *CARE_LAYOUT.document_paths, CARE_KEY}]
+    for page in collection.scroll("reading ids", payload=fields):
         for record in page:
             point, document = str(record.id), _document_of(layout, record.id, record.payload or {})
             example = example or f"point {point!r} of document {document!r}"
@@ -147,7 +149,13 @@ def measure_labelled(
         dense = [None] * count if vectors is None else vectors.tolist()
         lexical: Sequence[models.SparseVector | None] = terms or [None] * count
         queries = [Query(*asked, depth) for asked in zip(dense, lexical, strict=True)]
-        return _ranking([_ranked(labels, hits) for hits in _answers(where, queries)], questions.relevant, seed)
+        found, relevant = [_ranked(labels, hits) for hits in _answers(where, queries)], questions.relevant
+        hits = [[one in ids for one in best[:TOP]] for best, ids in zip(found, relevant, strict=True)]
+        return Ranking(
+            ndcg_at_10=estimate(ndcg_at_10(found, relevant), seed),
+            recall_at_10=estimate(recall_at_10(found, relevant), seed),
+            mrr_at_10=estimate([1 / (row.index(True) + 1) if True in row else 0.0 for row in hits], seed),
+        )
 
     return LabelledQuality(
         unit=labels.unit,
@@ -182,23 +190,14 @@ def _document_of(layout: Layout, point_id: object, payload: Payload) -> str:
     return layout.of_point(payload).ref_doc_id(payload) or str(point_id)
 
 
-def _id_fields(layout: Layout) -> list[str]:
-    """Return the fields of a payload that name its document, and those that tell our points from others."""
-    return [*{*layout.document_paths, *CARE_LAYOUT.document_paths, CARE_KEY}]
-
-
-def _ranking(found: Sequence[Sequence[str]], relevant: Sequence[Sequence[str]], seed: int) -> Ranking:
-    hits = [[one in ids for one in best[:TOP]] for best, ids in zip(found, relevant, strict=True)]
-    return Ranking(
-        ndcg_at_10=estimate(ndcg_at_10(found, relevant), seed),
-        recall_at_10=estimate([sum(row) / len(ids) for row, ids in zip(hits, relevant, strict=True)], seed),
-        mrr_at_10=estimate([1 / (row.index(True) + 1) if True in row else 0.0 for row in hits], seed),
-    )
-
-
 def ndcg_at_10(found: Sequence[Sequence[str]], relevant: Sequence[Sequence[str]]) -> list[float]:
     """Return nDCG@10 of each question, with binary relevance."""
     return [binary_ndcg(best, ids) for best, ids in zip(found, relevant, strict=True)]
+
+
+def recall_at_10(found: Sequence[Sequence[str]], relevant: Sequence[Sequence[str]]) -> list[float]:
+    """Return the fraction of the relevant ids of each question that are among the first ten."""
+    return [len({*best[:TOP]} & {*ids}) / len(ids) for best, ids in zip(found, relevant, strict=True)]
 
 
 def estimate(scores: Sequence[float], seed: int) -> Estimate:

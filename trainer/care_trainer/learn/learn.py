@@ -44,7 +44,6 @@ def write_folder(
     encoder: SentenceTransformer,
     basis: Vectors | None,
     *,
-    name: str,
     document: Path | None,
     probe_texts: Sequence[str],
     document_vectors: Vectors,
@@ -59,7 +58,7 @@ def write_folder(
         onnx = export_query_encoder(query, probe_texts, document_vectors=document_vectors, keep_fp32=False)
         return write_checkpoint(
             folder,
-            name=name,
+            name=folder.name,
             query=query,
             document=document,
             onnx=onnx,
@@ -67,7 +66,7 @@ def write_folder(
             stages=[stage],
             bases=[origin],
             data=[{"source": origin["name"], "rows": stage["texts"], "license": "of the collection"}],
-            model_card=_model_card(name, origin, stage),
+            model_card=_model_card(folder.name, origin, stage),
         )
 
 
@@ -157,7 +156,6 @@ def learn(
         output,
         trained.encoder,
         pairs.basis,
-        name=output.name,
         document=document,
         probe_texts=student.sentences,
         document_vectors=restored(split.candidates[:GATE_DOCUMENTS], pairs.basis),

@@ -16,11 +16,10 @@ from care_qdrant.qdrant.learned import PROBES, LearnedContract, agreement, probe
 from care_qdrant.types import Vectors
 from care_trainer.learn import quality
 from care_trainer.learn.graph import GraphSearch, measure_graph
-from care_trainer.learn.held_out import HeldOut
 from care_trainer.learn.labelled import KnownLabels, LabelledQuality, measure_labelled
 from care_trainer.learn.queries import Questions
 from care_trainer.learn.reading import restored
-from care_trainer.learn.split import Split
+from care_trainer.learn.split import HeldOut, Split
 from care_trainer.learn.weak import Example, Kind, weak_kinds, worst_examples
 
 logger = logging.getLogger(__name__)
@@ -134,6 +133,15 @@ def conclude(
         split.questions, student.questions, [split.texts[row] for row in fusion], pairs.vectors[fusion]
     )
     graph = measure_graph(collection, vector_name, model.encode_query(student.sentences))
+    agreed = labelled = None
+    if log is not None:
+        half = len(log.texts) // 2  # the others were trained on
+        rest = Questions(log.texts[half:], log.vectors[half:])
+        documents = restored(split.candidates, pairs.basis)
+        agreed = quality.agreement(model.encode_query(rest.texts), rest, documents)
+    if labels is not None:
+        learned, hnsw_ef = model.encode_query(labels.questions.texts), None if graph is None else graph.hnsw_ef
+        labelled = measure_labelled(collection, vector_name, labels, learned, alpha, hnsw_ef, seed)
     report = LearnReport(
         collection=collection.name,
         vector_name=vector_name,
@@ -161,8 +169,8 @@ def conclude(
             split.questions, ranks, student.rare, [split.texts[row] for row in split.train[:_SCRIPT_TEXTS]]
         ),
         examples=worst_examples(split.questions, ranks),
-        agreement=_agreement(model, log, split),
-        labelled=_labelled(model, collection, vector_name, labels, alpha, graph, seed),
+        agreement=agreed,
+        labelled=labelled,
         new_documents=new_documents,
         alpha=alpha,
         graph=graph,
@@ -178,29 +186,6 @@ def conclude(
         deviations = quality.held_out_deviations(student.questions, split.candidates)
         collection.write_learned(vector_name, _contract(model, collection, split, report, deviations))
     return report
-
-
-def _agreement(model: CareModel, log: Questions | None, split: Split) -> quality.Agreement | None:
-    if log is None:
-        return None
-    half = len(log.texts) // 2
-    rest = Questions(log.texts[half:], log.vectors[half:])
-    return quality.agreement(model.encode_query(rest.texts), rest, restored(split.candidates, split.pairs.basis))
-
-
-def _labelled(
-    model: CareModel,
-    collection: Collection,
-    vector_name: str,
-    labels: KnownLabels | None,
-    alpha: float | None,
-    graph: GraphSearch | None,
-    seed: int,
-) -> LabelledQuality | None:
-    if labels is None:
-        return None
-    learned, hnsw_ef = model.encode_query(labels.questions.texts), None if graph is None else graph.hnsw_ef
-    return measure_labelled(collection, vector_name, labels, learned, alpha, hnsw_ef, seed)
 
 
 def _query_microseconds(model: CareModel, questions: list[str]) -> float:

@@ -10,9 +10,10 @@ import numpy.typing as npt
 
 from care_qdrant.encoders import bm25
 from care_qdrant.model.gate import compare
+from care_qdrant.search.fusion import bm25_weight
 from care_qdrant.types import Vectors
-from care_trainer.learn.held_out import HeldOut
 from care_trainer.learn.queries import Questions
+from care_trainer.learn.split import HeldOut
 
 MIN_RECALL_AT_10 = 0.3
 """Fraction of the held-out questions that find their own document among the first ten; below, learning has failed."""
@@ -116,12 +117,6 @@ def _lexical_scores(questions: Sequence[str], texts: Sequence[str]) -> npt.NDArr
             idf = math.log(1 + (len(texts) - len(found) + 0.5) / (len(found) + 0.5))
             for row, weight in found:
                 scores[number, row] += idf * weight * count
-        scores[number] /= bm25_scale(len(terms))
+        if terms:
+            scores[number] *= bm25_weight(len(terms))
     return scores
-
-
-def bm25_scale(terms: int) -> float:
-    """Return what a BM25 score of so many different terms is divided by in the linear fusion; 1 for none."""
-    from care_qdrant.search.fusion import bm25_weight
-
-    return 1 / bm25_weight(terms) if terms else 1.0

@@ -1,13 +1,15 @@
 """A file of real questions: with the old model's vectors to compare with it and to learn from, or with judgements."""
 
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from care_qdrant.errors import InputError
 from care_qdrant.types import Vectors
+from care_trainer.data.read import read_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +48,8 @@ def read_queries(path: Path, dim: int) -> QueryFile:
     A line without ``relevant`` needs a vector; it is left out where a labelled question has the same text, since it may
     be trained on. Texts without letters and digits are left out.
     """
-    found = [
-        row
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
-        if any(map(str.isalnum, (row := _read_line(line, f"{path}:{number}", dim)).text))
-    ]
+    lines = [_line(row, where, dim) for row, where in read_rows(path)]
+    found = [line for line in lines if any(map(str.isalnum, line.text))]
     if not found:
         raise InputError(f"{path}: holds no questions")
     labelled = [row for row in found if row.relevant]
@@ -58,7 +57,10 @@ def read_queries(path: Path, dim: int) -> QueryFile:
     log = [row for row in found if not row.relevant and row.text not in judged]
     encoded = [*log, *(labelled if all(row.vector for row in labelled) else [])]
     vectors = np.array([row.vector for row in encoded], dtype=np.float32).reshape(len(encoded), dim)
-    vectors = _unit_rows(vectors, path)
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    if not (np.isfinite(norms) & (norms > 0)).all():
+        raise InputError(f"{path}: a query vector is zero or not finite")
+    vectors = np.asarray(vectors / norms, dtype=np.float32)
     texts, relevant = [row.text for row in labelled], [row.relevant for row in labelled]
     old_model = vectors[len(log) :] if len(encoded) > len(log) else None
     return QueryFile(
@@ -77,15 +79,13 @@ class _Line:
     """Ids; empty where the line has none."""
 
 
-def _read_line(line: str, where: str, dim: int) -> _Line:
+def _line(row: Mapping[str, Any], where: str, dim: int) -> _Line:
     """Return the question of a line."""
-    try:
-        row = json.loads(line)
-        text, vector, relevant = str(row["text"]), row.get("vector"), row.get("relevant")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    if "text" not in row:
         raise InputError(
-            f'{where}: expected {{"text": …, "vector": […]}} or {{"text": …, "relevant": […]}}, found {line[:60]!r}'
-        ) from error
+            f"{where}: expected 'text' with a 'vector', with 'relevant' or both, found the keys {', '.join(row)}"
+        )
+    text, vector, relevant = str(row["text"]), row.get("vector"), row.get("relevant")
     if relevant is not None and not (
         isinstance(relevant, list) and relevant and all(isinstance(one, str | int) for one in relevant)
     ):
@@ -93,19 +93,9 @@ def _read_line(line: str, where: str, dim: int) -> _Line:
             f"{where}: expected 'relevant' to be a list of ids of points or documents, found {str(relevant)[:60]!r}; "
             "leave the field out where no relevant document is known"
         )
-    if (vector is not None or relevant is None) and not _is_vector(vector, dim):
-        found = f"{len(vector)} values" if isinstance(vector, list) else "none"
-        raise InputError(f"{where}: expected a vector of {dim} numbers, found {found}")
+    if vector is not None or relevant is None:
+        values = vector if isinstance(vector, list) else []
+        if len(values) != dim or not all(isinstance(value, int | float) for value in values):
+            found = f"{len(values)} values" if values else "none"
+            raise InputError(f"{where}: expected a vector of {dim} numbers, found {found}")
     return _Line(text, vector, [str(one) for one in relevant or []])
-
-
-def _is_vector(vector: object, dim: int) -> bool:
-    return isinstance(vector, list) and len(vector) == dim and all(isinstance(number, int | float) for number in vector)
-
-
-def _unit_rows(vectors: Vectors, path: Path) -> Vectors:
-    """Return query vectors of unit length, (questions, dim)."""
-    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    if not (np.isfinite(norms) & (norms > 0)).all():
-        raise InputError(f"{path}: a query vector is zero or not finite")
-    return np.asarray(vectors / norms, dtype=np.float32)

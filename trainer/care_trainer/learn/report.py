@@ -1,12 +1,12 @@
 """The report of a training run, in words and as a picture."""
 
-import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from care_qdrant.errors import needs_extra
+from care_trainer.disk import write_json
 from care_trainer.learn.graph import GraphSearch
-from care_trainer.learn.labelled import Estimate, LabelledQuality, rankings
+from care_trainer.learn.labelled import LabelledQuality, rankings
 from care_trainer.learn.outcome import LearnReport
 from care_trainer.learn.quality import loss_warning
 from care_trainer.learn.settings import FOLDER
@@ -15,10 +15,7 @@ from care_trainer.learn.settings import FOLDER
 def write_report(folder: Path, report: LearnReport) -> None:
     """Write ``report.md``, ``report.json`` and, where matplotlib is installed, ``report.png`` into a CARE folder."""
     target = folder / FOLDER
-    target.mkdir(exist_ok=True)
-    (target / "report.json").write_text(
-        json.dumps(asdict(replace(report, examples=[])), ensure_ascii=False, indent=2) + "\n", "utf-8"
-    )
+    write_json(target / "report.json", asdict(replace(report, examples=[])))
     examples = [f"- {one.question!r} (rank {one.rank:,})" for one in report.examples]
     shown = ["**Held-out questions that did worst**, with the rank of their document:", "\n".join(examples)]
     (target / "report.md").write_text(
@@ -124,17 +121,14 @@ def _labelled(found: LabelledQuality) -> list[str]:
     )
     rows = ["| search | nDCG@10 | recall@10 | MRR@10 |", "|---|---|---|---|"]
     for name, one in rankings(found).items():
-        figures = " | ".join(map(_figure, (one.ndcg_at_10, one.recall_at_10, one.mrr_at_10)))
-        rows.append(f"| {name} | {figures} |")
+        measures = (one.ndcg_at_10, one.recall_at_10, one.mrr_at_10)
+        figures = (f"{value.mean:.3f} ({value.low:.3f} to {value.high:.3f})" for value in measures)
+        rows.append(f"| {name} | {' | '.join(figures)} |")
     return [
         f"**Your labelled questions**, {found.questions:,} with {found.relevant:,} relevant {found.unit}, none of them "
         f"trained on, over the whole collection, with 95 % intervals.{unknown}",
         "\n".join(rows),
     ]
-
-
-def _figure(value: Estimate) -> str:
-    return f"{value.mean:.3f} ({value.low:.3f} to {value.high:.3f})"
 
 
 def plot(report: LearnReport, file: Path) -> None:

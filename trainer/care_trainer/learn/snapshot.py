@@ -22,14 +22,13 @@ from care_qdrant.qdrant.layout import Layout
 from care_qdrant.types import Vectors
 from care_trainer.config import StoredDocuments
 from care_trainer.config.run import COLLECTION_TEXTS
-from care_trainer.data.read import read_rows
+from care_trainer.data.read import read_rows, write_rows
 from care_trainer.learn.checks import require_belonging, require_learnable
-from care_trainer.learn.held_out import HeldOut
 from care_trainer.learn.reading import Pairs, dense_vector, read_pairs
 from care_trainer.learn.settings import LearnSettings
-from care_trainer.learn.split import Split, candidate_rows
-from care_trainer.learn.tokens import tokenize, train_tokenizer
+from care_trainer.learn.split import HeldOut, Split, candidate_rows
 from care_trainer.learn.weak import rare_share
+from care_trainer.models.tokens import tokenize, train_collection_tokenizer
 
 _HELD_OUT = "held-out.jsonl"
 _COUNTS = ("points", "without_text", "without_vector", "repeated")
@@ -83,7 +82,7 @@ def take_snapshot(
         pairs = read_pairs(collection, vector_name, settings, text_field=stored.text_field, on_progress=on_progress)
     split = Split.of(pairs, settings, None)
     trained = [split.texts[row] for row in split.train]
-    tokenizer = train_tokenizer(trained, settings.vocabulary, settings.max_tokens)
+    tokenizer = train_collection_tokenizer(trained, settings.vocabulary, settings.max_tokens)
     tokens, vectors = tokenize(tokenizer, trained), pairs.vectors[split.train]
     require_learnable(vectors, tokens, tokenizer.get_vocab_size(), where)
     require_belonging(vectors, tokens, tokenizer.get_vocab_size(), where)
@@ -104,9 +103,8 @@ def _write(folder: Path, vector_name: str, split: Split, rare: npt.NDArray[np.fl
         for row in order
     ]
     trained = len(split.train)
-    for name, part in ((COLLECTION_TEXTS, rows[:trained]), (_HELD_OUT, rows[trained:])):
-        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in part)
-        (folder / name).write_text("".join(lines), encoding="utf-8")
+    write_rows(folder / COLLECTION_TEXTS, rows[:trained])
+    write_rows(folder / _HELD_OUT, rows[trained:])
     record = {
         "vector_name": vector_name,
         "held": len(split.held),

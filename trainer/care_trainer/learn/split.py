@@ -1,16 +1,19 @@
-"""Which documents are trained on, and which are held out to measure with."""
+"""Which documents are trained on, and which are held out: a test without judgements.
+
+A sentence or the title of a held-out document has to find its document.
+"""
 
 import hashlib
 import json
+import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from care_qdrant.types import Vectors, embedded_text
-from care_trainer.learn import held_out
 from care_trainer.learn.earlier import Earlier
-from care_trainer.learn.held_out import HeldOut
 from care_trainer.learn.near import near_copies
 from care_trainer.learn.reading import Pairs
 from care_trainer.learn.settings import LearnSettings
@@ -21,11 +24,29 @@ _CANDIDATES = 20_000
 """Documents among which a question has to find its own."""
 _MOST_COPIES = 0.5
 """Fraction of the other documents that are left out of the training as near-copies of held-out ones, at most."""
+_SENTENCE_END = re.compile(r"(?<=[。！？!?；;\n])|(?<=\.)\s")
+_MIN_CHARACTERS, _MAX_CHARACTERS = 8, 80
+_BLOCK = 256
+_TIE = 1e-6
 
 
 def candidate_rows(held: npt.NDArray[np.int64], train: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return the documents among which questions have to find their own: the held-out ones first, then others."""
     return np.concatenate([held, train[: max(0, _CANDIDATES - len(held))]])
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """How well questions made of held-out documents find the documents that they were made of."""
+
+    queries: int
+    candidates: int
+    recall_at_1: float
+    recall_at_10: float
+    mrr: float
+    """Mean reciprocal rank, from 0 to 1."""
+    percentile: float
+    """Mean fraction of the candidates that rank below the document; 0.5 is chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +81,17 @@ class Split:
         if is_without_rest := bool(is_copy[train].mean() > _MOST_COPIES):
             is_copy[train] = False
         held, train, copies = held[~is_copy[held]], train[~is_copy[train]], order[is_copy[order]]
-        questions = [held_out.question_of(pairs.texts[row], pairs.titles[row], generator) for row in held]
+        questions = [question_of(pairs.texts[row], pairs.titles[row], generator) for row in held]
         candidates = pairs.vectors[candidate_rows(held, train)]
         return cls(pairs, texts, train, held, copies, is_without_rest, questions, candidates)
 
     def ranks(self, encoded: Vectors) -> npt.NDArray[np.int64]:
         """Return the rank of each question's document by an encoder's vectors of the questions."""
-        return held_out.ranks(encoded, self.candidates, np.arange(len(self.held)))
+        return ranks(encoded, self.candidates, np.arange(len(self.held)))
 
     def score(self, encoded: Vectors) -> HeldOut:
         """Measure an encoder by its vectors of the questions, in the learned space."""
-        return held_out.measure(self.ranks(encoded), len(self.candidates))
+        return measure(self.ranks(encoded), len(self.candidates))
 
     def drift(self, earlier: Earlier, settings: LearnSettings) -> HeldOut | None:
         """Return the quality of an earlier encoder on documents that it has not seen, None where there are none."""
@@ -78,12 +99,51 @@ class Split:
         if not len(new):
             return None
         generator = np.random.default_rng([settings.seed, 4])
-        questions = [held_out.question_of(self.pairs.texts[row], self.pairs.titles[row], generator) for row in new]
+        questions = [question_of(self.pairs.texts[row], self.pairs.titles[row], generator) for row in new]
         candidates = np.concatenate([self.pairs.vectors[new], self.candidates])
         encoded = earlier.encoder.encode_query(questions, normalize_embeddings=True, show_progress_bar=False)
-        return held_out.measure(held_out.ranks(encoded, candidates, np.arange(len(new))), len(candidates))
+        return measure(ranks(encoded, candidates, np.arange(len(new))), len(candidates))
 
     def digest(self, settings: LearnSettings) -> str:
         """Return what an interrupted run must have in common with this one to be continued."""
         content = [asdict(settings), list(map(str, self.pairs.ids)), len(self.train)]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def question_of(text: str, title: str, generator: np.random.Generator) -> str:
+    """Return the title of a document, or one of its sentences, or a part of it where it has no short sentence."""
+    if title.strip():
+        return title
+    sentences = [part.strip() for part in _SENTENCE_END.split(text)]
+    short = [part for part in sentences if _MIN_CHARACTERS <= len(part) <= _MAX_CHARACTERS and part != text.strip()]
+    if short:
+        return short[int(generator.integers(len(short)))]
+    size = max(_MIN_CHARACTERS, min(_MAX_CHARACTERS, len(text) // 3))
+    start = int(generator.integers(max(1, len(text) - size)))
+    return text[start : start + size]
+
+
+def ranks(
+    queries: Vectors, candidates: npt.NDArray[np.floating], answers: Sequence[int] | npt.NDArray[np.integer]
+) -> npt.NDArray[np.int64]:
+    """Return the rank of each answer among the candidates by inner product, from 1; equal vectors share one."""
+    found = np.empty(len(queries), dtype=np.int64)
+    rows = np.asarray(answers)
+    for start in range(0, len(queries), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        scores = queries[block] @ candidates.T
+        own = scores[np.arange(len(scores)), rows[block]]
+        found[block] = (scores > own[:, None] + _TIE).sum(axis=1) + 1
+    return found
+
+
+def measure(found: npt.NDArray[np.int64], candidates: int) -> HeldOut:
+    """Return the figures of some ranks."""
+    return HeldOut(
+        queries=len(found),
+        candidates=candidates,
+        recall_at_1=round(float((found == 1).mean()), 4),
+        recall_at_10=round(float((found <= 10).mean()), 4),
+        mrr=round(float((1 / found).mean()), 4),
+        percentile=round(float(1 - (found - 1).mean() / max(1, candidates - 1)), 4),
+    )

@@ -18,7 +18,7 @@ from care_qdrant.errors import EncodingError
 from care_qdrant.model.hub import BUILT_IN, find_folder
 from care_qdrant.types import Vectors
 from care_trainer.learn import table as tables
-from care_trainer.learn.tokens import TokenLists
+from care_trainer.models.tokens import TokenLists, rarity
 
 _SAMPLE = 1_000
 _BATCH = 64
@@ -49,7 +49,7 @@ def built_in_tokenizer(max_tokens: int) -> Tokenizer:
 
 def mapped_start(known: Vectors, tokens: TokenLists, vectors: npt.NDArray[np.floating]) -> Vectors:
     """Return an encoder's vectors of tokens, mapped into the space of stored vectors, (tokens, width)."""
-    known = known * tables.rarity(tables.frequencies(tokens, len(known))).astype(np.float32)[:, None]
+    known = known * rarity(tokens.counts(len(known))).astype(np.float32)[:, None]
     texts = tables.encode(known, tokens)
     centred = vectors - vectors.mean(axis=0)
     mapping = np.linalg.solve(texts.T @ texts + _PENALTY * np.eye(texts.shape[1]), texts.T @ centred)

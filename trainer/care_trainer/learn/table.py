@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from care_qdrant.errors import TrainingError
 from care_qdrant.types import Vectors
 from care_trainer.learn.settings import LearnSettings
-from care_trainer.learn.tokens import TokenLists
+from care_trainer.losses.objectives import cross_entropy, squared_distance
+from care_trainer.models.tokens import Parts, TokenLists, rarity
 
 SAME = 0.999
 """Cosine above which two stored vectors count as one."""
@@ -26,6 +27,9 @@ EVALUATIONS = 24
 """Of a whole training run."""
 PATIENCE = 6
 """Evaluations below the best one, by more than noise, after which training ends."""
+_UNSEEN = 1e-3
+"""Length of the vector of a token without any trained part, in that of an average one: an unknown word alone then finds
+something average instead of ending in a division by zero."""
 _NOISE = 0.01
 """Of a score. The learning rate falls to the end, so the latest table within it of the best is kept: on one of three
 seeds the best of the noisy scores was at half of the steps, and cost 0.02 nDCG@10."""
@@ -70,19 +74,7 @@ class Resume:
 def start_table(tokens: TokenLists, vocabulary: int, width: int, seed: int) -> Vectors:
     """Return random token vectors, (vocabulary, width), as long as their tokens are rare."""
     directions = np.random.default_rng(seed).normal(size=(vocabulary, width)) / np.sqrt(width)
-    return np.asarray(directions * rarity(frequencies(tokens, vocabulary))[:, None], dtype=np.float32)
-
-
-def rarity(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Return the logarithm of each token's inverse frequency, divided by its mean, (vocabulary,), from its counts."""
-    # The summand leaves no extreme weight to a token that was hardly seen.
-    logarithms = np.maximum(0.1, np.log((counts.sum() + 1) / (counts + 50.0)))
-    return np.asarray(logarithms / logarithms.mean())
-
-
-def frequencies(tokens: TokenLists, vocabulary: int) -> npt.NDArray[np.int64]:
-    """Return how often each token occurs, (vocabulary,)."""
-    return np.bincount(tokens.flat, minlength=vocabulary)
+    return np.asarray(directions * rarity(tokens.counts(vocabulary))[:, None], dtype=np.float32)
 
 
 def encode(table: npt.NDArray[np.float32], tokens: TokenLists) -> Vectors:
@@ -90,6 +82,16 @@ def encode(table: npt.NDArray[np.float32], tokens: TokenLists) -> Vectors:
     offsets = torch.from_numpy(tokens.starts[:-1])
     sums = nn.functional.embedding_bag(torch.from_numpy(tokens.flat), torch.from_numpy(table), offsets, mode="sum")
     return np.asarray(nn.functional.normalize(sums, dim=1).numpy(), dtype=np.float32)
+
+
+def folded(table: Vectors, parts: Parts, mean: Vectors) -> Vectors:
+    """Return the table that needs no parts any more; tokens without a trained part point a little to the mean."""
+    sums = parts.fold(torch.from_numpy(table)).numpy()
+    lengths = np.linalg.norm(sums, axis=1)
+    empty = lengths < 1e-9
+    average = float(lengths[~empty].mean()) if not empty.all() else 1.0
+    sums[empty] = _UNSEEN * average * mean / max(float(np.linalg.norm(mean)), 1e-9)
+    return sums
 
 
 def spread(vectors: npt.NDArray[np.floating]) -> float:
@@ -198,7 +200,5 @@ def alignment_loss(queries: Tensor, documents: Tensor, others: Tensor, temperatu
     """Return InfoNCE plus the squared distance, a scalar."""
     candidates = torch.cat([documents, others])
     same = documents @ candidates.T > SAME * documents.norm(dim=1)[:, None] * candidates.norm(dim=1)
-    same.fill_diagonal_(False)
-    logits = (queries @ candidates.T / temperature).masked_fill(same, -torch.inf)
-    contrastive = nn.functional.cross_entropy(logits, torch.arange(len(queries)))
-    return contrastive + (queries - documents).square().sum(dim=1).mean()
+    own = torch.arange(len(queries))
+    return cross_entropy(queries @ candidates.T / temperature, same, own) + squared_distance(queries, documents)

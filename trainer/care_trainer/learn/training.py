@@ -17,14 +17,13 @@ from care_qdrant.types import Vectors
 from care_trainer.learn import table as tables
 from care_trainer.learn.checks import require_belonging, require_learnable
 from care_trainer.learn.earlier import Earlier
-from care_trainer.learn.held_out import HeldOut
 from care_trainer.learn.outcome import Student
 from care_trainer.learn.queries import Questions
 from care_trainer.learn.settings import LearnSettings
 from care_trainer.learn.split import Split
 from care_trainer.learn.start import built_in_tokenizer, is_chinese, mapped_start, token_vectors
-from care_trainer.learn.tokens import Composer, TokenLists, tokenize, train_tokenizer
 from care_trainer.learn.weak import rare_share
+from care_trainer.models.tokens import Parts, TokenLists, tokenize, train_collection_tokenizer
 
 _CLEARLY = 0.02
 """Difference of two mean reciprocal ranks on held-out documents that is more than noise."""
@@ -66,12 +65,12 @@ def train(
     best = run.fit(_own_tokens(split, settings, earlier, state))
     if is_known:
         tokenizer = built_in_tokenizer(settings.max_tokens)
-        built_in = run.fit(_Tokens(BUILT_IN, tokenizer, Composer(tokenizer, parts=False)))
+        built_in = run.fit(_Tokens(BUILT_IN, tokenizer, Parts(tokenizer, compose=False)))
         best = best if best.fit.score > built_in.fit.score + _CLEARLY else built_in
     table, texts = run.fit_with_held_out(best) if again else (best.fit.table, best.texts)
     if not is_known:
-        table = np.where(tables.frequencies(texts.tokens, len(table))[:, None] > 0, table, np.float32(0))
-    folded = torch.from_numpy(best.tokens.composer.fold(table, texts.targets.mean(axis=0)))
+        table = np.where(texts.tokens.counts(len(table))[:, None] > 0, table, np.float32(0))
+    folded = torch.from_numpy(tables.folded(table, best.tokens.parts, texts.targets.mean(axis=0)))
     encoder = SentenceTransformer(
         modules=[StaticEmbedding(best.tokens.tokenizer, embedding_weights=folded)], device="cpu"
     )
@@ -91,18 +90,13 @@ def train(
     return Trained(encoder, is_known, student)
 
 
-def reduced(vectors: Vectors, basis: Vectors | None) -> Vectors:
-    """Return vectors in the learned space, where a basis leads from it to the collection's."""
-    return vectors if basis is None else np.asarray(vectors @ basis.T, dtype=np.float32)
-
-
 @dataclass(frozen=True, slots=True)
 class _Tokens:
     """A tokenizer whose tokens get vectors."""
 
     name: str
     tokenizer: Tokenizer
-    composer: Composer
+    parts: Parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +139,11 @@ class _Run:
         """Train a table of some tokens until the held-out documents no longer gain."""
         texts = self._read(tokens, self.split.train)
         start = self._start(tokens, texts)
-        fit = self._fit_table(tokens.name, start, texts, self.settings, lambda table: self.quality(tokens, table).mrr)
+
+        def score(table: Vectors) -> float:
+            return self.split.score(self.questions(tokens, table)).mrr
+
+        fit = self._fit_table(tokens.name, start, texts, self.settings, score)
         return _Fitted(tokens, texts, start, fit)
 
     def fit_with_held_out(self, fitted: _Fitted) -> tuple[Vectors, _Texts]:
@@ -158,11 +156,7 @@ class _Run:
 
     def questions(self, tokens: _Tokens, table: Vectors) -> Vectors:
         """Return a table's vectors of the held-out documents' questions."""
-        return tables.encode(table, tokens.composer.expand(tokenize(tokens.tokenizer, self.split.questions)))
-
-    def quality(self, tokens: _Tokens, table: Vectors) -> HeldOut:
-        """Measure a table on the held-out documents."""
-        return self.split.score(self.questions(tokens, table))
+        return tables.encode(table, tokens.parts.of_texts(tokenize(tokens.tokenizer, self.split.questions)))
 
     def _fit_table(
         self,
@@ -194,26 +188,29 @@ class _Run:
         if self.log is not None:
             half = len(self.log.texts) // 2
             whole = whole.joined(tokenize(tokens.tokenizer, self.log.texts[:half]))
-            targets = np.concatenate([targets, reduced(self.log.vectors[:half], self.split.pairs.basis)])
-        return _Texts(whole, tokens.composer.expand(whole), targets)
+            vectors, basis = self.log.vectors[:half], self.split.pairs.basis
+            targets = np.concatenate([targets, vectors if basis is None else vectors @ basis.T], dtype=np.float32)
+        return _Texts(whole, tokens.parts.of_texts(whole), targets)
 
     def _start(self, tokens: _Tokens, texts: _Texts) -> Vectors:
         if self.earlier is not None:
-            return tokens.composer.unfold(self.earlier.table)
-        if self.starts_mapped:
+            whole = self.earlier.table.embedding.weight.detach().numpy()
+        elif self.starts_mapped:
             known = token_vectors(tokens.tokenizer, CareModel.load().query_encoder)
-            return tokens.composer.unfold(mapped_start(known, texts.whole, texts.targets))
-        size, width = tokens.tokenizer.get_vocab_size(), texts.targets.shape[1]
-        return tables.start_table(texts.tokens, size, width, self.settings.seed)
+            whole = mapped_start(known, texts.whole, texts.targets)
+        else:
+            size, width = tokens.tokenizer.get_vocab_size(), texts.targets.shape[1]
+            return tables.start_table(texts.tokens, size, width, self.settings.seed)
+        return tokens.parts.unfold(torch.from_numpy(whole)).numpy()
 
 
 def _own_tokens(split: Split, settings: LearnSettings, earlier: Earlier | None, state: Path) -> _Tokens:
     """Return the tokenizer of an interrupted or earlier run, or a new one; two trainings need not give the same."""
     if earlier is not None:
-        return _Tokens("earlier", earlier.tokenizer, Composer(earlier.tokenizer))
+        return _Tokens("earlier", earlier.table.tokenizer, Parts(earlier.table.tokenizer))
     path = state / f"tokenizer-{settings.vocabulary}-{settings.max_tokens}-{settings.seed}.json"
     if not path.is_file():
         texts = [split.texts[row] for row in split.train]
-        train_tokenizer(texts, settings.vocabulary, settings.max_tokens).save(str(path))
+        train_collection_tokenizer(texts, settings.vocabulary, settings.max_tokens).save(str(path))
     tokenizer = Tokenizer.from_file(str(path))
-    return _Tokens("collection", tokenizer, Composer(tokenizer))
+    return _Tokens("collection", tokenizer, Parts(tokenizer))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from care_trainer.learn.tokens import TokenLists
+from care_trainer.models.tokens import TokenLists
 
 EXAMPLES = 5
 RARE_TEXTS = 3

@@ -112,9 +112,18 @@ class InfoNce(nn.Module):
         if self.margin is not None:
             positive = cosine.detach().gather(1, own[:, None])
             mask |= cosine.detach() > positive + self.margin
-        mask.scatter_(1, own[:, None], False)
-        scores = (cosine * self._scale()).masked_fill(mask, -torch.inf)
-        return functional.cross_entropy(scores, own)
+        return cross_entropy(cosine * self._scale(), mask, own)
+
+
+def cross_entropy(scores: Tensor, mask: Tensor, own: Tensor) -> Tensor:
+    """Return equation (1) of scores (rows, candidates): row i's positive is ``own[i]``, ``mask`` marks no negatives."""
+    mask = mask.scatter(1, own[:, None], False)
+    return functional.cross_entropy(scores.masked_fill(mask, -torch.inf), own)
+
+
+def squared_distance(student: Tensor, teacher: Tensor) -> Tensor:
+    """Return equation (2), the mean over rows of a sum over dimensions: ``mse_loss`` would be ``dim`` times smaller."""
+    return (student - teacher).square().sum(dim=-1).mean()
 
 
 def false_negatives(own_keys: Sequence[Tensor], keys: Sequence[Tensor], columns: int) -> Tensor:
@@ -165,7 +174,6 @@ class Others:
 class AlignObjective(nn.Module):
     """Equation (3): λ1 · Asym-InfoNCE + λ2 · squared distance to the teacher's vector of the text or its document.
 
-    Equation (2) is the squared norm, a sum over dimensions; ``mse_loss`` would be their mean, ``dim`` times smaller.
     A third term, off in the paper's recipe, is KALE's: the divergence of the softmax over the student's dimensions
     from that over the teacher's (arXiv 2304.01016). Candidates beyond the batch are off there, too.
     """
@@ -188,7 +196,7 @@ class AlignObjective(nn.Module):
         assert batch.labels is not None
         student = functional.normalize(batch.embeddings[0].float(), dim=-1)
         teacher = self.contrastive.documents(batch.labels.to(student.device))
-        loss = self.mse_weight * (student - teacher).square().sum(dim=-1).mean()
+        loss = self.mse_weight * squared_distance(student, teacher)
         if self.contrastive_weight:
             teacher_keys = batch.keys[0] if batch.label_keys is None else batch.label_keys[:, 0]
             pairs = Batch([student, teacher], [batch.keys[0], teacher_keys])

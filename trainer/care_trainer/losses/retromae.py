@@ -67,21 +67,16 @@ class RetroMaeLoss(nn.Module):
         masked, targets = mask_tokens(ids, special, self.encoder_masked, self.mask_id, self.vocabulary)
         output = self.model({**features, "input_ids": masked})
         with torch.autocast(ids.device.type, torch.bfloat16, enabled=self.bf16):
-            encoder = self._encoder_loss(output["token_embeddings"], targets)
-            decoder = self._decoder_loss(output["sentence_embedding"], ids, attention, special)
+            wanted = targets != IGNORED  # the head costs as much as the model: only masked positions pass it
+            encoder = self._cross_entropy(output["token_embeddings"][wanted], targets[wanted])
+            visible = decoder_visibility(attention, self.decoder_masked)
+            words, position = self.embeddings(ids), self.position.weight[: ids.shape[1]]
+            hidden = decode(self.layer, words, position, output["sentence_embedding"], visible)
+            decoder = self._cross_entropy(hidden[~special], ids[~special])
         return {"encoder": encoder, "decoder": decoder}
-
-    def _encoder_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        wanted = targets != IGNORED  # the head costs as much as the model: only masked positions pass it
-        return self._cross_entropy(hidden[wanted], targets[wanted])
 
     def _cross_entropy(self, hidden: Tensor, targets: Tensor) -> Tensor:
         return chunked_cross_entropy(self.head, hidden, targets, len(self.words), scale=self.scale)
-
-    def _decoder_loss(self, sentence: Tensor, ids: Tensor, attention: Tensor, special: Tensor) -> Tensor:
-        visible = decoder_visibility(attention, self.decoder_masked)
-        hidden = decode(self.layer, self.embeddings(ids), self.position.weight[: ids.shape[1]], sentence, visible)
-        return self._cross_entropy(hidden[~special], ids[~special])
 
 
 def chunked_cross_entropy(
@@ -167,11 +162,6 @@ def masked_head(model: SentenceTransformer, base: str | None, revision: str | No
         with native_folder(fetch_document_side(base, revision=revision)) as folder:
             language_model = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32)
     language_model.get_output_embeddings().weight = encoder.get_input_embeddings().weight
-    return head_of(language_model)
-
-
-def head_of(language_model: nn.Module) -> nn.Module:
-    """Return the module of a masked language model that makes logits of hidden states."""
     head = next(getattr(language_model, name) for name in ("cls", "lm_head", "head") if hasattr(language_model, name))
     assert isinstance(head, nn.Module)
     return head

@@ -5,10 +5,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3Model
 
 from care_trainer.config import Scratch, Tower, Vocabulary
+from care_trainer.models.tokens import train_pieces
 
 PAD, UNK, CLS, SEP, MASK, EOS = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[EOS]"
 SPECIAL = [PAD, UNK, CLS, SEP, MASK, EOS]
@@ -33,16 +34,15 @@ def train_tokenizer(vocabulary: Vocabulary, texts: Iterable[str]) -> Tokenizer:
         for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(text)):
             counts.update(word)
     alphabet = sorted(counts, key=lambda character: (-counts[character], character))[: vocabulary.size // 2]
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary.size,
-        special_tokens=SPECIAL,
-        min_frequency=vocabulary.min_frequency,
-        max_token_length=vocabulary.max_piece_characters,
-        initial_alphabet=alphabet,
-        limit_alphabet=len(alphabet),
-        show_progress=False,
+    train_pieces(
+        tokenizer,
+        texts,
+        vocabulary.size,
+        SPECIAL,
+        max_characters=vocabulary.max_piece_characters,
+        min_occurrences=vocabulary.min_frequency,
+        alphabet=alphabet,
     )
-    tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
 

@@ -18,9 +18,8 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from care_qdrant.errors import InputError
-from care_trainer.learn.table import frequencies, rarity
-from care_trainer.learn.tokens import parts_of_tokens, tokenize
 from care_trainer.models import towers
+from care_trainer.models.tokens import rarity, tokenize
 
 PIECE_TEXTS = 4096
 """Texts counted at once."""
@@ -34,7 +33,7 @@ def random_static(tokenizer: Tokenizer, dim: int, texts: Iterable[str], max_toke
     size, remaining = tokenizer.get_vocab_size(), iter(texts)
     counts = np.zeros(size, np.int64)
     while piece := list(islice(remaining, PIECE_TEXTS)):
-        counts += frequencies(tokenize(tokenizer, piece), size)
+        counts += tokenize(tokenizer, piece).counts(size)
     table = torch.randn(size, dim) / dim**0.5 * torch.from_numpy(rarity(counts)).float()[:, None]
     return SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_weights=table)])
 
@@ -44,42 +43,6 @@ def static_module(model: SentenceTransformer) -> StaticEmbedding:
     static = model[0]
     assert isinstance(static, StaticEmbedding)
     return static
-
-
-def static_table(model: SentenceTransformer) -> Tensor:
-    """Return the token vectors of a static encoder, (tokens, dim), detached."""
-    return static_module(model).embedding.weight.detach()
-
-
-class Parts(nn.Module):
-    """Which tokens make up a token: itself and, for a longer piece, its characters; on the device of its loss."""
-
-    counts: Tensor
-    starts: Tensor
-    flat: Tensor
-
-    def __init__(self, tokenizer: Tokenizer, compose: bool) -> None:
-        super().__init__()
-        rows = parts_of_tokens(tokenizer, parts=compose)
-        counts = torch.tensor([len(row) for row in rows])
-        self.register_buffer("counts", counts, persistent=False)
-        self.register_buffer("starts", counts.cumsum(0) - counts, persistent=False)
-        self.register_buffer("flat", torch.tensor([part for row in rows for part in row]), persistent=False)
-
-    def expand(self, ids: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the parts of all tokens of a flat column, and the new offsets of its texts."""
-        counts = self.counts[ids]
-        ends = counts.cumsum(0)
-        begins = (ends - counts).repeat_interleave(counts)
-        within = torch.arange(begins.shape[0], device=ids.device) - begins
-        before = torch.cat([ends.new_zeros(1), ends])
-        return self.flat[self.starts[ids].repeat_interleave(counts) + within], before[offsets]
-
-    def fold(self, table: Tensor) -> Tensor:
-        """Return the table (tokens, dim) whose rows are the sums of their parts: it needs no parts any more."""
-        tokens = torch.arange(len(table), device=table.device)
-        ids, offsets = self.to(table.device).expand(tokens, tokens)
-        return nn.functional.embedding_bag(ids, table, offsets, mode="sum")
 
 
 def start_from_static(encoder: SentenceTransformer, table: Tensor) -> SentenceTransformer:

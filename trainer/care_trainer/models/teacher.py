@@ -32,10 +32,6 @@ LEAST_COSINE = 0.999
 """Of a vector in float16 that was computed on another device to the encoder's own."""
 
 
-def _silent(_: int) -> None:
-    """Report nothing."""
-
-
 def teacher_vectors(
     teacher: Callable[[], SentenceTransformer],
     teacher_folder: Path,
@@ -46,7 +42,7 @@ def teacher_vectors(
     prompt: str | None = None,
     cache: Path | None = None,
     jobs: Sequence[str] = (),
-    report: Callable[[int], None] = _silent,
+    report: Callable[[int], None] = lambda _rows: None,
 ) -> Half:
     """Return the teacher's vectors of texts, computing those that are missing.
 

@@ -9,7 +9,6 @@ hardly moves a bfloat16 weight, so everything that trains is float32; a frozen b
 
 import importlib.util
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -43,19 +42,13 @@ _ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 def build_query(base: str, tower: Tower, dim: int) -> SentenceTransformer:
     """Assemble a query encoder: transformer, pooling, unit length."""
-    if tower.pooling == "own":
-        own = _own(base, "query", tower)
-        width = _width_of(own)
-        if width != dim and not tower.projection:
-            raise InputError(f"query base {base}: gives {width} dimensions, but dim is {dim}; {_fit_advice(width)}")
-        return _query_model(own, width, tower, dim)
-    transformer = _transformer(base, tower)
-    hidden = transformer.get_embedding_dimension()
-    if hidden != dim and not tower.projection:
-        raise InputError(f"query base {base}: gives {hidden} dimensions, but dim is {dim}; {_fit_advice(hidden)}")
-    if tower.pooling == "lasttoken":
-        append_marker(transformer, tower.eos)
-    return _query_model([transformer, Pooling(hidden, tower.pooling)], hidden, tower, dim)
+    modules, width = _pooled(base, "query", tower)
+    if width != dim and not tower.projection:
+        raise InputError(
+            f"query base {base}: gives {width} dimensions, but dim is {dim}; set dim = {width}, or query.projection = "
+            "true"
+        )
+    return _query_model(modules, width, tower, dim)
 
 
 def build_document(base: str, tower: Tower, dim: int, geometry: Geometry = "unit") -> SentenceTransformer:
@@ -66,34 +59,33 @@ def build_document(base: str, tower: Tower, dim: int, geometry: Geometry = "unit
     The slice is a `Dense` that holds the identity: ``truncate_dim`` of sentence-transformers acts in ``encode`` only,
     after normalisation, so it does not act in training and leaves vectors that are not of unit length.
     """
-    modules: list[torch.nn.Module]
-    if tower.pooling == "own":
-        modules = _own(base, "document", tower)
-        transformer, hidden = cast(Transformer, modules[0]), _width_of(modules)
-    else:
-        transformer = _transformer(base, tower)
-        hidden = transformer.get_embedding_dimension()
-        if tower.pooling == "lasttoken":
-            append_marker(transformer, tower.eos)
-        modules = [transformer, Pooling(hidden, tower.pooling)]
-    if hidden < dim:
-        raise InputError(f"document base {base}: gives {hidden} dimensions, fewer than dim = {dim}; use a larger base")
-    ending: list[torch.nn.Module] = [identity_slice(hidden, dim)] if hidden > dim else []
+    modules, width = _pooled(base, "document", tower)
+    if width < dim:
+        raise InputError(f"document base {base}: gives {width} dimensions, fewer than dim = {dim}; use a larger base")
+    ending: list[torch.nn.Module] = [identity_slice(width, dim)] if width > dim else []
     ending.insert(0 if geometry == "cut" else len(ending), Normalize())
-    modules += ending
     model = SentenceTransformer(
-        modules=modules,
+        modules=[*modules, *ending],
         prompts={"document": tower.prompt},
         similarity_fn_name="dot" if geometry == "cut" else "cosine",
     )
     if tower.lora is not None:
-        transformer.model.add_adapter(adapter_config(tower.lora))
+        transformer_of(model).model.add_adapter(adapter_config(tower.lora))
         _adapters_in_float32(model)
     return model
 
 
-def _fit_advice(width: int) -> str:
-    return f"set dim = {width}, or query.projection = true"
+def _pooled(base: str, side: Side, tower: Tower) -> tuple[list[torch.nn.Module], int]:
+    """Return the modules of a base that give one vector of a text, and its dimensions."""
+    if tower.pooling == "own":
+        modules = _own(base, side, tower)
+        ends = [module for module in modules if isinstance(module, Dense | Pooling)]
+        return modules, int(ends[-1].get_embedding_dimension())
+    transformer = _transformer(base, tower)
+    if tower.pooling == "lasttoken":
+        append_marker(transformer, tower.eos)
+    hidden = transformer.get_embedding_dimension()
+    return [transformer, Pooling(hidden, tower.pooling)], hidden
 
 
 def adapter_config(lora: Lora) -> LoraConfig:
@@ -152,12 +144,6 @@ def _own(base: str, side: Side, tower: Tower) -> list[torch.nn.Module]:
 def _is_identity(dense: Dense) -> bool:
     weight = dense.linear.weight.detach()
     return torch.equal(weight, torch.eye(*weight.shape, dtype=weight.dtype, device=weight.device))
-
-
-def _width_of(modules: Sequence[torch.nn.Module]) -> int:
-    return next(
-        int(module.get_embedding_dimension()) for module in reversed(modules) if isinstance(module, Dense | Pooling)
-    )
 
 
 def is_static(model: SentenceTransformer) -> bool:

@@ -1,6 +1,5 @@
 """The first folder of a run: both encoders before any training."""
 
-from collections.abc import Iterable
 from pathlib import Path
 
 from sentence_transformers import SentenceTransformer
@@ -9,7 +8,7 @@ from transformers import set_seed
 from care_qdrant.errors import InputError
 from care_trainer.config import Run, stage_name
 from care_trainer.config.stages import PairStage
-from care_trainer.data.table import Rows, text_rows
+from care_trainer.data.table import text_rows
 from care_trainer.learn.snapshot import take_snapshot
 from care_trainer.models import scratch, towers
 from care_trainer.models.static import random_static, static_module
@@ -30,7 +29,8 @@ def build(run: Run, folder: Path, report: Report) -> dict[str, SentenceTransform
     query_base, document_base, static = run.query.base, run.document.base, None
     if run.vocabulary is not None:
         rows = text_rows(run.data_set(run.vocabulary.data), Path(run.data_root), rows_folder(run))
-        texts = _spread(rows, run.vocabulary.max_texts)
+        step = -(-len(rows) // run.vocabulary.max_texts)  # every n-th: all sources are there in proportion
+        texts = rows.columns.select(range(0, len(rows), step))["text"]
         tokenizer = scratch.train_tokenizer(run.vocabulary, texts)
         if run.query.scratch is not None:
             query_base = str(folder / "query-base")
@@ -62,10 +62,3 @@ def _require_widths(run: Run, document: SentenceTransformer) -> None:
         allowed = width if stage.kind == "document" else run.dim
         if widest > allowed:
             raise InputError(f"stage.{stage_name(stage)}.matryoshka: {widest} is more than the {allowed} dimensions")
-
-
-def _spread(rows: Rows, limit: int) -> Iterable[str]:
-    """Return every n-th text, so that all sources are there in proportion."""
-    step = -(-len(rows) // limit)
-    texts: Iterable[str] = rows.columns.select(range(0, len(rows), step))["text"]
-    return texts

@@ -14,7 +14,8 @@ from care_trainer.data.collators import PairCollator
 from care_trainer.losses.embedding import KEYS, Features, drop_tokens, without_keys
 from care_trainer.losses.objectives import Batch
 from care_trainer.models import towers
-from care_trainer.models.static import Parts, random_static, start_from_static, static_module, static_table
+from care_trainer.models.static import random_static, start_from_static, static_module
+from care_trainer.models.tokens import Parts
 from care_trainer.stages.context import Context, Trained
 from care_trainer.stages.contrastive import info_nce_of, pair_objective
 from care_trainer.training.loop import fit
@@ -31,14 +32,14 @@ class StaticLoss(nn.Module):
     def forward(self, sentence_features: Iterable[Features], labels: Tensor | None = None) -> Tensor:
         """Return the loss of a batch, a scalar, from one flat feature dictionary for each column."""
         columns = list(sentence_features)
-        vectors = [self.model(self._parts_of(without_keys(column)))["sentence_embedding"] for column in columns]
+        vectors = []
+        for column in columns:
+            ids, offsets = drop_tokens(column["input_ids"], column["offsets"], self.token_dropout)
+            ids, offsets = self.parts.expand(ids, offsets)
+            found = self.model({**without_keys(column), "input_ids": ids, "offsets": offsets})
+            vectors.append(found["sentence_embedding"])
         loss: Tensor = self.objective(Batch(vectors, [column[KEYS] for column in columns], labels))
         return loss
-
-    def _parts_of(self, column: Features) -> Features:
-        ids, offsets = drop_tokens(column["input_ids"], column["offsets"], self.token_dropout)
-        ids, offsets = self.parts.expand(ids, offsets)
-        return {**column, "input_ids": ids, "offsets": offsets}
 
 
 def train_static(context: Context) -> Trained:
@@ -48,9 +49,8 @@ def train_static(context: Context) -> Trained:
     query = towers.load(context.query)
     is_static = towers.is_static(query)
     rows = context.pair_rows()
-    set_seed(
-        context.run.seed
-    )  # the same table, whatever drew random numbers before, as the base models or a killed run
+    # The same table, whatever drew random numbers before, as the base models or a killed run.
+    set_seed(context.run.seed)
     model = random_static(
         query.tokenizer if is_static else query.tokenizer.backend_tokenizer,
         context.run.query.static or context.run.dim,
@@ -63,11 +63,11 @@ def train_static(context: Context) -> Trained:
         stage.crop, negatives=stage.hard_negatives, seed=context.run.seed, preprocess_fn=model.preprocess
     )
     job = context.job(rows, collator=collator)
-    parts = Parts(model.tokenizer, stage.compose)
+    parts = Parts(model.tokenizer, compose=stage.compose)
     metrics = fit(
         model, StaticLoss(model, pair_objective(stage, info_nce), parts, stage.token_dropout), rows.columns, job
     )
-    table = parts.fold(static_table(model))
+    table = parts.fold(static_module(model).embedding.weight.detach())
     if is_static:
         with torch.no_grad():
             static_module(query).embedding.weight.copy_(table)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from transformers import TrainerCallback
 
+from care_trainer.data.read import read_rows, write_rows
 from care_trainer.distributed import agree, average_gradients, processes, share_parameters
 
 if TYPE_CHECKING:
@@ -18,6 +19,11 @@ COMPLETE_FILE = "complete"
 """Name of the file that marks a checkpoint as written to its end."""
 EVALUATIONS_FILE = "evaluations.jsonl"
 """Name of the file with the scores of a stage while it trained."""
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """Return the lines that a stage has logged, none where it has no such file yet."""
+    return [row for row, _ in read_rows(path)] if path.exists() else []
 
 
 class Watch(TrainerCallback):
@@ -78,9 +84,7 @@ class KeepBest(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Read the scores up to the step from which the stage goes on."""
-        file = self.folder / EVALUATIONS_FILE
-        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() and state.global_step else []
-        found = [json.loads(line) for line in lines]
+        found = read_log(self.folder / EVALUATIONS_FILE) if state.global_step else []
         self.scores = [(line["step"], line["score"]) for line in found if line["step"] <= state.global_step]
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> Any:  # noqa: ARG002
@@ -91,8 +95,8 @@ class KeepBest(TrainerCallback):
             model.eval()
             self.scores.append((state.global_step, self.score()))
             model.train()
-            lines = [json.dumps({"step": step, "score": score}) + "\n" for step, score in self.scores]
-            (self.folder / EVALUATIONS_FILE).write_text("".join(lines), encoding="utf-8")
+            rows = [{"step": step, "score": score} for step, score in self.scores]
+            write_rows(self.folder / EVALUATIONS_FILE, rows)
             if self._best() == state.global_step:
                 self.trainer.save_trainable(self._file(state.global_step))
         if agree([self.is_over()])[0]:
@@ -130,9 +134,7 @@ class Metrics(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Drop what an interrupted run logged after its last checkpoint."""
         if state.is_world_process_zero:
-            lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
-            kept = [line for line in lines if json.loads(line)["step"] <= state.global_step]
-            self.path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+            write_rows(self.path, [line for line in read_log(self.path) if line["step"] <= state.global_step])
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
         """Append one line to the file."""

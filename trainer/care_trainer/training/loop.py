@@ -36,7 +36,7 @@ from care_qdrant.errors import InputError, TrainingError
 from care_trainer.config import Stage
 from care_trainer.data.collators import PairCollator
 from care_trainer.data.sampling import EpochSampler, Sources
-from care_trainer.disk import writing
+from care_trainer.disk import write_json, writing
 from care_trainer.distributed import agree, processes
 from care_trainer.losses.embedding import Features, is_flat, without_keys
 from care_trainer.training.callbacks import COMPLETE_FILE, KeepBest, Metrics, OwnGradients, Watch
@@ -52,10 +52,6 @@ CLEAR_REFS = Path("/proc/self/clear_refs")
 """Linux: 5 makes the peak of the resident set what is held now."""
 LOGGED_FRACTION = 0.002
 """Fraction of a stage's steps between two lines of metrics.jsonl, so that every stage has a curve of 500 points."""
-
-
-def _silent(_step: int, _steps: int, _loss: float, _tokens: int) -> None:
-    """Report nothing."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +77,7 @@ class Job:
     """Number of each row's source, and the names; used where a batch has one source."""
     collator: Any = None
     """Turns rows into tokenised batches."""
-    report: Callable[[int, int, float, int], None] = _silent
+    report: Callable[[int, int, float, int], None] = lambda *_: None
     """Called after each step with step, steps, the last loss, and the tokens of all processes in it."""
     score: Callable[[], float] | None = None
     """Scores the model on held-out data, higher is better; called every ``evaluate_steps``."""
@@ -151,7 +147,7 @@ def _keep_batch_size(job: Job, *, resumed: bool) -> None:
             )
     processes().wait_for_everyone()
     if processes().is_main_process:
-        file.write_text(json.dumps({"rows": rows, "processes": count}) + "\n", encoding="utf-8")
+        write_json(file, {"rows": rows, "processes": count})
 
 
 @contextmanager
@@ -276,7 +272,7 @@ class StageTrainer(SentenceTransformerTrainer):
     def save_trainable(self, file: Path) -> None:
         """Save the trainable parameters of model and loss."""
         file.parent.mkdir(parents=True, exist_ok=True)
-        save_file(self._trainable(), file)
+        save_file({name: parameter.detach().cpu().contiguous() for name, parameter in self._named()}, file)
 
     def _load_from_checkpoint(self, checkpoint_path: str, *_: Any) -> None:
         self.load_trainable(Path(checkpoint_path) / TRAINABLE_FILE)
@@ -301,9 +297,6 @@ class StageTrainer(SentenceTransformerTrainer):
         assert isinstance(self.loss, nn.Module)
         parameters = self.loss.named_parameters()
         return [(name.replace("model.module.", "model."), value) for name, value in parameters if value.requires_grad]
-
-    def _trainable(self) -> dict[str, Tensor]:
-        return {name: parameter.detach().cpu().contiguous() for name, parameter in self._named()}
 
 
 def tokens_of(batch: Mapping[str, Any]) -> int:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from care_trainer.data import diversity
-from care_trainer.data.diversity import BATCH_ROWS, Filter, Neighbourhood, QdrantIndex, diversify_file
+from care_data import diversify
+from care_data.diversify import Filter, QdrantIndex, diversify_file
+from care_trainer.data.diversity import BATCH_ROWS, Neighbourhood
 from qdrant_client import QdrantClient, models
 
 from care_qdrant import Collection, InputError, open_client
@@ -61,7 +62,7 @@ def test_it_equals_the_brute_force_rule(count: int) -> None:
 def test_the_graphs_of_a_server_keep_up_and_decide_alike(real_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server whose searches starve the building of its graphs would scan ever more rows."""
     for name, value in (("GRAPH_ROWS", 1_000), ("SEGMENT_ROWS", 8_000), ("WAIT_ROWS", 4_000)):
-        monkeypatch.setattr(diversity, name, value)
+        monkeypatch.setattr(diversify, name, value)
     vectors = clustered(16_000, 48, seed=2)
     with open_client(url=real_url) as client:
         client.delete_collection("index")

@@ -1,0 +1,171 @@
+"""Texts as token numbers, tokens as sums of their parts, and the byte-pair tokenizers that are trained on texts."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+from torch import Tensor, nn
+
+Numbers = npt.NDArray[np.int64]
+
+PADDING, UNKNOWN = "[PAD]", "[UNK]"
+_SEPARATORS = Regex(r"[^\p{L}\p{N}\p{M}]+")
+_UNITS = Regex(r"\d|[a-z]+")
+"""A digit and a Latin word stand alone; what is left between them are runs of letters of other scripts."""
+_PIECE_TEXTS = 4_096
+
+
+def train_collection_tokenizer(texts: Sequence[str], vocabulary: int, max_tokens: int) -> Tokenizer:
+    """Train a byte-pair tokenizer on the texts of a collection, whatever their language."""
+    tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(_SEPARATORS, "removed"), pre_tokenizers.Split(_UNITS, "isolated")]
+    )
+    train_pieces(tokenizer, texts, vocabulary, [PADDING, UNKNOWN], max_characters=8)
+    tokenizer.enable_truncation(max_tokens)
+    return tokenizer
+
+
+def train_pieces(
+    tokenizer: Tokenizer,
+    texts: Iterable[str],
+    vocabulary: int,
+    special: Sequence[str],
+    *,
+    max_characters: int,
+    min_occurrences: int = 2,
+    alphabet: Sequence[str] = (),
+) -> None:
+    """Train the pieces of a byte-pair tokenizer; half of the vocabulary at most are single characters."""
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=list(special),
+        min_frequency=min_occurrences,
+        max_token_length=max_characters,
+        initial_alphabet=list(alphabet),
+        limit_alphabet=len(alphabet) or vocabulary // 2,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLists:
+    """Texts as token numbers, one after the other."""
+
+    flat: Numbers
+    """All token numbers, shape (tokens,)."""
+    starts: Numbers
+    """Where each text begins, and the end of the last one, shape (texts + 1,)."""
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def lengths(self) -> Numbers:
+        """Tokens of each text, shape (texts,)."""
+        return np.diff(self.starts)
+
+    def counts(self, vocabulary: int) -> Numbers:
+        """Return how often each token occurs, shape (vocabulary,)."""
+        return np.bincount(self.flat, minlength=vocabulary)
+
+    @classmethod
+    def of(cls, lists: Sequence[Sequence[int]]) -> "TokenLists":
+        """Return texts that are given as lists of token numbers."""
+        flat = np.fromiter((number for numbers in lists for number in numbers), dtype=np.int64)
+        return cls(flat, _running_total([len(numbers) for numbers in lists]))
+
+    def joined(self, other: "TokenLists") -> "TokenLists":
+        """Return these texts and then those of another list."""
+        return TokenLists(
+            np.concatenate([self.flat, other.flat]), np.concatenate([self.starts, other.starts[1:] + self.starts[-1]])
+        )
+
+    def take(self, rows: npt.NDArray[np.integer]) -> "TokenLists":
+        """Return the texts of some rows, in that order."""
+        lengths = self.lengths[rows]
+        starts = _running_total(lengths)
+        places = np.arange(starts[-1]) - np.repeat(starts[:-1] - self.starts[rows], lengths)
+        return TokenLists(self.flat[places], starts)
+
+    def first(self, count: int) -> "TokenLists":
+        """Return the beginnings of the texts, at most so many tokens of each."""
+        places = np.arange(len(self.flat)) - np.repeat(self.starts[:-1], self.lengths)
+        return TokenLists(self.flat[places < count], _running_total(np.minimum(self.lengths, count)))
+
+    def drop(self, fraction: float, generator: np.random.Generator) -> "TokenLists":
+        """Return the texts without a random fraction of their tokens; a text keeps at least its first."""
+        kept = generator.random(len(self.flat)) >= fraction
+        emptied = (np.diff(_running_total(kept)[self.starts]) == 0) & (self.lengths > 0)
+        kept[self.starts[:-1][emptied]] = True
+        return TokenLists(self.flat[kept], _running_total(kept)[self.starts])
+
+
+def tokenize(tokenizer: Tokenizer, texts: Iterable[str]) -> TokenLists:
+    """Return texts as token numbers, without the markers of the tokenizer."""
+    texts, lists = list(texts), list[list[int]]()
+    for start in range(0, len(texts), _PIECE_TEXTS):
+        encodings = tokenizer.encode_batch_fast(texts[start : start + _PIECE_TEXTS], add_special_tokens=False)
+        lists += [encoding.ids for encoding in encodings]
+    return TokenLists.of(lists)
+
+
+def _running_total(values: npt.ArrayLike) -> Numbers:
+    return np.concatenate([[0], np.cumsum(np.asarray(values, dtype=np.int64))]).astype(np.int64)
+
+
+def rarity(counts: Numbers) -> npt.NDArray[np.float64]:
+    """Return the logarithm of each token's inverse frequency, divided by its mean, (vocabulary,), from its counts."""
+    # The summand leaves no extreme weight to a token that was hardly seen.
+    logarithms = np.maximum(0.1, np.log((counts.sum() + 1) / (counts + 50.0)))
+    return np.asarray(logarithms / logarithms.mean())
+
+
+class Parts(nn.Module):
+    """Which tokens make up a token: itself and, for a longer piece, its characters; on the device of its loss."""
+
+    counts: Tensor
+    starts: Tensor
+    flat: Tensor
+
+    def __init__(self, tokenizer: Tokenizer, *, compose: bool = True) -> None:
+        super().__init__()
+        vocabulary = tokenizer.get_vocab()
+        rows = [[number] for number in range(tokenizer.get_vocab_size())]
+        for token, number in vocabulary.items() if compose else ():
+            plain = token.removeprefix("##")
+            if len(plain) > 1 and not token.startswith("["):
+                rows[number] += [vocabulary[character] for character in plain if character in vocabulary]
+        counts = torch.tensor([len(row) for row in rows])
+        self.register_buffer("counts", counts, persistent=False)
+        self.register_buffer("starts", counts.cumsum(0) - counts, persistent=False)
+        self.register_buffer("flat", torch.tensor([part for row in rows for part in row]), persistent=False)
+
+    def expand(self, ids: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the parts of all tokens of a flat column, and the new offsets of its texts."""
+        counts = self.counts[ids]
+        ends = counts.cumsum(0)
+        begins = (ends - counts).repeat_interleave(counts)
+        within = torch.arange(begins.shape[0], device=ids.device) - begins
+        before = torch.cat([ends.new_zeros(1), ends])
+        return self.flat[self.starts[ids].repeat_interleave(counts) + within], before[offsets]
+
+    def of_texts(self, tokens: TokenLists) -> TokenLists:
+        """Return texts as the parts of their tokens."""
+        flat, starts = self.expand(torch.from_numpy(tokens.flat), torch.from_numpy(tokens.starts))
+        return TokenLists(flat.numpy(), starts.numpy())
+
+    def fold(self, table: Tensor) -> Tensor:
+        """Return the table (tokens, dim) whose rows are the sums of their parts: it needs no parts any more."""
+        own = self.to(table.device)
+        return nn.functional.embedding_bag(own.flat, table, own.starts, mode="sum")
+
+    def unfold(self, table: Tensor) -> Tensor:
+        """Return the table of parts whose `fold` is the given table."""
+        whole = table * (self.counts == 1)[:, None]
+        return table - (self.fold(whole) - whole)
