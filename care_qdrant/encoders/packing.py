@@ -25,7 +25,7 @@ _PROBES = ((5, 7, 6, 9, 8, 7), (6, 8), (9, 5, 5, 7, 9, 6, 8, 8, 5, 7, 6))
 
 
 class Packed:
-    """A transformer and its pooling over texts that are one row. The lock of whoever uses the model holds here, too."""
+    """A transformer and its pooling over texts that are one row; nothing else may use the model while `run` does."""
 
     def __init__(self, model: "SentenceTransformer") -> None:
         self._model = cast(Any, model)

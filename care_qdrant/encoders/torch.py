@@ -14,6 +14,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -39,6 +40,9 @@ BATCH_TOKENS = 16_384
 """Padded tokens of one forward pass on a GPU; bounds memory whatever the lengths are."""
 CPU_BATCH_TOKENS = 2_048
 """The same on a CPU, whose caches a larger pass leaves."""
+_LOCKS: "WeakKeyDictionary[SentenceTransformer, threading.Lock]" = WeakKeyDictionary()
+"""One for each model: the encoders of both sides may share it, and a batch without padding changes it while it runs."""
+_LOCKS_LOCK = threading.Lock()
 _TOLERANCE = 1e-2
 """Of a vector's length: bfloat16 has eight bits of precision."""
 
@@ -70,7 +74,8 @@ class TorchEncoder:
         self.budget = Budget(batch_tokens or (CPU_BATCH_TOKENS if self.device == "cpu" else BATCH_TOKENS))
         self.meter = Meter()
         self._geometry: Geometry = "cut" if cuts_unit_vectors(model) else "unit"
-        self._lock = threading.Lock()
+        with _LOCKS_LOCK:
+            self._lock = _LOCKS.setdefault(model, threading.Lock())
         self._cutter = self._own_tokenizer()
         self._packed = self._without_padding()
 
@@ -158,7 +163,8 @@ class TorchEncoder:
     def _without_padding(self) -> Packed | None:
         if self._cutter is None or self.device != "cpu":
             return None
-        return packed(self._model, lambda token_ids: self._run(self._padded(token_ids)))
+        with self._lock:
+            return packed(self._model, lambda token_ids: self._run(self._padded(token_ids)))
 
     def _forward(self, token_ids: Sequence[Sequence[int]]) -> Vectors:
         """Return the vectors of one batch; the longest comes first."""

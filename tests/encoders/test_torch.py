@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,17 @@ def test_the_report_names_device_kernels_and_padding(folders: dict[str, Path]) -
     report = encoder.report()
     assert (report["device"], report["dtype"], report["attention"]) == ("cpu", "float32", "sdpa")
     assert report["padding"] == 1, "texts side by side need none"
+
+
+def test_two_encoders_of_one_model_do_not_disturb_each_other(folders: dict[str, Path]) -> None:
+    """Both sides of a plain model share it, and a service asks both at a time."""
+    model = load_sentence_transformer(folders["qwen3"], "cpu")
+    sides = {prompt: TorchEncoder(model, "document", prompt=prompt, batch_tokens=60) for prompt in ("", "咳嗽：")}
+    alone = {prompt: encoder.encode(TEXTS) for prompt, encoder in sides.items()}
+    with ThreadPoolExecutor(4) as pool:
+        jobs = [(prompt, pool.submit(sides[prompt].encode, TEXTS)) for prompt in [*sides] * 10]
+    for prompt, job in jobs:
+        np.testing.assert_allclose(job.result(), alone[prompt], atol=1e-6, rtol=0)
 
 
 SIZE = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
