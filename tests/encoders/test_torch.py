@@ -100,6 +100,22 @@ def test_two_encoders_of_one_model_do_not_disturb_each_other(folders: dict[str, 
         np.testing.assert_allclose(job.result(), alone[prompt], atol=1e-6, rtol=0)
 
 
+def test_a_model_that_reads_its_mask_is_encoded_with_padding(folders: dict[str, Path]) -> None:
+    """As the code of some hub models does, which fails in its own way where there is none."""
+    model = load_sentence_transformer(folders["qwen3"], "cpu")
+    expected = model.encode(TEXTS, normalize_embeddings=True)
+    transformer: Any = model[0].model
+    whole = transformer.forward
+
+    def forward(*, attention_mask: torch.Tensor, **others: Any) -> Any:
+        return whole(attention_mask=attention_mask.bool(), **others)
+
+    transformer.forward = lambda **features: forward(**{"attention_mask": None, **features})
+    encoder = TorchEncoder(model, "document", batch_tokens=300)
+    np.testing.assert_allclose(encoder.encode(TEXTS), expected, atol=1e-5, rtol=0)
+    assert encoder.report()["padding"] > 1
+
+
 SIZE = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
 FAMILIES: dict[str, tuple[dict[str, Any], bool]] = {
     "bert": (SIZE, True),
