@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.encoders import bm25
 from care_qdrant.qdrant.contracts import VectorContract
 from care_qdrant.types import Vectors
 
@@ -72,6 +73,9 @@ class HashModel:
     def document_tokenizer(self) -> HashEncoder:
         """Reading it is no reading of the model."""
         return self._encoder
+
+    def query_terms(self, text: str) -> models.SparseVector:
+        return bm25.query_vector(text)
 
     def encode_query(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
         return self.query_encoder.encode(texts, prompt=prompt)

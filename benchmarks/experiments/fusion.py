@@ -22,7 +22,7 @@ from benchmarks.perf.measured import output_option, save_measured
 from care_qdrant.encoders import bm25
 from care_qdrant.errors import InputError
 from care_qdrant.model.pair import CareModel
-from care_qdrant.search.fusion import CANDIDATES, bm25_weight
+from care_qdrant.search.fusion import BM25_SCALE, CANDIDATES, bm25_weight
 from care_qdrant.types import Document, embedded_text
 
 Scores = npt.NDArray[np.float64]
@@ -55,8 +55,8 @@ class HybridResult:
     methods: list[Method]
     against_bm25: list[Comparison]
     """Comparisons of nDCG@10 with BM25 alone."""
-    best_bm25_over_root_terms: list[float]
-    """Quartiles over queries of the best BM25 score divided by the square root of the number of terms."""
+    best_bm25_over_length: list[float]
+    """Quartiles over queries of the best BM25 score divided by the length of the query's term vector."""
 
 
 @click.command()
@@ -86,7 +86,7 @@ def measure(directory: Path, model: CareModel) -> HybridResult:
     runs: dict[str, dict[str, dict[str, float]]] = {}
     peaks = []
     for query, cosine, lexical, terms in _scores(documents, queries, model):
-        peaks.append(float(lexical.max()) / max(1, terms) ** 0.5)
+        peaks.append(float(lexical.max()) * bm25_weight(terms) * BM25_SCALE)
         for name, ranking in _rankings(cosine, lexical, terms).items():
             runs.setdefault(name, {})[query] = {documents[n].id: score for n, score in ranking.items()}
     scored = {name: per_query(qrels, run) for name, run in runs.items()}
@@ -103,28 +103,28 @@ def measure(directory: Path, model: CareModel) -> HybridResult:
         candidates=CANDIDATES,
         methods=[Method(name, float(np.mean(ndcg[name])), float(np.mean(recall[name]))) for name in runs],
         against_bm25=compare_with_base("bm25", ndcg),
-        best_bm25_over_root_terms=[float(value) for value in np.percentile(peaks, [25, 50, 75])],
+        best_bm25_over_length=[float(value) for value in np.percentile(peaks, [25, 50, 75])],
     )
 
 
 def _scores(
     documents: Sequence[Document], queries: Mapping[str, str], model: CareModel
-) -> Iterator[tuple[str, Scores, Scores, int]]:
-    """Yield for each query its cosine and its BM25 score with every document, and the number of its terms."""
+) -> Iterator[tuple[str, Scores, Scores, list[float]]]:
+    """Yield for each query its cosine and its BM25 score with every document, and its term counts."""
     texts = [embedded_text(document.title, document.text) for document in documents]
     vectors = model.encode_document(texts)
     average = bm25.average_length(texts)
     matrix = Bm25Matrix([bm25.document_vector(text, average_length=average) for text in texts])
     for (query, text), vector in zip(queries.items(), model.encode_query(list(queries.values())), strict=True):
         terms = bm25.query_vector(text)
-        yield query, (vectors @ vector).astype(np.float64), matrix.scores(terms)[0], len(terms.indices)
+        yield query, (vectors @ vector).astype(np.float64), matrix.scores(terms)[0], terms.values
 
 
-def _rankings(cosine: Scores, lexical: Scores, terms: int) -> dict[str, dict[int, float]]:
+def _rankings(cosine: Scores, lexical: Scores, terms: list[float]) -> dict[str, dict[int, float]]:
     """Return method → document number → score, with the best hundred of each method."""
     dense, by_terms = _best(cosine), {n: score for n, score in _best(lexical).items() if score > 0}
     union = np.array([*(dense.keys() | by_terms.keys())])
-    scaled = lexical * bm25_weight(max(1, terms))
+    scaled = lexical * bm25_weight(terms)
     rankings = {"dense": dense, "bm25": by_terms}
     for alpha in ALPHAS:
         linear = (alpha * cosine + (1 - alpha) * scaled)[union]

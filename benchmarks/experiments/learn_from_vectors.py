@@ -203,7 +203,7 @@ def bm25_scores(documents: Sequence[str], queries: Sequence[str]) -> Scores:
                 rows, weights = lists[term]
                 idf = np.log(1 + (len(documents) - len(rows) + 0.5) / (len(rows) + 0.5))
                 scores[number, rows] += count * idf * weights
-        scores[number] *= bm25_weight(len(vector.indices)) if vector.indices else 0
+        scores[number] *= bm25_weight(vector.values)
     return scores
 
 

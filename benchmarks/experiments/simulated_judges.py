@@ -87,7 +87,7 @@ def rank_all(
         lexical, _ = matrix.scores(terms)
         scores = {"BM25": lexical, "random": draw.random(len(names))}
         scores |= {name: document @ rows[place] for name, rows in vectors.items()}
-        weight = bm25_weight(max(1, len(terms.indices)))
+        weight = bm25_weight(terms.values)
         scores["hybrid"] = DEFAULT_ALPHA * scores["built-in"] + (1 - DEFAULT_ALPHA) * weight * lexical
         for name, row in scores.items():
             best = np.argsort(-row, kind="stable")[:depth]

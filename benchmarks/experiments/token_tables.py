@@ -151,7 +151,7 @@ def _lexical(task: Task) -> Vectors:
     found = np.empty((len(task.queries), len(task.documents)), np.float32)
     for row, (_, text, _) in enumerate(task.queries):
         terms = bm25.query_vector(text)
-        found[row] = matrix.scores(terms)[0] * bm25_weight(max(1, len(terms.indices)))
+        found[row] = matrix.scores(terms)[0] * bm25_weight(terms.values)
     return found
 
 

@@ -49,6 +49,11 @@ def _lines(card: "Card") -> Iterator[str]:
         yield f"  {'':11}  {_runtime_line(onnx)}"
         for task, text in settings.tasks.items():
             yield f"  {'':11}  task {task}: prompt {text!r}"
+    if card.term_weights is not None:
+        gate = card.term_weights.gate
+        yield "  BM25 terms   weighted in hybrid searches"
+        without, with_weights = gate["ndcg_at_10_bm25"], gate["ndcg_at_10"]
+        yield f"  {'':11}  nDCG@10 of BM25 on {gate['held_out']:,} held-out pairs {without:.3f} → {with_weights:.3f}"
     bases = {
         f"{base.get('side', '')}: {base.get('name', '?')} {base.get('revision', '')}".strip() for base in card.bases
     }

@@ -19,6 +19,8 @@ is."""
 DOCUMENT_ONNX = "model.onnx"
 """Relative to ``document/``: onnxruntime reads external weights only below the folder of a graph, and this one takes
 its weights from ``document/model.safetensors``."""
+TERM_WEIGHTS = "term_weights.npz"
+"""Relative to the folder."""
 _FP32_MIN_COSINE = 0.9999
 STORED = "stored"
 """Pooling of a document side without weights: the documents are the vectors that a collection holds."""
@@ -56,6 +58,15 @@ class FileEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class TermWeightsEntry:
+    """The weights of BM25 terms of queries, and what they gained on held-out pairs."""
+
+    file: FileEntry
+    gate: Mapping[str, Any]
+    """nDCG@10 of BM25 without and with them, by figure."""
+
+
+@dataclass(frozen=True, slots=True)
 class Card:
     """The content of ``care.json``."""
 
@@ -73,6 +84,8 @@ class Card:
     document_onnx: OnnxFiles | None = None
     references_sha256: str = ""
     """Digest of the fingerprint and of both sides' reference vectors; empty where there are none."""
+    term_weights: TermWeightsEntry | None = None
+    """Not under the fingerprint: they change how stored terms are asked for, and no vector that is stored."""
     geometry: Geometry = "unit"
     license: str = ""
     stages: tuple[Mapping[str, Any], ...] = ()
@@ -157,6 +170,10 @@ def _parse_onnx(values: Mapping[str, Any] | None) -> OnnxFiles | None:
     return OnnxFiles(**{**values, "references": references})
 
 
+def _parse_term_weights(values: Mapping[str, Any] | None) -> TermWeightsEntry | None:
+    return TermWeightsEntry(FileEntry(**values["file"]), values["gate"]) if values else None
+
+
 def _parse(values: Mapping[str, Any]) -> Card:
     fields = {key: value for key, value in values.items() if key in Card.__dataclass_fields__}
     return Card(
@@ -166,6 +183,7 @@ def _parse(values: Mapping[str, Any]) -> Card:
             "document": Side(**values["document"]),
             "onnx": _parse_onnx(values.get("onnx")),
             "document_onnx": _parse_onnx(values.get("document_onnx")),
+            "term_weights": _parse_term_weights(values.get("term_weights")),
             "files": {path: FileEntry(**entry) for path, entry in values["files"].items()},
             "stages": tuple(values.get("stages", ())),
             "bases": tuple(values.get("bases", ())),
@@ -190,15 +208,27 @@ def verified(folder: Path, card: Card, side: str, paths: Iterable[str]) -> Itera
 def verify_files(folder: Path, card: Card, paths: Iterable[str]) -> None:
     """Check single files of a CARE folder against its card."""
     for path in paths:
-        expected, file = card.files[path], folder / path
-        if not file.is_file():
-            raise IncompleteModel(f"{folder}: {path} is missing; copy the folder again, or export it again")
-        size = file.stat().st_size
-        if size != expected.bytes or sha256(file) != expected.sha256:
-            raise AlteredModel(
-                f"{folder}: {path} is not the file that was saved ({size} bytes, expected {expected.bytes}, "
-                f"SHA-256 {expected.sha256[:12]}); restore it, or export the model again"
-            )
+        _verify_file(folder, path, card.files[path])
+
+
+def verified_term_weights(folder: Path, card: Card) -> Path | None:
+    """Return the checked file of the term weights; None where the pair has none."""
+    if card.term_weights is None:
+        return None
+    _verify_file(folder, TERM_WEIGHTS, card.term_weights.file)
+    return folder / TERM_WEIGHTS
+
+
+def _verify_file(folder: Path, path: str, expected: FileEntry) -> None:
+    file = folder / path
+    if not file.is_file():
+        raise IncompleteModel(f"{folder}: {path} is missing; copy the folder again, or export it again")
+    size = file.stat().st_size
+    if size != expected.bytes or sha256(file) != expected.sha256:
+        raise AlteredModel(
+            f"{folder}: {path} is not the file that was saved ({size} bytes, expected {expected.bytes}, "
+            f"SHA-256 {expected.sha256[:12]}); restore it, or export the model again"
+        )
 
 
 def refuse_unlisted(folder: Path, card: Card, side: str) -> None:

@@ -2,7 +2,7 @@
 
 ::
 
-    modules.json  router_config.json  care.json  README.md
+    modules.json  router_config.json  care.json  README.md  term_weights.npz
     query/        a complete sentence-transformers model; onnx/ beside its weights
     document/     a complete sentence-transformers model, LoRA merged; model.onnx reads the weights beside it
 
@@ -23,21 +23,26 @@ from care_qdrant.errors import IncompleteModel, InputError, ModelError
 from care_qdrant.model.card import (
     CARD_FILE,
     STORED,
+    TERM_WEIGHTS,
     Card,
     FileEntry,
     OnnxFiles,
+    TermWeightsEntry,
     bind_references,
     fingerprint,
     list_files,
     read_card,
     refuse_unlisted,
     sha256,
+    verified_term_weights,
     verify_files,
 )
 from care_qdrant.model.rewrite import unwrap
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+    from care_qdrant.encoders.term_weights import TermWeights
 
 SIDES = ("query", "document")
 _ROUTER = "sentence_transformers.base.modules.router.Router"
@@ -164,6 +169,24 @@ def write_checkpoint(
     return card
 
 
+def add_term_weights(folder: Path, weights: "TermWeights", gate: Mapping[str, Any]) -> Card:
+    """Give a CARE folder weights of the terms of queries, or others; its fingerprint stays.
+
+    Args:
+        folder: Of the pair.
+        weights: Of the terms.
+        gate: What they gained, for the card.
+    """
+    card = read_card(folder)
+    building = folder / f".{TERM_WEIGHTS}"  # ends in .npz, or numpy would add that
+    weights.save(building)
+    entry = FileEntry(sha256(building), building.stat().st_size)
+    building.replace(folder / TERM_WEIGHTS)
+    card = replace(card, term_weights=TermWeightsEntry(entry, dict(gate)))
+    card.save(folder)
+    return card
+
+
 def verify_checkpoint(folder: Path, sides: Iterable[str] | None = None) -> Card:
     """Check that a CARE folder is whole and unaltered, reading every byte of the given sides; None takes all.
 
@@ -179,6 +202,7 @@ def verify_checkpoint(folder: Path, sides: Iterable[str] | None = None) -> Card:
         verify_files(folder, card, [path for path in card.files if path.startswith(f"{side}/")])
         refuse_unlisted(folder, card, side)
         _check_side(folder / side, card.query if side == "query" else card.document, card.dim)
+    verified_term_weights(folder, card)
     if "document" in sides and geometry_of(folder / "document") != card.geometry:
         raise ModelError(f"{folder}: its document encoder has not the geometry {card.geometry!r} that care.json names")
     for required in ("modules.json", "router_config.json"):

@@ -12,7 +12,7 @@ from care_qdrant.encoders.engine import LOCAL, Engine
 from care_qdrant.encoders.side import Geometry, Side
 from care_qdrant.encoders.usable import require_torch
 from care_qdrant.errors import AlteredModel, IncompleteModel, InputError, ModelError
-from care_qdrant.model.card import CARD_FILE, Card, read_card, verified
+from care_qdrant.model.card import CARD_FILE, Card, read_card, verified, verified_term_weights
 from care_qdrant.model.engines import (
     DocumentSide,
     SavedEncoder,
@@ -30,6 +30,7 @@ from care_qdrant.model.hub import BUILT_IN, fetch_document_side, find_folder
 from care_qdrant.types import Vectors
 
 if TYPE_CHECKING:
+    from qdrant_client.models import SparseVector
     from sentence_transformers import SentenceTransformer
 
     from care_qdrant.encoders.processes import ProcessEncoder
@@ -57,6 +58,7 @@ class CareModel:
         load_document_encoder: Callable[[], Encoder],
         load_document_tokenizer: Callable[[], TokenCounter] | None = None,
         require_documents: Callable[[], None] = lambda: None,
+        find_term_weights: Callable[[], Path | None] = lambda: None,
         geometry: Geometry = "unit",
         card: Card | None = None,
         light_documents: bool = False,
@@ -70,6 +72,7 @@ class CareModel:
         """Whether the document encoder needs neither torch nor much memory, as that of the built-in pair."""
         self._loaders = {"query": load_query_encoder, "document": load_document_encoder}
         self._require_documents = require_documents
+        self._find_term_weights = find_term_weights
         self._load_document_tokenizer = load_document_tokenizer or (lambda: self.document_encoder)
         self._encoders: dict[str, Encoder] = {}
         self._lock = threading.RLock()
@@ -130,6 +133,23 @@ class CareModel:
     def encode_document(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
         """Encode documents: (len(texts), dim) float32 rows, of length 1 unless the geometry is ``cut``."""
         return self.document_encoder.encode(texts, prompt=prompt)
+
+    def query_terms(self, text: str) -> "SparseVector":
+        """Return a query's BM25 terms: counts, times the weights that the pair has learned for them, where it has any.
+
+        Raises:
+            ModelError: The weights are not those that the card lists, or of another analyser.
+        """
+        return self._query_terms(text)
+
+    @cached_property
+    def _query_terms(self) -> Callable[[str], "SparseVector"]:
+        # Here, because they take the Qdrant client with them, as in `contract`.
+        from care_qdrant.encoders.bm25 import query_vector
+        from care_qdrant.encoders.term_weights import TermWeights
+
+        path = self._find_term_weights()
+        return query_vector if path is None else TermWeights.load(path).query_vector
 
     def require_documents(self) -> None:
         """Refuse a model whose documents cannot be encoded here; reads no weights.
@@ -192,6 +212,7 @@ def _pair(
         load_document_encoder=documents.load,
         load_document_tokenizer=documents.tokenizer,
         require_documents=documents.require,
+        find_term_weights=lambda: verified_term_weights(folder, card),
         card=card,
         light_documents=source == BUILT_IN and documents.kind == "onnx",
     )

@@ -2,13 +2,13 @@
 
 ``linear`` (the default) scores every candidate with::
 
-    alpha * cosine + (1 - alpha) * BM25 / (10 * sqrt(terms of the query))
+    alpha * cosine + (1 - alpha) * BM25 / (10 * length of the query's term vector)
 
-Both scores are absolute, so nothing depends on which other points were found, or on the number of shards. The root
-takes the query's length out of BM25, which sums over terms; the ten brings both to one scale: half of the best BM25
-scores of real patient questions lie between 9 and 15 times the root. Candidates are the best `CANDIDATES` of both
-kinds, and each is scored by both: without that, a point that only one list holds would count as 0 in the other, which
-no cosine of a language model is.
+Both scores are absolute, so nothing depends on which other points were found, or on the number of shards. The length
+(for terms that occur once, the root of their number) takes the query's out of BM25, which sums over terms; the ten
+brings both to one scale: half of the best BM25 scores of real patient questions lie between 9 and 15 times the length.
+Candidates are the best `CANDIDATES` of both kinds, and each is scored by both: without that, a point that only one list
+holds would count as 0 in the other, which no cosine of a language model is.
 
 ``dbsf``, ``rrf``: Qdrant's distribution-based and reciprocal-rank fusion, where both lists count the same. They are
 here because people know them and because servers before 1.14 have no formulas.
@@ -17,6 +17,7 @@ Which is best was measured, not argued: ``python -m benchmarks.experiments.fusio
 """
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 from qdrant_client import models
@@ -59,9 +60,9 @@ def candidates(limit: int, *, fusion: Fusion | None, max_limit: int | None) -> i
     return min(wanted, max(1, max_limit // 2 if fusion == "linear" else max_limit))
 
 
-def bm25_weight(terms: int) -> float:
-    """Return the factor that brings BM25 scores to the scale of a cosine, for a query of so many different terms."""
-    return 1 / (BM25_SCALE * math.sqrt(terms))
+def bm25_weight(terms: Sequence[float]) -> float:
+    """Return the factor that brings BM25 scores to the scale of a cosine, by the values of a query's term vector."""
+    return 1 / (BM25_SCALE * (math.hypot(*terms) or 1))
 
 
 def _rescored(leaves: list[models.Prefetch], *, by: models.Prefetch) -> models.Prefetch:
@@ -74,7 +75,7 @@ def _rescored(leaves: list[models.Prefetch], *, by: models.Prefetch) -> models.P
 def _formula(sparse: models.Prefetch, alpha: float) -> models.FormulaQuery:
     assert isinstance(sparse.query, models.SparseVector)
     dense_part = models.MultExpression(mult=[alpha, "$score[0]"])
-    sparse_part = models.MultExpression(mult=[(1 - alpha) * bm25_weight(len(sparse.query.indices)), "$score[1]"])
+    sparse_part = models.MultExpression(mult=[(1 - alpha) * bm25_weight(sparse.query.values), "$score[1]"])
     # A candidate has no score where it shares no term with the query, or lacks the dense vector (an unfinished attach).
     defaults = {"$score[0]": 0.0, "$score[1]": 0.0}
     return models.FormulaQuery(formula=models.SumExpression(sum=[dense_part, sparse_part]), defaults=defaults)

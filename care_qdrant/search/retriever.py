@@ -71,7 +71,8 @@ class Retriever:
             client: An open Qdrant.
             collection: Name or alias.
             model: The pair whose query encoder is used; only a sparse search does without.
-            mode: By vectors of the model, by BM25, or by both; ``auto`` takes both where the collection has both.
+            mode: By vectors of the model, by BM25, or by both; ``auto`` takes both where the collection has both. In
+                a hybrid search the terms of a query count what the model has learned (`CareModel.query_terms`).
             vector_name: Of the dense vector; None takes the one that this model made.
             sparse_vector_name: Of the BM25 vector; None takes the one that is there.
             sparse_encoder: Makes queries for the vector of ``sparse_vector_name`` where another encoder wrote that
@@ -105,7 +106,7 @@ class Retriever:
             raise InputError(
                 "the linear fusion knows the scale of this package's BM25 alone; with sparse_encoder= take rrf"
             )
-        self._sparse_query = sparse_encoder or bm25.query_vector
+        self._sparse_query = sparse_encoder or (self._model.query_terms if self._model else bm25.query_vector)
         self._mode, self._alpha = mode, alpha
         self._fusion: Fusion = fusion or ("linear" if sparse_encoder is None else "rrf")
         self._params = None if self._collection.is_embedded else params

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from care_qdrant.encoders import bm25
+from care_qdrant.model.pair import CareModel
 from care_qdrant.serve.lines import SLICE_TEXTS, Side
 from care_qdrant.serve.pairs import BM25_SUFFIX, Pairs, ServedPair, check_texts
 from care_qdrant.serve.refusal import Refusal
@@ -145,8 +146,8 @@ async def _encode(
     pairs: Pairs, model: str, side: Side, items: Sequence[InferenceInput], texts: Sequence[str]
 ) -> Sequence[Any]:
     if model.endswith(BM25_SUFFIX):
-        pairs.find(model.removesuffix(BM25_SUFFIX))
-        return await asyncio.to_thread(_terms, side, items, texts)
+        weighing = pairs.find(model.removesuffix(BM25_SUFFIX)).model
+        return await asyncio.to_thread(_terms, weighing, side, items, texts)
     pair = pairs.find(model)
     if unread := next((item.options for item in items if item.options), None):
         raise Refusal(400, "unknown_option", f"model {model!r} reads no options, and was given {', '.join(unread)}")
@@ -160,9 +161,9 @@ def _text(number: int, item: InferenceInput) -> str:
     return item.data
 
 
-def _terms(side: Side, items: Sequence[InferenceInput], texts: Sequence[str]) -> list[dict[str, Any]]:
+def _terms(pair: CareModel, side: Side, items: Sequence[InferenceInput], texts: Sequence[str]) -> list[dict[str, Any]]:
     vectors = (
-        bm25.query_vector(text) if side == "query" else bm25.document_vector(text, **_constants(item))
+        pair.query_terms(text) if side == "query" else bm25.document_vector(text, **_constants(item))
         for item, text in zip(items, texts, strict=True)
     )
     return [{"indices": vector.indices, "values": vector.values} for vector in vectors]

@@ -40,7 +40,7 @@ def test_alpha_reaches_from_one_score_to_the_other(corpus: QdrantClient, model: 
         [hits] = Retriever(corpus, COLLECTION, model, mode=mode, alpha=alpha).search(QUERIES[:1], top_k=5)
         return [hit.score for hit in hits]
 
-    weight = fusion.bm25_weight(len(bm25.query_vector(QUERIES[0]).indices))
+    weight = fusion.bm25_weight(bm25.query_vector(QUERIES[0]).values)
     assert scores("hybrid", alpha=1.0) == pytest.approx(scores("dense"), rel=1e-5)
     assert scores("hybrid", alpha=0.0) == pytest.approx([score * weight for score in scores("sparse")], rel=1e-5)
 

@@ -5,7 +5,7 @@ import click
 from care_qdrant.console import run as run_program
 from care_qdrant.console.groups import CONTEXT, Program
 from care_qdrant.console.logs import log_options
-from care_trainer.cli.data import data, mine
+from care_trainer.cli.data import data, mine, terms
 from care_trainer.cli.run import configs, presets, rehearse, run
 from care_trainer.cli.start import start
 
@@ -22,7 +22,7 @@ def care_train() -> None:
     """
 
 
-for command in (start, rehearse, run, configs, presets, data, mine):
+for command in (start, rehearse, run, configs, presets, data, mine, terms):
     care_train.add_command(command)
 
 

@@ -20,7 +20,7 @@ from care_qdrant.model.folder import write_checkpoint
 from care_qdrant.model.rewrite import rewrite_weights
 from care_qdrant.types import Vectors
 from care_trainer import pipeline
-from care_trainer.config import Run, StoredDocuments, Tower, stage_name
+from care_trainer.config import Data, Run, StoredDocuments, Tower, stage_name
 from care_trainer.data.read import Pair, is_kept, license_of, read_rows
 from care_trainer.data.table import pair_rows, scored
 from care_trainer.distributed import free_memory
@@ -31,6 +31,7 @@ from care_trainer.learn.settings import FOLDER
 from care_trainer.learn.snapshot import Snapshot, load_snapshot, opened
 from care_trainer.models import towers
 from care_trainer.stages.context import rows_folder
+from care_trainer.terms import give_terms
 
 logger = logging.getLogger(__name__)
 
@@ -192,12 +193,27 @@ def export(run: Run, command: str) -> Card:
             data=data,
             model_card=render(run, records, data, onnx, command),
         )
-    if snapshot is not None:
+    if snapshot is None:
+        card = _give_terms(run, card)
+    else:
         assert stored is not None
         _register(run, stored, snapshot, card, records)
     if run.teacher_cache is None:
         shutil.rmtree(rows_folder(run), ignore_errors=True)
     return card
+
+
+def _give_terms(run: Run, card: Card) -> Card:
+    """Let the pair's queries weigh their BM25 terms, where its pairs show that they gain by it."""
+    try:
+        found, gate = give_terms(
+            Path(run.output) / run.name, probe_data(run), Path(run.data_root), rows_folder(run), seed=run.seed
+        )
+    except InputError as error:
+        logger.info("no weights of BM25 terms: %s", error)
+        return card
+    logger.info("weights of BM25 terms%s: %s", "" if found else ", left out", gate)
+    return found or card
 
 
 def _register(
@@ -318,10 +334,14 @@ def _store_as(folder: Path, dtype: torch.dtype) -> None:
     path.write_text(json.dumps({**config, "dtype": loaded_as}, indent=2) + "\n", encoding="utf-8")
 
 
+def probe_data(run: Run) -> Data:
+    """Return the data set of the pairs that an export is tested on: the one that is named, or the last stage's."""
+    return run.data[run.export.probe or next(stage.data for stage in reversed(run.stage) if stage.data)]
+
+
 def _probe_pairs(run: Run) -> list[Pair]:
     """Return pairs from all over a data set, whose queries and documents test the int8 query encoder."""
-    data = run.data[run.export.probe or next(stage.data for stage in reversed(run.stage) if stage.data)]
-    rows = pair_rows(data, Path(run.data_root), rows_folder(run), by_source=True)
+    rows = pair_rows(probe_data(run), Path(run.data_root), rows_folder(run), by_source=True)
     pairs = np.flatnonzero(~scored(rows)) if not scored(rows).all() else np.arange(len(rows))
     step = max(1, len(pairs) // run.export.probe_texts)
     chosen = rows.columns.select(pairs[::step][: run.export.probe_texts])

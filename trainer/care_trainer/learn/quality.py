@@ -117,6 +117,5 @@ def _lexical_scores(questions: Sequence[str], texts: Sequence[str]) -> npt.NDArr
             idf = math.log(1 + (len(texts) - len(found) + 0.5) / (len(found) + 0.5))
             for row, weight in found:
                 scores[number, row] += idf * weight * count
-        if terms:
-            scores[number] *= bm25_weight(len(terms))
+        scores[number] *= bm25_weight(list(terms.values()))
     return scores

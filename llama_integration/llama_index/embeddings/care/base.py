@@ -17,6 +17,8 @@ from care_qdrant.model.hub import BUILT_IN
 from care_qdrant.model.pair import Precision
 
 if TYPE_CHECKING:
+    from qdrant_client.models import SparseVector
+
     from care_qdrant.encoders import TokenCounter
     from care_qdrant.qdrant.contracts import VectorContract
     from care_qdrant.types import Vectors
@@ -186,6 +188,10 @@ class CareEmbedding(BaseEmbedding):
     def contract(self) -> "VectorContract":
         """Return what a collection must say of its vectors for this embedding to search it; reads no weights."""
         return self._shared().contract()
+
+    def query_terms(self, text: str) -> "SparseVector":
+        """Return a query's BM25 terms: counts, times the weights that the pair has learned for them."""
+        return self._shared().query_terms(text)
 
     @property
     def document_tokenizer(self) -> "TokenCounter":

@@ -21,6 +21,8 @@ from care_qdrant.model.pair import CareModel, Precision
 from care_qdrant.types import Vectors
 
 if TYPE_CHECKING:
+    from qdrant_client.models import SparseVector
+
     from care_qdrant.qdrant.contracts import VectorContract
 
 OnTruncation = Literal["ignore", "warn", "error"]
@@ -73,6 +75,10 @@ class SharedPair:
     def contract(self) -> "VectorContract":
         """Return what a collection must say of its vectors for this pair to search it."""
         return self._model().contract()
+
+    def query_terms(self, text: str) -> "SparseVector":
+        """Return a query's BM25 terms with the pair's weights."""
+        return self._model().query_terms(text)
 
     @property
     def document_tokenizer(self) -> TokenCounter:

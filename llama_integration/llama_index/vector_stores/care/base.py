@@ -165,6 +165,7 @@ class CareVectorStore(BasePydanticVectorStore):
     _finds_bm25: bool = PrivateAttr()
     _sparse_encoder: SparseQueryEncoder | None = PrivateAttr()
     _embedding: HasContract | None = PrivateAttr()
+    _query_terms: Callable[[str], models.SparseVector] = PrivateAttr()
     _fallback: Fallback | None = PrivateAttr()
     _has_warned: bool = PrivateAttr(default=False)
     _has_told_metadata: bool = PrivateAttr(default=False)
@@ -234,6 +235,7 @@ class CareVectorStore(BasePydanticVectorStore):
         self._client = client or self._open(aclient)
         self._fusion, self._finds_bm25, self._sparse_encoder = fusion, finds_bm25, encoder
         self._embedding = embedding if check_vectors else None
+        self._query_terms = getattr(embedding, "query_terms", bm25.query_vector)
         self._fallback = fallback
         config = StoreConfig(
             sparse=None if finds_bm25 else hybrid,
@@ -483,7 +485,7 @@ class CareVectorStore(BasePydanticVectorStore):
         if query.mode in LEXICAL and not self.enable_hybrid:
             raise ValueError(f"a {query.mode.value} query needs CareVectorStore(..., enable_hybrid=True)")
         own_filter, params = options.get("qdrant_filters"), options.get("search_params")
-        terms = self._terms(query.query_str) if query.mode in LEXICAL and query.query_str else None
+        terms = self._terms(query) if query.mode in LEXICAL and query.query_str else None
         hybrid_top_k = query.hybrid_top_k if query.mode == VectorStoreQueryMode.HYBRID else None
         return Query(
             None if _is_lexical(query) else query.query_embedding,
@@ -498,8 +500,10 @@ class CareVectorStore(BasePydanticVectorStore):
             shard_key=self._shard(options.get("shard_identifier")),
         )
 
-    def _terms(self, text: str) -> SparseQuery:
-        return bm25.query_vector(text) if self._sparse_encoder is None else self._sparse_encoder(text)
+    def _terms(self, query: VectorStoreQuery) -> SparseQuery:
+        """Return the terms of a query; in a hybrid one they have the weights that the pair has learned."""
+        weighted = self._query_terms if query.mode == VectorStoreQueryMode.HYBRID else bm25.query_vector
+        return (self._sparse_encoder or weighted)(query.query_str or "")
 
     # Writing
 
