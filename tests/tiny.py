@@ -11,6 +11,7 @@ import numpy as np
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.encoders import bm25
+from care_qdrant.encoders.term_weights import TermWeights
 from care_qdrant.qdrant.contracts import VectorContract
 from care_qdrant.types import Vectors
 
@@ -24,6 +25,9 @@ TEXTS = [
     "甲状腺功能亢进症可出现心悸、多汗、体重下降。",
     "EGFR 突变的肺癌可以用靶向药",
 ]
+_TERMS = np.sort(np.array([bm25.term_id(term) for term in ("恶心", "怎么", "么办", "靶向", "病")], np.uint32))
+TERM_WEIGHTS = TermWeights(_TERMS, np.linspace(0.2, 0.7, len(_TERMS), dtype=np.float32))
+"""Of the queries of `HashModel`."""
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
@@ -75,7 +79,7 @@ class HashModel:
         return self._encoder
 
     def query_terms(self, text: str) -> models.SparseVector:
-        return bm25.query_vector(text)
+        return TERM_WEIGHTS.query_vector(text)
 
     def encode_query(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
         return self.query_encoder.encode(texts, prompt=prompt)

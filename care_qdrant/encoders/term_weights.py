@@ -7,6 +7,7 @@ it is, and a term that the questions did not have keeps the weight 1.
 """
 
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +37,7 @@ class TermWeights:
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 analyser, terms, weights = str(arrays["analyser"]), arrays["terms"], arrays["weights"]
-        except (OSError, KeyError, ValueError) as error:
+        except (OSError, EOFError, KeyError, ValueError, BadZipFile) as error:
             raise ModelError(f"{path}: holds no weights of terms ({error}); make them again") from error
         if analyser != ANALYSER:
             raise ModelError(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from llama_index.core import Document as LlamaDocument
 from llama_index.core import StorageContext, VectorStoreIndex
@@ -24,6 +25,8 @@ from llama_index.vector_stores.care import CareVectorStore
 from llama_index.vector_stores.qdrant import QdrantVectorStore
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
 
+from care_qdrant.encoders import bm25
+from care_qdrant.encoders.term_weights import TermWeights
 from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch
 from care_qdrant.index.ingest import ingest
 from care_qdrant.index.settings import IngestSettings
@@ -415,6 +418,21 @@ class TestHybrid:
                 assert (result.nodes or [])[0].ref_doc_id == best
                 assert all(0 <= score <= 1 for score in scores)
                 assert scores == sorted(scores, reverse=True)
+
+    @pytest.mark.parametrize(("heavy", "best"), [("耳鸣", "d2"), ("阑尾炎", "d3")])
+    def test_the_weights_of_the_pair_count_beside_vectors_only(
+        self, client: QdrantClient, embedding: CareEmbedding, monkeypatch: pytest.MonkeyPatch, heavy: str, best: str
+    ) -> None:
+        fill(client, sparse=True)
+        terms = np.sort(np.array([bm25.term_id(term) for term in bm25.terms(heavy)], np.uint32))
+        weights = TermWeights(terms, np.full(len(terms), 9.0, np.float32))
+        monkeypatch.setattr(HashModel, "query_terms", lambda _, text: weights.query_vector(text))
+        store = CareVectorStore(NAME, client, embedding=embedding, enable_hybrid=True, check_vectors=False)
+        found = store.query(self.query("耳鸣 阑尾炎", alpha=0.0))
+        assert (found.nodes or [])[0].ref_doc_id == best
+        plain = CareVectorStore(NAME, client, enable_hybrid=True, vector_name="care")
+        asked = self.query("耳鸣 阑尾炎", VectorStoreQueryMode.SPARSE)
+        assert store.query(asked).similarities == plain.query(asked).similarities
 
     def test_sparse_alone(self, client: QdrantClient, embedding: CareEmbedding) -> None:
         fill(client, sparse=True)

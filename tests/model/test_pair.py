@@ -11,7 +11,10 @@ import torch
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 
+from care_qdrant.encoders import bm25
 from care_qdrant.errors import AlteredModel, IncompleteModel, ModelError
+from care_qdrant.model.card import TERM_WEIGHTS
+from care_qdrant.model.folder import add_term_weights, verify_checkpoint
 from care_qdrant.model.importing import join_encoders
 from care_qdrant.model.pair import CareModel
 from tests import tiny
@@ -117,3 +120,27 @@ def test_a_hub_model_loads_from_the_cache(pair_folder: Path, tmp_path: Path, mon
     np.testing.assert_array_equal(
         model.encode_document(tiny.TEXTS), CareModel.load(pair_folder).encode_document(tiny.TEXTS)
     )
+
+
+def test_weights_of_query_terms_come_with_the_pair_and_leave_its_fingerprint(pair_folder: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(pair_folder, tmp_path / "copy"))
+    before = CareModel.load(folder)
+    assert before.query_terms("什么病") == bm25.query_vector("什么病")
+    card = add_term_weights(folder, tiny.TERM_WEIGHTS, {"held_out": 10})
+    assert card == verify_checkpoint(folder) and card.fingerprint == before.fingerprint
+    found = CareModel.load(folder).query_terms("什么病")
+    assert found.values == pytest.approx(tiny.TERM_WEIGHTS.query_vector("什么病").values, abs=1e-3)
+    assert min(found.values) < 1
+
+
+def test_other_weights_of_query_terms_are_refused(pair_folder: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(pair_folder, tmp_path / "copy"))
+    add_term_weights(folder, tiny.TERM_WEIGHTS, {})
+    file = folder / TERM_WEIGHTS
+    saved = file.read_bytes()
+    file.write_bytes(saved[:-1] + b"\1")
+    with pytest.raises(AlteredModel, match=TERM_WEIGHTS):
+        CareModel.load(folder).query_terms("什么病")
+    file.unlink()
+    with pytest.raises(IncompleteModel, match=f"{TERM_WEIGHTS} is missing"):
+        verify_checkpoint(folder)

@@ -35,13 +35,16 @@ def test_every_candidate_is_scored_by_both_vectors(
         assert [hit.score for hit in hits] == pytest.approx(list(expected.values())[:8], rel=1e-4)
 
 
-def test_alpha_reaches_from_one_score_to_the_other(corpus: QdrantClient, model: HashModel) -> None:
+def test_alpha_reaches_from_one_score_to_the_other(
+    corpus: QdrantClient, model: HashModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def scores(mode: str, alpha: float = 0.5) -> list[float]:
         [hits] = Retriever(corpus, COLLECTION, model, mode=mode, alpha=alpha).search(QUERIES[:1], top_k=5)
         return [hit.score for hit in hits]
 
-    weight = fusion.bm25_weight(bm25.query_vector(QUERIES[0]).values)
     assert scores("hybrid", alpha=1.0) == pytest.approx(scores("dense"), rel=1e-5)
+    monkeypatch.setattr(model, "query_terms", bm25.query_vector)  # as BM25 alone has them
+    weight = fusion.bm25_weight(bm25.query_vector(QUERIES[0]).values)
     assert scores("hybrid", alpha=0.0) == pytest.approx([score * weight for score in scores("sparse")], rel=1e-5)
 
 
@@ -101,7 +104,7 @@ def test_qdrants_engine_computes_what_local_mode_computes(
 ) -> None:
     shard = _shard(tmp_path, model, documents)
     for query in QUERIES:
-        dense, sparse = model.encode_query([query])[0].tolist(), bm25.query_vector(query)
+        dense, sparse = model.encode_query([query])[0].tolist(), model.query_terms(query)
         request = fusion.fused_request(
             models.Prefetch(query=dense, using="dense"),
             models.Prefetch(query=sparse, using="bm25"),
@@ -121,7 +124,7 @@ def _linear(query: str, model: HashModel, documents: list[Document]) -> dict[str
     average = bm25.average_length(texts)
     vectors = [bm25.document_vector(text, average_length=average) for text in texts]
     weights = [dict(zip(vector.indices, vector.values, strict=True)) for vector in vectors]
-    terms = bm25.query_vector(query)
+    terms = model.query_terms(query)
     lexical = np.zeros(len(texts))
     for index, count in zip(terms.indices, terms.values, strict=True):
         holders = [n for n, weight in enumerate(weights) if index in weight]
@@ -129,7 +132,7 @@ def _linear(query: str, model: HashModel, documents: list[Document]) -> dict[str
         for n in holders:
             lexical[n] += idf * count * weights[n][index]
     candidates = {*np.argsort(-cosine)[:8], *(n for n in np.argsort(-lexical)[:8] if lexical[n] > 0)}
-    scores = ALPHA * cosine + (1 - ALPHA) * lexical / (10 * math.sqrt(len(terms.indices)))
+    scores = ALPHA * cosine + (1 - ALPHA) * lexical / (10 * np.linalg.norm(terms.values))
     return {documents[n].id: float(scores[n]) for n in sorted(candidates, key=lambda n: -scores[n])}
 
 

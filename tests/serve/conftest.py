@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -27,7 +28,11 @@ Ask = Callable[..., Any]
 
 
 def pair(
-    name: str = "pair", salt: str = "", query: Encoder | None = None, document: Encoder | None = None
+    name: str = "pair",
+    salt: str = "",
+    query: Encoder | None = None,
+    document: Encoder | None = None,
+    terms: Path | None = None,
 ) -> CareModel:
     """Return a pair whose two sides give different vectors for one text."""
     fingerprint = (name + salt).encode().hex().ljust(64, "0")[:64]
@@ -36,6 +41,7 @@ def pair(
         dim=32,
         fingerprint=fingerprint,
         temperature=0.02,
+        find_term_weights=lambda: terms,
         load_query_encoder=lambda: query or HashEncoder(salt=f"{name}{salt}-query"),
         load_document_encoder=lambda: document or HashEncoder(salt=f"{name}{salt}-document"),
     )

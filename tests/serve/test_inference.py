@@ -1,10 +1,14 @@
 """POST /inference: the two sides of a pair for a Qdrant server, and what it refuses."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from care_qdrant.encoders import bm25
+from care_qdrant.model.card import TERM_WEIGHTS
 from care_qdrant.model.pair import CareModel
+from tests import tiny
 from tests.serve.conftest import asked, pair
 from tests.tiny import TEXTS
 
@@ -46,16 +50,18 @@ async def test_documents_that_are_still_loading_are_refused_and_queries_are_not(
     assert (await http.get("/health")).json()["status"] == "loading"
 
 
-async def test_several_pairs_and_bm25_in_one_request_keep_their_order(make_service, connect) -> None:
-    one, two = pair("one"), pair("two")
+async def test_several_pairs_and_bm25_in_one_request_keep_their_order(make_service, connect, tmp_path: Path) -> None:
+    tiny.TERM_WEIGHTS.save(tmp_path / TERM_WEIGHTS)
+    one, two = pair("one", terms=tmp_path / TERM_WEIGHTS), pair("two")
     http = connect(make_service(one, two))
     body = asked("发烧", "咳嗽", "发烧", model="one")
     body["inputs"][1]["model"] = "two"
-    body["inputs"].append({"data": "糖尿病", "data_type": "text", "model": "one/bm25", "options": None})
+    body["inputs"].append({"data": "糖尿病怎么办", "data_type": "text", "model": "one/bm25", "options": None})
     embeddings = (await http.post("/inference", json=body)).json()["embeddings"]
     expected = [one.encode_query(["发烧"])[0], two.encode_query(["咳嗽"])[0], one.encode_query(["发烧"])[0]]
     assert np.array_equal(np.float32(embeddings[:3]), np.stack(expected))
-    terms = bm25.query_vector("糖尿病")
+    terms = one.query_terms("糖尿病怎么办")
+    assert terms != bm25.query_vector("糖尿病怎么办")
     assert embeddings[3] == {"indices": terms.indices, "values": terms.values}
 
 

@@ -13,10 +13,12 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 
+from care_qdrant.encoders.term_weights import TermWeights
 from care_qdrant.errors import InputError, TrainingError
-from care_qdrant.model.card import Card, OnnxFiles
+from care_qdrant.model.card import CARD_FILE, Card, OnnxFiles, read_card, verified_term_weights
 from care_qdrant.model.export_onnx import export_query_encoder
-from care_qdrant.model.folder import write_checkpoint
+from care_qdrant.model.folder import add_term_weights, write_checkpoint
+from care_qdrant.model.hub import BUILT_IN, find_folder
 from care_qdrant.model.rewrite import rewrite_weights
 from care_qdrant.types import Vectors
 from care_trainer import pipeline
@@ -204,16 +206,20 @@ def export(run: Run, command: str) -> Card:
 
 
 def _give_terms(run: Run, card: Card) -> Card:
-    """Let the pair's queries weigh their BM25 terms, where its pairs show that they gain by it."""
+    """Let the pair's queries weigh their BM25 terms, as its pairs teach, or else as the pair that it goes on from."""
+    folder = Path(run.output) / run.name
     try:
-        found, gate = give_terms(
-            Path(run.output) / run.name, probe_data(run), Path(run.data_root), rows_folder(run), seed=run.seed
-        )
+        found, gate = give_terms(folder, probe_data(run), Path(run.data_root), rows_folder(run), seed=run.seed)
+        logger.info("weights of BM25 terms%s: %s", "" if found else " gain nothing", gate)
+        if found is not None:
+            return found
     except InputError as error:
         logger.info("no weights of BM25 terms: %s", error)
+    base = find_folder(BUILT_IN) if run.query.base == BUILT_IN else Path(run.query.base or folder)
+    before = read_card(base) if (base / CARD_FILE).is_file() else card
+    if before.term_weights is None or (file := verified_term_weights(base, before)) is None:
         return card
-    logger.info("weights of BM25 terms%s: %s", "" if found else ", left out", gate)
-    return found or card
+    return add_term_weights(folder, TermWeights.load(file), before.term_weights.gate)
 
 
 def _register(

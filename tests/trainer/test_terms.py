@@ -1,0 +1,113 @@
+"""Weights of query terms: their gradient, what they learn, and when a pair gets none."""
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from care_trainer import terms
+from care_trainer.cli import care_train
+from care_trainer.config import Data
+from click.testing import CliRunner
+from scipy import sparse
+
+from care_qdrant.encoders import bm25
+from care_qdrant.errors import InputError
+from care_qdrant.model.card import TERM_WEIGHTS, read_card
+from care_qdrant.model.hub import find_folder
+from care_qdrant.model.pair import CareModel
+from tests.trainer.tiny_run import write_jsonl
+
+HAN = [chr(code) for code in range(0x4E00, 0x4E00 + 300)]
+ASKED = ["请问医生怎么办", "我想知道能不能好", "这是什么原因呢"]
+"""What questions are wrapped in, and answers seldom say."""
+
+
+def rows(count: int, *, answered: bool = True, seed: int = 0) -> list[dict[str, str]]:
+    """Questions on two characters each, whose answers name them; some other answers say what questions say."""
+    random_ = random.Random(seed)
+    subjects = [left + right for left in HAN for right in HAN]
+    found = []
+    for subject in random_.sample(subjects, count):
+        filler = "".join(random_.choices(HAN, k=30)) + random_.choice(["", "", "", *ASKED])
+        about = subject if answered else ""
+        found.append({"query": subject + random_.choice(ASKED), "positive": filler[:15] + about + filler[15:]})
+    return found
+
+
+def learned(tmp_path: Path, found: list[dict[str, str]], seed: int = 0) -> "tuple[terms.TermWeights, terms.TermGate]":
+    write_jsonl(tmp_path / "pairs.jsonl", found)
+    return terms.learn_terms(Data(files=("pairs.jsonl",)), tmp_path, tmp_path / "rows", seed=seed)
+
+
+def test_words_that_all_questions_share_count_less_than_their_subjects(tmp_path: Path) -> None:
+    weights, gate = learned(tmp_path, rows(1_000))
+    assert gate.passed and gate.ndcg_at_10 > gate.ndcg_at_10_bm25
+    assert (gate.pairs, gate.held_out) == (900, 100)
+    vector = weights.query_vector("一丁怎么办")
+    value = dict(zip(vector.indices, vector.values, strict=True))
+    assert max(value[bm25.term_id(term)] for term in ("怎么", "么办", "怎", "办")) < 0.5
+    assert min(value[bm25.term_id(term)] for term in ("一", "丁")) > 0.5
+    assert value[bm25.term_id("一丁")] == 1.0, "too rare for a weight of its own"
+    again, _ = learned(tmp_path, rows(1_000))
+    assert again.query_vector("一丁怎么办") == vector
+
+
+def test_the_gradient_is_that_of_the_contrastive_loss() -> None:
+    random_ = np.random.default_rng(0)
+    counts = sparse.random(6, 9, 0.6, "csr", random_state=1)
+    documents = sparse.random(6, 9, 0.7, "csr", random_state=2)
+    same = np.zeros((6, 6), bool)
+    same[0, 3] = same[3, 0] = True
+
+    def loss(logarithms: np.ndarray) -> float:
+        scores = (counts @ sparse.diags(np.exp(logarithms)) @ documents.T).toarray()
+        logits = scores / terms.TEMPERATURE / np.sqrt(counts.getnnz(axis=1))[:, None]
+        logits[same] = -np.inf
+        return float(np.mean(np.log(np.exp(logits).sum(axis=1)) - np.diag(logits)))
+
+    at = random_.standard_normal(9) * 0.3
+    found = terms._gradient((counts @ sparse.diags(np.exp(at))).tocsr(), documents, same)
+    steps = np.eye(9) * 1e-6
+    expected = [(loss(at + step) - loss(at - step)) / 2e-6 for step in steps]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_held_out_pairs_share_no_text_with_those_trained_on(tmp_path: Path) -> None:
+    found = rows(400)
+    repeated = [{"query": row["query"], "positive": row["positive"] + "又"} for row in found[:200]]
+    _, gate = learned(tmp_path, found + repeated)
+    assert gate.held_out == 60 and gate.pairs < 540
+
+
+def test_pairs_that_teach_nothing_leave_a_pair_as_it_is(tmp_path: Path, pair_copy: Path) -> None:
+    write_jsonl(tmp_path / "pairs.jsonl", rows(400, answered=False))
+    before = (pair_copy / "care.json").read_bytes()
+    result = CliRunner().invoke(care_train, ["terms", str(pair_copy), str(tmp_path / "pairs.jsonl")])
+    assert result.exit_code == 0 and "nothing written" in result.output
+    assert (pair_copy / "care.json").read_bytes() == before
+
+
+def test_too_few_pairs_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="150 pairs; expected at least 200"):
+        learned(tmp_path, rows(150))
+
+
+@pytest.fixture
+def pair_copy(tmp_path: Path) -> Path:
+    import shutil
+
+    return Path(shutil.copytree(find_folder("built-in"), tmp_path / "pair"))
+
+
+def test_the_command_gives_weights_to_a_pair(tmp_path: Path, pair_copy: Path) -> None:
+    write_jsonl(tmp_path / "pairs.jsonl", rows(1_000))
+    fingerprint, before = read_card(pair_copy).fingerprint, (pair_copy / TERM_WEIGHTS).read_bytes()
+    result = CliRunner().invoke(care_train, ["terms", str(pair_copy), str(tmp_path / "pairs.jsonl")])
+    assert result.exit_code == 0, result.output
+    assert "BM25 on 100 held-out pairs" in result.output and (pair_copy / TERM_WEIGHTS).read_bytes() != before
+    card = read_card(pair_copy)
+    assert card.fingerprint == fingerprint and card.term_weights is not None
+    assert json.loads((pair_copy / "care.json").read_text())["term_weights"]["gate"]["held_out"] == 100
+    assert min(CareModel.load(pair_copy).query_terms("怎么办").values) < 0.5
