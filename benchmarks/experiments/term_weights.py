@@ -1,7 +1,8 @@
 """What the weights of query terms (`care_trainer.terms`) are worth, alone and beside dense vectors.
 
 The splits of `token_tables`, whose pairs train the weights and a table of token vectors, and collections of
-`learn_data`, which neither the built-in pair nor the weights of any split have read.
+`learn_data`, which neither the built-in pair nor the weights of any split have read. The development set is searched
+with the built-in pair, which was trained on the pairs that train the weights.
 
     python -m benchmarks.experiments.term_weights DATA --work tables --collections CACHE --output RESULT.json
 """
@@ -23,6 +24,7 @@ from qdrant_client import models
 from benchmarks.experiments.learn_data import read_texts, read_vectors
 from benchmarks.experiments.token_tables import (
     BASE,
+    SPLITS,
     VARIANTS,
     WEIGHTS,
     Counted,
@@ -37,9 +39,10 @@ from benchmarks.experiments.token_tables_training import unit
 from benchmarks.perf.measured import output_option, save_measured
 from care_qdrant.encoders import bm25
 from care_qdrant.encoders.term_weights import TermWeights
+from care_qdrant.model.pair import CareModel
 from care_qdrant.search.fusion import DEFAULT_ALPHA, bm25_weight
 
-SPLITS = ("unseen", "mixed")
+CHOSEN_ON = ("unseen", "mixed")
 
 Questions = list[tuple[str, str, set[int]]]
 QueryVector = Callable[[str], models.SparseVector]
@@ -87,7 +90,11 @@ def collections(cache: Path) -> Iterator[Searched]:
 
 
 def split_of(counted: Counted, split: str, work: Path) -> Searched:
-    """Return a split, searched with one table of token vectors that its pairs have trained."""
+    """Return a split, searched with one table of token vectors that its pairs have trained, or the built-in pair."""
+    if split == "dev":
+        model, task = CareModel.load(), counted.task
+        questions = model.encode_query([text for _, text, _ in task.queries])
+        return Searched(split, task.queries, task.documents, questions @ model.encode_document(task.documents).T)
     table = joined(counted, VARIANTS[BASE], 0, work, split)
     queries, documents = (unit(counts @ table) for counts in counted.scored)
     return Searched(split, counted.task.queries, counted.task.documents, queries @ documents.T)
@@ -116,9 +123,10 @@ def compared(trained_on: str, searched: Searched, weights: Mapping[int, TermWeig
 @click.argument("data", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--work", type=click.Path(path_type=Path), required=True, help="Folder of trained tables.")
 @click.option("--collections", "cache", type=click.Path(path_type=Path, exists=True), help="Cache of `learn_data`.")
+@click.option("--split", "splits", type=click.Choice([*SPLITS]), multiple=True, default=CHOSEN_ON, help="Splits.")
 @click.option("--seeds", default="0,1,2", show_default=True, help="Seeds, by commas.")
 @output_option
-def main(data: Path, work: Path, cache: Path | None, seeds: str, output: Path) -> None:
+def main(data: Path, work: Path, cache: Path | None, splits: list[str], seeds: str, output: Path) -> None:
     """Learn weights from each split's pairs of DATA and search what the pairs do not hold.
 
     \b
@@ -127,7 +135,7 @@ def main(data: Path, work: Path, cache: Path | None, seeds: str, output: Path) -
     """
     unread = [] if cache is None else list(collections(cache))
     rows, gates = [], {}
-    for split in SPLITS:
+    for split in splits:
         counted = Counted(read_task(data, split), built_in_tokenizer())
         found = {int(seed): weights_of(counted, int(seed)) for seed in seeds.split(",")}
         gates[split] = {seed: asdict(gate) for seed, (_, gate) in found.items()}
