@@ -4,6 +4,7 @@
 
     CareError                     1
     ├── InputError                2   a path, an option or a configuration is wrong
+    │   ├── NoCollection              there is no collection of that name
     │   └── TooFewDocuments           a collection has too few documents to learn from
     ├── ModelError                3   a CARE folder cannot be used
     │   ├── IncompleteModel           a file is missing
@@ -75,6 +76,10 @@ class InputError(CareError):
     """A path, an option or a configuration is wrong."""
 
     exit_code = 2
+
+
+class NoCollection(InputError, ValueError):
+    """There is no collection of that name; a ValueError, too, as over an embedded database in LlamaIndex's store."""
 
 
 class TooFewDocuments(InputError):

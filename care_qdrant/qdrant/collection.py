@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.errors import InputError, Rejected
+from care_qdrant.errors import InputError, NoCollection, Rejected
 from care_qdrant.qdrant import bulk
 from care_qdrant.qdrant.calls import Calls, Written, in_requests, seconds_left
 from care_qdrant.qdrant.connection import require_server
@@ -136,14 +136,14 @@ class Collection(Calls):
         """Return the collection behind an alias, or this one.
 
         Raises:
-            InputError: The name is neither a collection nor an alias; the message lists those there are.
+            NoCollection: The name is neither a collection nor an alias; the message lists those there are.
         """
         aliases = self.aliases()
         if self.name in aliases:
             return self.sibling(aliases[self.name])
         if not self.exists():
             there = ", ".join([*self.names(), *(f"{alias} (alias)" for alias in sorted(aliases))]) or "none"
-            raise InputError(f"there is no collection {self.name!r} (there: {there})")
+            raise NoCollection(f"there is no collection {self.name!r} (there: {there})")
         return self
 
     def switch_alias(self, alias: str) -> None:

@@ -397,6 +397,8 @@ class TestAsync:
         assert client.count(NAME).count == 2
         await store.aclear()
         assert not client.collection_exists(NAME)
+        with pytest.raises(ValueError, match="no collection 'corpus'"):
+            store.get_nodes(node_ids=[node_id(DOCUMENTS[0])])
         client.close()
 
 
