@@ -496,6 +496,11 @@ class TestHybrid:
         with pytest.raises(ValueError, match="enable_hybrid=True"):
             CareVectorStore(NAME, client, enable_hybrid=False).query(self.query("x"))
 
+    def test_a_hybrid_query_without_bm25_names_the_way_to_it(self, client: QdrantClient) -> None:
+        fill(client)
+        with pytest.raises(ValueError, match=f"care attach {NAME} --sparse bm25"):
+            CareVectorStore(NAME, client).query(self.query("x"))
+
     def test_another_analyser_is_refused(self, client: QdrantClient, monkeypatch: pytest.MonkeyPatch) -> None:
         fill(client, sparse=True)
         monkeypatch.setattr("care_qdrant.encoders.bm25.ANALYSER", "another")

@@ -481,7 +481,12 @@ class CareVectorStore(BasePydanticVectorStore):
             answered = ", ".join(mode.value for mode in MODES)
             raise ValueError(f"CareVectorStore answers queries of mode {answered}, none of mode {query.mode.value}")
         if query.mode in LEXICAL and not self.enable_hybrid:
-            raise ValueError(f"a {query.mode.value} query needs CareVectorStore(..., enable_hybrid=True)")
+            needs = "CareVectorStore(..., enable_hybrid=True)"
+            if self._finds_bm25:
+                needs = (
+                    f"BM25 in the collection; with its --path/--url: care attach {self.collection_name} --sparse bm25"
+                )
+            raise ValueError(f"a {query.mode.value} query needs {needs}")
         own_filter, params = options.get("qdrant_filters"), options.get("search_params")
         terms = self._terms(query.query_str) if query.mode in LEXICAL and query.query_str else None
         hybrid_top_k = query.hybrid_top_k if query.mode == VectorStoreQueryMode.HYBRID else None
