@@ -28,6 +28,7 @@ from care_qdrant.console.options import (
     settings_of,
     target_options,
 )
+from care_qdrant.console.reports import search_command
 from care_qdrant.errors import REJECTED_ROWS_EXIT_CODE
 from care_qdrant.version import __version__
 
@@ -236,12 +237,12 @@ def _summary(report: "IngestReport", target: Target, is_named: bool, options: di
             f"dry run into {report.collection}{named}: {would.points:,} points to write, {would.tokens:,} tokens to "
             f"encode, {size}; {report.unchanged:,} are stored as they are"
         )
-        if report.deleted or options["sync"]:
+        if report.deleted or (options["sync"] and not report.stopped):
             which = f", as those of {', '.join(report.first_deleted)}" if report.first_deleted else ""
             lines.append(f"{report.deleted:,} points would be deleted{which}")
         if would.seconds is not None:
             cost = f", {would.cost:,g} at this price" if would.cost is not None else ""
-            lines.append(f"about {duration(would.seconds)} ({would.hours:g} h) with this engine{cost}")
+            lines.append(f"about {duration(would.seconds)} with this engine{cost}")
             lines.append(
                 f"measured: {would.tokens_per_second:,.0f} tokens/s, {would.documents_per_second:,.1f} documents/s, "
                 f"padding {would.padding:.2f}, encoder idle {would.encoder_idle_fraction:.0%}"
@@ -252,15 +253,10 @@ def _summary(report: "IngestReport", target: Target, is_named: bool, options: di
     verb = f"{'dry run ' if options['dry_run'] else ''}stopped" if report.stopped else "done"
     speed = f", {report.tokens_per_second:,.0f} tokens/s" if report.tokens else ""
     lines.append(f"{verb}: {report.documents:,} documents as {report.chunks:,} points ({said or 'nothing new'})")
-    lines.append(
-        f"{report.collection}{named}: {report.points:,} points with vector {report.vector_name}; "
-        f"{duration(report.seconds)}{speed}"
-    )
+    points = "points of this corpus are stored" if report.stopped else f"points with vector {report.vector_name}"
+    lines.append(f"{report.collection}{named}: {report.points:,} {points}; {duration(report.seconds)}{speed}")
     if not report.stopped:
-        where = (
-            f"--url {target.url}" if target.url else "" if target.path == Path("qdrant") else f"--path {target.path}"
-        )
-        lines.append(f'next: care search "…" --collection {report.collection} {where}'.rstrip())
+        lines.append(f"next: {search_command(report.collection, target)}")
     return "\n".join(lines)
 
 
