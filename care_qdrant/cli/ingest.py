@@ -71,7 +71,9 @@ row_options = add_options(
         show_default=True,
         help="Field of a row that holds its title, which is encoded in front of the text.",
     ),
-    click.option("--encoding", default="utf-8", show_default=True, help="Encoding of text files, as gb18030."),
+    click.option(
+        "--encoding", default="utf-8", show_default=True, help="Encoding of text files that are not UTF-8, as gb18030."
+    ),
     click.option(
         "--overflow",
         type=click.Choice(["split", "truncate", "reject"]),
