@@ -90,9 +90,9 @@ def command(
 
     The collection stays in use. Its other vectors and its payloads are not changed, except for one key _care with the
     hash of each text. Run it again after an interruption, or from cron: it encodes what is new or has changed, and
-    nothing else; --watch does so until SIGTERM or Ctrl-C. care detach removes everything again. The report is one line
-    of JSON on stdout, with --watch one for each pass. With --sparse bm25 the vector is BM25 instead of the model's:
-    run both for hybrid search.
+    nothing else; --watch does so until SIGTERM or Ctrl-C. care detach removes everything again. The report on stdout is
+    a summary on a terminal and one line of JSON in a pipe, with --watch one for each pass. With --sparse bm25 the
+    vector is BM25 instead of the model's: run both for hybrid search.
 
     \b
     Example:
