@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from care_qdrant.console import run
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
-from care_qdrant.console.logs import log_options
+from care_qdrant.console.logs import bars_cleared, log_options
 from care_qdrant.console.options import (
     LoadModel,
     Target,
@@ -192,7 +192,8 @@ def command(
         shown = _summary(report, target, is_named, options) if sys.stdout.isatty() else None
         # The sentence of an error comes once, on stderr.
         said = {} if report.stopped in (None, "interrupted") else {"stopped": "error"}
-        click.echo(shown or json.dumps(asdict(report) | said, ensure_ascii=False))
+        with bars_cleared():
+            click.echo(shown or json.dumps(asdict(report) | said, ensure_ascii=False))
 
     verb = "compared" if options["dry_run"] else "stored"
     with _database(target, options["dry_run"]) as client, progress_bar(collection, verb) as show:

@@ -38,13 +38,13 @@ class _Stderr(logging.Handler):
     @override
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            with _bars_cleared():
+            with bars_cleared():
                 click.echo(self.format(record), err=True)
         except Exception:
             self.handleError(record)
 
 
-def _bars_cleared() -> AbstractContextManager[None]:
+def bars_cleared() -> AbstractContextManager[None]:
     """Take the progress bars off the terminal while a line is written, and paint them again below it."""
     tqdm = sys.modules.get("tqdm")  # without it there is no bar, and it need not be imported for a line
     if tqdm is None:

@@ -99,14 +99,19 @@ def why_nothing(collection: "Collection", conditions: "models.Filter") -> str | 
             there = ", ".join(sorted({name for payload in sampled for name in payload} - RESERVED_KEYS)) or "none"
             return f"no point of {collection.name!r} has {key!r} (some keys: {there})"
     for condition in conditions.must if isinstance(conditions.must, list) else []:
-        if isinstance(condition, models.FieldCondition) and condition.range is not None:
+        if isinstance(condition, models.FieldCondition) and _is_of_numbers(condition):
             values: list[Any] = [payload[condition.key] for payload in sampled if condition.key in payload]
             if values and all(isinstance(value, str) for value in values):
                 return (
-                    f"{condition.key!r} holds texts, as {values[0]!r}, and < and > compare numbers: JSON lines and "
-                    "Parquet keep numbers, a CSV holds texts alone"
+                    f"{condition.key!r} holds texts, as {values[0]!r}, and the condition compares numbers: JSON lines "
+                    "and Parquet keep numbers, a CSV holds texts alone"
                 )
     return None
+
+
+def _is_of_numbers(condition: "models.FieldCondition") -> bool:
+    """Return whether a text can never pass: an index for numbers may have made ``year=2020`` such a condition."""
+    return condition.range is not None or isinstance(getattr(condition.match, "value", None), int)
 
 
 def _value(text: str) -> str | int | float | bool:
