@@ -237,7 +237,9 @@ class Searching:
         paths = {path for record in collection.sample(_LAYOUT_POINTS) for path in _document_paths(record.payload or {})}
         match = models.MatchValue(value=document_id)
         where = models.Filter(should=[models.FieldCondition(key=path, match=match) for path in sorted(paths)])
-        records = [record for page in collection.scroll("reading a document", where=where) for record in page]
+        records = [
+            record for page in collection.scroll("reading a document", where=where, as_seen=True) for record in page
+        ]
         hits = [read_hit(one) for one in records]
         chunks = sorted((hit for hit in hits if hit.document_id == document_id), key=lambda hit: hit.chunk)
         if not chunks:

@@ -346,6 +346,7 @@ class CareVectorStore(BasePydanticVectorStore):
                 where=node_filter(node_ids, filters, resolved.layout),
                 limit=limit,
                 vectors=[resolved.vector_name] if resolved.vector_name else True,
+                as_seen=True,
             )
             return [as_node(resolved.read(record)) for page in pages for record in page]
 
