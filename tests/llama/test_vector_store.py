@@ -24,7 +24,7 @@ from llama_index.vector_stores.care import CareVectorStore
 from llama_index.vector_stores.qdrant import QdrantVectorStore
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
 
-from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch
+from care_qdrant.errors import EncodingError, FingerprintMismatch, InputError, SchemaMismatch
 from care_qdrant.index.ingest import ingest
 from care_qdrant.index.settings import IngestSettings
 from care_qdrant.qdrant.collection import Collection
@@ -280,6 +280,14 @@ class TestWriting:
         node = TextNode(id_=str(uuid.uuid4()), text="x", embedding=[1.0, 0.0])
         with pytest.raises(SchemaMismatch, match="2 dimensions"):
             CareVectorStore(NAME, client, embedding=embedding).add([node])
+        assert not client.collection_exists(NAME)
+
+    @pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
+    def test_a_vector_that_no_search_would_find_is_refused(self, client: QdrantClient, value: float) -> None:
+        """A server takes them: zeros over HTTP, numbers that are none over gRPC."""
+        nodes = [TextNode(id_=str(uuid.uuid4()), text="x", embedding=[each] * 3) for each in (1.0, value)]
+        with pytest.raises(EncodingError, match=f"the vector of node {nodes[1].node_id} has length"):
+            CareVectorStore(NAME, client).add(nodes)
         assert not client.collection_exists(NAME)
 
     @pytest.mark.parametrize("use_async", [False, True])

@@ -35,7 +35,7 @@ from llama_index.vector_stores.care.points import (
     as_result,
     build_points,
     changed_texts,
-    check_ids,
+    check_points,
     having_ids,
     writes,
 )
@@ -363,7 +363,7 @@ class CareVectorStore(BasePydanticVectorStore):
         self._check_nodes(nodes)
         if not nodes:
             return []
-        check_ids(nodes)
+        check_points(nodes)
         if not self._named.exists():
             self._create(nodes)
             self._resolver.forget()
