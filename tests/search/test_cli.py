@@ -114,6 +114,9 @@ def test_collections_shows_models_and_counts(folder: Path, pair_folder: Path) ->
     assert (found["name"], found["points"], found["aliases"]) == (COLLECTION, 8, [])
     dense, sparse = found["vectors"]
     card = CareModel.load(pair_folder)
+    assert card.fingerprint in CliRunner().invoke(collections.command, ["--path", str(folder)]).stdout, (
+        "whole in a pipe"
+    )
     assert dense == {
         "name": "tiny-pair",
         "kind": "dense",
