@@ -92,7 +92,7 @@ def _painter(label: str, verb: str) -> Iterator[_Paint]:
     stopped = threading.Event()
     # None: only on a terminal. tqdm reads its variable only where nothing is given.
     disable = True if os.environ.get("TQDM_DISABLE", "0") not in ("", "0") else None
-    with _open_bar(desc=label, disable=disable, bar_format=_FORMAT_WITHOUT_TOTAL.replace("{verb}", verb)) as bar:
+    with open_bar(desc=label, disable=disable, bar_format=_FORMAT_WITHOUT_TOTAL.replace("{verb}", verb)) as bar:
 
         def repaint() -> None:
             while not stopped.wait(LINE_SECONDS if bar.disable else REPAINT_SECONDS):
@@ -109,7 +109,7 @@ def _painter(label: str, verb: str) -> Iterator[_Paint]:
                 state.show(label, bar)
 
 
-def _open_bar(**options: Any) -> "tqdm[Any]":
+def open_bar(**options: Any) -> "tqdm[Any]":
     """Return a bar on stderr; a terminal without a size, as job runners have, counts as one of 80 columns."""
     if sys.stderr.isatty() and 0 in os.get_terminal_size(sys.stderr.fileno()):
         return tqdm(file=sys.stderr, ncols=80, nrows=24, **options)
@@ -160,7 +160,7 @@ def duration(seconds: float) -> str:
 def parts_bar() -> Iterator[Callable[[str, int, int], None]]:
     """Return a function that shows how much of each part of some work is done, one bar after the other."""
     shown = ""
-    with _open_bar() as bar:
+    with open_bar() as bar:
 
         def show(part: str, done: int, total: int) -> None:
             nonlocal shown

@@ -19,6 +19,7 @@ class Report:
     stopped: str | None = None
     problems: tuple[str, ...] = ("two texts changed", "one is gone")
     quality: dict[str, float] = field(default_factory=lambda: {"recall": 0.5})
+    widths: tuple[dict[str, float], ...] = ({"hnsw_ef": 64, "recall": 0.75}, {"hnsw_ef": 128, "recall": 1.0})
 
 
 def test_a_terminal_gets_lines_and_a_pipe_json(
@@ -31,4 +32,5 @@ def test_a_terminal_gets_lines_and_a_pipe_json(
     shown = [line.split(None, 1) for line in capsys.readouterr().out.splitlines()]
     assert shown[0] == ["collection", "articles"] and shown[1] == ["points", "12,345"] and ["stale", "0"] in shown
     assert ["problems", "two texts changed; one is gone"] in shown and ["recall", "0.5"] in shown
+    assert ["widths", "hnsw ef 64, recall 0.75; hnsw ef 128, recall 1"] in shown
     assert not any(name == "stopped" for name, *_ in shown), "what says nothing is left out"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from llama_index.core.schema import TextNode
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryMode
@@ -24,6 +25,7 @@ from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.qdrant.contracts import SparseContract
 from tests.databases import require_added_vectors
+from tests.reliability.processes import BINARY, QdrantServer
 from tests.standin.server import StandIn
 from tests.tiny import HashModel, medical_texts
 
@@ -88,6 +90,39 @@ def test_attach_and_detach_leave_what_was_there(server: QdrantClient, collection
     detach_vector(server, collection)
 
     assert _content(server, collection) == before
+
+
+@pytest.mark.server
+@pytest.mark.skipif(BINARY is None, reason="needs the program of a server")
+def test_a_vector_that_is_made_anew_is_the_new_one_after_a_restart(tmp_path: Path) -> None:
+    """Qdrant's issues 9317 and 9641: what was deleted of a vector came back when segments were loaded again."""
+    texts = medical_texts(300)
+    first, second = HashModel(salt="first"), HashModel(salt="second")
+    with QdrantServer(BINARY or "", tmp_path) as server:
+        with open_client(url=server.url) as client:
+            require_added_vectors(client)
+            client.create_collection("c", models.VectorParams(size=2, distance=models.Distance.DOT))
+            points = [
+                models.PointStruct(id=number, vector=[1.0, number], payload={"text": text})
+                for number, text in enumerate(texts)
+            ]
+            client.upsert("c", points, wait=True)
+            attach_vector(client, "c", first, vector_name="care")
+            detach_vector(client, "c", "care")
+        server.kill()
+        server.start()
+        with open_client(url=server.url) as client:
+            attach_vector(client, "c", second, vector_name="care")
+            client.delete("c", [299], wait=True)
+        server.kill()
+        server.start()
+        with open_client(url=server.url) as client:
+            records = Collection(client, "c").retrieve(range(300), vectors=True)
+            assert set(records) == set(range(299))
+            expected = second.document_encoder.encode(texts[:299])
+            stored = [records[number].vector["care"] for number in range(299)]
+            assert np.abs(np.array(stored) - expected).max() < 1e-5
+            assert verify_collection(client, "c", second, vector_name="care").problems == []
 
 
 def test_attach_by_a_copy_and_go_back(server: QdrantClient, collection: str) -> None:

@@ -1,5 +1,7 @@
 """``care attach``: add a model's vector beside those that a collection has."""
 
+import logging
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,13 +23,15 @@ from care_qdrant.console.options import (
     settings_of,
     target_options,
 )
-from care_qdrant.console.reports import show_report
+from care_qdrant.console.reports import search_command, show_report
 
 if TYPE_CHECKING:
     from care_qdrant.index.attach import AttachReport
     from care_qdrant.index.by_copy import CopyPlan
     from care_qdrant.index.preflight import Preflight
     from care_qdrant.qdrant.retry import RetryPolicy
+
+logger = logging.getLogger(__name__)
 
 
 @click.command(
@@ -86,9 +90,9 @@ def command(
 
     The collection stays in use. Its other vectors and its payloads are not changed, except for one key _care with the
     hash of each text. Run it again after an interruption, or from cron: it encodes what is new or has changed, and
-    nothing else; --watch does so until SIGTERM or Ctrl-C. care detach removes everything again. The report is one line
-    of JSON on stdout, with --watch one for each pass. With --sparse bm25 the vector is BM25 instead of the model's:
-    run both for hybrid search.
+    nothing else; --watch does so until SIGTERM or Ctrl-C. care detach removes everything again. The report on stdout is
+    a summary on a terminal and one line of JSON in a pipe, with --watch one for each pass. With --sparse bm25 the
+    vector is BM25 instead of the model's: run both for hybrid search.
 
     \b
     Example:
@@ -124,6 +128,8 @@ def command(
         report = attach(client, retries=policy, on_preflight=_tell, on_progress=show)
     show_report(report)
     attached: AttachReport = report.attached if via == "copy" else report
+    if sys.stdout.isatty() and not sparse:
+        click.echo(f"next: {search_command(alias or collection, target)}")
     _warn(attached)
     if not attached.points:
         click.echo("the collection has no points at the moment, so there was nothing to do", err=True)
@@ -157,11 +163,11 @@ def _warn(report: "AttachReport") -> None:
 
 def _tell(preflight: "Preflight") -> None:
     if preflight.layout is not None:
-        click.echo(f"{preflight.layout.tool} payloads: {preflight.layout.evidence}", err=True)
+        logger.info("%s payloads: %s", preflight.layout.tool, preflight.layout.evidence)
     for notice in preflight.notices:
-        click.echo(f"note: {notice}", err=True)
+        logger.warning("note: %s", notice)
 
 
 def _tell_plan(plan: "CopyPlan") -> None:
     for line in plan.lines():
-        click.echo(f"plan: {line}", err=True)
+        logger.warning("plan: %s", line)

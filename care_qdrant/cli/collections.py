@@ -1,6 +1,7 @@
 """``care collections``: list the collections of a Qdrant."""
 
 import json
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,9 @@ from care_qdrant.console.options import Target, json_option, target_options
 
 if TYPE_CHECKING:
     from care_qdrant.index.doctor import CollectionSummary
+
+_ANY_WIDTH = 10_000
+"""Of a line in a pipe, where a program may read it."""
 
 
 @click.command(name="collections")
@@ -43,7 +47,8 @@ def _table(collections: "list[CollectionSummary]") -> str:
         aliases = f" ({', '.join(collection.aliases)})" if collection.aliases else ""
         rows.append([collection.name + aliases, str(collection.points), *[""] * 6])
         for vector in collection.vectors:
-            made_by, fingerprint = vector.made_by or "another tool", (vector.fingerprint or "")[:20]
+            made_by, fingerprint = vector.made_by or "another tool", vector.fingerprint or ""
             shape = [vector.kind, str(vector.dim or ""), vector.distance or ""]
             rows.append(["", str(vector.points), vector.name or "(unnamed)", *shape, made_by, fingerprint])
-    return table(["collection", "points", "vector", "kind", "dim", "distance", "made by", "fingerprint"], rows)
+    columns = ["collection", "points", "vector", "kind", "dim", "distance", "made by", "fingerprint"]
+    return table(columns, rows, width=None if sys.stdout.isatty() else _ANY_WIDTH)

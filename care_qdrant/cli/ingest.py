@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from care_qdrant.console import run
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
-from care_qdrant.console.logs import log_options
+from care_qdrant.console.logs import bars_cleared, log_options
 from care_qdrant.console.options import (
     LoadModel,
     Target,
@@ -28,6 +28,7 @@ from care_qdrant.console.options import (
     settings_of,
     target_options,
 )
+from care_qdrant.console.reports import search_command
 from care_qdrant.errors import REJECTED_ROWS_EXIT_CODE
 from care_qdrant.version import __version__
 
@@ -70,7 +71,9 @@ row_options = add_options(
         show_default=True,
         help="Field of a row that holds its title, which is encoded in front of the text.",
     ),
-    click.option("--encoding", default="utf-8", show_default=True, help="Encoding of text files, as gb18030."),
+    click.option(
+        "--encoding", default="utf-8", show_default=True, help="Encoding of text files that are not UTF-8, as gb18030."
+    ),
     click.option(
         "--overflow",
         type=click.Choice(["split", "truncate", "reject"]),
@@ -189,7 +192,8 @@ def command(
         shown = _summary(report, target, is_named, options) if sys.stdout.isatty() else None
         # The sentence of an error comes once, on stderr.
         said = {} if report.stopped in (None, "interrupted") else {"stopped": "error"}
-        click.echo(shown or json.dumps(asdict(report) | said, ensure_ascii=False))
+        with bars_cleared():
+            click.echo(shown or json.dumps(asdict(report) | said, ensure_ascii=False))
 
     verb = "compared" if options["dry_run"] else "stored"
     with _database(target, options["dry_run"]) as client, progress_bar(collection, verb) as show:
@@ -236,12 +240,12 @@ def _summary(report: "IngestReport", target: Target, is_named: bool, options: di
             f"dry run into {report.collection}{named}: {would.points:,} points to write, {would.tokens:,} tokens to "
             f"encode, {size}; {report.unchanged:,} are stored as they are"
         )
-        if report.deleted or options["sync"]:
+        if report.deleted or (options["sync"] and not report.stopped):
             which = f", as those of {', '.join(report.first_deleted)}" if report.first_deleted else ""
             lines.append(f"{report.deleted:,} points would be deleted{which}")
         if would.seconds is not None:
             cost = f", {would.cost:,g} at this price" if would.cost is not None else ""
-            lines.append(f"about {duration(would.seconds)} ({would.hours:g} h) with this engine{cost}")
+            lines.append(f"about {duration(would.seconds)} with this engine{cost}")
             lines.append(
                 f"measured: {would.tokens_per_second:,.0f} tokens/s, {would.documents_per_second:,.1f} documents/s, "
                 f"padding {would.padding:.2f}, encoder idle {would.encoder_idle_fraction:.0%}"
@@ -252,15 +256,10 @@ def _summary(report: "IngestReport", target: Target, is_named: bool, options: di
     verb = f"{'dry run ' if options['dry_run'] else ''}stopped" if report.stopped else "done"
     speed = f", {report.tokens_per_second:,.0f} tokens/s" if report.tokens else ""
     lines.append(f"{verb}: {report.documents:,} documents as {report.chunks:,} points ({said or 'nothing new'})")
-    lines.append(
-        f"{report.collection}{named}: {report.points:,} points with vector {report.vector_name}; "
-        f"{duration(report.seconds)}{speed}"
-    )
+    points = "points of this corpus are stored" if report.stopped else f"points with vector {report.vector_name}"
+    lines.append(f"{report.collection}{named}: {report.points:,} {points}; {duration(report.seconds)}{speed}")
     if not report.stopped:
-        where = (
-            f"--url {target.url}" if target.url else "" if target.path == Path("qdrant") else f"--path {target.path}"
-        )
-        lines.append(f'next: care search "…" --collection {report.collection} {where}'.rstrip())
+        lines.append(f"next: {search_command(report.collection, target)}")
     return "\n".join(lines)
 
 

@@ -11,8 +11,6 @@ from care_qdrant.console.groups import CONTEXT, GroupedCommand
 from care_qdrant.console.options import LoadModel, Target, fallback_option, json_option, model_options, target_options
 
 if TYPE_CHECKING:
-    from qdrant_client import models
-
     from care_qdrant.qdrant.collection import Collection
     from care_qdrant.search.fallback import Fallback
     from care_qdrant.search.retriever import Mode
@@ -83,13 +81,13 @@ def command(
     """
     from care_qdrant.errors import InputError
     from care_qdrant.qdrant.collection import Collection, only_collection
-    from care_qdrant.search.conditions import parse_filter
+    from care_qdrant.search.conditions import parse_filter, why_nothing
     from care_qdrant.search.retriever import Retriever
 
     if query is not None and not query.strip():
         raise InputError("the query is empty")
     _refuse_without_effect("hybrid" if mode == "auto" else mode)
-    conditions_filter = parse_filter(conditions)
+    parse_filter(conditions)  # a slip is said before anything is opened
     with target.open() as client:
         retriever = Retriever(
             client,
@@ -99,11 +97,18 @@ def command(
             **options,
             fallback=None if open_fallback is None else open_fallback(),
         )
+        schema = retriever.schema
+        if (unfinished := schema.unfinished) is not None:
+            click.echo(f"note: {unfinished}", err=True)
+        conditions_filter = parse_filter(conditions, schema.payload_schema)
         for each in _prompted(Collection(client, collection)) if query is None else [query]:
             [hits] = retriever.search([each], top_k, conditions_filter)
             _refuse_without_effect(retriever.mode)
+            reason = None
             if not hits and conditions_filter is not None:
-                _require_known_keys(Collection(client, collection), conditions_filter)
+                reason = why_nothing(Collection(client, collection), conditions_filter)
+            if reason is not None:
+                raise InputError(f"--filter: {reason}")
             _show(each, collection, retriever.mode, hits, as_json)
 
 
@@ -144,23 +149,6 @@ def _refuse_without_effect(mode: "Mode") -> None:
         given = click.get_current_context().get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE
         if given and not has_effect:
             raise click.UsageError(f"--{option.replace('_', '-')} has no effect here; it needs {needs}")
-
-
-def _require_known_keys(collection: "Collection", conditions: "models.Filter") -> None:
-    """Explain an empty answer to a filter: a key that no point has cannot match."""
-    from qdrant_client import models
-
-    from care_qdrant.errors import InputError
-    from care_qdrant.types import RESERVED_KEYS
-
-    for condition in [*(conditions.must or []), *(conditions.must_not or [])]:
-        if not isinstance(condition, models.FieldCondition):
-            continue
-        has_key = models.Filter(must_not=[models.IsEmptyCondition(is_empty=models.PayloadField(key=condition.key))])
-        if not collection.count(has_key):
-            sampled = {key for record in collection.sample(100) for key in record.payload or {}}
-            there = ", ".join(sorted(sampled - RESERVED_KEYS)) or "none"
-            raise InputError(f"--filter: no point of {collection.name!r} has {condition.key!r} (some keys: {there})")
 
 
 def _listing(hits: "list[Hit]") -> str:

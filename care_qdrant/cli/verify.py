@@ -1,5 +1,7 @@
 """``care verify``: check that the vectors of a collection are what its contract says."""
 
+import sys
+
 import click
 
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
@@ -47,3 +49,5 @@ def command(
     show_report(report)
     if report.problems:
         raise NotVerified(f"collection {report.collection!r}: " + "; ".join(report.problems))
+    if sys.stdout.isatty():
+        click.echo("nothing is wrong")

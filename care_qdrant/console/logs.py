@@ -3,7 +3,9 @@
 import json
 import logging
 import os
+import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import click
@@ -36,9 +38,20 @@ class _Stderr(logging.Handler):
     @override
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            click.echo(self.format(record), err=True)
+            with bars_cleared():
+                click.echo(self.format(record), err=True)
         except Exception:
             self.handleError(record)
+
+
+def bars_cleared() -> AbstractContextManager[None]:
+    """Take the progress bars off the terminal while a line is written, and paint them again below it."""
+    tqdm = sys.modules.get("tqdm")  # without it there is no bar, and it need not be imported for a line
+    if tqdm is None:
+        return nullcontext()
+    # Its lock is shared by processes: one that is killed while it logs would hold it for ever.
+    cleared: AbstractContextManager[None] = tqdm.tqdm.external_write_mode(file=sys.stderr, nolock=True)
+    return cleared
 
 
 _handler = _Stderr()

@@ -1,12 +1,16 @@
 """The report of a command: for people on a terminal, as JSON in a pipe."""
 
 import json
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
+
+from care_qdrant.console.options import Target
 
 
 def show_report(report: Any) -> None:
@@ -14,6 +18,21 @@ def show_report(report: Any) -> None:
     values = asdict(report)
     lines = _lines(values) if sys.stdout.isatty() else [json.dumps(values, ensure_ascii=False)]
     click.echo("\n".join(lines))
+
+
+def search_command(collection: str, target: Target, model: str | None = None) -> str:
+    """Return the command that asks a collection; without a model, with the one that was given to this command."""
+    context = click.get_current_context()
+    if model is None and context.get_parameter_source("model") is click.core.ParameterSource.COMMANDLINE:
+        model = context.params["model"]
+    parts = ["care", "search", '"…"', "--collection", shlex.quote(collection)]
+    if model is not None:
+        parts += ["--model", shlex.quote(model)]
+    if target.url:
+        parts += ["--url", target.url]
+    elif target.path != Path("qdrant"):
+        parts += ["--path", shlex.quote(str(target.path))]
+    return " ".join(parts)
 
 
 def _lines(values: Mapping[str, Any], indent: str = "") -> Iterator[str]:
@@ -29,6 +48,8 @@ def _lines(values: Mapping[str, Any], indent: str = "") -> Iterator[str]:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key.replace('_', ' ')} {_shown(one)}" for key, one in value.items())
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):

@@ -27,7 +27,16 @@ from care_qdrant.corpus.formats import (
     tell_format,
 )
 from care_qdrant.corpus.rows import Fields, Reject
-from care_qdrant.corpus.streams import HEAD_BYTES, STDIN, UTF_8, decompressed, guess_encoding, open_binary, recoded
+from care_qdrant.corpus.streams import (
+    HEAD_BYTES,
+    STDIN,
+    UTF_8,
+    decompressed,
+    guess_encoding,
+    is_chinese_utf_8,
+    open_binary,
+    recoded,
+)
 from care_qdrant.errors import InputError, needs_extra
 from care_qdrant.types import Document
 
@@ -71,7 +80,7 @@ class Corpus:
         Args:
             path: One path or several. A name with ``*`` that is no file stands for the files that it matches.
             fields: Names of the parts of a row.
-            encoding: Of text files.
+            encoding: Of text files that are not UTF-8.
 
         Raises:
             InputError: There is no such file.
@@ -131,7 +140,11 @@ class Corpus:
             yield from read_columns(content, form, file.name, self.fields)
             return
         self._require_encoding(file.path, head)
-        content = recoded(content, self.encoding)
+        converted = recoded(content, self.encoding)
+        if not _is_utf_8(self.encoding) and is_chinese_utf_8(head):  # a folder may hold both
+            logger.info("%s: is UTF-8, and read as such", file.path)
+        else:
+            content = converted
         head = content.peek(HEAD_BYTES)
         form = tell_format(file.plain_name, head, self.fields)
         table = describe_table(head, file.plain_name, self.fields) if form == "CSV" else form
@@ -140,7 +153,7 @@ class Corpus:
 
     def _require_encoding(self, path: str, head: bytes) -> None:
         """Refuse a file of which most lines are not in the given encoding, naming the one that it seems to have."""
-        if self.encoding.lower() not in (UTF_8, "utf8"):
+        if not _is_utf_8(self.encoding):
             return
         guess = guess_encoding(head)
         lines = [line for line in head.splitlines() if line.strip()]
@@ -211,12 +224,16 @@ def _tell_unread(folder: Path) -> None:
     files = [file for file in (CorpusFile(name, name) for name in names) if not _is_known(file) and not _is_own(file)]
     if files:
         logger.warning(
-            "%s: %d files are not read, as %s: %s. LlamaIndex's SimpleDirectoryReader makes text of PDF and Word files",
+            "%s: not read: %d, as %s: %s. LlamaIndex's SimpleDirectoryReader makes text of PDF and Word files",
             folder,
             len(files),
             ", ".join(file.name for file in files[:3]),
             _EXPECTED,
         )
+
+
+def _is_utf_8(encoding: str) -> bool:
+    return encoding.lower() in (UTF_8, "utf8")
 
 
 def _matches(pattern: str) -> list[str]:

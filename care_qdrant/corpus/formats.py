@@ -122,12 +122,16 @@ def read_table(file: io.BufferedReader, name: str, fields: Fields) -> Iterator[D
 def _require_columns(columns: Sequence[str], name: str, fields: Fields) -> None:
     """Refuse a table without the columns that a document needs, before any of its rows is rejected for that."""
     has_id = fields.id in columns or fields.id == HASH_ID or (fields.id == "id" and "_id" in columns)
-    for field, option, is_there in (
+    wanted = (
         (fields.text, "--text-field NAME", fields.text in columns),
-        (fields.id, "--id-field NAME, or --id-field :hash", has_id),
-    ):
-        if columns and not is_there:
-            raise InputError(f"{name}: has no column {field!r} (columns: {', '.join(columns)}); give {option}")
+        (fields.id, "--id-field NAME (or :hash)", has_id),
+    )
+    missing = [(repr(field), option) for field, option, is_there in wanted if not is_there]
+    if not columns or not missing:
+        return
+    fields_missing, options = (" and ".join(each) for each in zip(*missing, strict=True))
+    title = "" if fields.title in columns else "; --title-field NAME where one is a title"
+    raise InputError(f"{name}: has no column {fields_missing} (columns: {', '.join(columns)}); give {options}{title}")
 
 
 def describe_table(head: bytes, name: str, fields: Fields) -> str:

@@ -68,6 +68,11 @@ def guess_encoding(head: bytes) -> str | None:
     return next((encoding for encoding in _GUESSES if _is_text_in(head, encoding)), None)
 
 
+def is_chinese_utf_8(head: bytes) -> bool:
+    """Return whether the start of a text is UTF-8 and holds characters of three bytes, as Chinese ones: no chance."""
+    return _is_text_in(head, UTF_8) and any(character > "\u07ff" for character in head.decode("utf-8", "ignore"))
+
+
 def _is_text_in(head: bytes, encoding: str) -> bool:
     try:
         # Not final: the last character may be cut.

@@ -12,13 +12,16 @@ from care_qdrant.encoders.side import Geometry
 from care_qdrant.errors import EncodingError, needs_extra
 from care_qdrant.types import Vectors
 
+LEAST_LENGTH = 1e-6
+"""Of a vector that counts as one."""
+
 
 def require_usable(vectors: Vectors, shape: tuple[int, int], name_of: Callable[[int], str]) -> None:
     """Check the vectors of one batch."""
     if vectors.shape != shape:
         raise EncodingError(f"the document encoder gave vectors of shape {vectors.shape}; expected {shape}")
     norms = np.linalg.norm(vectors, axis=1)
-    bad = np.flatnonzero(~(np.isfinite(norms) & (norms > 1e-6)))
+    bad = np.flatnonzero(~(np.isfinite(norms) & (norms >= LEAST_LENGTH)))
     if bad.size:
         raise EncodingError(
             f"the document encoder gave a vector of length {norms[bad[0]]} for {name_of(int(bad[0]))}; "

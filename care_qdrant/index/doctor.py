@@ -117,7 +117,7 @@ def diagnose(
         new_bytes=todo * contract.dim * BYTES_PER_NUMBER,
         refusals=[str(each) for each in (*preflight.problems, problem_of(model.require_documents)) if each],
         copy_plan=_copy_plan(target, name, contract) if needs_copy else [],
-        notices=list(preflight.notices),
+        notices=[*preflight.notices, *([unfinished] if (unfinished := target.schema.unfinished) else [])],
     )
 
 

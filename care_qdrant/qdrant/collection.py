@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.errors import InputError, NoCollection, Rejected
+from care_qdrant.errors import InputError, NoCollection, QdrantError, Rejected
 from care_qdrant.qdrant import bulk
 from care_qdrant.qdrant.calls import Calls, Written, in_requests, seconds_left
 from care_qdrant.qdrant.connection import require_server
@@ -257,6 +257,23 @@ class Collection(Calls):
                 OPTIMIZER_SECONDS // 60,
             )
 
+    def _wait_for_hidden(self) -> None:
+        """Wait where the server shows no point before its optimizer has dealt with it (`prevent_unoptimized`).
+
+        Counts, reads and searches leave those out without a word: a copy or an attach would be whole without them.
+        """
+        if self.is_embedded or not getattr(self.schema.config.optimizer_config, "prevent_unoptimized", None):
+            return
+        info = self.wait_for_optimizer(2)
+        if info.status is models.CollectionStatus.YELLOW:
+            logger.warning("collection %r hides points until it is optimized: waiting for that", self.name)
+            info = self.wait_for_optimizer(OPTIMIZER_SECONDS, 1)
+        if info.status is models.CollectionStatus.YELLOW:
+            raise QdrantError(
+                f"collection {self.name!r} still hides points after {OPTIMIZER_SECONDS // 60} minutes, since its "
+                "optimizer has prevent_unoptimized and has not finished; run the same command again later"
+            )
+
     def create_indexes(self, indexes: Mapping[str, Any]) -> None:
         """Create those payload indexes, by key, that are not there yet; the embedded database has none."""
         if self.is_embedded or not indexes:
@@ -277,11 +294,15 @@ class Collection(Calls):
         limit: int | None = None,
         payload: Payloads = True,
         vectors: bool | list[str] = False,
+        as_seen: bool = False,
     ) -> Iterator[list[models.Record]]:
         """Read points in the order of their ids, in pages of at most ``limits.page`` points.
 
-        Without ``where`` and ``limit`` it reads all; ``what`` is for messages.
+        Without ``where`` and ``limit`` it reads all; ``what`` is for messages. With ``as_seen`` it does not wait for
+        points that the server hides (`_wait_for_hidden`).
         """
+        if limit is None and not as_seen:
+            self._wait_for_hidden()
         offset, size, left = None, self.limits.page, limit
         while left is None or left > 0:
             try:
@@ -354,10 +375,13 @@ class Collection(Calls):
         records = chain.from_iterable(in_requests(ids, self.limits.page, read))
         return {record.id: record for record in records}
 
-    def count(self, where: models.Filter | None = None) -> int:
-        """Return the exact number of points that pass a filter."""
+    def count(self, where: models.Filter | None = None, *, as_seen: bool = False) -> int:
+        """Return the exact number of points that pass a filter; with ``as_seen`` those that the server shows now."""
         if not self.limits.exact_count:
-            return sum(len(page) for page in self.scroll("counting", where=where, payload=False))
+            pages = self.scroll("counting", where=where, payload=False, as_seen=as_seen)
+            return sum(len(page) for page in pages)
+        if not as_seen:
+            self._wait_for_hidden()
         key = self.shard_key
         return self.call("counting", lambda: self.client.count(self.name, where, True, key)).count
 

@@ -57,8 +57,8 @@ def check_contract(schema: CollectionSchema, vector_name: str, expected: VectorC
         raise SchemaMismatch(
             f"vector {vector_name!r} of collection {collection!r} is {params.size}-dimensional with "
             f"{params.distance.value} distance; model {expected.model!r} needs {expected.dim} dimensions and "
-            f"{expected.distance}. "
-            "Use another --vector-name."
+            f"{expected.distance}. Add it beside that one under another name, with the same --model and --path/--url: "
+            f"care attach {collection} --vector-name {_free_name(schema, expected)}"
         )
     found = schema.contracts.get(vector_name)
     if found is None:
@@ -66,7 +66,7 @@ def check_contract(schema: CollectionSchema, vector_name: str, expected: VectorC
             f"vector {vector_name!r} of collection {collection!r} carries no fingerprint: another tool wrote it, and "
             f"its space is unknown. Add model {expected.model!r} beside it under another name, with the same --model "
             "and --path/--url: "
-            f"care attach {collection} --vector-name {expected.model}"
+            f"care attach {collection} --vector-name {_free_name(schema, expected)}"
         )
     if found.fingerprint != expected.fingerprint:
         raise FingerprintMismatch(
@@ -156,6 +156,11 @@ def _agreeing(
         return set()
     found = agreement(encode([texts[one] for one in known]), np.stack([stored[one] for one in known]))
     return {point_id for point_id, value in zip(known, found, strict=True) if value >= _MIN_AGREEMENT}
+
+
+def _free_name(schema: CollectionSchema, expected: VectorContract) -> str:
+    """Return a name for the vector of a model that no vector of the collection has."""
+    return f"{expected.model}-{expected.fingerprint[:8]}" if schema.has_vector(expected.model) else expected.model
 
 
 def _maker(contract: Contract) -> str:

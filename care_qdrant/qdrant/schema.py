@@ -167,22 +167,29 @@ class CollectionSchema:
         found = [*self.contracts.items(), *self.learned.items()]
         return next((name for name, contract in found if contract.fingerprint == fingerprint), None)
 
-    def require_whole(self) -> None:
-        """Refuse a collection into which an ingestion is writing, or was when it was interrupted."""
+    @property
+    def unfinished(self) -> str | None:
+        """What to say of an ingestion that writes here, or did when it was interrupted; None where there is none."""
         runs = (entry for key, entry in self.metadata.items() if key.startswith(RUN_PREFIX))
         begun = next((entry for entry in runs if isinstance(entry, Mapping)), None)
         if begun is not None:
-            raise InputError(
+            return (
                 f"an ingestion into collection {self.name!r} began at {begun.get('started', 'an unknown time')} and "
                 "has not ended: it writes now, or was interrupted, and chunks of former texts may be among the points. "
-                "Let it end, or run the same care ingest again without --limit; and then this"
+                "Let it end, or run the same care ingest again without --limit"
             )
         load = self.metadata.get(LOAD_KEY)
         if load and not load["done"]:
-            raise InputError(
-                f"the ingestion of collection {self.name!r} was interrupted and has not been finished; "
-                "run the same care ingest again, and then this"
+            return (
+                f"the ingestion of collection {self.name!r} was interrupted and has not been finished; run the same "
+                "care ingest again"
             )
+        return None
+
+    def require_whole(self) -> None:
+        """Refuse a collection into which an ingestion is writing, or was when it was interrupted."""
+        if (unfinished := self.unfinished) is not None:
+            raise InputError(f"{unfinished}; and then this")
 
     def require_same(self, expected: "CollectionSchema", points: int) -> None:
         """Refuse this collection as a copy of another one if its vectors or its contracts differ."""

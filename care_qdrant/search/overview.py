@@ -66,7 +66,7 @@ def overview(collection: Collection) -> Overview:
                 values.setdefault(key, set()).update(scalars)
     questions = sorted(found.values(), key=lambda one: _ASKS.search(one.text) is None)
     keys = {key: tuple(sorted(there, key=str)) if len(there) <= MAX_VALUES else () for key, there in values.items()}
-    return Overview(collection.count(), tuple(questions), dict(sorted(keys.items())))
+    return Overview(collection.count(as_seen=True), tuple(questions), dict(sorted(keys.items())))
 
 
 def floor(

@@ -12,6 +12,7 @@ from care_qdrant.encoders.sparse import SparseQueryEncoder
 from care_qdrant.errors import InputError
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.retry import RetryPolicy
+from care_qdrant.qdrant.schema import CollectionSchema
 from care_qdrant.search.fallback import Fallback
 from care_qdrant.search.fusion import Fusion, candidates
 from care_qdrant.search.plan import Query, find
@@ -132,6 +133,11 @@ class Retriever:
         if self._mode != "auto" or resolved is None:
             return self._mode
         return "dense" if resolved.sparse_vector_name is None else "hybrid"
+
+    @property
+    def schema(self) -> CollectionSchema:
+        """Schema of the collection, as of its last check; it is checked here if that is due."""
+        return self._resolver.resolve().schema
 
     def search(
         self,

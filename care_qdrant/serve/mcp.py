@@ -71,6 +71,7 @@ class SearchResult(BaseModel):
         description="Whether the best score is one that the collection's own questions reach; null where unknown."
     )
     hits: list[Found]
+    note: str | None = Field(default=None, description="Why the conditions let nothing pass, where that is known.")
 
 
 def _told(tool: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
@@ -165,6 +166,7 @@ class McpPath:
             mode=answer.mode,
             good_match=good,
             hits=[Found(**hit.model_dump(include=set(Found.model_fields))) for hit in answer.hits],
+            note=None if answer.hits else await self._searching.why_nothing(request),
         )
 
     @_told

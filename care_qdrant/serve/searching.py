@@ -20,7 +20,7 @@ from care_qdrant.errors import CareError, InputError, Rejected
 from care_qdrant.qdrant.collection import Collection, only_collection
 from care_qdrant.qdrant.contracts import SparseContract
 from care_qdrant.qdrant.layout import guess_layout, read_hit
-from care_qdrant.search.conditions import parse_filter
+from care_qdrant.search.conditions import parse_filter, why_nothing
 from care_qdrant.search.fallback import Fallback
 from care_qdrant.search.fusion import Fusion
 from care_qdrant.search.overview import FLOOR_QUESTIONS, floor, overview
@@ -118,12 +118,13 @@ class Searching:
         if request.top_k > self._limits.top_k:
             raise Refusal(400, "invalid_request", f"top_k is {request.top_k}; at most {self._limits.top_k}")
         pair = None if request.mode == "sparse" else self._pair(request.model)
-        filter_, accepted = _filter(request), time.perf_counter()
+        accepted = time.perf_counter()
+        _filter(request, {})  # refused before anything is encoded
         with self._place():
             # Here, and not in a thread of the search: a request that is given up leaves the queue of the encoder.
             vectors = None if pair is None else await pair.encode([request.query], "query")
             encoded = time.perf_counter()
-            run = partial(self._search, request, collection, pair, vectors, filter_)
+            run = partial(self._search, request, collection, pair, vectors)
             mode, hits, started, ended = await self._in_thread(run)
         seconds = {"wait": started - encoded, "encode": encoded - accepted, "search": ended - started}
         return SearchAnswer(
@@ -183,16 +184,26 @@ class Searching:
         collection: str,
         pair: ServedPair | None,
         vectors: Vectors | None,
-        filter_: models.Filter | None,
     ) -> tuple[Mode, list[SearchHit], float, float]:
         started = time.perf_counter()
         retriever = self._retriever(collection, pair, request.mode, request.fusion, request.alpha)
         encode = None if vectors is None else lambda _: vectors
+        filter_ = _filter(request, retriever.schema.payload_schema if request.conditions else {})
         trace = tracing.current()
         with trace.part("search", **{"db.collection.name": collection}) if trace is not None else nullcontext():
             [hits] = retriever.search([request.query], request.top_k, filter_, encode=encode)
         marked = _marked(request.query, hits, request.marks)
         return retriever.mode, marked, started, time.perf_counter()
+
+    async def why_nothing(self, request: SearchRequest) -> str | None:
+        """Return why no point can pass the conditions of a search that found nothing; None where nothing says so."""
+        collection, conditions = await self.served(request.collection), parse_filter(request.conditions)
+        if conditions is None:
+            return None
+        with self._place():
+            return await self._in_thread(
+                lambda: why_nothing(Collection(self._qdrant(), collection).resolve(), conditions)
+            )
 
     def _state(self, name: str) -> CollectionState:
         try:
@@ -226,7 +237,9 @@ class Searching:
         paths = {path for record in collection.sample(_LAYOUT_POINTS) for path in _document_paths(record.payload or {})}
         match = models.MatchValue(value=document_id)
         where = models.Filter(should=[models.FieldCondition(key=path, match=match) for path in sorted(paths)])
-        records = [record for page in collection.scroll("reading a document", where=where) for record in page]
+        records = [
+            record for page in collection.scroll("reading a document", where=where, as_seen=True) for record in page
+        ]
         hits = [read_hit(one) for one in records]
         chunks = sorted((hit for hit in hits if hit.document_id == document_id), key=lambda hit: hit.chunk)
         if not chunks:
@@ -297,9 +310,9 @@ def _document_paths(payload: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
 
 
-def _filter(request: SearchRequest) -> models.Filter | None:
+def _filter(request: SearchRequest, indexes: Mapping[str, models.PayloadIndexInfo]) -> models.Filter | None:
     """Return the filter that the conditions and the filter of Qdrant make together."""
-    conditions = parse_filter(request.conditions)
+    conditions = parse_filter(request.conditions, indexes)
     if request.filter is None:
         return conditions
     try:

@@ -119,10 +119,12 @@ def test_a_table_with_another_number_of_cells_is_a_rejected_row(tmp_path: Path) 
 def test_a_table_without_a_column_is_refused_in_its_own_words(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("key,body\n1,一\n", encoding="utf-8")
     with pytest.raises(
-        InputError, match=r"a\.csv: has no column 'text' \(columns: key, body\); give --text-field NAME"
+        InputError,
+        match=r"a\.csv: has no column 'text' and 'id' \(columns: key, body\); give --text-field NAME and "
+        r"--id-field NAME \(or :hash\); --title-field NAME where one is a title",
     ):
         read(tmp_path / "a.csv")
-    with pytest.raises(InputError, match=r"has no column 'id'.*--id-field :hash"):
+    with pytest.raises(InputError, match=r"has no column 'id' .*--id-field NAME \(or :hash\)"):
         read(tmp_path / "a.csv", Fields(text="body"))
     assert len(read(tmp_path / "a.csv", Fields(id=HASH_ID, text="body"))) == 1
     pyarrow.parquet.write_table(pyarrow.table({"key": ["1"], "text": ["一"]}), tmp_path / "a.parquet")
@@ -200,13 +202,22 @@ def test_another_encoding_behind_a_long_english_part_is_named(tmp_path: Path) ->
         read(tmp_path / "a.csv")
 
 
+def test_a_folder_may_hold_files_in_two_encodings(tmp_path: Path) -> None:
+    """Some UTF-8 texts decode as GB 18030 without an error, into garbage."""
+    (tmp_path / "a.csv").write_bytes("id,text\n1,头痛三天\n".encode("gbk"))
+    text = "食堂供应饺子"
+    assert text.encode().decode("gb18030") != text
+    (tmp_path / "b.txt").write_text(text, encoding="utf-8")
+    assert texts(read(tmp_path, encoding="gb18030")) == {"1": "头痛三天", "b.txt": text}
+
+
 def test_files_of_a_folder_that_are_not_read_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "note.txt").write_text("随访一次。", encoding="utf-8")
     for name in ("guide.pdf", "report.docx", ".hidden.pdf", "corpus.rejects.jsonl"):
         (tmp_path / name).write_bytes(b"%PDF")
     read(tmp_path)
     [message] = caplog.messages
-    assert "2 files are not read, as guide.pdf, report.docx" in message and "SimpleDirectoryReader" in message
+    assert "not read: 2, as guide.pdf, report.docx" in message and "SimpleDirectoryReader" in message
 
 
 @pytest.mark.parametrize(("encoding", "named"), [("gbk", "gb18030 (GBK)"), ("big5", "big5"), ("utf-16", "utf-16")])

@@ -27,7 +27,7 @@ from qdrant_client import AsyncQdrantClient, QdrantClient, models
 
 from care_qdrant.encoders import bm25
 from care_qdrant.encoders.term_weights import TermWeights
-from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch
+from care_qdrant.errors import EncodingError, FingerprintMismatch, InputError, SchemaMismatch
 from care_qdrant.index.ingest import ingest
 from care_qdrant.index.settings import IngestSettings
 from care_qdrant.qdrant.collection import Collection
@@ -285,6 +285,14 @@ class TestWriting:
             CareVectorStore(NAME, client, embedding=embedding).add([node])
         assert not client.collection_exists(NAME)
 
+    @pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
+    def test_a_vector_that_no_search_would_find_is_refused(self, client: QdrantClient, value: float) -> None:
+        """A server takes them: zeros over HTTP, numbers that are none over gRPC."""
+        nodes = [TextNode(id_=str(uuid.uuid4()), text="x", embedding=[each] * 3) for each in (1.0, value)]
+        with pytest.raises(EncodingError, match=f"the vector of node {nodes[1].node_id} has length"):
+            CareVectorStore(NAME, client).add(nodes)
+        assert not client.collection_exists(NAME)
+
     @pytest.mark.parametrize("use_async", [False, True])
     def test_the_vectors_of_other_models_stay_and_it_is_said_when_their_text_changes(
         self, client: QdrantClient, embedding: CareEmbedding, use_async: bool, caplog: pytest.LogCaptureFixture
@@ -515,6 +523,11 @@ class TestHybrid:
         fill(client, sparse=True)
         with pytest.raises(ValueError, match="enable_hybrid=True"):
             CareVectorStore(NAME, client, enable_hybrid=False).query(self.query("x"))
+
+    def test_a_hybrid_query_without_bm25_names_the_way_to_it(self, client: QdrantClient) -> None:
+        fill(client)
+        with pytest.raises(ValueError, match=f"care attach {NAME} --sparse bm25"):
+            CareVectorStore(NAME, client).query(self.query("x"))
 
     def test_another_analyser_is_refused(self, client: QdrantClient, monkeypatch: pytest.MonkeyPatch) -> None:
         fill(client, sparse=True)

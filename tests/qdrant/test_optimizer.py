@@ -1,14 +1,17 @@
-"""The names of vectors change only while a server's optimizer rests."""
+"""The names of vectors change only while a server's optimizer rests, and what it hides meanwhile is not left out."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
+import numpy as np
 import pytest
-from qdrant_client import models
+from qdrant_client import QdrantClient, models
 
+from care_qdrant.errors import QdrantError
 from care_qdrant.qdrant import collection as collections
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
-from tests.databases import require_added_vectors
+from tests.databases import REAL, open_database, require_added_vectors
 from tests.standin import StandIn
 
 DENSE = models.DenseVectorNameConfig(dense=models.DenseVectorConfig(size=2, distance=models.Distance.DOT))
@@ -42,3 +45,41 @@ def test_an_optimizer_that_does_not_end_is_warned_of(
     assert "may be there again (Qdrant 1.18.3)" in caplog.text
     server.faults.clear()
     assert "new" in collection.refresh().dense
+
+
+def test_points_that_a_server_hides_are_waited_for(
+    opened: tuple[StandIn, Collection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, collection = opened
+    config = collection.schema.config
+    hiding = config.optimizer_config.model_copy(update={"prevent_unoptimized": True})
+    collection._schema = replace(collection.schema, config=config.model_copy(update={"optimizer_config": hiding}))
+    for read in (collection.count, lambda: list(collection.scroll())):
+        server.faults.add("yellow", times=2, path="/collections/c$")
+        server.requests.clear()
+        read()
+        assert [request.path for request in server.requests][:-1] == ["/collections/c"] * 3
+    monkeypatch.setattr(collections, "OPTIMIZER_SECONDS", 0)
+    server.faults.add("yellow", times=1_000, path="/collections/c$")
+    assert collection.count(as_seen=True) == 0
+    with pytest.raises(QdrantError, match="still hides points"):
+        collection.count()
+
+
+@pytest.fixture(params=REAL)
+def real(request: pytest.FixtureRequest) -> Iterator[QdrantClient]:
+    with open_database(request) as client:
+        yield client
+
+
+def test_a_real_server_that_hides_points_is_counted_whole(real: QdrantClient) -> None:
+    optimizers = models.OptimizersConfigDiff(indexing_threshold=10, default_segment_number=1, prevent_unoptimized=True)
+    config = models.VectorParams(size=32, distance=models.Distance.COSINE)
+    Collection(real, "hidden").create(vectors_config={"old": config}, optimizers_config=optimizers)
+    vectors = np.random.default_rng(0).standard_normal((6_000, 32)).tolist()
+    for start in range(0, 6_000, 1_000):
+        batch = models.Batch(ids=list(range(start, start + 1_000)), vectors={"old": vectors[start : start + 1_000]})
+        real.upsert("hidden", batch, wait=False)
+    collection = Collection(real, "hidden")
+    assert collection.count(as_seen=True) < 6_000, "the server shows them all: nothing is tried here"
+    assert collection.count() == 6_000

@@ -84,7 +84,9 @@ def test_filter_that_cannot_be_read_is_refused(condition: str) -> None:
 def test_filter_value_in_quotes_is_a_text() -> None:
     parsed = conditions.parse_filter(['code="017"', "age=17", "adult=false", "name=a=b"])
     assert parsed is not None
-    assert [condition.match.value for condition in parsed.must] == ["017", 17, False, "a=b"]
+    code, age, adult, name = parsed.must
+    assert [code.match.value, name.match.value] == ["017", "a=b"]
+    assert [[one.match.value for one in each.should] for each in (age, adult)] == [[17, "17"], [False, "false"]]
 
 
 def test_collection_must_be_named_only_when_there_are_several(tmp_path: Path, pair_folder: Path) -> None:
@@ -112,6 +114,9 @@ def test_collections_shows_models_and_counts(folder: Path, pair_folder: Path) ->
     assert (found["name"], found["points"], found["aliases"]) == (COLLECTION, 8, [])
     dense, sparse = found["vectors"]
     card = CareModel.load(pair_folder)
+    assert card.fingerprint in CliRunner().invoke(collections.command, ["--path", str(folder)]).stdout, (
+        "whole in a pipe"
+    )
     assert dense == {
         "name": "tiny-pair",
         "kind": "dense",

@@ -12,8 +12,8 @@ from care_qdrant import Document, IngestSettings, ingest
 from care_qdrant.errors import InputError
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
-from care_qdrant.qdrant.create import parse_indexes
-from care_qdrant.search.conditions import keys_of, parse_filter
+from care_qdrant.qdrant.create import index_schemas, parse_indexes
+from care_qdrant.search.conditions import keys_of, parse_filter, why_nothing
 from care_qdrant.search.plan import Query, find
 from care_qdrant.search.resolve import ResolvedCollection, StoreConfig, resolve_vectors
 from tests.databases import REAL, open_database
@@ -128,6 +128,23 @@ def test_a_filter_without_an_index_is_told_once(standin: StandIn, caplog: pytest
     few = replace(resolved, schema=replace(resolved.schema, points=500), told_keys=set())
     _params(few, filters[0], None)
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize(("kind", "value"), [("integer", 2020), ("tenant", "2020")])
+def test_an_index_says_which_kind_of_value_a_condition_means(real: QdrantClient, kind: str, value: str | int) -> None:
+    """In strict mode a server refuses the other kind, which the index does not answer for."""
+    collection = Collection(real, "typed")
+    collection.create(vectors_config={})
+    collection.create_indexes(index_schemas(parse_indexes([f"year={kind}"])))
+    indexes = collection.refresh().payload_schema
+    strict = models.StrictModeConfig(enabled=True, unindexed_filtering_retrieve=False)
+    collection.update("strict", strict_mode_config=strict)
+    parsed = parse_filter(["year=2020"], indexes)
+    assert parsed == models.Filter(must=[models.FieldCondition(key="year", match=models.MatchValue(value=value))])
+    assert real.scroll("typed", parsed)[0] == []
+    real.upsert("typed", [models.PointStruct(id=1, vector={}, payload={"year": "2020"})], wait=True)
+    assert len(real.scroll("typed", parsed)[0]) == (kind == "tenant")
+    assert bool(why_nothing(collection, parsed)) == (kind == "integer")
 
 
 def test_the_keys_of_a_filter_are_those_at_any_depth() -> None:

@@ -18,6 +18,7 @@ from sentence_transformers import SentenceTransformer
 from care_qdrant.errors import InputError, MissingExtra
 from care_qdrant.model.published import plain_vectors
 from care_qdrant.model.references import keep_check_vectors
+from care_qdrant.progress import duration
 from care_trainer import evaluation
 from care_trainer.config import Run, Stage, stage_name
 from care_trainer.config.run import BASE, COLLECTION
@@ -127,12 +128,12 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 def in_words(record: dict[str, Any]) -> str:
     """Return what a stage took and how good it left the encoders, for people."""
-    hours = f"{record['seconds'] / 3600:.2f} hours"
+    took = duration(record["seconds"])
     if not torch.cuda.is_available():
-        hours += f", {record['cpu_seconds'] / 3600:.2f} CPU hours"
+        took += f", {duration(record['cpu_seconds'])} of CPU time"
     found = record.get("evaluation") or {}
     scores = [f"{label} {found[key]:.3f}" for key, label in SHOWN_SCORES.items() if key in found]
-    return f"{hours}; on held-out questions {', '.join(scores)}" if scores else hours
+    return f"{took}; on held-out questions {', '.join(scores)}" if scores else took
 
 
 def _ensure_base(run: Run, folder: Path, resume: bool, report: Report) -> None:

@@ -93,6 +93,9 @@ function fetchFloors() {
   }
 }
 
+// As a condition takes it: a text that reads as a number with a fraction stands in quotes.
+const written = (value) => (typeof value === "string" && value.trim() && !Number.isNaN(Number(value)) && !Number.isInteger(Number(value)) ? JSON.stringify(value) : String(value));
+
 const floorOf = (column) => state.floors.get(`${$("collection").value} ${column}`) ?? null;
 
 function showCollection() {
@@ -113,7 +116,7 @@ function showCollection() {
   const [sample] = keys;
   $("conditions").placeholder = sample ? `${sample[0]}=${sample[1][0] ?? "…"}${rest.length ? `; ${rest[0]}=…` : ""}` : "key=value";
   $("facets").replaceChildren(...few.map(([key, values]) => {
-    const choice = element("select", {}, element("option", { value: "" }, t("any")), ...values.map((value) => element("option", { value: String(value) }, String(value))));
+    const choice = element("select", {}, element("option", { value: "" }, t("any")), ...values.map((value) => element("option", { value: written(value) }, String(value))));
     const set = conditions().find((part) => part.startsWith(`${key}=`));
     choice.value = set ? set.slice(key.length + 1) : "";
     choice.addEventListener("change", () => {

@@ -91,14 +91,14 @@ def test_durations(seconds: float, text: str) -> None:
 def test_a_terminal_gets_a_summary_and_a_pipe_the_report(write_corpus: WriteCorpus) -> None:
     corpus = write_corpus([*short_rows(5), "broken"])
     master, terminal = pty.openpty()
-    process = start(corpus, stdout=terminal)
+    process = start(corpus, "--model", "my pair", stdout=terminal)
     os.close(terminal)
     _, errors = process.communicate(timeout=60)
     os.set_blocking(master, False)
     shown = os.read(master, 10_000).decode().replace("\r\n", "\n") if select.select([master], [], [], 5)[0] else ""
     assert process.returncode == 8
     assert "done: 5 documents as 5 points (5 encoded, 1 rejected)" in shown
-    assert 'next: care search "…" --collection corpus' in shown
+    assert "next: care search \"…\" --collection corpus --model 'my pair'\n" in shown
     assert "\x1b" not in shown, "no colours, with NO_COLOR or without"
     assert "line 6: is not JSON" in errors
     os.close(master)
@@ -112,10 +112,11 @@ def test_a_terminal_without_a_size_shows_the_bar(write_corpus: WriteCorpus) -> N
     """Job runners and containers open a terminal of 0 columns and 0 lines, on which tqdm paints nothing."""
     master, slave = pty.openpty()
     assert os.get_terminal_size(slave) == (0, 0)
-    process = start(write_corpus(short_rows(5)), stderr=slave)
+    process = start(corpus := write_corpus(short_rows(5)), stderr=slave)
     os.close(slave)
     process.communicate(timeout=60)
     assert "100%|" in (shown := os.read(master, 100_000).decode()) and "5/5 stored" in shown and "\x1b" not in shown
+    assert f"{corpus}: JSON lines" in re.split(r"[\r\n]+", shown), "the log does not go on in the line of the bar"
     os.close(master)
 
 

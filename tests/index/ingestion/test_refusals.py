@@ -32,6 +32,8 @@ COSINE, DOT = models.Distance.COSINE, models.Distance.DOT
 ATTACH = "with the same --model and --path/--url: care attach corpus --vector-name"
 """Without the model, the advice would attach the built-in pair."""
 
+OTHER_NAME = f"hash-model-{HashModel().fingerprint[:8]}"
+
 
 def create(client: QdrantClient, size: int = 32, distance: models.Distance = COSINE, name: str = "hash-model") -> None:
     client.create_collection("corpus", vectors_config={name: models.VectorParams(size=size, distance=distance)})
@@ -40,14 +42,14 @@ def create(client: QdrantClient, size: int = 32, distance: models.Distance = COS
 @pytest.mark.parametrize(
     ("prepare", "error", "message"),
     [
-        (lambda client: create(client), FingerprintMismatch, f"carries no fingerprint.*{ATTACH} hash-model$"),
-        (lambda client: create(client, size=16), SchemaMismatch, "is 16-dimensional with Cosine distance"),
+        (lambda client: create(client), FingerprintMismatch, f"carries no fingerprint.*{ATTACH} {OTHER_NAME}$"),
+        (lambda client: create(client, size=16), SchemaMismatch, f"is 16-dimensional.*{ATTACH} {OTHER_NAME}$"),
         (lambda client: create(client, distance=DOT), SchemaMismatch, "Dot distance"),
         (lambda client: create(client, name="other"), InputError, f"has no vector 'hash-model'.*{ATTACH} hash-model$"),
         (
             lambda client: ingest([Document("d", "x")], HashModel(salt="x"), client, "corpus"),
             FingerprintMismatch,
-            f"was made by hash-model.*{ATTACH} hash-model-{HashModel().fingerprint[:8]}$",
+            f"was made by hash-model.*{ATTACH} {OTHER_NAME}$",
         ),
     ],
 )

@@ -1,5 +1,6 @@
 """``care learn``: a query encoder learned from the vectors that a collection holds."""
 
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,7 +13,7 @@ import click
 
 from care_qdrant.console.groups import GroupedCommand
 from care_qdrant.console.options import Target, target_options
-from care_qdrant.console.reports import show_report
+from care_qdrant.console.reports import search_command, show_report
 
 if TYPE_CHECKING:
     from care_trainer.learn.learn import Progress
@@ -184,8 +185,11 @@ def _learn(
     except MissingExtra as missing:
         click.echo(f"no plot: {missing}", err=True)
     for paragraph in paragraphs(report):
-        click.echo(paragraph, err=True)
-    show_report(replace(report, examples=[]))
+        click.echo(paragraph.replace("**", "").removeprefix("# "), err=True)
+    if not sys.stdout.isatty():  # to a person, the paragraphs have said it
+        show_report(replace(report, examples=[]))
+    elif report.registered:
+        click.echo(f"next: {search_command(report.collection, target, str(folder))}")
     if not report.registered:
         raise InputError(
             f"{folder}: was written but not registered: {report.refused}. Register it nevertheless with: --force"

@@ -3,7 +3,6 @@
 import logging
 import math
 import shlex
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,8 @@ import click
 from care_qdrant.errors import needs_extra
 
 if TYPE_CHECKING:
+    from tqdm import tqdm
+
     from care_trainer.config import Run
     from care_trainer.stages.context import Report
 
@@ -180,8 +181,7 @@ def progress_bars(visible: bool) -> Iterator["Report"]:
     It shows the time that is left, the last loss, the tokens a second of all processes since the bar began, and the
     peak memory of this one.
     """
-    from tqdm import tqdm
-
+    from care_qdrant.progress import open_bar
     from care_trainer.training.loop import peak_memory_bytes
 
     bars: dict[str, tqdm[NoReturn]] = {}
@@ -195,14 +195,7 @@ def progress_bars(visible: bool) -> Iterator["Report"]:
             started, tokens = time.monotonic(), 0  # the first step's tokens took time before the clock started
             for bar in bars.values():
                 bar.close()
-            bars[what] = tqdm(
-                total=steps,
-                initial=max(0, step - 1),
-                desc=what,
-                file=sys.stderr,
-                dynamic_ncols=True,
-                disable=not visible,
-            )
+            bars[what] = open_bar(total=steps, initial=max(0, step - 1), desc=what, disable=not visible)
         bars[what].update(step - bars[what].n)
         if not math.isnan(loss):
             shown = f"loss {loss:.4f}"

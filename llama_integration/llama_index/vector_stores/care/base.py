@@ -35,7 +35,7 @@ from llama_index.vector_stores.care.points import (
     as_result,
     build_points,
     changed_texts,
-    check_ids,
+    check_points,
     having_ids,
     writes,
 )
@@ -348,6 +348,7 @@ class CareVectorStore(BasePydanticVectorStore):
                 where=node_filter(node_ids, filters, resolved.layout),
                 limit=limit,
                 vectors=[resolved.vector_name] if resolved.vector_name else True,
+                as_seen=True,
             )
             return [as_node(resolved.read(record)) for page in pages for record in page]
 
@@ -364,7 +365,7 @@ class CareVectorStore(BasePydanticVectorStore):
         self._check_nodes(nodes)
         if not nodes:
             return []
-        check_ids(nodes)
+        check_points(nodes)
         if not self._named.exists():
             self._create(nodes)
             self._resolver.forget()
@@ -483,7 +484,12 @@ class CareVectorStore(BasePydanticVectorStore):
             answered = ", ".join(mode.value for mode in MODES)
             raise ValueError(f"CareVectorStore answers queries of mode {answered}, none of mode {query.mode.value}")
         if query.mode in LEXICAL and not self.enable_hybrid:
-            raise ValueError(f"a {query.mode.value} query needs CareVectorStore(..., enable_hybrid=True)")
+            needs = "CareVectorStore(..., enable_hybrid=True)"
+            if self._finds_bm25:
+                needs = (
+                    f"BM25 in the collection; with its --path/--url: care attach {self.collection_name} --sparse bm25"
+                )
+            raise ValueError(f"a {query.mode.value} query needs {needs}")
         own_filter, params = options.get("qdrant_filters"), options.get("search_params")
         terms = self._terms(query) if query.mode in LEXICAL and query.query_str else None
         hybrid_top_k = query.hybrid_top_k if query.mode == VectorStoreQueryMode.HYBRID else None

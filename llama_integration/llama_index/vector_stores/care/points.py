@@ -1,9 +1,11 @@
 """Hits as nodes and nodes as points, whoever wrote them."""
 
+import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, cast
 from uuid import UUID
 
+import numpy as np
 from llama_index.core.schema import BaseNode, MetadataMode, NodeRelationship, ObjectType, RelatedNodeInfo, TextNode
 from llama_index.core.vector_stores.types import VectorStoreQueryResult
 from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_metadata_dict
@@ -11,7 +13,8 @@ from llama_index.vector_stores.care.origin import embedded_text_is_known, title_
 from qdrant_client import models
 
 from care_qdrant.encoders.sparse import SparseQuery
-from care_qdrant.errors import InputError
+from care_qdrant.encoders.usable import LEAST_LENGTH
+from care_qdrant.errors import EncodingError, InputError
 from care_qdrant.qdrant.layout import Layout, read_hit
 from care_qdrant.qdrant.payload import content_hash
 from care_qdrant.qdrant.sender import Write
@@ -71,9 +74,14 @@ def build_points(
     return points
 
 
-def check_ids(nodes: Iterable[BaseNode]) -> None:
-    """Refuse ids that Qdrant does not take, before anything is written."""
+def check_points(nodes: Iterable[BaseNode]) -> None:
+    """Refuse ids that Qdrant does not take and vectors that it takes and never finds, before anything is written."""
     for node in nodes:
+        length = float(np.linalg.norm(node.get_embedding()))
+        if not math.isfinite(length) or length < LEAST_LENGTH:
+            raise EncodingError(
+                f"the vector of node {node.node_id} has length {length:g}: no search would find it; nothing was written"
+            )
         if not isinstance(as_point_id(node.node_id), str):
             raise InputError(
                 f"node id {node.node_id!r} is no UUID, and Qdrant takes no other strings as point ids: "
