@@ -52,6 +52,11 @@ def open_wire(request: pytest.FixtureRequest, version: str = "1.19.0") -> Iterat
         yield server
 
 
+def behind(client: QdrantClient, alias: str) -> str | None:
+    """Return the collection that an alias leads to."""
+    return {each.alias_name: each.collection_name for each in client.get_aliases().aliases}.get(alias)
+
+
 def require_added_vectors(client: QdrantClient) -> None:
     """Leave a test, before it calls the client for it, where the server cannot add a vector to a collection."""
     require_server(client, NAMED_VECTORS_SINCE, "adding a vector")

@@ -54,6 +54,7 @@ def test_every_path_says_that_an_embedded_folder_is_code() -> None:
     ("module", "group", "arguments"),
     [
         ("care_qdrant.cli", "care", ["--help"]),
+        ("care_qdrant.cli.ingest", "command", ["--help"]),
         ("care_trainer.cli", "care_train", ["run", "--help"]),
         ("care_benchmarks.cli", "care_bench", ["--help"]),
     ],

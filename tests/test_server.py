@@ -13,13 +13,8 @@ from llama_index.vector_stores.care import CareVectorStore
 from qdrant_client import QdrantClient, models
 
 from care_qdrant import Document, IngestSettings, Retriever, ingest, native_bm25
-from care_qdrant.errors import FingerprintMismatch
-from care_qdrant.index.attach import attach_vector
-from care_qdrant.index.by_copy import attach_by_copy
-from care_qdrant.index.detach import detach_vector
 from care_qdrant.index.promote import promote_collection
 from care_qdrant.index.publish import publish_collection, roll_back
-from care_qdrant.index.verify import verify_collection
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.qdrant.contracts import SparseContract
@@ -53,61 +48,6 @@ def server(request: pytest.FixtureRequest) -> Iterator[QdrantClient]:
 @pytest.fixture
 def collection() -> str:
     return f"care-test-{uuid.uuid4().hex[:8]}"
-
-
-def test_ingest_search_and_ingest_again(server: QdrantClient, collection: str) -> None:
-    model, settings = HashModel(max_tokens=512), IngestSettings(sparse=True)
-    report = ingest(DOCUMENTS, model, server, collection, settings=settings)
-    assert (report.encoded, report.points) == (300, 300)
-    assert server.count(collection, exact=True).count == 300
-
-    [dense] = Retriever(server, collection, model).search([DOCUMENTS[7].text], top_k=1)  # type: ignore[arg-type]
-    [hybrid] = Retriever(server, collection, model, mode="hybrid").search([DOCUMENTS[7].text], top_k=1)  # type: ignore[arg-type]
-    assert dense[0].document_id == hybrid[0].document_id == "d7"
-
-    again = ingest(DOCUMENTS, HashModel(max_tokens=512), server, collection, settings=settings)
-    assert (again.encoded, again.unchanged) == (0, 300)
-    with pytest.raises(FingerprintMismatch):
-        ingest(DOCUMENTS, HashModel(salt="other", max_tokens=512), server, collection, settings=settings)
-
-
-def test_attach_and_detach_leave_what_was_there(server: QdrantClient, collection: str) -> None:
-    old = models.VectorParams(size=4, distance=models.Distance.COSINE)
-    server.create_collection(collection, vectors_config={"old": old})
-    points = [
-        models.PointStruct(id=number, vector={"old": [1.0, number, 0.0, 1.0]}, payload={"text": document.text})
-        for number, document in enumerate(DOCUMENTS[:50])
-    ]
-    server.upsert(collection, points, wait=True)
-    before = _content(server, collection)
-
-    model = HashModel(max_tokens=512)
-    attach_vector(server, collection, model)
-    [hits] = Retriever(server, collection, model).search([DOCUMENTS[7].text], top_k=1)  # type: ignore[arg-type]
-    assert hits[0].text == DOCUMENTS[7].text
-    detach_vector(server, collection)
-
-    assert _content(server, collection) == before
-
-
-def test_attach_by_a_copy_and_go_back(server: QdrantClient, collection: str) -> None:
-    old = models.VectorParams(size=4, distance=models.Distance.COSINE)
-    server.create_collection(collection, vectors_config=old, metadata={"owner": "team"})
-    points = [
-        models.PointStruct(id=number, vector=[1.0, number, 0.0, 1.0], payload={"text": document.text})
-        for number, document in enumerate(DOCUMENTS[:50])
-    ]
-    server.upsert(collection, points, wait=True)
-    before, model, alias = _content(server, collection), HashModel(max_tokens=512), f"{collection}-live"
-
-    report = attach_by_copy(server, collection, model, alias)
-    assert (report.version, report.attached.covered) == (f"{alias}_v1", 50)
-    [hits] = Retriever(server, alias, model).search([DOCUMENTS[7].text], top_k=1)  # type: ignore[arg-type]
-    assert hits[0].text == DOCUMENTS[7].text
-    assert [point.id for point in server.query_points(alias, query=[1.0, 7.0, 0.0, 1.0], limit=1).points] == [7]
-
-    assert roll_back(server, alias).version == collection
-    assert _content(server, collection) == before
 
 
 def test_promote_publish_and_roll_back(server: QdrantClient, collection: str, tmp_path: Path) -> None:
@@ -148,25 +88,6 @@ def test_points_go_over_grpc_by_themselves(
     is_real = "real" in request.node.callspec.id
     assert target.upsert_over_grpc() is is_real
     assert (server.count(collection, exact=True).count, target.count_with_vector("hash-model")) == (20, 20)
-
-
-def _content(client: QdrantClient, collection: str) -> list[tuple[object, object, object]]:
-    records, _ = client.scroll(collection, limit=100, with_vectors=True)
-    return [(record.id, record.vector, record.payload) for record in records]
-
-
-def test_bm25_is_attached_to_the_points_of_a_model_and_removed_again(server: QdrantClient, collection: str) -> None:
-    model = HashModel(max_tokens=512)
-    ingest(DOCUMENTS, model, server, collection)
-    assert Retriever(server, collection, model).search([DOCUMENTS[5].text], top_k=1)
-    assert attach_vector(server, collection, None).covered == 300
-    assert attach_vector(server, collection, None).encoded == 0
-    assert verify_collection(server, collection, None).problems == []
-    retriever = Retriever(server, collection, model)
-    [[hit]] = retriever.search([DOCUMENTS[5].text], top_k=1)
-    assert (hit.document_id, retriever.mode) == ("d5", "hybrid")
-    assert detach_vector(server, collection).payloads_cleaned == 300
-    assert not Collection(server, collection).schema.sparse
 
 
 @pytest.mark.server

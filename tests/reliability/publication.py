@@ -11,10 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from qdrant_client import QdrantClient
-
 from care_qdrant.cli import care
 from care_qdrant.qdrant.connection import open_client
+from tests.databases import behind
 from tests.reliability.ingestion import Target
 from tests.reliability.sample_collection import (
     Contents,
@@ -111,7 +110,7 @@ def _verify_publication(publication: Publication) -> tuple[Counts, Counts]:
     target, alias = publication.target, publication.alias
     with target.open() as client:
         wanted, copy = read_contents(client, target.collection), read_contents(client, f"{alias}_v2")
-        is_switched = _behind(client, alias) == f"{alias}_v2"
+        is_switched = behind(client, alias) == f"{alias}_v2"
         unseen = distance(read_contents(client, alias), wanted if is_switched else publication.first)
     if not is_switched:
         _run(publication.arguments)
@@ -124,11 +123,6 @@ def _verify_publication(publication: Publication) -> tuple[Counts, Counts]:
             "leftovers": len(named - {f"{alias}_v1", f"{alias}_v2"}),
         }
     return {"copied": len(copy)}, violations
-
-
-def _behind(client: QdrantClient, alias: str) -> str | None:
-    names = {each.alias_name: each.collection_name for each in client.get_aliases().aliases}
-    return names.get(alias)
 
 
 def _run(arguments: Sequence[str]) -> None:

@@ -17,7 +17,6 @@ FORKSERVER.set_forkserver_preload(
         "tests.reliability.attachment",
         "tests.reliability.following",
         "tests.reliability.ingestion",
-        "tests.reliability.killing",
         "tests.reliability.publication",
     ]
 )

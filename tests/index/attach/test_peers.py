@@ -151,27 +151,6 @@ def test_haystack_without_sparse_vectors_is_refused_and_can_be_opened_again(plac
         assert store.count_documents() == 25
 
 
-def test_haystack_moves_its_documents_into_the_layout_with_sparse_vectors(place: Place) -> None:
-    from haystack_integrations.document_stores.qdrant import migrate_to_sparse_embeddings_support
-
-    with closing(haystack_store(place)) as store:
-        store.write_documents(haystack_documents(0, 20))
-        before = haystack_answers(store)
-    with closing(haystack_store(place, return_embedding=True)) as store:
-        if "url" in place:
-            migrate_to_sparse_embeddings_support(store, f"{NAME}-sparse")
-        documents = store.filter_documents()
-    if "path" in place:
-        # The migration opens a second client, and a folder has one at a time.
-        with closing(haystack_store(place, f"{NAME}-sparse", sparse=True)) as store:
-            store.write_documents(documents)
-    assert attach(place, f"{NAME}-sparse") == (20, 0)
-    with closing(haystack_store(place, f"{NAME}-sparse", sparse=True)) as store:
-        assert haystack_answers(store) == before
-        store.write_documents(haystack_documents(20, 25))
-    assert attach(place, f"{NAME}-sparse") == (5, 20)
-
-
 def test_a_second_vector_still_locks_haystack_out(place: Place) -> None:
     """Where this fails, Haystack has learned to open such a collection, and the refusal can go."""
     with closing(haystack_store(place)) as store:

@@ -66,22 +66,6 @@ def test_what_a_pipeline_adds_is_picked_up_until_a_signal_ends_it(
     assert {"tiny-pair" in vectors for _, vectors in contents(client).values()} == {True}
 
 
-def test_a_collection_that_is_emptied_and_filled_again_is_followed(server: StandIn, pair_folder: Path) -> None:
-    client = QdrantClient(url=server.url, check_compatibility=False)
-    fill(client, "named", "plain", count=10)
-    with _start(server, pair_folder) as process:
-        reports = _reports(process)
-        assert next(reports)["covered"] == 10
-        client.delete(NAME, models.Filter(must=[]), wait=True)
-        assert next(each["covered"] for each in reports if not each["points"]) == 0
-        _write(server.url)
-        assert next(each["covered"] for each in reports if each["covered"] == 20)
-        process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (0, "")
-    client.close()
-
-
 @pytest.mark.parametrize("attach", [_attach_model, _attach_bm25])
 def test_an_attach_to_an_emptied_collection_has_nothing_to_do(
     qdrant: QdrantClient, attach: Callable[[QdrantClient], AttachReport]
