@@ -49,16 +49,19 @@ def write_jsonl(path: Path, rows: Rows) -> Path:
     return path
 
 
-@pytest.fixture
-def task_directory(tmp_path: Path) -> Path:
-    """A whole task directory in our own shape."""
-    directory = tmp_path / "clinic"
+def write_tasks(directory: Path) -> Path:
+    """Write a whole task directory in our own shape."""
     write_jsonl(directory / "retrieval/corpus.jsonl", CORPUS)
     write_jsonl(directory / "retrieval/queries.jsonl", QUERIES)
     write_jsonl(directory / "retrieval/qrels.jsonl", QRELS)
     write_jsonl(directory / "rerank.jsonl", RERANK)
     write_jsonl(directory / "sts.jsonl", STS)
     return directory
+
+
+@pytest.fixture
+def task_directory(tmp_path: Path) -> Path:
+    return write_tasks(tmp_path / "clinic")
 
 
 @pytest.fixture
