@@ -239,6 +239,13 @@ class QdrantCluster:
             node.start()
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 def _free_ports() -> tuple[int, int, int]:
     """Return three neighbouring free ports: the second is where clients look for gRPC."""
     while True:

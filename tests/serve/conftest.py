@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -24,6 +25,7 @@ from tests.tiny import TEXTS, HashEncoder
 
 MakeService = Callable[..., Service]
 Ask = Callable[..., Any]
+KEY = "a-key-of-some-length-1"
 
 
 def pair(
@@ -78,6 +80,19 @@ def listen() -> Iterator[Callable[[Service], str]]:
     """Serve on a free port of loopback, for clients that need a socket; returns the address."""
     with ExitStack() as stack:
         yield lambda service: stack.enter_context(_listening(service))
+
+
+@pytest.fixture
+def serve_with_key(make_service: MakeService, listen: Callable[[Service], str], tmp_path: Path) -> Ask:
+    """Serve both sides of a pair to those who have `KEY`; returns the address below which OpenAI's paths are."""
+
+    async def serve(model: CareModel) -> str:
+        (tmp_path / "keys").write_text(KEY)
+        service = make_service(model, documents=True, keys_file=tmp_path / "keys")
+        await service.load()
+        return f"{listen(service)}/v1"
+
+    return serve
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.reliability.processes import free_port
 from tests.serve.conftest import pair
-from tests.serve.test_qdrant import free_port
 
 CONFIGURATION = Path(__file__).parents[2] / "examples" / "deploy" / "nginx.conf"
 KEY = "a-key-of-some-length-1"

@@ -18,8 +18,8 @@ from qdrant_client import QdrantClient
 from care_qdrant.index.ingest import ingest
 from care_qdrant.serve import tracing
 from care_qdrant.types import Document
+from tests.reliability.processes import free_port
 from tests.serve.conftest import aligned, asked
-from tests.serve.test_qdrant import free_port
 from tests.standin import StandIn
 from tests.standin.test_standin import connect as connect_qdrant
 from tests.tiny import TEXTS
