@@ -1,13 +1,11 @@
 """Task directories of a few lines, in the shapes that people have."""
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-Rows = Sequence[Mapping[str, Any]]
+from tests.tiny import write_jsonl
 
 CORPUS = [
     {"id": "d1", "title": "耳鸣的药有哪些", "text": "耳鸣常用的药物有盐酸氟桂利嗪胶囊、尼莫地平等。"},
@@ -41,12 +39,6 @@ STS = [
     {"sentence1": "孩子发热", "sentence2": "小孩发烧", "score": 1},
     {"sentence1": "耳鸣吃什么药", "sentence2": "贫血吃什么", "score": 0},
 ]
-
-
-def write_jsonl(path: Path, rows: Rows) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def write_tasks(directory: Path) -> Path:
