@@ -43,10 +43,7 @@ def test_vectors_are_those_of_stock_sentence_transformers(exported: Exported, po
 def test_a_vector_does_not_depend_on_the_texts_that_share_its_batch(
     exported: Exported, pooling: str, onnx_file: str
 ) -> None:
-    """onnxruntime's own dynamic int8 moves a vector by its neighbours: a query would rank differently under load.
-
-    The order of float sums may move the last bit, 1e-7; one level of int8 in any layer is worth a thousand times that.
-    """
+    """onnxruntime's own int8 moves a vector by its neighbours, a thousand times more than the order of float sums."""
     encoder = open_encoder(exported(pooling)[0], onnx_file)
     alone = np.concatenate([encoder.encode([text]) for text in QUERIES])
 
