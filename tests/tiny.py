@@ -4,7 +4,7 @@ import hashlib
 import json
 import random
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,19 @@ class HashEncoder:
         digest = hashlib.sha256((self.salt + text).encode("utf-8", "surrogatepass")).digest()
         row = np.random.default_rng(int.from_bytes(digest[:8], "big")).normal(size=self.dim)
         return (row / np.linalg.norm(row)).astype(np.float32)
+
+
+class BusyEncoder(HashEncoder):
+    """Calls ``work`` with the number of each batch, from 1, before it encodes it."""
+
+    def __init__(self, work: Callable[[int], object]) -> None:
+        super().__init__()
+        self.work, self.batches = work, 0
+
+    def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
+        self.batches += 1
+        self.work(self.batches)
+        return super().encode(texts, prompt=prompt)
 
 
 class HashModel:

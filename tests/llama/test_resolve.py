@@ -15,7 +15,6 @@ from qdrant_client import AsyncQdrantClient, QdrantClient, models
 
 from care_qdrant.errors import FingerprintMismatch
 from care_qdrant.qdrant.connection import open_client
-from tests.databases import REAL, open_database
 from tests.llama import collections as made
 from tests.llama.collections import DOCUMENTS, NAME, fill, node_id, vector
 from tests.standin import StandIn
@@ -28,13 +27,6 @@ SEARCH = [("POST", "/collections/corpus/points/query/batch")]
 @pytest.fixture
 def client(server: StandIn) -> Iterator[QdrantClient]:
     with open_client(url=server.url) as client:
-        yield client
-
-
-@pytest.fixture(params=["embedded", "server", *REAL])
-def qdrant(request: pytest.FixtureRequest) -> Iterator[QdrantClient]:
-    """An empty Qdrant, in both engines."""
-    with open_database(request) as client:
         yield client
 
 

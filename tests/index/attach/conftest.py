@@ -6,7 +6,6 @@ import pytest
 from qdrant_client import QdrantClient
 
 from care_qdrant.qdrant.connection import open_client
-from tests.databases import REAL, open_database
 from tests.standin import StandIn
 from tests.tiny import HashModel
 
@@ -20,11 +19,4 @@ def model() -> HashModel:
 def client(server: StandIn) -> Iterator[QdrantClient]:
     """A client of a server; calls to an embedded database wait for each other."""
     with open_client(url=server.url) as client:
-        yield client
-
-
-@pytest.fixture(params=["embedded", "server", *REAL])
-def qdrant(request: pytest.FixtureRequest) -> Iterator[QdrantClient]:
-    """An empty database, of each kind in turn."""
-    with open_database(request) as client:
         yield client

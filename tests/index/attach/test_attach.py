@@ -1,6 +1,5 @@
 """What a run encodes, what it leaves alone, and what it says."""
 
-import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,7 +13,7 @@ from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Vectors
 from tests.index.attach.collections import DIM, NAME, contents, fill, point
 from tests.standin import StandIn
-from tests.tiny import HashEncoder, HashModel, medical_texts
+from tests.tiny import BusyEncoder, HashEncoder, HashModel, medical_texts
 
 IMPATIENT = RetryPolicy(attempts=4, base_seconds=0.01, cap_seconds=0.05)
 
@@ -158,40 +157,23 @@ def test_a_vector_that_is_no_number_is_never_written(qdrant: QdrantClient, model
     assert contents(qdrant) == before
 
 
-class _Crowd(HashEncoder):
-    """While it encodes, others add, edit, replace and delete points."""
-
-    def __init__(self, client: QdrantClient) -> None:
-        super().__init__()
-        self.client, self.batch = client, 0
-
-    def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
-        self.batch += 1
-        first = self.batch * 8 + 1
-        work = threading.Thread(target=self._work, args=(first,))
-        work.start()
-        vectors = super().encode(texts, prompt=prompt)
-        work.join()
-        return vectors
-
-    def _work(self, first: int) -> None:
-        self.client.delete(NAME, [first], wait=True)
-        self.client.upsert(NAME, [point("two", "plain", first + 2, f"替换 {first}")], wait=True)
-        self.client.upsert(NAME, [point("two", "plain", 1_001 + first, f"新增 {first}")], wait=True)
-        there = self.client.retrieve(NAME, [first + 4], with_payload=False)
-        if there:
-            self.client.set_payload(NAME, {"text": f"编辑 {first}"}, points=[first + 4], wait=True)
-
-
 def test_others_write_at_the_same_time(server: StandIn, client: QdrantClient) -> None:
     theirs = QdrantClient(url=server.url, check_compatibility=False)
     fill(client, "two", "plain", count=200)
     model = HashModel(name="care")
-    model._encoder = crowd = _Crowd(theirs)
+
+    def write(first: int) -> None:
+        theirs.delete(NAME, [first], wait=True)
+        theirs.upsert(NAME, [point("two", "plain", first + 2, f"替换 {first}")], wait=True)
+        theirs.upsert(NAME, [point("two", "plain", 1_001 + first, f"新增 {first}")], wait=True)
+        if theirs.retrieve(NAME, [first + 4], with_payload=False):
+            theirs.set_payload(NAME, {"text": f"编辑 {first}"}, points=[first + 4], wait=True)
+
+    model._encoder = crowd = BusyEncoder(lambda batch: write(batch * 8 + 1))
     attach_vector(client, NAME, model, settings=AttachSettings(batch_tokens=600))
-    assert crowd.batch > 10
+    assert crowd.batches > 10
     # The users' points are what the users made them, whatever order things came in.
-    deleted = [n * 8 + 1 for n in range(1, crowd.batch + 1)]
+    deleted = [n * 8 + 1 for n in range(1, crowd.batches + 1)]
     now = contents(client, without="care")
     assert not [n for n in deleted if n in now]
     report = attach_vector(client, NAME, HashModel(name="care"))

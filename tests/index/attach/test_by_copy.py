@@ -1,6 +1,6 @@
 """A server that cannot add a vector to a collection: a copy that has both, and an alias that leads to it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -18,13 +18,11 @@ from care_qdrant.index.verify import verify_collection
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.search.retriever import Retriever
-from care_qdrant.types import Vectors
 from tests.databases import WIRES, behind, open_wire
 from tests.index.attach.collections import NAME, SCHEMAS, TOOLS, contents, fill, old_answers, point
-from tests.index.attach.mortal import Killed, MortalModel
 from tests.reliability.trials import FORKSERVER
 from tests.standin import StandIn
-from tests.tiny import HashEncoder, HashModel, medical_texts, point_alias
+from tests.tiny import BusyEncoder, HashModel, Killed, MortalModel, medical_texts, point_alias
 
 LIVE, COPY = "articles-live", "articles-live_v1"
 SMALL_BATCHES = AttachSettings(batch_tokens=200)
@@ -95,19 +93,6 @@ def test_all_is_said_before_anything_is_written(server: StandIn, client: QdrantC
         assert word in said
 
 
-class _Writer(HashEncoder):
-    """While it encodes, somebody does something."""
-
-    def __init__(self, work: Callable[[int], None]) -> None:
-        super().__init__()
-        self.work, self.batches = work, 0
-
-    def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
-        self.batches += 1
-        self.work(self.batches)
-        return super().encode(texts, prompt=prompt)
-
-
 def test_what_others_write_meanwhile_comes_along(client: QdrantClient, server: StandIn, model: HashModel) -> None:
     fill(client, "named", "plain")
 
@@ -120,7 +105,7 @@ def test_what_others_write_meanwhile_comes_along(client: QdrantClient, server: S
             theirs.set_payload(NAME, {"text": "编辑的段落"}, points=[5], wait=True)
             theirs.delete(NAME, [7], wait=True)
 
-    model._encoder = _Writer(write)
+    model._encoder = BusyEncoder(write)
     report = attach_by_copy(client, NAME, model, LIVE, settings=SMALL_BATCHES)
     assert (report.passes, report.copied, report.deleted) == (3, 43, 1)
     assert (report.attached.points, report.attached.covered) == (40, 40)
@@ -138,7 +123,7 @@ def test_a_collection_that_never_rests_is_not_switched(client: QdrantClient, ser
         with open_client(url=server.url) as theirs:
             theirs.upsert(NAME, [point("named", "plain", 1_001 + 2 * batch, f"第{batch}次")], wait=True)
 
-    model._encoder = _Writer(write)
+    model._encoder = BusyEncoder(write)
     with pytest.raises(NotVerified, match=f"different at each of {MOST_PASSES} readings"):
         attach_by_copy(client, NAME, model, LIVE)
     assert behind(client, LIVE) is None

@@ -8,8 +8,7 @@ from care_qdrant.index.detach import detach_vector
 from care_qdrant.index.verify import verify_collection
 from care_qdrant.search.retriever import Retriever
 from tests.index.attach.collections import NAME, SCHEMAS, TOOLS, contents, fill, old_answers
-from tests.index.attach.mortal import Killed, MortalModel
-from tests.tiny import HashModel, medical_texts
+from tests.tiny import HashModel, Killed, MortalModel, medical_texts
 
 SMALL_BATCHES = AttachSettings(batch_tokens=200)
 

@@ -21,7 +21,7 @@ from care_qdrant.index.attach import (
 from tests.databases import require_added_vectors
 from tests.index.attach.collections import NAME, contents, fill, point
 from tests.standin import StandIn
-from tests.tiny import HashModel
+from tests.tiny import BusyEncoder, HashModel
 
 
 def _attach_bm25(client: QdrantClient) -> AttachReport:
@@ -131,29 +131,12 @@ def test_it_ends_when_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(passes(lambda stop: stop.set(), 1_000_000)) == [None]
 
 
-class _StoppingModel(HashModel):
-    """Asks for an end while it encodes its second batch."""
-
-    def __init__(self, stop: threading.Event) -> None:
-        super().__init__(name="care")
-        self.stop = stop
-
-    @property
-    def document_encoder(self) -> "_StoppingModel":  # type: ignore[override]
-        return self
-
-    def encode(self, texts: list[str]) -> object:
-        if self._encoder.encoded:
-            self.stop.set()
-        return self._encoder.encode(texts)
-
-
 def test_a_pass_that_is_told_to_end_keeps_what_it_has(qdrant: QdrantClient, model: HashModel) -> None:
     fill(qdrant, "named", "plain")
-    stop = threading.Event()
-    stopping = _StoppingModel(stop)
+    stop, stopping = threading.Event(), HashModel(name="care")
+    stopping._encoder = BusyEncoder(lambda batch: stop.set() if batch == 2 else None)
     settings = AttachSettings(batch_tokens=200)
-    report = attach_vector(qdrant, NAME, stopping, settings=settings, stop=stop)  # type: ignore[arg-type]
+    report = attach_vector(qdrant, NAME, stopping, settings=settings, stop=stop)
     assert 0 < report.encoded == report.covered < 40
     assert report.encoded == len(stopping._encoder.encoded)
     again = attach_vector(qdrant, NAME, model, settings=settings)

@@ -149,11 +149,6 @@ def test_shards_are_disjoint_and_complete(qdrant: QdrantClient, write_corpus: Wr
     assert ingest(corpus, HashModel(), qdrant, "corpus").unchanged == 100
 
 
-def test_limit_reads_the_first_rows(qdrant: QdrantClient, write_corpus: WriteCorpus) -> None:
-    report = ingest(write_corpus(short_rows(30)), HashModel(), qdrant, "corpus", settings=IngestSettings(limit=7))
-    assert (report.documents, report.points) == (7, 7)
-
-
 def test_a_dry_run_counts_and_writes_nothing(qdrant: QdrantClient, write_corpus: WriteCorpus) -> None:
     rows = short_rows(50)
     dry = IngestSettings(dry_run=True)

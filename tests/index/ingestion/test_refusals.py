@@ -76,12 +76,6 @@ def test_a_server_without_collection_metadata(write_corpus: WriteCorpus, version
         assert client.get_collections().collections == []
 
 
-def test_a_corpus_that_does_not_exist(qdrant: QdrantClient, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="does not exist"):
-        ingest(tmp_path / "nothing.jsonl", HashModel(), qdrant, "corpus")
-    assert not qdrant.collection_exists("corpus")
-
-
 def test_a_corpus_without_a_document_makes_no_collection(qdrant: QdrantClient, tmp_path: Path) -> None:
     """Its mean length would stay in the contract of BM25, and spoil the weights of every later run."""
     empty = tmp_path / "corpus.jsonl"

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -92,15 +91,6 @@ def test_a_version_that_was_left_is_not_published_again(qdrant: QdrantClient) ->
     report = publish_collection(qdrant, "docs", "live")
     assert (report.version, report.replaces) == ("live_v3", "live_v1")
     assert roll_back(qdrant, "live").version == "live_v1"
-
-
-def test_the_alias_of_a_folder_is_there_when_it_is_opened_again(tmp_path: Path) -> None:
-    with open_client(path=tmp_path) as folder:
-        fill(folder, "docs", PAIR, 20)
-        publish_collection(folder, "docs", "live")
-        wanted = contents(folder, "docs")
-    with open_client(path=tmp_path) as folder:
-        assert_same(contents(folder, "live"), wanted)
 
 
 def test_the_collection_that_another_tool_put_behind_the_alias_can_be_gone_back_to(qdrant: QdrantClient) -> None:
