@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,8 +48,12 @@ def make_service() -> Iterator[MakeService]:
     """Build services; they are closed at the end."""
     services: list[Service] = []
 
-    def make(*models: CareModel, limits: dict[str, Any] | None = None, **settings: Any) -> Service:
+    def make(
+        *models: CareModel, limits: dict[str, Any] | None = None, over: QdrantClient | None = None, **settings: Any
+    ) -> Service:
         pairs = models or (pair(),)
+        if over is not None:
+            settings["open_qdrant"] = lambda: nullcontext(over)
         given = ServeSettings(load_models=lambda: list(pairs), limits=replace(Limits(), **limits or {}), **settings)
         service = Service(given, pairs)
         services.append(service)

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +163,7 @@ async def test_a_service_is_asked_as_openais(
     service = make_service(
         model,
         collections=("articles",),
-        open_qdrant=lambda: nullcontext(client),
+        over=client,
         open_fallback=lambda: Fallback(old.encode_query, share=0.3),
     )
     http = connect(service)

@@ -5,7 +5,6 @@ import base64
 import json
 import logging
 import time
-from contextlib import nullcontext
 from pathlib import Path
 
 import httpx
@@ -16,11 +15,11 @@ from care_qdrant.console.logs import set_up_logs
 from care_qdrant.errors import InputError
 from care_qdrant.serve import keys, schemas
 from care_qdrant.serve.keys import Keys
-from tests.serve.conftest import asked, pair
+from tests.serve.conftest import KEY, asked, pair
 from tests.tiny import HashEncoder
 
 ACCESS = "care_qdrant.serve.access"
-KEY, OTHER = "a-key-of-some-length-1", "another-key-of-length-2"
+OTHER = "another-key-of-length-2"
 
 
 @pytest.fixture
@@ -95,7 +94,7 @@ def http_of(make_service, connect, tmp_path: Path):
     ],
 )
 async def test_a_key_may_do_what_its_line_says(http_of, client: QdrantClient, words: str, allowed: set[str]) -> None:
-    service = {"collections": ("corpus", "other"), "open_qdrant": lambda: nullcontext(client)}
+    service = {"collections": ("corpus", "other"), "over": client}
     http = http_of(f"{KEY} {words}", **service)
     bodies = {
         "/inference": asked("发烧"),

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import threading
-from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -172,7 +171,7 @@ async def test_a_deadline_is_answered_in_time_and_its_text_is_never_encoded(
     make_service, connect, client: QdrantClient, path: str
 ) -> None:
     gated = GatedEncoder()
-    service = make_service(pair(query=gated), collections=("corpus",), open_qdrant=lambda: nullcontext(client))
+    service = make_service(pair(query=gated), collections=("corpus",), over=client)
     http = connect(service)
     running = asyncio.create_task(http.post("/embed", json={"inputs": "一"}))
     await entered(gated)
@@ -197,7 +196,7 @@ async def test_a_request_whose_client_leaves_leaves_the_queue(
     make_service, client: QdrantClient, path: str, field: str
 ) -> None:
     gated = GatedEncoder()
-    service = make_service(pair(query=gated), collections=("corpus",), open_qdrant=lambda: nullcontext(client))
+    service = make_service(pair(query=gated), collections=("corpus",), over=client)
     [served] = service.pairs
     running = asyncio.create_task(served.encode(["一"], "query"))
     await entered(gated)

@@ -10,10 +10,9 @@ import httpx
 import pytest
 
 from tests.reliability.processes import free_port
-from tests.serve.conftest import pair
+from tests.serve.conftest import KEY, pair
 
 CONFIGURATION = Path(__file__).parents[2] / "examples" / "deploy" / "nginx.conf"
-KEY = "a-key-of-some-length-1"
 pytestmark = pytest.mark.skipif(
     not (shutil.which("nginx") and shutil.which("openssl")), reason="nginx is not installed"
 )
