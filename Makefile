@@ -70,5 +70,4 @@ reliability: $(VENV)/.dev
 		--output build/reliability/kill-sequences-server.json
 	test -z "$$LLAMA_INDEX" || $(BIN)/python -m benchmarks.experiments.llama_index_suite "$$LLAMA_INDEX" \
 		--output build/reliability/llama-upstream.json
-	$(BIN)/python -m tests.reliability kill-run examples/sample --output build/reliability/kill-run.json
 	$(BIN)/python -m benchmarks.perf.vector_check --output build/reliability/vector-check.json

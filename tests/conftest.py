@@ -59,6 +59,13 @@ def client(request: pytest.FixtureRequest) -> Iterator[QdrantClient]:
         yield client
 
 
+@pytest.fixture(params=["embedded", "server", *REAL])
+def qdrant(request: pytest.FixtureRequest) -> Iterator[QdrantClient]:
+    """An empty Qdrant of each kind: in memory, the stand-in, and a real server."""
+    with open_database(request) as client:
+        yield client
+
+
 @pytest.fixture(params=WIRES)
 def server(request: pytest.FixtureRequest) -> Iterator[StandIn]:
     """An empty server with faults on demand: the stand-in alone, and in front of a real one."""

@@ -41,15 +41,15 @@ def open_database(request: pytest.FixtureRequest) -> Iterator[QdrantClient]:
 
 @contextmanager
 def open_wire(request: pytest.FixtureRequest, version: str = "1.19.0") -> Iterator[StandIn]:
-    """Open an empty server with faults for the parameter of a fixture, one of `WIRES`.
-
-    Args:
-        request: Of the fixture.
-        version: Of the stand-in; a real server has its own.
-    """
+    """Open an empty server with faults for one of `WIRES`; the version is that of the stand-in."""
     upstream = _emptied(request) if request.param == "in-front" else None
     with StandIn(version=version, upstream=upstream) as server:
         yield server
+
+
+def behind(client: QdrantClient, alias: str) -> str | None:
+    """Return the collection that an alias leads to."""
+    return {each.alias_name: each.collection_name for each in client.get_aliases().aliases}.get(alias)
 
 
 def require_added_vectors(client: QdrantClient) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 import pytest
 from care_benchmarks.cli import care_bench
+from care_data.cli import care_data
 from care_trainer.cli import care_train
 from click.testing import CliRunner
 
@@ -24,7 +25,7 @@ def commands(command: click.Command, path: str) -> list[tuple[str, click.Command
     return [found for name, child in children if child for found in commands(child, f"{path} {name}")]
 
 
-GROUPS = {"care": care, "care-train": care_train, "care-bench": care_bench}
+GROUPS = {"care": care, "care-train": care_train, "care-bench": care_bench, "care-data": care_data}
 
 
 @pytest.mark.parametrize(
@@ -54,6 +55,7 @@ def test_every_path_says_that_an_embedded_folder_is_code() -> None:
     ("module", "group", "arguments"),
     [
         ("care_qdrant.cli", "care", ["--help"]),
+        ("care_qdrant.cli.ingest", "command", ["--help"]),
         ("care_trainer.cli", "care_train", ["run", "--help"]),
         ("care_benchmarks.cli", "care_bench", ["--help"]),
     ],

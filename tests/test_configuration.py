@@ -155,13 +155,6 @@ def test_every_error_begins_with_the_same_word() -> None:
         assert "Error:" not in done.stderr
 
 
-@pytest.mark.parametrize("script", [CARE, INGEST])
-def test_every_program_tells_its_version(script: str) -> None:
-    done = program(script, "--version")
-    assert done.returncode == 0
-    assert "version 0." in done.stdout
-
-
 @pytest.mark.parametrize("name", [None, "hash-model"])
 def test_a_collection_of_another_pair_names_the_pair_before_it_advises_to_attach(
     client: QdrantClient, name: str | None

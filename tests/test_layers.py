@@ -48,28 +48,49 @@ FLOORS: tuple[set[str], ...] = (
     {"cli"},
 )
 """Packages of the core, the lowest floor first: each imports what is below it, and nothing beside it."""
+TRAINER_FLOORS: tuple[set[str], ...] = (
+    {"config", "disk", "distributed"},
+    {"data"},
+    {"models", "evaluation"},
+    {"losses"},
+    {"learn"},
+    {"training"},
+    {"stages"},
+    {"pipeline"},
+    {"export"},
+    {"rehearse"},
+    {"start"},
+    {"cli"},
+)
 
 
-def test_imports_of_the_core_point_down() -> None:
-    core = ROOT / "care_qdrant"
-    floor_of = {package: number for number, floor in enumerate(FLOORS) for package in floor}
-    there = {path.stem for path in core.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+@pytest.mark.parametrize(
+    ("package", "floors", "free"),
+    [(ROOT / "care_qdrant", FLOORS, 1), (ROOT / "trainer/care_trainer", TRAINER_FLOORS, 0)],
+    ids=["core", "trainer"],
+)
+def test_imports_point_down(package: Path, floors: tuple[set[str], ...], free: int) -> None:
+    """Modules of the first ``free`` floors may import each other."""
+    floor_of = {name: number for number, floor in enumerate(floors) for name in floor}
+    there = {path.stem for path in package.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert there - {"__init__"} == floor_of.keys()
     upward = [
         f"{path.relative_to(ROOT)} imports {imported}"
-        for path in sorted(core.rglob("*.py"))
-        if (own := path.relative_to(core).parts[0].removesuffix(".py")) != "__init__"
-        for imported in _imports_of_the_core(ast.parse(path.read_text("utf-8")))
-        if imported != own and floor_of[imported] >= max(floor_of[own], 1)
+        for path in sorted(package.rglob("*.py"))
+        if (own := path.relative_to(package).parts[0].removesuffix(".py")) != "__init__"
+        for imported in _imports_of(package.name, ast.parse(path.read_text("utf-8")))
+        if imported != own and floor_of.get(imported, -1) >= max(floor_of[own], free)
     ]
     assert upward == []
 
 
-def _imports_of_the_core(tree: ast.AST) -> Iterator[str]:
-    """Return the packages of the core that a module imports, those for annotations alone left out."""
+def _imports_of(package: str, tree: ast.AST) -> Iterator[str]:
+    """Return the parts of a package that a module imports, those for annotations alone left out."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             continue
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("care_qdrant."):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{package}."):
             yield (node.module or "").split(".")[1]
-        yield from _imports_of_the_core(node)
+        if isinstance(node, ast.ImportFrom) and node.module == package:
+            yield from (alias.name for alias in node.names)
+        yield from _imports_of(package, node)

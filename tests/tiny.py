@@ -1,9 +1,10 @@
 """Tiny real models, built from configs in a second or two, and an encoder that needs no model at all."""
 
 import hashlib
+import json
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,19 @@ class HashEncoder:
         return (row / np.linalg.norm(row)).astype(np.float32)
 
 
+class BusyEncoder(HashEncoder):
+    """Calls ``work`` with the number of each batch, from 1, before it encodes it."""
+
+    def __init__(self, work: Callable[[int], object]) -> None:
+        super().__init__()
+        self.work, self.batches = work, 0
+
+    def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
+        self.batches += 1
+        self.work(self.batches)
+        return super().encode(texts, prompt=prompt)
+
+
 class HashModel:
     """A pair of `HashEncoder`s that share one space, with the part of `CareModel` that ingestion and search use."""
 
@@ -96,6 +110,31 @@ class HashModel:
 
     def contract(self) -> VectorContract:
         return VectorContract(fingerprint=self.fingerprint, model=self.name, dim=self.dim)
+
+
+class Killed(BaseException):
+    """Ends a run without any of its clean-up being asked for."""
+
+
+class MortalModel(HashModel):
+    """Encodes a few batches and then dies."""
+
+    def __init__(self, batches: int, name: str = "care", salt: str = "") -> None:
+        super().__init__(name=name, salt=salt)
+        encode, left = self._encoder.encode, iter(range(batches))
+
+        def mortal(texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
+            if next(left, None) is None:
+                raise Killed
+            return encode(texts, prompt=prompt)
+
+        self._encoder.encode = mortal  # type: ignore[method-assign]
+
+
+def write_jsonl(path: Path, rows: Iterable[Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return path
 
 
 def medical_texts(count: int, seed: int = 0) -> list[str]:

@@ -3,9 +3,6 @@
 The corpus becomes a collection in LangChain's layout, with nothing of ours in its metadata. `learn` sees documents and
 vectors, `attach` adds BM25, and the scores are those of `Retriever`, dense and as it searches by default (hybrid);
 `CareVectorStore` has to find the same. Queries and judgements serve for the scores alone.
-
-    python benchmarks/experiments/learn_from_vectors.py dev/retrieval document-vectors.npy query-vectors.npy \\
-        --seeds 0,1,2 --shares 1 --output benchmarks/results/learn-e5-small.json
 """
 
 import gzip
@@ -50,10 +47,10 @@ Scores = npt.NDArray[np.floating[Any]]
 @click.argument("corpus", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.argument("document_vectors", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.argument("query_vectors", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option("--seeds", default="0,1,2", show_default=True)
+@click.option("--seeds", default="0,1,2", show_default=True, help="Seeds of learning, one run for each.")
 @click.option("--shares", default="1", show_default=True, help="Fractions of the documents that learning sees.")
 @click.option("--teacher", default="multilingual-e5-small", show_default=True, help="Name of the old model.")
-@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), required=True)
+@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="JSON file to write.")
 def main(
     corpus: Path,
     document_vectors: Path,
@@ -63,7 +60,13 @@ def main(
     teacher: str,
     output: Path,
 ) -> None:
-    """Learn from CORPUS with DOCUMENT_VECTORS and score its queries."""
+    """Learn from CORPUS with DOCUMENT_VECTORS and score its queries.
+
+    \b
+    Example:
+      python -m benchmarks.experiments.learn_from_vectors dev/retrieval document-vectors.npy query-vectors.npy \
+        --output benchmarks/results/learn-e5-small.json
+    """
     documents, queries, relevant = read_corpus(corpus)
     stored, asked = np.load(document_vectors), np.load(query_vectors)
     lexical = bm25_scores(documents, queries)

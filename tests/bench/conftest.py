@@ -1,13 +1,11 @@
 """Task directories of a few lines, in the shapes that people have."""
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-Rows = Sequence[Mapping[str, Any]]
+from tests.tiny import write_jsonl
 
 CORPUS = [
     {"id": "d1", "title": "耳鸣的药有哪些", "text": "耳鸣常用的药物有盐酸氟桂利嗪胶囊、尼莫地平等。"},
@@ -43,22 +41,19 @@ STS = [
 ]
 
 
-def write_jsonl(path: Path, rows: Rows) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
-@pytest.fixture
-def task_directory(tmp_path: Path) -> Path:
-    """A whole task directory in our own shape."""
-    directory = tmp_path / "clinic"
+def write_tasks(directory: Path) -> Path:
+    """Write a whole task directory in our own shape."""
     write_jsonl(directory / "retrieval/corpus.jsonl", CORPUS)
     write_jsonl(directory / "retrieval/queries.jsonl", QUERIES)
     write_jsonl(directory / "retrieval/qrels.jsonl", QRELS)
     write_jsonl(directory / "rerank.jsonl", RERANK)
     write_jsonl(directory / "sts.jsonl", STS)
     return directory
+
+
+@pytest.fixture
+def task_directory(tmp_path: Path) -> Path:
+    return write_tasks(tmp_path / "clinic")
 
 
 @pytest.fixture

@@ -38,13 +38,7 @@ def bench(*arguments: object) -> Result:
 
 @pytest.fixture(scope="module")
 def clinic(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("tasks") / "clinic"
-    conftest.write_jsonl(directory / "retrieval/corpus.jsonl", conftest.CORPUS)
-    conftest.write_jsonl(directory / "retrieval/queries.jsonl", conftest.QUERIES)
-    conftest.write_jsonl(directory / "retrieval/qrels.jsonl", conftest.QRELS)
-    conftest.write_jsonl(directory / "rerank.jsonl", conftest.RERANK)
-    conftest.write_jsonl(directory / "sts.jsonl", conftest.STS)
-    return directory
+    return conftest.write_tasks(tmp_path_factory.mktemp("tasks") / "clinic")
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from care_benchmarks.taskfiles import (
 )
 
 from care_qdrant.errors import InputError
-from tests.bench.conftest import CORPUS, QRELS, QUERIES, write_jsonl
+from tests.bench.conftest import CORPUS, QUERIES, write_jsonl
 
 Spoil = Callable[[str, int, str], Path]
 
@@ -163,9 +163,3 @@ def test_the_digest_changes_with_a_byte(task_directory: Path) -> None:
     assert content_digest([file]) == before
     file.write_bytes(file.read_bytes() + b"\n")
     assert content_digest([file]) != before
-
-
-def test_qrels_of_a_query_from_nowhere(task_directory: Path) -> None:
-    write_jsonl(task_directory / "retrieval/qrels.jsonl", [*QRELS, {"query_id": "q4", "document_id": "d1", "score": 1}])
-    with pytest.raises(InputError, match=r"qrels.jsonl:5: query 'q4' is not in queries.jsonl"):
-        read_questions(retrieval_files(task_directory))

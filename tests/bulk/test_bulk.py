@@ -1,7 +1,6 @@
 """A corpus as units of work ends in the collection that direct ingestion writes, whatever happens on the way."""
 
 import csv
-import hashlib
 import itertools
 import json
 import math
@@ -10,8 +9,6 @@ import random
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +34,8 @@ from care_qdrant.index.settings import IngestSettings
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.schema import LOAD_KEY
 from care_qdrant.types import Vectors
+from tests.reliability.bulk import care_bulk, part_hashes, report_of
+from tests.reliability.object_storage import BUCKET, faulty_storage
 from tests.standin import StandIn
 from tests.tiny import TEXTS, HashModel
 
@@ -75,9 +74,12 @@ def encode_all(work: Path | str, model: HashModel = MODEL) -> None:
         encode_unit(opened, manifest, unit, model, 1_000)
 
 
-def parts(work: Path) -> dict[str, str]:
-    files = [file for file in sorted((work / "parts").iterdir()) if not file.name.startswith(".")]
-    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+@pytest.fixture
+def encoded(corpus: Path, tmp_path: Path) -> Work:
+    """A job over the corpus, all of whose units are encoded."""
+    make_plan(corpus, tmp_path / "job")
+    encode_all(tmp_path / "job")
+    return Work(str(tmp_path / "job"))
 
 
 def points(client: QdrantClient, collection: str) -> dict[str, Any]:
@@ -104,12 +106,10 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def test_parts_make_the_collection_that_ingestion_makes(
-    client: QdrantClient, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: QdrantClient, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoded: Work
 ) -> None:
     ingest(str(corpus), MODEL, client, "direct", settings=IngestSettings(sparse=True))
-    make_plan(corpus, tmp_path / "job")
-    encode_all(tmp_path / "job")
-    report = load(Work(str(tmp_path / "job")), client, "bulk")
+    report = load(encoded, client, "bulk")
     direct, bulk = points(client, "direct"), points(client, "bulk")
     assert direct.keys() == bulk.keys()
     assert report.points == len(direct) > 81
@@ -126,41 +126,36 @@ def test_parts_make_the_collection_that_ingestion_makes(
         )
     ingest(str(corpus), MODEL, client, "first", settings=IngestSettings(sparse=True))
     monkeypatch.setattr(bm25, "terms", None)  # a loader counts nothing
-    load(Work(str(tmp_path / "job")), client, "counted")
+    load(encoded, client, "counted")
     monkeypatch.undo()
     counted = points(client, "counted")
     for point, (_, vectors) in points(client, "first").items():
         assert counted[point][1]["bm25"] == vectors["bm25"]
         assert point not in direct or vectors["bm25"] != direct[point][1]["bm25"]
-    checked = verify(Work(str(tmp_path / "job")), client, "direct")
+    checked = verify(encoded, client, "direct")
     assert (checked.right, checked.missing, checked.outdated, checked.problems) == (len(direct), 0, 0, [])
 
 
-def test_both_ways_mix_and_loading_twice_writes_once(client: QdrantClient, corpus: Path, tmp_path: Path) -> None:
-    make_plan(corpus, tmp_path / "job")
-    encode_all(tmp_path / "job")
-    first = load(Work(str(tmp_path / "job")), client, "bulk")
-    again = load(Work(str(tmp_path / "job")), client, "bulk")
+def test_both_ways_mix_and_loading_twice_writes_once(client: QdrantClient, corpus: Path, encoded: Work) -> None:
+    first = load(encoded, client, "bulk")
+    again = load(encoded, client, "bulk")
     direct = ingest(str(corpus), MODEL, client, "bulk", settings=IngestSettings(sparse=True))
     assert first.encoded == first.chunks
     assert (again.encoded, again.updated, again.unchanged) == (0, 0, first.chunks)
     assert (direct.encoded, direct.updated, direct.unchanged) == (0, 0, first.chunks)
 
 
-def test_verification_names_the_units_with_wrong_points(client: QdrantClient, corpus: Path, tmp_path: Path) -> None:
-    make_plan(corpus, tmp_path / "job")
-    encode_all(tmp_path / "job")
-    work = Work(str(tmp_path / "job"))
-    load(work, client, "bulk")
+def test_verification_names_the_units_with_wrong_points(client: QdrantClient, encoded: Work) -> None:
+    load(encoded, client, "bulk")
     gone, other = sorted(points(client, "bulk"))[:2]
     client.delete("bulk", [gone])
     client.set_payload("bulk", {"vectors": {MODEL.name: "of another text"}}, [other], key="_care")
-    report = verify(work, client, "bulk")
+    report = verify(encoded, client, "bulk")
     assert (report.missing, report.outdated) == (1, 1)
     assert 1 <= len(report.wrong_units) <= 2
     assert "care bulk load" in report.problems[0]
-    load(work, client, "bulk")
-    assert verify(work, client, "bulk").problems == []
+    load(encoded, client, "bulk")
+    assert verify(encoded, client, "bulk").problems == []
 
 
 def test_the_names_of_units_do_not_depend_on_the_folder(corpus: Path, tmp_path: Path) -> None:
@@ -172,14 +167,14 @@ def test_the_names_of_units_do_not_depend_on_the_folder(corpus: Path, tmp_path: 
 def test_a_grown_corpus_adds_units_and_changes_none(corpus: Path, tmp_path: Path) -> None:
     before = make_plan(corpus, tmp_path / "job").units
     encode_all(tmp_path / "job")
-    bytes_before = parts(tmp_path / "job")
+    bytes_before = part_hashes(tmp_path / "job")
     write_lines(corpus / "a.jsonl", rows(12, 500), mode="a")
     write_lines(corpus / "0.jsonl", [*rows(1), *rows(3, 600)])
     after = make_plan(corpus, tmp_path / "job").units
     assert {unit.name for unit in before} < {unit.name for unit in after}
     assert sum(unit.documents for unit in after) == sum(unit.documents for unit in before) + 15
     encode_all(tmp_path / "job")
-    assert bytes_before.items() <= parts(tmp_path / "job").items()
+    assert bytes_before.items() <= part_hashes(tmp_path / "job").items()
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "b.csv"])
@@ -212,31 +207,26 @@ def test_a_manifest_of_a_newer_version_is_refused(corpus: Path, tmp_path: Path) 
 
 
 def test_parts_that_are_not_those_of_their_receipts_are_refused(
-    client: QdrantClient, corpus: Path, tmp_path: Path
+    client: QdrantClient, tmp_path: Path, encoded: Work
 ) -> None:
-    make_plan(corpus, tmp_path / "job")
-    encode_all(tmp_path / "job")
-    work = Work(str(tmp_path / "job"))
     part = sorted((tmp_path / "job" / "parts").iterdir())[1]
     whole = part.read_bytes()
     part.write_bytes(whole[:-100])  # a half upload: its unit is not done
     with pytest.raises(InputError, match=r"1 of \d+ units have no part yet"):
-        load(work, client, "bulk")
+        load(encoded, client, "bulk")
     part.write_bytes(whole[:-100] + bytes(100))
     with pytest.raises(NotVerified, match="not the file of its receipt"):
-        load(work, client, "bulk")
+        load(encoded, client, "bulk")
     part.unlink()
     with pytest.raises(InputError, match=r"1 of \d+ units have no part yet"):
-        load(work, client, "bulk")
+        load(encoded, client, "bulk")
 
 
-def test_a_part_of_another_model_is_refused(client: QdrantClient, corpus: Path, tmp_path: Path) -> None:
-    make_plan(corpus, tmp_path / "job")
-    encode_all(tmp_path / "job")
+def test_a_part_of_another_model_is_refused(client: QdrantClient, tmp_path: Path, encoded: Work) -> None:
     manifest = tmp_path / "job" / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "fingerprint": "f" * 64}))
     with pytest.raises(FingerprintMismatch, match="was made by a model with fingerprint"):
-        load(Work(str(tmp_path / "job")), client, "bulk")
+        load(encoded, client, "bulk")
 
 
 def test_a_text_without_a_vector_goes_to_the_rejects_of_its_unit(corpus: Path, tmp_path: Path) -> None:
@@ -293,41 +283,31 @@ def test_an_encoder_that_fails_rejects_no_document(corpus: Path, tmp_path: Path,
     assert receipt == replace(encode_unit(work, manifest, unit, MODEL, 100), seconds=receipt.seconds)
 
 
-def test_several_loaders_leave_the_index_to_the_last(server: StandIn, corpus: Path, tmp_path: Path) -> None:
-    make_plan(corpus, tmp_path / "job")
-    encode_all(tmp_path / "job")
-    work = Work(str(tmp_path / "job"))
+def test_several_loaders_leave_the_index_to_the_last(server: StandIn, encoded: Work) -> None:
     client = QdrantClient(server.url)
 
     def is_done() -> bool:
         return bool((client.get_collection("bulk").config.metadata or {})[LOAD_KEY]["done"])
 
-    load(work, client, "bulk", part=(2, 3))
-    load(work, client, "bulk", part=(1, 3))
+    load(encoded, client, "bulk", part=(2, 3))
+    load(encoded, client, "bulk", part=(1, 3))
     assert not is_done()
-    load(work, client, "bulk", part=(1, 3))  # one that died and was run again
+    load(encoded, client, "bulk", part=(1, 3))  # one that died and was run again
     assert not is_done()
-    load(work, client, "bulk", part=(3, 3))
+    load(encoded, client, "bulk", part=(3, 3))
     assert is_done()
-    checked = verify(work, client, "bulk")
+    checked = verify(encoded, client, "bulk")
     assert checked.problems == []
     assert checked.recall is not None
     assert checked.recall > 0.9
 
 
-def test_payload_indexes_are_there_before_the_points(server: StandIn, corpus: Path, tmp_path: Path) -> None:
-    make_plan(corpus, tmp_path / "job")
-    encode_all(tmp_path / "job")
+def test_payload_indexes_are_there_before_the_points(server: StandIn, encoded: Work) -> None:
     client = QdrantClient(server.url)
-    load(Work(str(tmp_path / "job")), client, "bulk", indexes={"n": "integer"})
+    load(encoded, client, "bulk", indexes={"n": "integer"})
     assert client.get_collection("bulk").payload_schema["n"].data_type == "integer"
     order = [(request.method, request.path.rsplit("/", 1)[-1]) for request in server.requests]
     assert order.index(("PUT", "index")) < order.index(("PUT", "points"))
-
-
-def run_care(*arguments: str, **settings: Any) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-c", "from care_qdrant.cli import main; main()", "bulk", *arguments]
-    return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -342,7 +322,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, s
     )
     shutil.copytree(folder / "job", folder / "whole")
     assert not CliRunner().invoke(care, ["bulk", "encode", f"{folder}/whole"]).exit_code
-    return folder / "job", parts(folder / "whole")
+    return folder / "job", part_hashes(folder / "whole")
 
 
 def test_workers_that_are_killed_leave_the_parts_of_one_process(
@@ -352,13 +332,12 @@ def test_workers_that_are_killed_leave_the_parts_of_one_process(
     shutil.copytree(job, tmp_path / "job")
     draw = random.Random(0)
     for _ in range(4):
-        process = run_care("encode", f"{tmp_path}/job", "--workers", "2", start_new_session=True)
+        process = care_bulk("encode", f"{tmp_path}/job", "--workers", "2")
         time.sleep(draw.uniform(1.0, 5.0))
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-    output, _ = run_care("encode", f"{tmp_path}/job").communicate()
-    assert json.loads(output)["failed"] == {}
-    assert parts(tmp_path / "job") == whole
+    assert report_of(care_bulk("encode", f"{tmp_path}/job"))["failed"] == {}
+    assert part_hashes(tmp_path / "job") == whole
 
 
 def test_drafts_of_killed_workers_go_after_a_day(
@@ -380,16 +359,16 @@ def test_drafts_of_killed_workers_go_after_a_day(
 def test_two_jobs_of_an_array_share_the_units(planned: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
     job, whole = planned
     shutil.copytree(job, tmp_path / "job")
-    both = [run_care("encode", f"{tmp_path}/job", "--shard", f"{number}/2") for number in (1, 2)]
-    reports = [json.loads(process.communicate()[0]) for process in both]
+    both = [care_bulk("encode", f"{tmp_path}/job", "--shard", f"{number}/2") for number in (1, 2)]
+    reports = [report_of(process) for process in both]
     assert [report["encoded"] for report in reports] == [6, 6]
-    assert parts(tmp_path / "job") == whole
+    assert part_hashes(tmp_path / "job") == whole
 
 
 def test_a_unit_whose_worker_dies_is_given_to_another(planned: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
     job, whole = planned
     shutil.copytree(job, tmp_path / "job")
-    process = run_care("encode", f"{tmp_path}/job")
+    process = care_bulk("encode", f"{tmp_path}/job")
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     deadline = time.monotonic() + 60
     while not list((tmp_path / "job").glob("parts/*")) and time.monotonic() < deadline:
@@ -398,10 +377,10 @@ def test_a_unit_whose_worker_dies_is_given_to_another(planned: tuple[Path, dict[
         pid for pid in children.read_text().split() if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()
     )
     os.kill(int(worker), signal.SIGKILL)
-    report = json.loads(process.communicate()[0])
+    report = report_of(process)
     assert (report["failed"], report["encoded"]) == ({}, len(whole))
     assert report["retries"] <= 1  # none where it died between two units
-    assert parts(tmp_path / "job") == whole
+    assert part_hashes(tmp_path / "job") == whole
 
 
 def test_a_unit_that_fails_holds_up_no_other_and_is_named(corpus: Path, tmp_path: Path) -> None:
@@ -418,25 +397,10 @@ def test_a_unit_that_fails_holds_up_no_other_and_is_named(corpus: Path, tmp_path
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
     """A bucket of an S3 server on this machine, to which the environment points."""
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    settings = {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    with pytest.MonkeyPatch.context() as patch:
+    with faulty_storage(seed=0) as (_, settings), pytest.MonkeyPatch.context() as patch:
         for name, value in settings.items():
             patch.setenv(name, value)
-        import boto3
-
-        boto3.client("s3").create_bucket(Bucket="bulk")
-        yield "s3://bulk"
-    server.stop()
+        yield f"s3://{BUCKET}"
 
 
 def test_corpus_and_job_may_be_in_object_storage(
@@ -453,7 +417,7 @@ def test_corpus_and_job_may_be_in_object_storage(
     assert CliRunner().invoke(care, ["bulk", "encode", f"{bucket}/job"]).exit_code == 0
     files.invalidate_cache()
     files.get(f"{bucket}/job/parts", str(tmp_path / "copy" / "parts"), recursive=True)
-    assert parts(tmp_path / "copy") == whole
+    assert part_hashes(tmp_path / "copy") == whole
     report = load(Work(f"{bucket}/job"), client, "bulk")
     assert report.documents == 120
     assert verify(Work(f"{bucket}/job"), client, "bulk").problems == []
@@ -469,24 +433,20 @@ def test_a_full_disk_fails_the_units_and_leaves_no_half_part(
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, 2_000))
 
-    process = run_care("encode", f"{tmp_path}/job", "--shard", "1/6", preexec_fn=limit)
-    output, _ = process.communicate()
-    report = json.loads(output)
+    process = care_bulk("encode", f"{tmp_path}/job", "--shard", "1/6", preexec_fn=limit)
+    report = report_of(process)
     assert (process.returncode, report["encoded"], len(report["failed"])) == (8, 0, 2)
     assert all("File too large" in reason for reason in report["failed"].values())
     assert list((tmp_path / "job").glob("[pr]*/*")) == list((tmp_path / "job").glob("[pr]*/.*")) == []
-    assert json.loads(run_care("encode", f"{tmp_path}/job").communicate()[0])["failed"] == {}
-    assert parts(tmp_path / "job") == whole
+    assert report_of(care_bulk("encode", f"{tmp_path}/job"))["failed"] == {}
+    assert part_hashes(tmp_path / "job") == whole
 
 
-def test_two_owners_at_once_write_what_one_writes(server: StandIn, corpus: Path, tmp_path: Path) -> None:
-    make_plan(corpus, tmp_path / "job")
-    encode_all(tmp_path / "job")
-    work = Work(str(tmp_path / "job"))
+def test_two_owners_at_once_write_what_one_writes(server: StandIn, encoded: Work) -> None:
     with ThreadPoolExecutor(2) as pool:
-        reports = list(pool.map(lambda _: load(work, QdrantClient(server.url), "bulk"), range(2)))
+        reports = list(pool.map(lambda _: load(encoded, QdrantClient(server.url), "bulk"), range(2)))
     assert {report.points for report in reports} == {reports[0].points}
     client = QdrantClient(server.url)
-    again = load(work, client, "bulk")
+    again = load(encoded, client, "bulk")
     assert (again.encoded, again.updated, again.unchanged) == (0, 0, again.points)
-    assert verify(work, client, "bulk").problems == []
+    assert verify(encoded, client, "bulk").problems == []

@@ -182,12 +182,6 @@ def test_diversify_keeps_whole_rows_and_leaves_no_collection(tmp_path: Path) -> 
     assert command(*given, "-k", 3, "--neighbours", 2)["kept"] == 4
 
 
-@pytest.mark.parametrize("name", sorted(care_data.commands))
-def test_every_command_shows_an_example(name: str) -> None:
-    done = CliRunner().invoke(care_data, [name, "--help"])
-    assert f"Example:\n    care-data {name} " in done.output
-
-
 def test_the_documentation_names_every_key() -> None:
     text = Path("docs/data.md").read_text(encoding="utf-8")
     tables = [each for each in vars(config_tables).values() if dataclasses.is_dataclass(each)]

@@ -8,11 +8,10 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
-import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from care_qdrant.corpus.files import Corpus, corpus_name
+from care_qdrant.corpus.files import Corpus
 from care_qdrant.corpus.formats import MAX_LINE_BYTES, numbered_lines
 from care_qdrant.corpus.rejects import RejectsFile, rejects_path
 from care_qdrant.corpus.rows import Fields, Reject
@@ -29,17 +28,6 @@ def read(path: Path) -> list[Document | Reject]:
 
 def ids(rows: list[Document | Reject]) -> list[str]:
     return [row.id for row in rows if isinstance(row, Document)]
-
-
-def test_plain_gzip_and_zstandard_read_the_same(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_bytes(LINES)
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(LINES, mtime=0))
-    frames = zstandard.compress(LINES[:30]) + zstandard.compress(LINES[30:])
-    (tmp_path / "a.jsonl.zst").write_bytes(frames)
-    plain = read(tmp_path / "a.jsonl")
-    assert ids(plain) == ["1", "2"]
-    assert read(tmp_path / "a.jsonl.gz") == plain
-    assert read(tmp_path / "a.jsonl.zst") == plain
 
 
 def test_byte_order_mark_windows_line_ends_and_blank_lines_are_no_errors(tmp_path: Path) -> None:
@@ -82,21 +70,6 @@ def test_parquet(tmp_path: Path) -> None:
     assert isinstance(second, Document)
     assert second.metadata == {}
     assert third == Reject(3, "document has no 'text' (keys: doc)", "3")
-
-
-def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(LINES)))
-    with Corpus("-") as corpus:
-        assert ids(list(corpus)) == ["1", "2"]
-        assert corpus.share_read is None
-
-
-def test_the_share_read_grows_to_one(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_bytes(LINES)
-    with Corpus(tmp_path / "a.jsonl") as corpus:
-        assert corpus.share_read == 0
-        list(corpus)
-        assert corpus.share_read == 1
 
 
 def test_a_corpus_that_is_not_there_is_refused(tmp_path: Path) -> None:
@@ -144,10 +117,6 @@ def test_rejects_are_written_and_forgotten_by_the_next_run(tmp_path: Path) -> No
         pass
     assert not path.exists()
     assert rejects_path("a.jsonl", (2, 4)).name == "a.jsonl.rejects-2-of-4.jsonl"
-
-
-def test_the_collection_is_named_after_the_file() -> None:
-    assert corpus_name("data/corpus.v2.jsonl.gz") == "corpus"
 
 
 @settings(max_examples=50)

@@ -1,13 +1,10 @@
 """The micro-batcher: nobody lost, nobody crossed, whatever happens to the neighbours."""
 
-import asyncio
 import gc
-import multiprocessing
-import os
 import threading
 import weakref
 from collections.abc import Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -36,6 +33,13 @@ class GatedEncoder:
             raise ValueError("bad text")
         return self.inner.encode(texts)
 
+    def block(self, batcher: MicroBatcher, text: str) -> "Future[Vectors]":
+        """Close the gate behind a text, so that others wait."""
+        self.gate.clear()
+        running = batcher.submit(text)
+        self.entered.acquire()
+        return running
+
     def expected(self, text: str) -> list[float]:
         return [float(value) for value in HashEncoder().encode([text])[0]]
 
@@ -55,10 +59,8 @@ def test_an_idle_encoder_answers_in_the_callers_thread() -> None:
 
 def test_what_waited_becomes_one_batch_of_different_texts() -> None:
     encoder = GatedEncoder()
-    encoder.gate.clear()
     batcher = MicroBatcher(encoder, max_batch=8)
-    first = batcher.submit("first")
-    encoder.entered.acquire()
+    first = encoder.block(batcher, "first")
     texts = [f"query {number % 6}" for number in range(12)]
     futures = [batcher.submit(text) for text in texts]
     encoder.gate.set()
@@ -71,10 +73,8 @@ def test_what_waited_becomes_one_batch_of_different_texts() -> None:
 
 def test_a_caller_that_finds_the_encoder_busy_waits_in_line() -> None:
     encoder = GatedEncoder()
-    encoder.gate.clear()
     batcher = MicroBatcher(encoder)
-    running = batcher.submit("running")
-    encoder.entered.acquire()
+    running = encoder.block(batcher, "running")
     with ThreadPoolExecutor(4) as pool:
         late = [pool.submit(batcher.encode, f"late {number}") for number in range(4)]
         encoder.gate.set()
@@ -85,10 +85,8 @@ def test_a_caller_that_finds_the_encoder_busy_waits_in_line() -> None:
 
 def test_one_bad_text_fails_alone() -> None:
     encoder = GatedEncoder()
-    encoder.gate.clear()
     batcher = MicroBatcher(encoder)
-    batcher.submit("first")
-    encoder.entered.acquire()
+    encoder.block(batcher, "first")
     texts = ["a", "b", "bad", "c", "d"]
     futures = [batcher.submit(text) for text in texts]
     encoder.gate.set()
@@ -116,10 +114,8 @@ def test_too_few_rows_are_an_error_and_not_a_shift() -> None:
 
 def test_a_cancelled_text_is_never_encoded() -> None:
     encoder = GatedEncoder()
-    encoder.gate.clear()
     batcher = MicroBatcher(encoder)
-    running = batcher.submit("running")
-    encoder.entered.acquire()
+    running = encoder.block(batcher, "running")
     cancelled, kept = batcher.submit("cancelled"), batcher.submit("kept")
     assert cancelled.cancel()
     assert not running.cancel(), "too late"
@@ -128,15 +124,6 @@ def test_a_cancelled_text_is_never_encoded() -> None:
     with pytest.raises(CancelledError):
         cancelled.result()
     assert encoder.batches == [["running"], ["kept"]]
-
-
-async def test_coroutines_are_answered_each_with_its_own() -> None:
-    encoder = GatedEncoder()
-    batcher = MicroBatcher(encoder)
-    texts = [f"query {number % 50}" for number in range(200)]
-    vectors = await asyncio.gather(*(asyncio.wrap_future(batcher.submit(text)) for text in texts))
-    for text, vector in zip(texts, vectors, strict=True):
-        assert vector.tolist() == encoder.expected(text)
 
 
 def test_no_more_batches_run_at_a_time_than_workers() -> None:
@@ -161,11 +148,9 @@ def test_no_more_batches_run_at_a_time_than_workers() -> None:
 
 def test_workers_share_those_who_wait() -> None:
     encoder = GatedEncoder()
-    encoder.gate.clear()
     batcher = MicroBatcher(encoder, workers=2)
     for text in ("first", "second"):
-        batcher.submit(text)
-        encoder.entered.acquire()
+        encoder.block(batcher, text)
     futures = [batcher.submit(f"query {number}") for number in range(8)]
     encoder.gate.set()
     for number, future in enumerate(futures):
@@ -195,24 +180,3 @@ def test_a_forgotten_batcher_ends_its_thread() -> None:
     assert reference() is None
     worker.join(timeout=10)
     assert not worker.is_alive()
-
-
-def _in_child(batcher: MicroBatcher, pipe: "multiprocessing.connection.Connection") -> None:
-    pipe.send((batcher.encode("direct").tolist(), batcher.submit("queued").result().tolist()))
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_a_forked_child_encodes_with_its_own_worker() -> None:
-    encoder = GatedEncoder()
-    batcher = MicroBatcher(encoder)
-    batcher.submit("before").result()
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-    child = context.Process(target=_in_child, args=(batcher, theirs))
-    child.start()
-    assert ours.poll(30), "the child hangs"
-    assert ours.recv() == (encoder.expected("direct"), encoder.expected("queued"))
-    child.join()
-    assert child.exitcode == 0
-    assert batcher.submit("after").result().tolist() == encoder.expected("after")

@@ -1,6 +1,7 @@
 """What the LlamaIndex tests share."""
 
 import pytest
+from llama_index.embeddings.care import CareEmbedding
 
 from care_qdrant.model.pair import CareModel
 from tests.tiny import HashModel
@@ -12,3 +13,8 @@ def hash_model(monkeypatch: pytest.MonkeyPatch) -> HashModel:
     model = HashModel()
     monkeypatch.setattr(CareModel, "load", lambda *args, **kwargs: model)
     return model
+
+
+@pytest.fixture
+def embedding(hash_model: HashModel) -> CareEmbedding:
+    return CareEmbedding(model="m")

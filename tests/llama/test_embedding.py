@@ -3,7 +3,6 @@
 import copy
 import json
 import pickle
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,19 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llama_index.core import Settings
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.span_handlers import SimpleSpanHandler
 from llama_index.core.storage.kvstore import SimpleKVStore
 from llama_index.embeddings.care import CareEmbedding
-from llama_index.embeddings.huggingface import HuggingFaceEmbedding
 from llama_index_instrumentation import get_dispatcher
 from pydantic import ValidationError
 
 from care_qdrant.errors import FingerprintMismatch, InputError, MissingExtra
 from care_qdrant.model.pair import CareModel
-from tests.tiny import HashEncoder, HashModel, document_tower
+from tests.tiny import HashEncoder, HashModel, care_folder
 
 QUERY = "高血压患者饮食上要注意什么？"
 
@@ -41,12 +38,6 @@ def test_each_role_is_embedded_by_its_own_encoder(pair_folder: Path) -> None:
     assert np.linalg.norm(query) == pytest.approx(1)
 
 
-def test_the_stock_class_fails_on_a_pair_rather_than_take_the_document_encoder_for_queries(pair_folder: Path) -> None:
-    stock = HuggingFaceEmbedding(model_name=str(pair_folder), device="cpu")
-    with pytest.raises(ValueError, match="route"):
-        stock.get_query_embedding(QUERY)
-
-
 async def test_async_gives_the_same_vectors(pair_folder: Path) -> None:
     embedding = CareEmbedding.from_dict({"model": pair_folder, "query_cache_size": 0})
     assert close(await embedding.aget_query_embedding(QUERY), embedding.get_query_embedding(QUERY))
@@ -54,12 +45,6 @@ async def test_async_gives_the_same_vectors(pair_folder: Path) -> None:
     batch = await embedding.aget_text_embedding_batch(texts)
     assert close(batch, embedding.get_text_embedding_batch(texts))
     assert close(await embedding.aget_text_embedding(QUERY), batch[0])
-
-
-def test_a_symmetric_model_stands_in(tmp_path: Path) -> None:
-    folder = document_tower(tmp_path / "tower")
-    embedding = CareEmbedding(model=str(folder))
-    assert close(embedding.get_query_embedding(QUERY), CareModel.load(folder).encode_query([QUERY])[0])
 
 
 def test_queries_need_no_torch_and_creation_loads_nothing(pair_folder: Path) -> None:
@@ -136,14 +121,11 @@ class TestFields:
         assert prompted.get_query_embedding(QUERY) == HashEncoder().encode(["问：" + QUERY])[0].tolist()
         assert embedding.get_query_embedding(QUERY) == plain
 
-    def test_a_model_trained_again_in_place_is_another_model(self, pair_folder: Path, tmp_path: Path) -> None:
-        folder = tmp_path / "pair"
-        shutil.copytree(pair_folder, folder)
+    def test_a_model_trained_again_in_place_is_another_model(self, tmp_path: Path) -> None:
+        folder = care_folder(tmp_path / "pair")
         embedding = CareEmbedding(model=str(folder))
         saved = embedding.to_dict()
-        card = json.loads((folder / "care.json").read_text())
-        card["query"]["prompt"] = "新："
-        _save_card(folder, card)
+        care_folder(folder, seed=7)
         assert CareEmbedding(model=str(folder)).to_dict() != saved
         with pytest.raises(FingerprintMismatch, match="the model has changed"):
             CareEmbedding.from_dict(saved).get_query_embedding(QUERY)
@@ -173,7 +155,7 @@ class TestCache:
         with pytest.raises(InputError):
             strict.get_query_embedding(long)
 
-    def test_a_cached_document_is_not_given_to_a_query(self, pair_folder: Path) -> None:
+    async def test_a_cached_document_is_not_given_to_a_query(self, pair_folder: Path) -> None:
         embedding = CareEmbedding(model=str(pair_folder), embeddings_cache=SimpleKVStore())
         model = CareModel.load(pair_folder)
         document = embedding.get_text_embedding(QUERY)
@@ -181,15 +163,8 @@ class TestCache:
             assert close(embedding.get_query_embedding(QUERY), model.encode_query([QUERY])[0])
             assert close(embedding.get_text_embedding(QUERY), document)
             assert close(embedding.get_text_embedding_batch([QUERY]), [document])
-
-    async def test_neither_in_async_calls(self, pair_folder: Path) -> None:
-        embedding = CareEmbedding(model=str(pair_folder), embeddings_cache=SimpleKVStore())
-        model = CareModel.load(pair_folder)
-        query = await embedding.aget_query_embedding(QUERY)
-        (document,) = await embedding.aget_text_embedding_batch([QUERY])
-        assert close(query, model.encode_query([QUERY])[0])
-        assert close(document, model.encode_document([QUERY])[0])
-        assert await embedding.aget_query_embedding(QUERY) == query
+            assert await embedding.aget_query_embedding(QUERY) == embedding.get_query_embedding(QUERY)
+            assert close(await embedding.aget_text_embedding_batch([QUERY]), [document])
 
     def test_two_pairs_may_share_a_store(self, monkeypatch: pytest.MonkeyPatch) -> None:
         models = {name: HashModel(name=name, salt=name) for name in ("a", "b")}
@@ -233,20 +208,14 @@ class TestTruncation:
         embedding.get_text_embedding_batch([self.LONG, "短", *(self.LONG + str(number) for number in range(20))])
         [record] = caplog.records
         assert "document of 102 tokens and 20 more of 22 texts are cut at 64 tokens" in record.getMessage()
+        CareEmbedding(model="m", on_truncation="ignore").get_query_embedding(self.LONG)
+        assert len(caplog.records) == 1
 
     def test_the_prompt_counts(self, hash_model: HashModel) -> None:
         embedding = CareEmbedding(model="m", on_truncation="error", query_prompt="问：")
         embedding.get_query_embedding("长" * 60)
         with pytest.raises(InputError, match="65 tokens"):
             embedding.get_query_embedding("长" * 61)
-
-    def test_warn_embeds_and_says_so(self, hash_model: HashModel, caplog: pytest.LogCaptureFixture) -> None:
-        CareEmbedding(model="m").get_query_embedding(self.LONG)
-        assert len(caplog.records) == 1
-
-    def test_ignore_is_silent(self, hash_model: HashModel, caplog: pytest.LogCaptureFixture) -> None:
-        CareEmbedding(model="m", on_truncation="ignore").get_query_embedding(self.LONG)
-        assert not caplog.records
 
 
 class TestQueryOnly:
@@ -297,29 +266,6 @@ class TestInstrumentation:
         names = [span.id_.partition("-")[0] for span in spans.completed_spans]
         for name in ("get_query_embedding", "aget_query_embedding", "get_text_embedding"):
             assert names.count(f"CareEmbedding.{name}") == 1, names
-
-
-def test_it_is_accepted_as_the_global_embedding(hash_model: HashModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Settings, "_embed_model", None)
-    embedding = CareEmbedding(model="m")
-    Settings.embed_model = embedding
-    assert Settings.embed_model is embedding
-    assert embedding.model_name == "m"
-
-
-def _save_card(folder: Path, values: dict[str, Any]) -> None:
-    """Write a changed card as the trainer would, with the fingerprint of its content."""
-    from dataclasses import replace
-
-    from care_qdrant.encoders.side import Side
-    from care_qdrant.model.card import fingerprint, read_card
-
-    card = read_card(folder)
-    query = Side(**values["query"])
-    digest = fingerprint(card.dim, query, card.document, card.files)
-    # The vectors of the former model would be refused; those of this one take an export.
-    onnx = card.onnx and replace(card.onnx, references=())
-    replace(card, query=query, fingerprint=digest, onnx=onnx, references_sha256="").save(folder)
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,8 @@ from llama_index.embeddings.care import CareEmbedding
 from llama_index.vector_stores.care import CareVectorStore
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
 
-from care_qdrant.errors import FingerprintMismatch, Unreachable
+from care_qdrant.errors import FingerprintMismatch
 from care_qdrant.qdrant.connection import open_client
-from tests.databases import REAL, open_database
 from tests.llama import collections as made
 from tests.llama.collections import DOCUMENTS, NAME, fill, node_id, vector
 from tests.standin import StandIn
@@ -23,25 +22,11 @@ from tests.tiny import HashModel, point_alias
 
 QUERY = VectorStoreQuery(query_embedding=vector(DOCUMENTS[0].text))
 SEARCH = [("POST", "/collections/corpus/points/query/batch")]
-CHECK = [("GET", "/aliases"), ("GET", "/collections/corpus")]
-SAMPLE = [("POST", "/collections/corpus/points/scroll")]
-
-
-@pytest.fixture
-def embedding(hash_model: HashModel) -> CareEmbedding:
-    return CareEmbedding(model="m")
 
 
 @pytest.fixture
 def client(server: StandIn) -> Iterator[QdrantClient]:
     with open_client(url=server.url) as client:
-        yield client
-
-
-@pytest.fixture(params=["embedded", "server", *REAL])
-def qdrant(request: pytest.FixtureRequest) -> Iterator[QdrantClient]:
-    """An empty Qdrant, in both engines."""
-    with open_database(request) as client:
         yield client
 
 
@@ -53,35 +38,6 @@ def best(store: CareVectorStore) -> tuple[str | None, float]:
 def node(text: str, document_id: str) -> TextNode:
     source = {NodeRelationship.SOURCE: RelatedNodeInfo(node_id=document_id)}
     return TextNode(id_=str(uuid.uuid4()), text=text, relationships=source, embedding=vector(text))
-
-
-@pytest.mark.parametrize("use_async", [False, True])
-@pytest.mark.parametrize("name", [NAME, "live"])
-def test_a_check_is_two_requests_and_the_payloads_are_sampled_once(
-    server: StandIn, client: QdrantClient, embedding: CareEmbedding, name: str, use_async: bool
-) -> None:
-    fill(client)
-    fill(client, made.langchain, collection="corpus_v2")
-    point_alias(client, "live", NAME)
-
-    def asked(store: CareVectorStore) -> list[tuple[str, str]]:
-        server.requests.clear()
-        assert (asyncio.run(store.aquery(QUERY)) if use_async else store.query(QUERY)).nodes
-        return [(request.method, request.path) for request in server.requests]
-
-    server.requests.clear()
-    patient = CareVectorStore(name, client, embedding=embedding)
-    opened = [(request.method, request.path) for request in server.requests]
-    assert opened == [("GET", f"/collections/{name}/exists"), *CHECK, *SAMPLE]
-    assert asked(patient) == SEARCH
-    careful = CareVectorStore(name, client, embedding=embedding, check_seconds=0)
-    for _ in range(2):
-        assert asked(careful) == CHECK + SEARCH
-    if name == "live":
-        point_alias(client, "live", "corpus_v2")
-        v2 = [(method, path.replace("corpus", "corpus_v2")) for method, path in CHECK + SAMPLE + SEARCH]
-        assert asked(careful) == v2
-        assert (careful.query(QUERY).nodes or [])[0].get_content() == DOCUMENTS[0].text
 
 
 def test_an_empty_collection_is_sampled_until_it_is_not(
@@ -188,16 +144,6 @@ async def test_a_search_is_tried_again(
     server.faults.add(fault, times=2, method="POST", path="/points/query/batch$")
     answer = await store.aquery(QUERY) if use_async else store.query(QUERY)
     assert answer.nodes and answer.nodes[0].ref_doc_id == "d0"
-
-
-def test_a_search_that_the_server_refuses_is_one_error_of_this_package(
-    server: StandIn, client: QdrantClient, embedding: CareEmbedding
-) -> None:
-    fill(client)
-    store = CareVectorStore(NAME, client, embedding=embedding)
-    server.faults.add("500", times=3, method="POST", path="/points/query/batch$")
-    with pytest.raises(Unreachable, match="gave up after 3 attempts"):
-        store.query(QUERY)
 
 
 def test_a_write_is_tried_again(server: StandIn, client: QdrantClient, embedding: CareEmbedding) -> None:

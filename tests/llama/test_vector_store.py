@@ -36,14 +36,9 @@ from care_qdrant.qdrant.layout import guess_layout
 from care_qdrant.search.retriever import Retriever
 from tests.llama import collections as made
 from tests.llama.collections import DOCUMENTS, NAME, Write, fill, node_id, vector
-from tests.tiny import HashModel, point_alias
+from tests.tiny import HashModel
 
 WRITERS = [made.ours, made.llama_index, made.langchain, made.haystack, made.plain]
-
-
-@pytest.fixture
-def embedding(hash_model: HashModel) -> CareEmbedding:
-    return CareEmbedding(model="m")
 
 
 def find(store: QdrantVectorStore, text: str, top_k: int = 1, **query: Any) -> list[str]:
@@ -101,20 +96,6 @@ class TestWhichVector:
         with pytest.raises(FingerprintMismatch):
             CareVectorStore(NAME, client, fingerprint="0" * 64)
 
-    async def test_an_alias_that_is_switched_to_another_model_is_refused_from_then_on(
-        self, client: QdrantClient, embedding: CareEmbedding
-    ) -> None:
-        fill(client)
-        fill(client, contract=HashModel(salt="retrained").contract(), collection="corpus_v2")
-        point_alias(client, "live", NAME)
-        store = CareVectorStore("live", client, embedding=embedding, check_seconds=0)
-        assert find(store, DOCUMENTS[0].text) == [DOCUMENTS[0].text]
-        point_alias(client, "live", "corpus_v2")
-        with pytest.raises(FingerprintMismatch, match="'live'"):
-            find(store, DOCUMENTS[0].text)
-        with pytest.raises(FingerprintMismatch):
-            await store.aquery(VectorStoreQuery(query_embedding=vector(DOCUMENTS[0].text)))
-
     def test_the_fingerprint_alone_is_enough(self, client: QdrantClient) -> None:
         fill(client)
         store = CareVectorStore(NAME, client, fingerprint=HashModel().fingerprint)
@@ -161,7 +142,7 @@ class TestReading:
     """Payloads that LlamaIndex did not write."""
 
     @pytest.mark.parametrize("write", WRITERS)
-    def test_filters_mean_what_llama_index_says(self, client: QdrantClient, write: Write) -> None:
+    def test_filters_reach_the_metadata_of_every_writer(self, client: QdrantClient, write: Write) -> None:
         fill(client, write)
         store = CareVectorStore(NAME, client)
         op = FilterOperator
@@ -171,13 +152,9 @@ class TestReading:
 
         assert filtered(store, one("dept", op.EQ, "心内科")) == ["d0"]
         assert filtered(store, one("dept", op.NE, "心内科")) == ["d1", "d2", "d3"], "d3 has no dept"
-        assert filtered(store, one("dept", op.IN, ["心内科", "耳鼻喉科"])) == ["d0", "d2"]
-        assert filtered(store, one("dept", op.NIN, ["心内科", "耳鼻喉科"])) == ["d1", "d3"]
-        assert filtered(store, one("year", op.IN, [2020, 2023])) == ["d0", "d3"]
-        assert filtered(store, one("year", op.IN, [2020.0, 2023.0])) == ["d0", "d3"]
+        assert filtered(store, one("year", op.IN, [2020.0, 2023])) == ["d0", "d3"]
         assert filtered(store, one("year", op.GTE, 2022)) == ["d2", "d3"]
         assert filtered(store, one("tags", op.CONTAINS, "用药")) == ["d1", "d2"]
-        assert filtered(store, one("tags", op.ANY, ["用药", "饮食"])) == ["d0", "d1", "d2"]
         assert filtered(store, one("tags", op.ALL, ["用药", "慢病"])) == ["d2"]
         assert filtered(store, one("dept", op.IS_EMPTY, None)) == ["d3"]
         either = one("dept", op.EQ, "心内科"), one("tags", op.ALL, ["用药", "慢病"])
@@ -211,11 +188,7 @@ class TestReading:
         assert find(store, DOCUMENTS[0].text) == [DOCUMENTS[0].text]
 
     def test_points_with_numbers_for_ids_are_scored_selected_and_deleted(self, client: QdrantClient) -> None:
-        dense = models.VectorParams(size=2, distance=models.Distance.COSINE)
-        client.create_collection(NAME, vectors_config={"care": dense})
-        points = [models.PointStruct(id=i, vector={"care": [1.0, i]}, payload={"text": f"t{i}"}) for i in range(4)]
-        client.upsert(NAME, points)
-        store = CareVectorStore(NAME, client)
+        store = CareVectorStore(NAME, _numbered(client, 4))
         found = store.query(VectorStoreQuery(query_embedding=[1.0, 0.0], similarity_top_k=2)).ids or []
         assert found == ["0", "1"]
         assert list(store.score([1.0, 0.0], [*found, "no id"])) == found
@@ -239,11 +212,7 @@ class TestReading:
         assert filtered(store, MetadataFilter(key="year", value=2021)) == ["d1"]
 
     def test_nodes_come_by_the_thousand(self, client: QdrantClient) -> None:
-        dense = models.VectorParams(size=2, distance=models.Distance.COSINE)
-        client.create_collection(NAME, vectors_config={"care": dense})
-        points = [models.PointStruct(id=i, vector={"care": [1.0, i]}, payload={"text": "x"}) for i in range(10_050)]
-        client.upload_points(NAME, points)
-        store = CareVectorStore(NAME, client)
+        store = CareVectorStore(NAME, _numbered(client, 10_050))
         assert len(store.get_nodes()) == 10_050
         assert len(store.get_nodes(limit=1_500)) == 1_500
 
@@ -418,9 +387,12 @@ class TestHybrid:
             query_embedding=vector(DOCUMENTS[0].text), query_str=text, mode=mode, similarity_top_k=4, **more
         )
 
-    async def test_alpha_says_who_counts_and_zero_is_zero(self, client: QdrantClient, embedding: CareEmbedding) -> None:
+    @pytest.fixture
+    def store(self, client: QdrantClient, embedding: CareEmbedding) -> CareVectorStore:
         fill(client, sparse=True)
-        store = CareVectorStore(NAME, client, embedding=embedding, enable_hybrid=True, check_vectors=False)
+        return CareVectorStore(NAME, client, embedding=embedding, enable_hybrid=True, check_vectors=False)
+
+    async def test_alpha_says_who_counts_and_zero_is_zero(self, store: CareVectorStore) -> None:
         for alpha, best in ((1.0, "d0"), (0.0, "d2")):
             asked = self.query("耳鸣 噪声", alpha=alpha)
             for result in (store.query(asked), await store.aquery(asked)):
@@ -444,16 +416,12 @@ class TestHybrid:
         asked = self.query("耳鸣 阑尾炎", VectorStoreQueryMode.SPARSE)
         assert store.query(asked).similarities == plain.query(asked).similarities
 
-    def test_sparse_alone(self, client: QdrantClient, embedding: CareEmbedding) -> None:
-        fill(client, sparse=True)
-        store = CareVectorStore(NAME, client, embedding=embedding, enable_hybrid=True, check_vectors=False)
+    def test_sparse_alone(self, store: CareVectorStore) -> None:
         found = store.query(self.query("阑尾炎", VectorStoreQueryMode.SPARSE))
         assert [node.ref_doc_id for node in found.nodes or ()] == ["d3"]
         assert store.query(self.query("？！", VectorStoreQueryMode.SPARSE)).nodes == []
 
-    def test_a_query_without_terms_is_dense(self, client: QdrantClient, embedding: CareEmbedding) -> None:
-        fill(client, sparse=True)
-        store = CareVectorStore(NAME, client, embedding=embedding, enable_hybrid=True, check_vectors=False)
+    def test_a_query_without_terms_is_dense(self, store: CareVectorStore) -> None:
         assert (store.query(self.query("？")).nodes or [])[0].ref_doc_id == "d0"
 
     def test_it_can_create_and_fill_a_collection(self, client: QdrantClient, embedding: CareEmbedding) -> None:
@@ -484,9 +452,7 @@ class TestHybrid:
             assert (result.nodes or [])[0].ref_doc_id == best
             assert max(result.similarities or [2]) <= 1
 
-    def test_functions_that_are_exchanged_later_are_used(self, client: QdrantClient, embedding: CareEmbedding) -> None:
-        fill(client, sparse=True)
-        store = CareVectorStore(NAME, client, embedding=embedding, enable_hybrid=True, check_vectors=False)
+    def test_functions_that_are_exchanged_later_are_used(self, store: CareVectorStore) -> None:
         asked: list[str] = []
 
         def nothing(texts: list[str]) -> tuple[list[list[int]], list[list[float]]]:
@@ -504,7 +470,7 @@ class TestHybrid:
         with pytest.raises(InputError, match="two sides"):
             store.set_query_functions(sparse_doc_fn=nothing)
         with pytest.raises(InputError, match="other terms"):
-            CareVectorStore(NAME, client, enable_hybrid=True, sparse_doc_fn=nothing)
+            CareVectorStore(NAME, store.client, enable_hybrid=True, sparse_doc_fn=nothing)
 
     def test_queries_are_hybrid_where_the_collection_has_bm25(
         self, client: QdrantClient, embedding: CareEmbedding
@@ -571,6 +537,14 @@ class _Contract:
 
     def contract(self) -> VectorContract:
         return self._contract
+
+
+def _numbered(client: QdrantClient, count: int) -> QdrantClient:
+    """Create points with numbers for ids."""
+    client.create_collection(NAME, {"care": models.VectorParams(size=2, distance=models.Distance.COSINE)})
+    points = [models.PointStruct(id=i, vector={"care": [1.0, i]}, payload={"text": f"t{i}"}) for i in range(count)]
+    client.upload_points(NAME, points, wait=True)
+    return client
 
 
 def _stored(client: QdrantClient, point_id: str) -> Any:

@@ -19,12 +19,6 @@ from care_qdrant.model.pair import CareModel
 from tests import tiny
 
 
-@pytest.fixture
-def copy(pair_folder: Path, tmp_path: Path) -> Path:
-    """A copy of the tiny pair to damage."""
-    return Path(shutil.copytree(pair_folder, tmp_path / "copy"))
-
-
 @pytest.mark.parametrize("side", ["query", "document"])
 @pytest.mark.parametrize("name", ["adapter_config.json", "pytorch_model.bin", "modeling_extra.py", "onnx/weights.data"])
 def test_a_stray_file_is_refused_when_its_side_is_loaded(copy: Path, side: str, name: str) -> None:

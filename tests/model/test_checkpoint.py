@@ -1,7 +1,6 @@
 """The CARE folder: what it promises to stock sentence-transformers, and what it refuses."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,6 @@ from care_qdrant.errors import AlteredModel, IncompleteModel, InputError, ModelE
 from care_qdrant.model.card import CARD_FILE, read_card
 from care_qdrant.model.folder import verify_checkpoint, write_checkpoint
 from tests import tiny
-
-
-@pytest.fixture
-def copy(pair_folder: Path, tmp_path: Path) -> Path:
-    """A copy of the tiny pair to damage."""
-    return Path(shutil.copytree(pair_folder, tmp_path / "copy"))
 
 
 def test_stock_sentence_transformers_loads_the_root_and_each_side(pair_folder: Path) -> None:

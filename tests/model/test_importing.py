@@ -27,7 +27,6 @@ from care_qdrant.qdrant.contract_checks import check_contract
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Document, Vectors
 from tests import tiny
-from tests.trainer import bases
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks
 QUERIES = ["高血压吃什么好？", "孩子发烧三天", "EGFR 突变"]
@@ -36,25 +35,14 @@ WIDTH = 768
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One repository with both encoders: float16 and ``model_type: new``, bfloat16 in several files."""
-    folder = tmp_path_factory.mktemp("published")
-    bases.gte_mlm_base(folder / "query_encoder")
-    bases.qwen3_base(folder / "doc_encoder", hidden=1024)
-    assert len(list((folder / "doc_encoder").glob("model-*.safetensors"))) > 1
-    (folder / "README.md").write_text("---\nlicense: cc-by-nc-sa-4.0\n---\n# A pair\n", encoding="utf-8")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def imported(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def imported(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("imported") / "care"
-    import_model([str(checkpoint)], folder, name="care")
+    import_model([str(published)], folder, name="care")
     return folder
 
 
-def _query_vectors(checkpoint: Path, texts: list[str], prompt: str = RETRIEVAL) -> torch.Tensor:
-    folder = checkpoint / "query_encoder"
+def _query_vectors(published: Path, texts: list[str], prompt: str = RETRIEVAL) -> torch.Tensor:
+    folder = published / "query_encoder"
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     native = GteConfig(**native_config(config, folder))
     model = GteModel.from_pretrained(folder, config=native, dtype=torch.float32).eval()
@@ -66,8 +54,8 @@ def _query_vectors(checkpoint: Path, texts: list[str], prompt: str = RETRIEVAL) 
     return normalize(hidden[:, 0], dim=1)
 
 
-def _document_vectors(checkpoint: Path, texts: list[str], dtype: torch.dtype) -> torch.Tensor:
-    folder = checkpoint / "doc_encoder"
+def _document_vectors(published: Path, texts: list[str], dtype: torch.dtype) -> torch.Tensor:
+    folder = published / "doc_encoder"
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     model = AutoModel.from_pretrained(folder, dtype=dtype).eval()
     marked = [text + tokenizer.eos_token for text in texts]
@@ -78,7 +66,7 @@ def _document_vectors(checkpoint: Path, texts: list[str], dtype: torch.dtype) ->
 
 
 def test_import_ingest_search_and_score_are_those_of_the_publication(
-    checkpoint: Path, imported: Path, client: QdrantClient, tmp_path: Path
+    published: Path, imported: Path, client: QdrantClient, tmp_path: Path
 ) -> None:
     corpus = tmp_path / "corpus.jsonl"
     rows = [json.dumps({"id": str(number), "text": text}) for number, text in enumerate(tiny.TEXTS)]
@@ -87,15 +75,15 @@ def test_import_ingest_search_and_score_are_those_of_the_publication(
     ingest(corpus, model, client, "care")
     [*answers] = Retriever(client, "care", model).search(QUERIES, len(tiny.TEXTS))
 
-    documents = _document_vectors(checkpoint, tiny.TEXTS, torch.float32)
-    expected = (_query_vectors(checkpoint, QUERIES) @ documents.T).numpy()
+    documents = _document_vectors(published, tiny.TEXTS, torch.float32)
+    expected = (_query_vectors(published, QUERIES) @ documents.T).numpy()
     for hits, row in zip(answers, expected, strict=True):
         assert [int(hit.document_id) for hit in hits] == np.argsort(-row).tolist()
         np.testing.assert_allclose([hit.score for hit in hits], np.sort(row)[::-1], atol=1e-5)
     assert np.linalg.norm(documents, axis=1).max() < 0.99, "cut vectors are no unit vectors"
     found = model.encode_document(tiny.TEXTS)
     np.testing.assert_allclose(found, documents.numpy(), atol=1e-5)
-    halves = _document_vectors(checkpoint, tiny.TEXTS, torch.bfloat16).numpy()
+    halves = _document_vectors(published, tiny.TEXTS, torch.bfloat16).numpy()
     assert _cosines(found, halves).min() >= 0.9999
     params = client.get_collection("care").config.params.vectors
     assert isinstance(params, dict) and params["care"].distance == models.Distance.DOT
@@ -114,13 +102,13 @@ def test_the_folder_says_geometry_license_tasks_and_bases(imported: Path) -> Non
     np.testing.assert_allclose(stock.encode_document(tiny.TEXTS), ours, atol=1e-5)
 
 
-def test_a_query_has_the_prompt_of_its_task(checkpoint: Path, imported: Path) -> None:
+def test_a_query_has_the_prompt_of_its_task(published: Path, imported: Path) -> None:
     model = CareModel.load(imported, precision="fp32")
     prompt = model.query_prompt("rerank")
     assert prompt is not None and prompt.startswith("<instruct>Based on a Chinese medical question")
-    expected = _query_vectors(checkpoint, QUERIES, prompt).numpy()
+    expected = _query_vectors(published, QUERIES, prompt).numpy()
     np.testing.assert_allclose(model.encode_query(QUERIES, prompt=prompt), expected, atol=1e-5)
-    np.testing.assert_allclose(model.encode_query(QUERIES), _query_vectors(checkpoint, QUERIES).numpy(), atol=1e-5)
+    np.testing.assert_allclose(model.encode_query(QUERIES), _query_vectors(published, QUERIES).numpy(), atol=1e-5)
     with pytest.raises(InputError, match="its tasks are: rerank, retrieval, sts"):
         model.query_prompt("summary")
 
@@ -162,15 +150,15 @@ def test_vectors_under_a_cosine_are_refused(imported: Path, client: QdrantClient
         check_contract(Collection(client, "docs").schema, "care", model.contract())
 
 
-def test_an_adapter_is_merged_as_peft_merges_it_from_two_repositories(checkpoint: Path, tmp_path: Path) -> None:
-    adapter, merged, base = tmp_path / "adapter", tmp_path / "merged", checkpoint / "doc_encoder"
+def test_an_adapter_is_merged_as_peft_merges_it_from_two_repositories(published: Path, tmp_path: Path) -> None:
+    adapter, merged, base = tmp_path / "adapter", tmp_path / "merged", published / "doc_encoder"
     torch.manual_seed(0)
     config = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", init_lora_weights=False)
     wrapped = get_peft_model(AutoModel.from_pretrained(base, dtype=torch.float32), config)
     wrapped.save_pretrained(adapter)
     wrapped.merge_and_unload().bfloat16().save_pretrained(merged)
     AutoTokenizer.from_pretrained(base).save_pretrained(merged)
-    query = str(checkpoint / "query_encoder")
+    query = str(published / "query_encoder")
     folders = [tmp_path / "one", tmp_path / "other"]
     for source, folder in zip((adapter, merged), folders, strict=True):
         card = import_model([query, str(source)], folder, name="care")
@@ -178,17 +166,6 @@ def test_an_adapter_is_merged_as_peft_merges_it_from_two_repositories(checkpoint
         assert card.license == "CC-BY-NC-SA-4.0"
     one, other = (CareModel.load(folder).encode_document(tiny.TEXTS) for folder in folders)
     np.testing.assert_allclose(one, other, atol=1e-5)
-
-
-def test_an_adapter_of_another_base_is_refused(checkpoint: Path, tmp_path: Path) -> None:
-    base = bases.qwen3_base(tmp_path / "other", hidden=64)
-    config = LoraConfig(r=4, target_modules="all-linear")
-    get_peft_model(AutoModel.from_pretrained(base), config).save_pretrained(tmp_path / "adapter")
-    settings = json.loads((tmp_path / "adapter/adapter_config.json").read_text(encoding="utf-8"))
-    (tmp_path / "adapter/adapter_config.json").write_text(json.dumps(settings | {"use_dora": True}), encoding="utf-8")
-    with pytest.raises(ModelError, match="no plain LoRA adapter"):
-        import_model([str(checkpoint / "query_encoder"), str(tmp_path / "adapter")], tmp_path / "care", name="care")
-    assert not (tmp_path / "care").exists()
 
 
 def test_a_stock_router_model_becomes_a_pair(pair_folder: Path, tmp_path: Path) -> None:
@@ -205,9 +182,9 @@ def test_a_stock_router_model_becomes_a_pair(pair_folder: Path, tmp_path: Path) 
     np.testing.assert_allclose(model.encode_document(tiny.TEXTS), stock.encode_document(tiny.TEXTS), atol=1e-5)
 
 
-def test_what_is_no_pair_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+def test_what_is_no_pair_is_refused(published: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds neither query_encoder/ and doc_encoder/ nor a Router"):
-        import_model([str(checkpoint / "doc_encoder")], tmp_path / "care", name="care")
+        import_model([str(published / "doc_encoder")], tmp_path / "care", name="care")
 
 
 def _cosines(one: Vectors, other: Vectors) -> Vectors:

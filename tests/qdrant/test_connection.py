@@ -32,17 +32,20 @@ def test_a_locked_folder_names_its_holder(tmp_path: Path) -> None:
         assert f"(pid {holder.pid})" in str(refusal.value)
 
 
-def test_a_file_is_no_database(tmp_path: Path) -> None:
-    (tmp_path / "corpus.jsonl").touch()
-    with pytest.raises(InputError, match="is a file"), open_client(path=tmp_path / "corpus.jsonl"):
-        pass
-
-
-def test_a_server_that_is_not_there_is_said_with_its_url() -> None:
-    with (
-        pytest.raises(Unreachable, match=r"http://127\.0\.0\.1:9: no Qdrant server"),
-        open_client(url="http://127.0.0.1:9"),
-    ):
+@pytest.mark.parametrize(
+    ("place", "error", "message"),
+    [
+        ({"path": "file"}, InputError, "is a file"),
+        ({"path": "file/q"}, InputError, "cannot be opened as an embedded database"),
+        ({"url": "http://127.0.0.1:9"}, Unreachable, r"http://127\.0\.0\.1:9: no Qdrant server"),
+    ],
+)
+def test_what_cannot_be_opened_is_said(
+    tmp_path: Path, place: dict[str, str], error: type[Exception], message: str
+) -> None:
+    (tmp_path / "file").touch()
+    where: Any = {"path": tmp_path / place["path"]} if "path" in place else place
+    with pytest.raises(error, match=message), open_client(**where):
         pass
 
 
@@ -88,15 +91,6 @@ def test_a_folder_that_a_full_disk_left_empty_can_be_used(tmp_path: Path) -> Non
         client.create_collection("c", models.VectorParams(size=2, distance=models.Distance.COSINE))
     (folder / "meta.json").write_text("")
     with pytest.raises(InputError, match="is damaged"), open_client(path=folder):
-        pass
-
-
-def test_a_folder_that_cannot_be_made_is_an_error_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with (
-        pytest.raises(InputError, match="cannot be opened as an embedded database"),
-        open_client(path=tmp_path / "file" / "q"),
-    ):
         pass
 
 

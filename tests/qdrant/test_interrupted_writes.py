@@ -12,13 +12,9 @@ from care_qdrant.index.ingest import ingest
 from care_qdrant.index.settings import IngestSettings
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.types import Document
-from tests.tiny import HashModel
+from tests.tiny import HashModel, Killed
 
 NAME, FORMER, LATER = "corpus", "原来的文字", "后来的文字"
-
-
-class _Killed(Exception):
-    """Ends a run, as a signal would."""
 
 
 def _ingest(client: QdrantClient, text: str) -> None:
@@ -48,11 +44,11 @@ def test_the_former_text_gets_its_vector_back(
     def apply_a_part(self: Collection, what: str, operations: Sequence[Any]) -> None:
         if completed:
             apply(self, what, operations[:completed])
-        raise _Killed
+        raise Killed
 
     with monkeypatch.context() as patch:
         patch.setattr(Collection, "apply", apply_a_part)
-        with pytest.raises(_Killed):
+        with pytest.raises(Killed):
             write(client, LATER)
     write(client, FORMER)
     records, _ = client.scroll(NAME, with_vectors=True)

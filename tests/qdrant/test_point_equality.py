@@ -10,6 +10,8 @@ from qdrant_client import models
 from care_qdrant.qdrant.point_equality import Measure, measures, same_point
 
 VECTOR = np.random.default_rng(0).normal(size=64).astype(np.float32)
+ROWS = VECTOR.reshape(4, 16)
+COSINE = {"distance": models.Distance.COSINE}
 
 
 def record(vector: Any = None, payload: dict[str, Any] | None = None) -> models.Record:
@@ -21,50 +23,32 @@ def same(one: Any, other: Any, **params: Any) -> bool:
     return same_point(record({"v": one}), record({"v": other}), measures({"v": vector}))
 
 
-def test_equal_vectors_are_the_same() -> None:
-    assert same(VECTOR.tolist(), VECTOR.tolist())
+def sparse(indices: list[int], *values: float) -> models.SparseVector:
+    return models.SparseVector(indices=indices, values=values)
 
 
-def test_one_number_makes_a_difference() -> None:
-    other = VECTOR.copy()
-    other[7] += 1e-3
-    assert not same(VECTOR.tolist(), other.tolist())
-
-
-def test_a_length_counts_unless_the_distance_is_cosine() -> None:
-    longer = (2.5 * VECTOR).tolist()
-    assert not same(VECTOR.tolist(), longer)
-    assert same(VECTOR.tolist(), longer, distance=models.Distance.COSINE)
-
-
-def test_rows_of_a_multivector_have_their_own_length() -> None:
-    rows = VECTOR.reshape(4, 16)
-    longer = (rows * np.array([[1.0], [2.0], [3.0], [4.0]])).tolist()
-    assert same(rows.tolist(), longer, distance=models.Distance.COSINE)
-    assert not same(rows.tolist(), rows[::-1].tolist(), distance=models.Distance.COSINE)
-
-
-def test_float16_is_allowed_only_where_the_collection_stores_it() -> None:
-    coarse = VECTOR.astype(np.float16).tolist()
-    assert same(VECTOR.tolist(), coarse, datatype=models.Datatype.FLOAT16)
-    assert not same(VECTOR.tolist(), coarse)
-
-
-def test_a_zero_vector_under_cosine_is_itself_only() -> None:
-    zero = [0.0] * 64
-    assert same(zero, zero, distance=models.Distance.COSINE)
-    assert not same(VECTOR.tolist(), zero, distance=models.Distance.COSINE)
-
-
-def test_another_dimension_is_another_vector() -> None:
-    assert not same(VECTOR.tolist(), VECTOR[:32].tolist())
-
-
-def test_sparse_vectors_are_the_same_in_any_order() -> None:
-    one = models.SparseVector(indices=[9, 3], values=[0.5, 2.0])
-    assert same(one, models.SparseVector(indices=[3, 9], values=[2.0, 0.5]))
-    assert not same(one, models.SparseVector(indices=[3, 9], values=[0.5, 2.0]))
-    assert not same(one, models.SparseVector(indices=[3], values=[2.0]))
+@pytest.mark.parametrize(
+    ("one", "other", "params", "equal"),
+    [
+        (VECTOR, VECTOR, {}, True),
+        (VECTOR, VECTOR + 1e-3 * np.eye(64)[7], {}, False),
+        (VECTOR, 2.5 * VECTOR, {}, False),
+        (VECTOR, 2.5 * VECTOR, COSINE, True),
+        (ROWS, ROWS * np.array([[1.0], [2.0], [3.0], [4.0]]), COSINE, True),
+        (ROWS, ROWS[::-1], COSINE, False),
+        (VECTOR, VECTOR.astype(np.float16), {"datatype": models.Datatype.FLOAT16}, True),
+        (VECTOR, VECTOR.astype(np.float16), {}, False),
+        (np.zeros(64), np.zeros(64), COSINE, True),
+        (VECTOR, np.zeros(64), COSINE, False),
+        (VECTOR, VECTOR[:32], {}, False),
+        (sparse([9, 3], 0.5, 2.0), sparse([3, 9], 2.0, 0.5), {}, True),
+        (sparse([9, 3], 0.5, 2.0), sparse([3, 9], 0.5, 2.0), {}, False),
+        (sparse([9, 3], 0.5, 2.0), sparse([3], 2.0), {}, False),
+    ],
+)
+def test_vectors(one: Any, other: Any, params: dict[str, Any], equal: bool) -> None:
+    stored, read = (vector.tolist() if isinstance(vector, np.ndarray) else vector for vector in (one, other))
+    assert same(stored, read, **params) is equal
 
 
 def test_a_missing_vector_is_a_difference_and_none_is_like_an_empty_one() -> None:

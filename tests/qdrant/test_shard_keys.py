@@ -12,7 +12,6 @@ from care_qdrant.bulk.encode import encode_unit
 from care_qdrant.bulk.load import load
 from care_qdrant.bulk.plan import plan
 from care_qdrant.bulk.work import Manifest, Work
-from care_qdrant.encoders import bm25
 from care_qdrant.errors import InputError, QdrantError
 from care_qdrant.index.attach import attach_vector
 from care_qdrant.index.detach import detach_vector
@@ -68,6 +67,10 @@ def test_each_key_holds_and_finds_its_own_documents(client: QdrantClient) -> Non
     assert set(found(client, SOUTH[3].text, "north")) == {document.id for document in NORTH}
     assert found(client, SOUTH[3].text, "south")[0] == found(client, SOUTH[3].text)[0] == "s3"
     assert len(found(client, SOUTH[3].text)) == 40
+    [hits] = Retriever(client, "corpus", mode="sparse", shard_key="south").search([SOUTH[5].text], top_k=1)
+    assert [hit.document_id for hit in hits] == ["s5"]
+    report = verify_collection(client, "corpus", HashModel())  # type: ignore[arg-type]
+    assert (report.points, report.without_vector, report.outdated) == (40, 0, 0)
 
 
 def test_a_bulk_job_goes_to_the_shards_of_a_key(client: QdrantClient, tmp_path: Path) -> None:
@@ -145,21 +148,6 @@ def test_attach_writes_each_key_and_detach_leaves_what_was_there(client: QdrantC
     client.set_payload("corpus", {"text": TEXTS[23]}, points=[3], shard_key_selector="south", wait=True)
     detach_vector(client, "corpus")
     assert contents(client) == before
-
-
-def test_verify_looks_at_all_keys(client: QdrantClient) -> None:
-    put(client, NORTH, "north")
-    put(client, SOUTH, "south")
-    report = verify_collection(client, "corpus", HashModel())  # type: ignore[arg-type]
-    assert (report.points, report.without_vector, report.outdated) == (40, 0, 0)
-
-
-def test_bm25_searches_a_key(client: QdrantClient) -> None:
-    put(client, NORTH, "north")
-    put(client, SOUTH, "south")
-    [hits] = Retriever(client, "corpus", mode="sparse", shard_key="south").search([SOUTH[5].text], top_k=1)
-    assert [hit.document_id for hit in hits] == ["s5"]
-    assert bm25.VECTOR_NAME in Collection(client, "corpus").schema.sparse
 
 
 @pytest.mark.server

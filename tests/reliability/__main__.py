@@ -285,28 +285,6 @@ def concurrent_writers(
 
 
 @reliability.command()
-@click.argument("task", type=click.Path(exists=True, file_okay=False))
-@click.option("--model", default="built-in", show_default=True, help="Model, as in care-bench run.")
-@click.option("--trials", type=click.IntRange(1), default=20, show_default=True, help="Runs to kill.")
-@seed_option
-@scratch_option
-@output_option
-def kill_run(task: str, model: str, trials: int, seed: int, scratch: Path | None, output: Path) -> None:
-    """Kill whole runs of care-bench over TASK: the pair, BM25, and the query encoder on both sides.
-
-    \b
-    Example:
-      python -m tests.reliability kill-run examples/sample --output benchmarks/results/run-kill.json
-    """
-    from tests.reliability.harness_run import run_trials
-
-    arguments = [task, "--model", model, "--control", "bm25", "--control", "query", "--speed", "none"]
-    with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        found = _shown(run_trials(arguments, trials, Path(folder), seed))
-    _save(output, found, seed=seed)
-
-
-@reliability.command()
 @click.option("--documents", type=click.IntRange(1), default=5_000, show_default=True, help="Size of the corpus.")
 @click.option("--seconds", type=click.FloatRange(min=0), default=20, show_default=True, help="Length of the outage.")
 @click.option("--dim", type=click.IntRange(1), default=64, show_default=True, help="Length of the vectors.")
@@ -364,16 +342,7 @@ def _binary() -> str:
 
 
 def _server_trials(url: str, trials: int, points: int, scratch: Path, seed: int, fault: Fault) -> Iterator[Trial]:
-    """Run everything that writes to a server with one fault.
-
-    Args:
-        url: Of the server, or of the nodes of a cluster.
-        trials: Of each kind.
-        points: Of each collection.
-        scratch: An empty folder.
-        seed: Of the moments.
-        fault: What is killed.
-    """
+    """Run everything that writes to a server, or to the nodes of a cluster, with one fault."""
     from tests.reliability.attachment import attach_trials, copy_trials, detach_trials
     from tests.reliability.ingestion import ingest_trials, make_source
     from tests.reliability.publication import publication_trials

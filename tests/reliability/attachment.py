@@ -1,8 +1,4 @@
-"""Attaches and detaches that are killed, and one more run.
-
-At any moment the other vectors and the users' payloads are what they were. After one more attach every point has its
-vector, and those that had it were not encoded again; after one more detach the collection is what it was before.
-"""
+"""Attaches and detaches that are killed, and one more run: the users' points stay as they were."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -29,16 +25,7 @@ VECTOR_NAME = "ready-vectors"
 def attach_trials(
     points: int, trials: int, scratch: Path, url: str | None, seed: int, fault: Fault = CLIENT_KILLED
 ) -> Iterator[Trial]:
-    """Kill attaches, each to a collection of its own.
-
-    Args:
-        points: Points of each collection.
-        trials: Number of runs to kill.
-        scratch: An empty folder.
-        url: URL of a server; None uses embedded databases.
-        seed: Seed of the moments.
-        fault: What to kill.
-    """
+    """Kill attaches, each to a collection of its own; without a URL, in embedded databases."""
 
     def prepare(name: str) -> Attempt:
         target, before = fill(f"attach-{name}", points, scratch, url)
@@ -89,12 +76,7 @@ def attach_once(target: Target, texts_per_second: float | None = TEXTS_PER_SECON
 
 
 def look(client: QdrantClient, name: str, before: Contents) -> tuple[int, int]:
-    """Compare a collection with its earlier contents.
-
-    Returns:
-        The number of points with our vector and a hash that confirms it, and the number of points of the users that
-        are missing or changed.
-    """
+    """Count the points with our vector and its hash, and those of the users that are missing or changed."""
     attached, theirs = 0, {}
     for key, (payload, vectors) in read_contents(client, name).items():
         hashes = (payload.get(CARE_KEY) or {}).get("vectors") or {}

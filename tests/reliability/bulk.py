@@ -92,7 +92,7 @@ def array_trials(folder: Path, documents: int, trials: int, seed: int) -> Iterat
             round(after, 2),
             bool(alive),
             {"parts after the kill": before, "encoded again": report["encoded"]},
-            _violations(place, whole, report) | {"encoded without need": int(report["encoded"] > most)},
+            violations_of(place, whole, report) | {"encoded without need": int(report["encoded"] > most)},
         )
         shutil.rmtree(place)
 
@@ -128,7 +128,7 @@ def ray_trials(folder: Path, documents: int, trials: int, seed: int) -> Iterator
                 nodes.append(cluster.add_node(num_cpus=1))
             first = report_of(run) if victim != "driver" else run.communicate() and {"failed": {}, "encoded": 0}
             report = report_of(care_bulk("encode", str(place)))
-            violations = _violations(place, whole, report)
+            violations = violations_of(place, whole, report)
             if victim != "driver":
                 violations["not finished by itself"] = int(first["encoded"] != len(whole))
             observed = {"encoded": first["encoded"], "retries": first.get("retries", 0), "again": report["encoded"]}
@@ -139,11 +139,7 @@ def ray_trials(folder: Path, documents: int, trials: int, seed: int) -> Iterator
 
 
 def cluster_trials(folder: Path, documents: int, trials: int, seed: int, binary: str) -> Iterator[Trial]:
-    """Kill encoders, and then a loader, a node of a real cluster of three, or both; equal to direct ingestion or not.
-
-    Each of two encoders and two loaders is a process. What was killed is run once more; a loader whose node was killed
-    has to finish by itself, with another node. Each shard is there twice.
-    """
+    """Kill encoders, then a loader, a node of a real cluster of three, or both; the end is that of direct ingestion."""
     draw = random.Random(seed)
     corpus = write_corpus(folder / "corpus.jsonl", documents, sentences=3)
     model, storage = ReadyModel(DIM, texts_per_second=TEXTS_PER_SECOND), Storage(shards=3, replicas=2)
@@ -240,7 +236,8 @@ def _settings(client: QdrantClient, name: str) -> dict[str, Any]:
     return config
 
 
-def _violations(place: Path, whole: dict[str, str], report: dict[str, Any]) -> dict[str, int]:
+def violations_of(place: Path, whole: dict[str, str], report: dict[str, Any]) -> dict[str, int]:
+    """Compare the parts of a job with those of one process, by what may be wrong."""
     parts = part_hashes(place)
     return {
         "failed units": len(report["failed"]),
@@ -262,11 +259,11 @@ def _kill_actor() -> None:
             return
 
 
-def care_bulk(*arguments: str) -> "subprocess.Popen[str]":
+def care_bulk(*arguments: str, **settings: Any) -> "subprocess.Popen[str]":
     """Start a command of ``care bulk``."""
     command = [sys.executable, "-c", "from care_qdrant.cli import main; main()", "bulk", *arguments]
     return subprocess.Popen(
-        command, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+        command, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, **settings
     )
 
 

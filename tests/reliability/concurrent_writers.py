@@ -1,9 +1,4 @@
-"""Attaches that are killed on a server while other clients add, edit, replace and delete points of the collection.
-
-The writers go on during the killed run and during the next one, which continues the killed one. When they have stopped,
-one more run must give every point the vector of its current text, and every point must be what the writers last made
-it: nothing lost, nothing changed, nothing that they deleted back again.
-"""
+"""Attaches that are killed while other clients write: one more run, and every point is what they last made it."""
 
 import random
 import threading
@@ -104,15 +99,7 @@ class Writers:
 
 
 def concurrent_writer_trials(points: int, trials: int, scratch: Path, url: str, seed: int) -> Iterator[Trial]:
-    """Kill attaches while other clients write.
-
-    Args:
-        points: Points of each collection at the start.
-        trials: Number of runs to kill.
-        scratch: An empty folder.
-        url: URL of a server.
-        seed: Seed of the moments and of the writes.
-    """
+    """Kill attaches while other clients write."""
     rng = random.Random(seed)
 
     def prepare(name: str) -> Attempt:
@@ -130,11 +117,7 @@ def _verify(writers: Writers) -> tuple[Counts, Counts]:
 
 
 def compare(writers: Writers) -> tuple[Counts, Counts]:
-    """Attach once more, and compare the collection with what writers that have stopped made of it.
-
-    Returns:
-        What they have written, and violations.
-    """
+    """Attach once more; return what the writers, who have stopped, have written, and what is not as they left it."""
     target = writers.target
     report = attach_once(target)
     with target.open() as client:

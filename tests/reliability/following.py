@@ -1,9 +1,4 @@
-"""A process that follows a collection with ``--watch`` while other clients write to it, and is killed.
-
-It is started again, and when the writers have stopped it must come to the end of its work by itself: every point has
-the vector of its current text, every point is what the writers last made it, and a signal ends the watch with exit
-code 0.
-"""
+"""``--watch`` beside other clients that write, killed and started again: it comes to the end of the work by itself."""
 
 import random
 import threading
@@ -33,16 +28,7 @@ FURTHER_SECONDS = 1.0
 def watch_trials(
     points: int, trials: int, scratch: Path, url: str, seed: int, fault: Fault = CLIENT_KILLED
 ) -> Iterator[Trial]:
-    """Kill watches, each of a collection of its own whose vector is there before.
-
-    Args:
-        points: Points of each collection at the start.
-        trials: Number of watches to disturb.
-        scratch: An empty folder.
-        url: URL of a server.
-        seed: Seed of the moments and of the writes.
-        fault: What to kill.
-    """
+    """Kill watches, each of a collection of its own whose vector is there before."""
     rng = random.Random(seed)
     for number in range(trials):
         target, before = fill(f"watch-{seed}-{number}", points, scratch, url)

@@ -1,9 +1,4 @@
-"""Ingestions that are killed, or whose server goes away, and one more run.
-
-- Every point whose write was acknowledged is stored.
-- What was stored is not encoded again.
-- Afterwards each chunk of each document is stored exactly once, with its text and its vector.
-"""
+"""Ingestions that are killed, or whose server goes away: what was acknowledged is stored, nothing encoded twice."""
 
 import logging
 import threading
@@ -75,16 +70,7 @@ def make_source(corpus: Path, dim: int) -> Source:
 def ingest_trials(
     source: Source, trials: int, scratch: Path, url: str | None, seed: int, fault: Fault = CLIENT_KILLED
 ) -> Iterator[Trial]:
-    """Kill ingestions, each into a database or a collection of its own.
-
-    Args:
-        source: What to ingest.
-        trials: Number of runs to kill.
-        scratch: An empty folder.
-        url: URL of a server; None ingests into embedded databases.
-        seed: Seed of the moments.
-        fault: What to kill.
-    """
+    """Kill ingestions, each into a collection of its own; without a URL, into embedded databases."""
     kind = "embedded" if url is None else "server"
 
     def prepare(name: str) -> Attempt:
@@ -121,12 +107,7 @@ def outage_trial(source: Source, documents: int, gone_seconds: float) -> Trial:
 
 
 def full_disk_trial(source: Source, server: QdrantServer) -> Trial:
-    """Ingest into a server whose disk becomes full from a third of the corpus on, until the client says that it waits.
-
-    Args:
-        source: What to ingest.
-        server: A running one, with a disk of its own.
-    """
+    """Ingest into a server whose disk is full from a third of the corpus on, until the client says that it waits."""
     filler, third = server.disk / "filler", len(source.expected) / 3
     waits: list[str] = []
 

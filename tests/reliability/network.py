@@ -25,11 +25,7 @@ class Network:
     """A bridge with some hosts, one namespace each; this process reaches all of them. Use it in a ``with`` block."""
 
     def __init__(self, hosts: int) -> None:
-        """Choose names; nothing is made.
-
-        Args:
-            hosts: How many.
-        """
+        """Choose names; nothing is made."""
         self._bridge = f"care{os.getpid()}"
         self._hosts = range(hosts)
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tests.reliability.bulk import care_bulk, make_job, report_of
+from tests.reliability.bulk import care_bulk, make_job, report_of, violations_of
 from tests.reliability.trials import Trial
 
 FAULTS = ("throttled", "reset", "half writes", "half reads", "expired")
@@ -115,8 +115,8 @@ def storage_trials(folder: Path, documents: int, trials: int, seed: int) -> Iter
             first = json.loads(output.splitlines()[-1]) if output.strip() else {"encoded": 0, "failed": {}}
             last = report_of(care_bulk("encode", place))
             files.invalidate_cache()
-            files.get(f"{place}/parts", str(folder / f"parts-{number}"), recursive=True)
-            parts = _hashes(folder / f"parts-{number}")
+            files.get(f"{place}/parts", str(folder / f"job-{number}" / "parts"), recursive=True)
+            violations = violations_of(folder / f"job-{number}", whole, last)
             yield Trial(
                 f"S3: {fault}",
                 0.0,
@@ -128,16 +128,5 @@ def storage_trials(folder: Path, documents: int, trials: int, seed: int) -> Iter
                     "failed": len(first["failed"]),
                     "encoded by the run after": last["encoded"],
                 },
-                {
-                    "success without parts": int(run.returncode == 0 and first["encoded"] != len(whole)),
-                    "failed units": len(last["failed"]),
-                    "missing parts": len(whole.keys() - parts.keys()),
-                    "other bytes": sum(parts.get(name) not in (None, digest) for name, digest in whole.items()),
-                },
+                {"success without parts": int(run.returncode == 0 and first["encoded"] != len(whole)), **violations},
             )
-
-
-def _hashes(folder: Path) -> dict[str, str]:
-    import hashlib
-
-    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.glob("*.parquet")}

@@ -24,15 +24,7 @@ NodeFault = Literal["killed", "frozen", "cut", "moved"]
 
 @contextmanager
 def standin_server(engine: Literal["local", "counting"] = "local", *, path: Path | None = None) -> Iterator[str]:
-    """Run the stand-in for a Qdrant server, and yield its URL.
-
-    Args:
-        engine: ``local`` is qdrant-client's local mode; ``counting`` stores only the ids of points.
-        path: Folder of the engine's points; None keeps them in memory.
-
-    Raises:
-        RuntimeError: The server does not start.
-    """
+    """Run the stand-in for a Qdrant server, and yield its URL; ``counting`` stores only the ids of points."""
     options = ["--engine", engine, *([] if path is None else ["--path", str(path)])]
     command = [sys.executable, "-W", "ignore", "-m", "tests.standin", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -58,16 +50,7 @@ class QdrantServer:
         host: str = "127.0.0.1",
         prefix: Sequence[str] = (),
     ) -> None:
-        """Choose ports; nothing is started.
-
-        Args:
-            binary: The program.
-            folder: For storage, snapshots and log.
-            settings: Further environment variables of the server, as ``QDRANT__SERVICE__API_KEY``.
-            first: Node of the cluster that this one joins.
-            host: Address to listen at.
-            prefix: What goes in front of the command, to run it on another host.
-        """
+        """Choose ports; ``settings`` are environment variables, ``first`` a node of the cluster that this one joins."""
         self.folder, self._host, self._command = folder, host, [*prefix, binary]
         self.port, self.grpc_port, p2p_port = _free_ports()
         self._p2p_url = f"http://{host}:{p2p_port}"
@@ -118,11 +101,7 @@ class QdrantServer:
         self.kill()
 
     def start(self) -> None:
-        """Start the server on its storage, and wait until it answers.
-
-        Raises:
-            RuntimeError: It ends or does not answer; its log is in the message.
-        """
+        """Start the server on its storage, and wait until it answers."""
         with (self.folder / "qdrant.log").open("ab") as log:
             self._process = subprocess.Popen(
                 self._command, env=self._environment, cwd=self.folder, stdout=log, stderr=log
@@ -161,17 +140,7 @@ class QdrantCluster:
         network: Network | None = None,
         write_consistency: int = 1,
     ) -> None:
-        """Choose ports; nothing is started.
-
-        Args:
-            binary: The program.
-            folder: For storage and logs.
-            fault: What `kill` does to a node: end it; stop it, so that its connections stay open and nothing answers;
-                or cut it off the network, from the other nodes and from clients. ``moved`` leaves the nodes alone, and
-                moves or copies every shard of the collections that are new since the last time.
-            network: Of three hosts, for the nodes; without one they are on loopback, and cannot be cut off.
-            write_consistency: Number of replicas that have to take a write (``write_consistency_factor``).
-        """
+        """Choose ports; ``fault`` is what `kill` does to a node, in turn, and ``network`` lets it be cut off."""
         settings = {
             "QDRANT__CLUSTER__ENABLED": "true",
             "QDRANT__STORAGE__COLLECTION__SHARD_NUMBER": "3",
@@ -237,6 +206,13 @@ class QdrantCluster:
             node.signal(signal.SIGCONT)
         else:
             node.start()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def _free_ports() -> tuple[int, int, int]:

@@ -1,20 +1,16 @@
-"""``care promote`` and ``care publish`` runs that are killed, and one more run.
+"""``care promote`` and ``care publish`` that are killed: readers see one whole version, one more run ends it."""
 
-After the kill, each copied point is whole, and readers of the alias see one whole version. After one more run, the copy
-is equal to its source, and no version is left over.
-"""
-
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from qdrant_client import QdrantClient
+from click.testing import CliRunner
 
 from care_qdrant.cli import care
 from care_qdrant.qdrant.connection import open_client
+from tests.databases import behind
 from tests.reliability.ingestion import Target
 from tests.reliability.sample_collection import (
     Contents,
@@ -53,17 +49,7 @@ class Publication:
 def publication_trials(
     case: Case, points: int, trials: int, scratch: Path, url: str, seed: int, fault: Fault = CLIENT_KILLED
 ) -> Iterator[Trial]:
-    """Kill promotions or publications.
-
-    Args:
-        case: What to kill.
-        points: Points of each source.
-        trials: Number of runs to kill.
-        scratch: An empty folder.
-        url: URL of a server.
-        seed: Seed of the moments.
-        fault: What to kill.
-    """
+    """Kill promotions or publications, of sources with so many points."""
     if case == "promote":
         source, contents = _make_source(scratch / "source", points)
         return kill_trials(case, partial(_prepare_promotion, source, contents, url), trials, seed, fault)
@@ -111,7 +97,7 @@ def _verify_publication(publication: Publication) -> tuple[Counts, Counts]:
     target, alias = publication.target, publication.alias
     with target.open() as client:
         wanted, copy = read_contents(client, target.collection), read_contents(client, f"{alias}_v2")
-        is_switched = _behind(client, alias) == f"{alias}_v2"
+        is_switched = behind(client, alias) == f"{alias}_v2"
         unseen = distance(read_contents(client, alias), wanted if is_switched else publication.first)
     if not is_switched:
         _run(publication.arguments)
@@ -126,19 +112,6 @@ def _verify_publication(publication: Publication) -> tuple[Counts, Counts]:
     return {"copied": len(copy)}, violations
 
 
-def _behind(client: QdrantClient, alias: str) -> str | None:
-    names = {each.alias_name: each.collection_name for each in client.get_aliases().aliases}
-    return names.get(alias)
-
-
 def _run(arguments: Sequence[str]) -> None:
     """Run a command without its output."""
-    with Path(os.devnull).open("w") as nowhere:
-        saved = os.dup(1), os.dup(2)
-        os.dup2(nowhere.fileno(), 1), os.dup2(nowhere.fileno(), 2)
-        try:
-            care.main(list(arguments), standalone_mode=False)
-        finally:
-            os.dup2(saved[0], 1), os.dup2(saved[1], 2)
-            os.close(saved[0])
-            os.close(saved[1])
+    CliRunner().invoke(care, list(arguments), catch_exceptions=False, standalone_mode=False)

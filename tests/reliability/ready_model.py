@@ -29,13 +29,7 @@ class ReadyEncoder:
     """Encoder that looks the vector of a text up in a fixed table, by a checksum of the text."""
 
     def __init__(self, dim: int, max_tokens: int = 64, texts_per_second: float | None = None) -> None:
-        """Draw the table.
-
-        Args:
-            dim: Length of each vector.
-            max_tokens: Maximal input length; a character is a token.
-            texts_per_second: Simulated speed; the time is slept, as while a GPU works. None encodes at once.
-        """
+        """Draw the table; a character is a token, and a speed is slept, as while a GPU works."""
         self.dim, self.max_tokens, self.prompt = dim, max_tokens, ""
         self.texts_per_second = texts_per_second
         self.encoded = 0

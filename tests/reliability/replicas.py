@@ -20,17 +20,7 @@ def shard_collections(url: str) -> list[str]:
 
 
 def transfer_shards(url: str, collection: str) -> int:
-    """Start to move every shard of a collection to a node that has none of it, every other one leaving a copy behind.
-
-    A server refuses what does not fit at the moment, as with a replica that is not whole yet.
-
-    Args:
-        url: Of a node.
-        collection: Its name.
-
-    Returns:
-        The number of transfers that were accepted.
-    """
+    """Move every shard to a node without it, or copy it; return how many transfers the server accepted."""
     peers = [int(peer) for peer in _get(f"{url}/cluster")["peers"]]
     accepted = 0
     for shard, holders in _holders(url, collection).items():
@@ -47,11 +37,7 @@ def transfer_shards(url: str, collection: str) -> int:
 
 
 def await_settled(urls: list[str]) -> None:
-    """Wait until every node says that all replicas are active and none is being transferred.
-
-    Raises:
-        RuntimeError: That does not come.
-    """
+    """Wait until every node says that all replicas are active and none is being transferred."""
     until = time.monotonic() + SETTLED_SECONDS
     while unsettled := [what for url in urls for what in _unsettled(url)]:
         if time.monotonic() > until:
@@ -60,11 +46,7 @@ def await_settled(urls: list[str]) -> None:
 
 
 def compare_replicas(urls: list[str]) -> tuple[int, int]:
-    """Read every collection from each node, once from its own replicas and once those points that all replicas have.
-
-    Returns:
-        The number of points, and the number of points that one reading has and another has not, or has otherwise.
-    """
+    """Read each node's own replicas and the points of all; return the points, and how many are not equal everywhere."""
     points = unequal = 0
     for collection in shard_collections(urls[0]):
         readings = [_read(url, collection, consistency) for url in urls for consistency in (1, "all")]

@@ -1,10 +1,6 @@
 """Sequences of ingestions that are killed, of corpora that change: what is stored at the end is what the corpus says.
 
-The check uses qdrant-client and this file only. The expected points come from the rows, by the rules of the
-documentation: a text is cut by the encoder's limit, each part is one point under a UUIDv5 of document and position, and
-the vector is the one of title and text. The only thing that is shared with the code under test is the encoder.
-
-Run: ``python -m tests.reliability.sequences --sequences 200 --output benchmarks/results/kill-sequences.json``
+The check uses qdrant-client and this file only, and the rules of the documentation; the encoder alone is shared.
 """
 
 import argparse
@@ -69,12 +65,7 @@ class Outcome:
 
 
 def run_sequence(seed: int, open_client: Open) -> Outcome:
-    """Kill ingestions of a changing corpus, finish the last one, and check every point.
-
-    Args:
-        seed: Of everything that is random.
-        open_client: Opens the Qdrant; called in a process of its own for each run.
-    """
+    """Kill ingestions of a changing corpus, finish the last one, and check every point."""
     outcome = Outcome(seed)
     try:
         _run(outcome, random.Random(seed), ChangingCorpus(seed), open_client)

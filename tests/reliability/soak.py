@@ -27,13 +27,7 @@ KINDS = {"plain": 70, "duplicate": 12, "empty": 4, "too long": 4, "not text": 4,
 
 
 def soak_trial(model: Path, queries: int, seed: int) -> Trial:
-    """Send queries from `CLIENTS` coroutines to one embedding whose worker batches them.
-
-    Args:
-        model: A CARE folder with an ONNX query encoder.
-        queries: Number of queries.
-        seed: Seed of the queries.
-    """
+    """Send queries from `CLIENTS` coroutines to one embedding whose worker batches them."""
     logging.getLogger("llama_index.embeddings.care").setLevel(logging.ERROR)
     texts = ["", *sample_queries()]
     alone = CareModel.load(model, precision="fp32")

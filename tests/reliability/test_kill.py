@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,6 @@ from care_benchmarks.results import Result, load_result
 from tests.reliability.attachment import attach_trials, detach_trials
 from tests.reliability.concurrent_writers import concurrent_writer_trials
 from tests.reliability.following import watch_trials
-from tests.reliability.harness_run import TOLERANCE, run_trials
 from tests.reliability.ingestion import Source, ingest_trials, make_source, outage_trial
 from tests.reliability.processes import standin_server
 from tests.reliability.publication import CASES, Case, publication_trials
@@ -53,13 +52,11 @@ def test_one_more_run_makes_a_killed_ingestion_right(
 
 
 @pytest.mark.parametrize("trials", TRIALS)
-def test_one_more_run_makes_a_killed_attach_right(url: str | None, trials: int, tmp_path: Path) -> None:
-    assert_good(list(attach_trials(100, trials, tmp_path, url, SEED + trials)), trials)
-
-
-@pytest.mark.parametrize("trials", TRIALS)
-def test_one_more_run_makes_a_killed_detach_right(url: str | None, trials: int, tmp_path: Path) -> None:
-    assert_good(list(detach_trials(100, trials, tmp_path, url, SEED + trials)), trials)
+@pytest.mark.parametrize("run", [attach_trials, detach_trials])
+def test_one_more_run_makes_a_killed_attach_or_detach_right(
+    run: Callable[..., Iterator[Trial]], url: str | None, trials: int, tmp_path: Path
+) -> None:
+    assert_good(list(run(100, trials, tmp_path, url, SEED + trials)), trials)
 
 
 @pytest.mark.parametrize("trials", TRIALS)
@@ -102,14 +99,6 @@ def test_a_trial_with_a_violation_is_not_good(name: str) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_one_more_run_finishes_a_killed_run_of_the_harness(
-    task_directory: Path, pair_folder: Path, tmp_path: Path
-) -> None:
-    arguments = [str(task_directory), "--model", str(pair_folder), "--speed", "none"]
-    assert_good(list(run_trials(arguments, 1, tmp_path, seed=0)), 1)
-
-
-@pytest.mark.timeout(600)
 def test_what_a_killed_run_has_stored_is_not_encoded_again(
     task_directory: Path, pair_folder: Path, tmp_path: Path
 ) -> None:
@@ -127,7 +116,8 @@ def test_what_a_killed_run_has_stored_is_not_encoded_again(
     again, whole = (load_result(tmp_path / folder) for folder in ("killed", "undisturbed"))
     assert [indexing.encoded for indexing in again.systems[0].indexing] == [0, 0]
     assert [indexing.encoded for indexing in whole.systems[0].indexing] == [5, 5]
-    assert scores(again) == pytest.approx(scores(whole), abs=TOLERANCE)
+    # Another batch pads a document differently, and moves its vector by less.
+    assert scores(again) == pytest.approx(scores(whole), abs=1e-6)
 
 
 def care_bench(*arguments: object) -> "subprocess.Popen[str]":

@@ -1,11 +1,4 @@
-"""Two writers and two models do everything that there is, in any order, and are stopped in between.
-
-After each step ``verify`` is asked of each collection and model, and everything it says is compared with what a plain
-client reads: it finds something wrong where, and only where, a point has no vector, or one of another text or model, or
-one of a text that is gone, or one that nothing proves; and each of its counts is exact. For each point one text is
-right. After a step that makes a vector whole it finds nothing wrong, unless texts are in a field that the vector is not
-made of, which the step says, too.
-"""
+"""Two writers and two models in any order, stopped in between: what ``verify`` says is what a plain client counts."""
 
 import hashlib
 import json
@@ -36,8 +29,8 @@ from care_qdrant.index.ingest import ingest
 from care_qdrant.index.publish import publish_collection, roll_back
 from care_qdrant.index.settings import IngestSettings
 from care_qdrant.index.verify import verify_collection
-from care_qdrant.types import Document, Vectors, point_id
-from tests.tiny import TEXTS, HashEncoder, HashModel
+from care_qdrant.types import Document, point_id
+from tests.tiny import TEXTS, HashEncoder, HashModel, Killed, MortalModel
 
 SOURCE, ALIAS = "corpus", "live"
 LEAST_COSINE = 0.999
@@ -67,37 +60,8 @@ places = st.integers(0, 19)
 corpora = st.dictionaries(documents, st.tuples(st.sampled_from(["", "标题"]), texts), min_size=1)
 
 
-class Stopped(BaseException):
-    """Ends a run without any of its clean-up being asked for."""
-
-
-class _MortalEncoder(HashEncoder):
-    """Encodes a few batches of a model, and then stops the run."""
-
-    def __init__(self, salt: str, batches: int) -> None:
-        super().__init__(salt=salt)
-        self.left = batches
-
-    def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
-        if not self.left:
-            raise Stopped
-        self.left -= 1
-        return super().encode(texts, prompt=prompt)
-
-
-def mortal(name: str, batches: int) -> HashModel:
-    model = HashModel(name=name, salt=name)
-    model._encoder = _MortalEncoder(name, batches)
-    return model
-
-
 def text_field_of(payloads: Sequence[Payload], recorded: str | None) -> str | None:
-    """Return who wrote most of these payloads, of which all texts are read as that tool keeps them; None for nobody.
-
-    Args:
-        payloads: All of the collection.
-        recorded: Field that the vector was attached from; None for a vector of ingestion or LlamaIndex.
-    """
+    """Return who wrote most of these payloads, as whose all are read; None for nobody."""
     votes: Counter[str] = Counter()
     for payload in payloads:
         if "chunk" in payload.get("_care", {}) and recorded in (None, "text"):
@@ -110,11 +74,7 @@ def text_field_of(payloads: Sequence[Payload], recorded: str | None) -> str | No
 
 
 def right_text(payload: Payload, name: str, tool: str) -> str | None:
-    """Return the one text of which a vector of a point is rightly made; None where the point has no text.
-
-    Ingestion and attach encode the title and the text of a point, LlamaIndex its node with the metadata that it shows.
-    Where these differ, the hash tells: LlamaIndex's store leaves it out, and ingestion and attach write it.
-    """
+    """Return the one text of which a vector of a point is rightly made; None without one."""
     node = json.loads(payload["_node_content"]) if "_node_content" in payload else {}
     texts = {"text": payload.get("text") or "", "node": node.get("text") or ""}
     is_chunk = "chunk" in payload.get("_care", {})
@@ -232,7 +192,7 @@ class Mixture(RuleBasedStateMachine):
 
     @rule(name=names, rows=corpora, sync=st.booleans(), batches=st.integers(0, 2))
     def ingest_stopped(self, name: str, rows: dict[str, tuple[str, str]], sync: bool, batches: int) -> None:
-        self._do(lambda: self._ingest(mortal(name, batches), rows, sync))
+        self._do(lambda: self._ingest(MortalModel(batches, name, name), rows, sync))
 
     @rule(name=names, document=documents, text=texts, is_shown=st.booleans(), is_chunk=st.booleans())
     def insert(self, name: str, document: str, text: str, is_shown: bool, is_chunk: bool) -> None:
@@ -248,7 +208,7 @@ class Mixture(RuleBasedStateMachine):
 
     @rule(name=names, batches=st.integers(0, 3))
     def attach_stopped(self, name: str, batches: int) -> None:
-        self._do(lambda: attach_vector(self.client, SOURCE, mortal(name, batches), settings=EAGER))
+        self._do(lambda: attach_vector(self.client, SOURCE, MortalModel(batches, name, name), settings=EAGER))
 
     @rule(name=names)
     def detach(self, name: str) -> None:
@@ -326,7 +286,7 @@ class Mixture(RuleBasedStateMachine):
         self.whole = None
         try:
             step()
-        except (CareError, Stopped):
+        except (CareError, Killed):
             return
         self.whole = whole
 

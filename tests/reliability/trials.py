@@ -17,7 +17,6 @@ FORKSERVER.set_forkserver_preload(
         "tests.reliability.attachment",
         "tests.reliability.following",
         "tests.reliability.ingestion",
-        "tests.reliability.killing",
         "tests.reliability.publication",
     ]
 )
@@ -90,18 +89,7 @@ CLIENT_KILLED = Fault()
 def kill_trials(
     scenario: str, prepare: Callable[[str], Attempt], trials: int, seed: int, fault: Fault = CLIENT_KILLED
 ) -> Iterator[Trial]:
-    """Kill runs with SIGKILL at moments that spread over the time that such a run takes.
-
-    Args:
-        scenario: Name of the trials.
-        prepare: Creates the attempt with a given name, in a place of its own.
-        trials: Number of runs to kill; a run that is done before its moment is yielded as well, and not counted.
-        seed: Seed of the moments.
-        fault: What to kill.
-
-    Yields:
-        One trial after the other, until ``trials`` runs were killed.
-    """
+    """Kill runs with SIGKILL at moments that spread over the time that such a run takes, until so many were killed."""
     rng = random.Random(seed)
     # The first run also starts the server of forks.
     seconds = [_seconds(prepare(f"{seed}-timed-{number}").work) for number in range(2)][1]

@@ -1,6 +1,5 @@
 """What a search asks Qdrant for, and what happens when an alias is switched or a collection is dropped meanwhile."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -13,7 +12,6 @@ from care_qdrant.search.plan import Query
 from care_qdrant.search.resolve import CollectionResolver, StoreConfig, choose_layout, resolve_vectors
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Chunk, Document
-from tests.databases import REAL, open_database
 from tests.search.conftest import COLLECTION, fill
 from tests.standin import StandIn
 from tests.tiny import HashModel, point_alias
@@ -23,13 +21,6 @@ CHANGED = [Chunk(Document("d1", "感冒"), "感冒")]
 RETRAINED = HashModel(salt="retrained")
 SEARCH = [("POST", "/collections/corpus/points/query/batch")]
 CHECK = [("GET", "/aliases"), ("GET", "/collections/corpus")]
-
-
-@pytest.fixture(params=["embedded", "server", *REAL])
-def qdrant(request: pytest.FixtureRequest) -> Iterator[QdrantClient]:
-    """An empty Qdrant, in both engines."""
-    with open_database(request) as client:
-        yield client
 
 
 @pytest.mark.parametrize("name", [COLLECTION, "live"])

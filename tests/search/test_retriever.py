@@ -139,13 +139,6 @@ def test_the_vector_of_the_model_is_found_under_any_name(client: QdrantClient, m
     assert hit.text == "1"
 
 
-def test_a_vector_of_unknown_origin_is_refused(client: QdrantClient, model: HashModel) -> None:
-    params = models.VectorParams(size=model.dim, distance=models.Distance.COSINE)
-    client.create_collection("c", vectors_config={"old": params})
-    with pytest.raises(FingerprintMismatch, match="carries no fingerprint"):
-        Retriever(client, "c", model, vector_name="old").search(QUERIES)
-
-
 def test_another_analyser_is_refused(client: QdrantClient, model: HashModel) -> None:
     fill(client, model, [Chunk(Document("d0", "感冒"), "感冒")])
     contract = SparseContract("zh-word-0", 1.2, 0.75, 10.0)
@@ -171,12 +164,6 @@ def test_refusals_before_anything_is_asked(client: QdrantClient, model: HashMode
         Retriever(client, COLLECTION, model).search(QUERIES, top_k=0)
     with pytest.raises(InputError, match=r"no collection 'corpus' \(there: none\)"):
         Retriever(client, COLLECTION, model).search(QUERIES)
-
-
-def test_alias_is_a_name(client: QdrantClient, model: HashModel) -> None:
-    fill(client, model, [Chunk(Document("d0", "感冒"), "感冒")])
-    point_alias(client, "live", COLLECTION)
-    assert Retriever(client, "live", model).search(["感冒"])[0][0].document_id == "d0"
 
 
 def test_an_alias_that_is_switched_to_another_model_is_refused_from_then_on(

@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from tests.tiny import TEXTS, HashEncoder
 
 MakeService = Callable[..., Service]
 Ask = Callable[..., Any]
+KEY = "a-key-of-some-length-1"
 
 
 def pair(
@@ -52,8 +53,12 @@ def make_service() -> Iterator[MakeService]:
     """Build services; they are closed at the end."""
     services: list[Service] = []
 
-    def make(*models: CareModel, limits: dict[str, Any] | None = None, **settings: Any) -> Service:
+    def make(
+        *models: CareModel, limits: dict[str, Any] | None = None, over: QdrantClient | None = None, **settings: Any
+    ) -> Service:
         pairs = models or (pair(),)
+        if over is not None:
+            settings["open_qdrant"] = lambda: nullcontext(over)
         given = ServeSettings(load_models=lambda: list(pairs), limits=replace(Limits(), **limits or {}), **settings)
         service = Service(given, pairs)
         services.append(service)
@@ -84,6 +89,19 @@ def listen() -> Iterator[Callable[[Service], str]]:
     """Serve on a free port of loopback, for clients that need a socket; returns the address."""
     with ExitStack() as stack:
         yield lambda service: stack.enter_context(_listening(service))
+
+
+@pytest.fixture
+def serve_with_key(make_service: MakeService, listen: Callable[[Service], str], tmp_path: Path) -> Ask:
+    """Serve both sides of a pair to those who have `KEY`; returns the address below which OpenAI's paths are."""
+
+    async def serve(model: CareModel) -> str:
+        (tmp_path / "keys").write_text(KEY)
+        service = make_service(model, documents=True, keys_file=tmp_path / "keys")
+        await service.load()
+        return f"{listen(service)}/v1"
+
+    return serve
 
 
 @contextmanager

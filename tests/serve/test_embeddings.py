@@ -25,12 +25,6 @@ async def test_openai_gets_numbers_or_base64_of_the_side_that_it_names(make_serv
     assert np.array_equal(np.stack(decoded), model.encode_document(TEXTS))
 
 
-async def test_one_text_may_stand_alone(make_service, connect) -> None:
-    model = pair()
-    answer = await connect(make_service(model)).post("/v1/embeddings", json={"model": "pair", "input": "发烧"})
-    assert np.array_equal(np.float32(answer.json()["data"][0]["embedding"]), model.encode_query(["发烧"])[0])
-
-
 @pytest.mark.parametrize(
     ("change", "status", "code", "param"),
     [

@@ -1,8 +1,7 @@
 """The queries of which a learned encoder is least sure go to the model that made the vectors, and to no other."""
 
 import json
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,8 @@ from care_qdrant.search.fallback import Fallback, deviations
 from care_qdrant.search.resolve import StoreConfig, resolve_vectors
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Document, Vectors
-from tests.serve.conftest import pair
-from tests.serve.test_vendor import KEY, WordEncoder
+from tests.serve.conftest import KEY, Ask, pair
+from tests.serve.test_vendor import WordEncoder
 from tests.trainer.learn.collections import WordModel, word_texts, write_langchain
 
 pytestmark = pytest.mark.timeout(400)
@@ -62,15 +61,12 @@ def model(folder: Path) -> CareModel:
 
 
 @pytest.fixture
-async def vendor(make_service, listen: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+async def vendor(serve_with_key: Ask, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the address of the old model behind OpenAI's protocol; the environment holds its name and key."""
-    (tmp_path / "keys").write_text(KEY)
     encoder = WordEncoder()
-    service = make_service(pair("vendor", query=encoder, document=encoder), documents=True, keys_file=tmp_path / "keys")
-    await service.load()
     monkeypatch.setenv("CARE_ENDPOINT_MODEL", "vendor")
     monkeypatch.setenv("CARE_ENDPOINT_KEY", KEY)
-    return f"{listen(service)}/v1"
+    return str(await serve_with_key(pair("vendor", query=encoder, document=encoder)))
 
 
 def found(hits: Sequence[Sequence[Any]]) -> list[list[str]]:
@@ -167,7 +163,7 @@ async def test_a_service_is_asked_as_openais(
     service = make_service(
         model,
         collections=("articles",),
-        open_qdrant=lambda: nullcontext(client),
+        over=client,
         open_fallback=lambda: Fallback(old.encode_query, share=0.3),
     )
     http = connect(service)

@@ -1,8 +1,8 @@
 """The bounded lines in front of the encoders: batches across clients, refusals, cancelled requests, slow documents."""
 
 import asyncio
+import json
 import threading
-from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -166,19 +166,12 @@ async def leave(service: Service, path: str, body: bytes) -> None:
     assert not sent
 
 
-async def test_a_client_that_leaves_cancels_its_work(make_service) -> None:
-    gated = GatedEncoder()
-    service = make_service(pair(query=gated))
-    await leave(service, "/embed", b'{"inputs": ["\xe5\x8f\x91\xe7\x83\xa7"]}')
-    gated.gate.set()
-
-
 @pytest.mark.parametrize("path", ["/inference", "/embed", "/search"])
 async def test_a_deadline_is_answered_in_time_and_its_text_is_never_encoded(
     make_service, connect, client: QdrantClient, path: str
 ) -> None:
     gated = GatedEncoder()
-    service = make_service(pair(query=gated), collections=("corpus",), open_qdrant=lambda: nullcontext(client))
+    service = make_service(pair(query=gated), collections=("corpus",), over=client)
     http = connect(service)
     running = asyncio.create_task(http.post("/embed", json={"inputs": "一"}))
     await entered(gated)
@@ -198,13 +191,16 @@ async def test_a_deadline_that_is_none_is_refused(make_service, connect, given: 
     assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
 
 
-async def test_a_search_whose_client_leaves_leaves_the_queue(make_service, client: QdrantClient) -> None:
+@pytest.mark.parametrize(("path", "field"), [("/search", "query"), ("/embed", "inputs")])
+async def test_a_request_whose_client_leaves_leaves_the_queue(
+    make_service, client: QdrantClient, path: str, field: str
+) -> None:
     gated = GatedEncoder()
-    service = make_service(pair(query=gated), collections=("corpus",), open_qdrant=lambda: nullcontext(client))
+    service = make_service(pair(query=gated), collections=("corpus",), over=client)
     [served] = service.pairs
     running = asyncio.create_task(served.encode(["一"], "query"))
     await entered(gated)
-    await leave(service, "/search", b'{"query": "\xe4\xba\x8c"}')
+    await leave(service, path, json.dumps({field: "二"}).encode())
     gated.gate.set()
     await running
     await served.encode(["三"], "query")

@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from contextlib import AsyncExitStack, nullcontext
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import httpx2
@@ -33,7 +33,7 @@ async def session(stack: AsyncExitStack, address: str, key: str = "") -> ClientS
 
 
 async def test_an_assistant_finds_lists_and_fetches(make_service, listen, filled: QdrantClient) -> None:
-    service = make_service(aligned(), mcp=True, open_qdrant=lambda: nullcontext(filled))
+    service = make_service(aligned(), mcp=True, over=filled)
     async with AsyncExitStack() as stack:
         asked = await session(stack, listen(service))
         tools = {tool.name: tool for tool in (await asked.list_tools()).tools}
@@ -68,9 +68,7 @@ async def test_a_key_reaches_its_collections_within_its_quota(
 ) -> None:
     keys = tmp_path / "keys"
     keys.write_text(f"{KEY} search:corpus 2/day\n{OTHER_KEY} search:another\n")
-    service = make_service(
-        aligned(), mcp=True, keys_file=keys, collections=("corpus",), open_qdrant=lambda: nullcontext(filled)
-    )
+    service = make_service(aligned(), mcp=True, keys_file=keys, collections=("corpus",), over=filled)
     address = listen(service)
     async with AsyncExitStack() as stack:
         asked = await session(stack, address, OTHER_KEY)
@@ -90,7 +88,7 @@ async def test_a_key_reaches_its_collections_within_its_quota(
 async def test_a_good_match_is_told_from_a_poor_one(make_service, listen, client: QdrantClient) -> None:
     model = CareModel.load()
     ingest(SAMPLE, model, client, "sample", settings=IngestSettings(sparse=True))
-    service = make_service(model, mcp=True, open_qdrant=lambda: nullcontext(client))
+    service = make_service(model, mcp=True, over=client)
     async with AsyncExitStack() as stack:
         asked = await session(stack, listen(service))
         for query, good in (

@@ -1,7 +1,6 @@
 """The OpenAPI description says what the service does."""
 
 import json
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +8,7 @@ import pytest
 from qdrant_client import QdrantClient
 
 from care_qdrant.serve import schemas
-from tests.serve.conftest import asked, pair
-
-KEY = "a-key-of-some-length-1"
+from tests.serve.conftest import KEY, asked, pair
 
 
 def references(node: Any) -> set[str]:
@@ -38,7 +35,7 @@ async def test_keys_are_described_where_they_are_needed(make_service, connect, t
 
 
 async def test_answers_have_the_described_shape(make_service, connect, client: QdrantClient) -> None:
-    http = connect(make_service(pair(), collections=("corpus",), open_qdrant=lambda: nullcontext(client)))
+    http = connect(make_service(pair(), collections=("corpus",), over=client))
     requests: dict[str, Any] = {
         "/inference": asked("发烧") | {"inputs": asked("发烧")["inputs"] + asked("发烧", model="pair/bm25")["inputs"]},
         "/v1/embeddings": {"input": ["发烧"], "model": "pair"},

@@ -4,7 +4,6 @@ import html
 import re
 import shutil
 import subprocess
-from contextlib import nullcontext
 from pathlib import Path
 from urllib.parse import quote
 
@@ -66,9 +65,7 @@ def address(make_service, listen, client: QdrantClient) -> str:
     ]
     ingest(documents, aligned(), client, "corpus", settings=IngestSettings(sparse=True))
     attach_vector(client, "corpus", aligned("other"))
-    service = make_service(
-        aligned(), aligned("other"), collections=("corpus",), open_qdrant=lambda: nullcontext(client)
-    )
+    service = make_service(aligned(), aligned("other"), collections=("corpus",), over=client)
     address: str = listen(service)
     return address
 
@@ -143,7 +140,7 @@ def test_the_page_opens_on_the_only_collection_and_shows_what_to_ask(
     """It says what it searches, offers questions and the values of filters, and says where nothing matches well."""
     model = CareModel.load()
     ingest(SAMPLE, model, client, "sample", settings=IngestSettings(sparse=True))
-    address = listen(make_service(model, open_qdrant=lambda: nullcontext(client)))
+    address = listen(make_service(model, over=client))
     page = shown(f"{address}/?lang=zh", tmp_path, "试试")
     assert "在“sample”的 369 段文本中搜索" in page
     examples = re.search(r'<p id="examples">(.*?)</p>', page, re.DOTALL)

@@ -9,11 +9,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.serve.conftest import pair
-from tests.serve.test_qdrant import free_port
+from tests.reliability.processes import free_port
+from tests.serve.conftest import KEY, pair
 
 CONFIGURATION = Path(__file__).parents[2] / "examples" / "deploy" / "nginx.conf"
-KEY = "a-key-of-some-length-1"
 pytestmark = pytest.mark.skipif(
     not (shutil.which("nginx") and shutil.which("openssl")), reason="nginx is not installed"
 )

@@ -1,9 +1,6 @@
 """A real Qdrant server that asks care serve: texts instead of vectors, over HTTP and gRPC."""
 
-import os
 import signal
-import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,43 +21,13 @@ from care_qdrant.index.settings import IngestSettings
 from care_qdrant.model.pair import CareModel
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Document
-from tests.serve.conftest import pair
+from tests.reliability.processes import BINARY, QdrantServer, free_port
+from tests.serve.conftest import KEY, pair
 from tests.serve.test_lines import GatedEncoder
-from tests.serve.test_workers import WAIT_SECONDS, Running
+from tests.serve.test_workers import Running, wait_until
 from tests.tiny import TEXTS
 
-BINARY = os.environ.get("QDRANT_BINARY")
-KEY = "a-key-of-some-length-1"
 pytestmark = pytest.mark.skipif(not BINARY, reason="QDRANT_BINARY names no qdrant server program")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def start_server(folder: Path, http: int, grpc: int, more: dict[str, str]) -> "subprocess.Popen[bytes]":
-    """Start a server over the storage of a folder, and wait until it is ready."""
-    settings = {
-        "QDRANT__SERVICE__HOST": "127.0.0.1",
-        "QDRANT__SERVICE__HTTP_PORT": str(http),
-        "QDRANT__SERVICE__GRPC_PORT": str(grpc),
-        "QDRANT__STORAGE__STORAGE_PATH": str(folder / "storage"),
-        "QDRANT__STORAGE__SNAPSHOTS_PATH": str(folder / "snapshots"),
-        "QDRANT__TELEMETRY_DISABLED": "true",
-    }
-    with (folder / "qdrant.log").open("wb") as log:
-        server = subprocess.Popen([str(BINARY)], env=os.environ | settings | more, cwd=folder, stdout=log, stderr=log)
-    until = time.monotonic() + WAIT_SECONDS
-    while True:
-        try:
-            httpx.get(f"http://127.0.0.1:{http}/readyz").raise_for_status()
-            return server
-        except httpx.HTTPError:
-            assert server.poll() is None and time.monotonic() < until, (folder / "qdrant.log").read_text()
-            time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")
@@ -70,12 +37,9 @@ def ports(pair_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     (folder / "keys").write_text(KEY)
     options = ("--model", str(pair_folder), "--documents", "--keys", str(folder / "keys"))
     service = Running(*options, log=folder / "serve.log")
-    http, grpc = free_port(), free_port()
     inference = {"QDRANT__INFERENCE__ADDRESS": f"{service.url}/inference", "QDRANT__INFERENCE__TOKEN": KEY}
-    server = start_server(folder, http, grpc, inference)
-    yield http, grpc
-    server.terminate()
-    server.wait(WAIT_SECONDS)
+    with QdrantServer(str(BINARY), folder, inference) as server:
+        yield server.port, server.grpc_port
     service.stop()
 
 
@@ -138,12 +102,10 @@ def test_a_refusal_reaches_the_client_with_its_reason(asking: QdrantClient, text
 
 
 def test_a_qdrant_that_goes_and_comes_back_is_searched_again(pair_folder: Path, tmp_path: Path) -> None:
-    http, grpc = free_port(), free_port()
-    address = f"http://127.0.0.1:{http}"
     ask = {"query": TEXTS[2]}
     with ExitStack() as stack:
-        server = stack.enter_context(start_server(tmp_path, http, grpc, {}))
-        stack.callback(server.kill)
+        server = stack.enter_context(QdrantServer(str(BINARY), tmp_path))
+        address = server.url
         documents = [Document(f"d{number}", text) for number, text in enumerate(TEXTS)]
         qdrant = QdrantClient(url=address, check_compatibility=False)
         ingest(documents, CareModel.load(pair_folder), qdrant, "corpus")
@@ -155,13 +117,11 @@ def test_a_qdrant_that_goes_and_comes_back_is_searched_again(pair_folder: Path, 
         before = client.post("/search", json=ask).json()["hits"]
         assert before
         server.kill()
-        server.wait()
         away = client.post("/search", json=ask)
         assert (away.status_code, away.json()["code"]) == (503, "qdrant_unreachable")
         assert client.get("/ready").status_code == 200
         assert client.post("/embed", json={"inputs": TEXTS[2]}).status_code == 200
-        again = stack.enter_context(start_server(tmp_path, http, grpc, {}))
-        stack.callback(again.kill)
+        server.start()
         assert client.post("/search", json=ask).json()["hits"] == before
 
 
@@ -169,15 +129,13 @@ def test_a_client_of_qdrant_that_is_late_leaves_the_queue(make_service, listen, 
     gated = GatedEncoder()
     service = make_service(pair(query=gated))
     address = listen(service)
-    http, grpc = free_port(), free_port()
+    inference = {"QDRANT__INFERENCE__ADDRESS": f"{address}/inference"}
     with ExitStack() as stack:
-        server = start_server(tmp_path, http, grpc, {"QDRANT__INFERENCE__ADDRESS": f"{address}/inference"})
-        stack.callback(server.wait)
-        stack.callback(server.terminate)
+        server = stack.enter_context(QdrantServer(str(BINARY), tmp_path, inference))
         for prefer_grpc in (False, True):
             qdrant = QdrantClient(
-                url=f"http://127.0.0.1:{http}",
-                grpc_port=grpc,
+                url=server.url,
+                grpc_port=server.grpc_port,
                 prefer_grpc=prefer_grpc,
                 cloud_inference=True,
                 timeout=30,
@@ -193,42 +151,33 @@ def test_a_client_of_qdrant_that_is_late_leaves_the_queue(make_service, listen, 
                 assert gated.entered.wait(20)
                 with pytest.raises((UnexpectedResponse, ResponseHandlingException, RpcError)):
                     ask(models.Document(text=f"late {prefer_grpc}", model="pair"))
-                until = time.monotonic() + 20
-                while 'care_waiting_texts{side="query"} 1.0' not in httpx.get(f"{address}/metrics").text:
-                    assert time.monotonic() < until, "the text of a client that is gone is still in the queue"
-                    time.sleep(0.05)
+                # The text of a client that is gone leaves the queue.
+                wait_until(lambda: 'care_waiting_texts{side="query"} 1.0' in httpx.get(f"{address}/metrics").text)
                 gated.gate.set()
                 assert held.result().status_code == 200
     assert gated.runs == [["一"], ["一"]]
 
 
 def test_scopes_quotas_deadlines_and_request_ids_against_a_real_server(pair_folder: Path, tmp_path: Path) -> None:
-    http, grpc = free_port(), free_port()
-    url = f"http://127.0.0.1:{http}"
     (tmp_path / "keys").write_text(f"{KEY} inference 3/hour\n{KEY[::-1]} search:corpus\n")
     with ExitStack() as stack:
-        options = (
-            "--model",
-            str(pair_folder),
-            "--keys",
-            str(tmp_path / "keys"),
-            "--url",
-            url,
-            "--collection",
-            "corpus",
-        )
-        service = Running("--workers", "2", "--collection", "other", *options, log=tmp_path / "serve.log")
-        stack.callback(service.stop)
+        (tmp_path / "server").mkdir()
+        port = free_port()
         settings = {
-            "QDRANT__INFERENCE__ADDRESS": f"{service.url}/inference",
+            "QDRANT__INFERENCE__ADDRESS": f"http://127.0.0.1:{port}/inference",
             "QDRANT__INFERENCE__TOKEN": KEY,
             "QDRANT__AUDIT__ENABLED": "true",
             "QDRANT__AUDIT__DIR": str(tmp_path / "audit"),
         }
-        server = start_server(tmp_path, http, grpc, settings)
-        stack.callback(server.wait)
-        stack.callback(server.terminate)
-        qdrant = QdrantClient(url=url, grpc_port=grpc, cloud_inference=True, check_compatibility=False)
+        server = stack.enter_context(QdrantServer(str(BINARY), tmp_path / "server", settings))
+        options = ("--model", str(pair_folder), "--keys", str(tmp_path / "keys"), "--url", server.url)
+        collections = ("--collection", "corpus", "--collection", "other")
+        workers = ("--workers", "2", "--port", str(port))
+        service = Running(*workers, *collections, *options, log=tmp_path / "serve.log")
+        stack.callback(service.stop)
+        qdrant = QdrantClient(
+            url=server.url, grpc_port=server.grpc_port, cloud_inference=True, check_compatibility=False
+        )
         stack.callback(qdrant.close)
         model = CareModel.load(pair_folder)
         ingest([Document(f"d{number}", text) for number, text in enumerate(TEXTS)], model, qdrant, "corpus")
@@ -244,13 +193,11 @@ def test_scopes_quotas_deadlines_and_request_ids_against_a_real_server(pair_fold
         assert client.post("/search", json=ask | {"collection": "other"}).json()["code"] == "forbidden"
         assert client.post("/embed", json={"inputs": "发烧"}).json()["code"] == "forbidden"
         assert client.post("/search", json=ask, headers={"x-request-timeout": "0.00001"}).status_code == 504
-        server.send_signal(signal.SIGSTOP)
+        server.signal(signal.SIGSTOP)
         started = time.monotonic()
         late = client.post("/search", json=ask, headers={"x-request-timeout": "0.5"})
         assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
         assert time.monotonic() - started < 5
-        server.send_signal(signal.SIGCONT)
-        until = time.monotonic() + 30
-        while "the-id-of-this-search" not in "".join(f.read_text() for f in (tmp_path / "audit").glob("*")):
-            assert time.monotonic() < until, "the audit log of the server does not have the id"
-            time.sleep(0.2)
+        server.signal(signal.SIGCONT)
+        audits = tmp_path / "audit"
+        wait_until(lambda: any("the-id-of-this-search" in file.read_text() for file in audits.glob("*")), pause=0.2)

@@ -1,7 +1,5 @@
 """The clients that others released, pointed at a service: OpenAI's own, and the classes of three frameworks."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +12,9 @@ from llama_index.embeddings.openai import OpenAIEmbedding
 from openai import AuthenticationError, BadRequestError, NotFoundError, OpenAI
 
 from care_qdrant.model.pair import CareModel
-from tests.serve.conftest import pair
+from tests.serve.conftest import KEY, Ask, pair
 from tests.tiny import TEXTS
 
-KEY = "a-key-of-some-length-1"
 AS_DOCUMENT = {"extra_body": {"input_type": "document"}}
 """What makes a class of one side ask for the document side."""
 
@@ -28,12 +25,8 @@ def model() -> CareModel:
 
 
 @pytest.fixture
-async def base_url(make_service, listen: Callable[..., str], model: CareModel, tmp_path: Path) -> str:
-    """Serve both sides of the pair to those who have the key; return the address below which OpenAI's paths are."""
-    (tmp_path / "keys").write_text(KEY)
-    service = make_service(model, documents=True, keys_file=tmp_path / "keys")
-    await service.load()
-    return f"{listen(service)}/v1"
+async def base_url(serve_with_key: Ask, model: CareModel) -> str:
+    return str(await serve_with_key(model))
 
 
 def same(found: Any, expected: Any) -> bool:

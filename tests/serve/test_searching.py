@@ -17,7 +17,7 @@ from tests.tiny import TEXTS
 @pytest.mark.parametrize("mode", ["auto", "dense", "sparse", "hybrid"])
 async def test_hits_are_those_of_the_retriever(make_service, connect, filled: QdrantClient, mode: str) -> None:
     model = aligned()
-    service = make_service(model, collections=("corpus",), open_qdrant=lambda: nullcontext(filled))
+    service = make_service(model, collections=("corpus",), over=filled)
     query = f"第3篇 {TEXTS[3]}"
     answer = await connect(service).post("/search", json={"query": query, "mode": mode, "top_k": 5})
     assert answer.status_code == 200
@@ -33,7 +33,7 @@ async def test_hits_are_those_of_the_retriever(make_service, connect, filled: Qd
 
 
 async def test_conditions_and_a_filter_of_qdrant_narrow_together(make_service, connect, filled: QdrantClient) -> None:
-    http = connect(make_service(aligned(), collections=("corpus",), open_qdrant=lambda: nullcontext(filled)))
+    http = connect(make_service(aligned(), collections=("corpus",), over=filled))
 
     async def numbers(**fields: object) -> list[int]:
         answer = await http.post("/search", json={"query": TEXTS[0], **fields})
@@ -46,9 +46,7 @@ async def test_conditions_and_a_filter_of_qdrant_narrow_together(make_service, c
 
 async def test_a_pair_that_did_not_make_the_vectors_is_refused(make_service, connect, filled: QdrantClient) -> None:
     again = pair("pair", salt="trained again")
-    service = make_service(
-        aligned(), aligned("other"), again, collections=("corpus",), open_qdrant=lambda: nullcontext(filled)
-    )
+    service = make_service(aligned(), aligned("other"), again, collections=("corpus",), over=filled)
     http = connect(service)
     for name, status, code, reason in (
         ("other", 400, "invalid_request", "no vector 'other'"),
@@ -79,7 +77,7 @@ async def test_a_pair_that_did_not_make_the_vectors_is_refused(make_service, con
 async def test_what_cannot_be_searched_is_refused(
     make_service, connect, filled: QdrantClient, body: dict[str, object], status: int
 ) -> None:
-    service = make_service(aligned(), collections=("corpus",), open_qdrant=lambda: nullcontext(filled))
+    service = make_service(aligned(), collections=("corpus",), over=filled)
     answer = await connect(service).post("/search", json=body)
     assert answer.status_code == status
     assert answer.json()["error"]
@@ -103,9 +101,7 @@ async def test_a_qdrant_that_comes_later_is_found(make_service, connect, filled:
 
 
 async def test_searches_beyond_the_limit_are_refused(make_service, connect, filled: QdrantClient) -> None:
-    service = make_service(
-        aligned(), collections=("corpus",), open_qdrant=lambda: nullcontext(filled), limits={"searches": 1}
-    )
+    service = make_service(aligned(), collections=("corpus",), over=filled, limits={"searches": 1})
     http = connect(service)
     searching: Searching = service._searching
     assert searching._room.acquire(blocking=False)
@@ -135,7 +131,7 @@ def test_terms_are_found_in_the_spelling_of_the_text(query: str, text: str, mark
 
 
 async def test_the_only_collection_is_served_and_says_what_it_holds(make_service, connect, filled) -> None:
-    http = connect(make_service(aligned(), open_qdrant=lambda: nullcontext(filled)))
+    http = connect(make_service(aligned(), over=filled))
     [state] = (await http.get("/collections")).json()["collections"]
     assert (state["name"], state["points"]) == ("corpus", len(TEXTS))
     assert state["keys"] == {"dept": ["内科", "外科"], "n": list(range(len(TEXTS)))}
@@ -146,7 +142,7 @@ async def test_the_only_collection_is_served_and_says_what_it_holds(make_service
 
 async def test_of_several_collections_none_is_served_unasked(make_service, connect, filled) -> None:
     ingest([Document("e1", "发烧")], aligned(), filled, "second")
-    http = connect(make_service(aligned(), open_qdrant=lambda: nullcontext(filled)))
+    http = connect(make_service(aligned(), over=filled))
     for answer in (await http.get("/collections"), await http.post("/search", json={"query": "发烧"})):
         assert (answer.status_code, answer.json()["code"]) == (404, "unknown_collection")
         assert "corpus, second" in answer.json()["error"]

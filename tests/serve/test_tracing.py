@@ -5,7 +5,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ from qdrant_client import QdrantClient
 from care_qdrant.index.ingest import ingest
 from care_qdrant.serve import tracing
 from care_qdrant.types import Document
+from tests.reliability.processes import free_port
 from tests.serve.conftest import aligned, asked
-from tests.serve.test_qdrant import free_port
 from tests.standin import StandIn
 from tests.standin.test_standin import connect as connect_qdrant
 from tests.tiny import TEXTS
@@ -76,7 +76,7 @@ async def test_a_search_is_a_trace_of_queue_encoder_and_search(
     make_service, connect, client: QdrantClient, receiver: Receiver
 ) -> None:
     ingest([Document(f"d{n}", text) for n, text in enumerate(TEXTS)], aligned(), client, "corpus")
-    service = make_service(aligned(), collections=("corpus",), open_qdrant=lambda: nullcontext(client))
+    service = make_service(aligned(), collections=("corpus",), over=client)
     await service.load()
     http = connect(service)
     headers = {"traceparent": SAMPLED, "x-request-id": "mine"}
@@ -173,7 +173,7 @@ async def test_qdrant_gets_the_request_id_and_the_trace(
         monkeypatch.setattr(
             qdrant._client.openapi_client.client._client, "send", lambda sent: heard.append(sent.headers) or send(sent)
         )
-        service = make_service(aligned(), collections=("corpus",), open_qdrant=lambda: nullcontext(qdrant))
+        service = make_service(aligned(), collections=("corpus",), over=qdrant)
         headers = {"traceparent": SAMPLED, "x-request-id": "mine"}
         assert (await connect(service).post("/search", json={"query": TEXTS[1]}, headers=headers)).status_code == 200
         service.close()

@@ -23,7 +23,7 @@ from qdrant_client import QdrantClient, models
 from care_qdrant import open_client
 from care_qdrant.integrations.langchain import CareEmbeddings
 from care_qdrant.types import Vectors
-from tests.serve.conftest import pair
+from tests.serve.conftest import KEY, Ask, pair
 from tests.tiny import HashEncoder
 from tests.trainer.learn.collections import DIM, WordModel, word_texts
 
@@ -31,7 +31,6 @@ TEXTS = word_texts(400)
 LATER = word_texts(40, seed=1)
 ASKED = 30
 SETTINGS = LearnSettings(vocabulary=200, batch=64, epochs=20, learning_rate=2e-2)
-KEY = "a-key-of-some-length-1"
 
 Search = Callable[[str], list[str]]
 
@@ -61,13 +60,9 @@ class Vendor:
 
 
 @pytest.fixture
-async def vendor(make_service, listen: Callable[..., str], tmp_path: Path) -> Vendor:
-    (tmp_path / "keys").write_text(KEY)
+async def vendor(serve_with_key: Ask) -> Vendor:
     encoder = WordEncoder()
-    model = pair("vendor", query=encoder, document=encoder)
-    service = make_service(model, documents=True, keys_file=tmp_path / "keys")
-    await service.load()
-    return Vendor(f"{listen(service)}/v1", encoder)
+    return Vendor(await serve_with_key(pair("vendor", query=encoder, document=encoder)), encoder)
 
 
 class LlamaIndex:

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from care_qdrant.model.pair import CareModel
+from tests.reliability.processes import free_port
 from tests.serve.conftest import asked
 from tests.tiny import TEXTS, care_folder, medical_texts
 
@@ -28,13 +29,20 @@ pytestmark = pytest.mark.timeout(400)
 """Each test starts processes that import all that a service needs, and may wait for other work on the machine."""
 
 
+def wait_until(is_so: Callable[[], bool], pause: float = 0.05) -> None:
+    until = time.monotonic() + WAIT_SECONDS
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(pause)
+
+
 class Running:
     """A service in processes of its own."""
 
     def __init__(self, *options: str, log: Path) -> None:
         self._log = log
-        with log.open("wb") as errors:
-            self.process = subprocess.Popen([*COMMAND, *options], stdout=subprocess.DEVNULL, stderr=errors)
+        with log.open("wb") as errors, log.with_suffix(".out").open("wb") as output:
+            self.process = subprocess.Popen([*COMMAND, *options], stdout=output, stderr=errors)
         self.url = self.wait_for(r"serving on (http://\S+)")
 
     def wait_for(self, pattern: str) -> str:
@@ -48,6 +56,9 @@ class Running:
 
     def lines(self) -> str:
         return self._log.read_text()
+
+    def access_log(self) -> list[str]:
+        return self._log.with_suffix(".out").read_text().splitlines()
 
     def workers(self) -> set[int]:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
@@ -116,27 +127,21 @@ def test_workers_share_memory_and_counters_and_one_that_dies_is_replaced(start, 
     assert not clients.failures
     for worker in before:
         pages = dict(re.findall(r"^(\w+): +(\d+) kB$", Path(f"/proc/{worker}/smaps_rollup").read_text(), re.MULTILINE))
+        assert "libtorch" not in Path(f"/proc/{worker}/maps").read_text()
         assert int(pages["Private_Dirty"]) < int(pages["Shared_Dirty"]), "a worker has its own copy of what was loaded"
     counted = f'care_requests_total{{route="/inference",status="200"}} {float(clients.answers)}'
-    until = time.monotonic() + WAIT_SECONDS
-    while counted not in httpx.get(f"{service.url}/metrics").text.splitlines():  # counted after it is sent
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    # Counted after it is sent.
+    wait_until(lambda: counted in httpx.get(f"{service.url}/metrics").text.splitlines())
     victim = min(before)
     os.kill(victim, signal.SIGKILL)
     service.wait_for(f"worker {victim} died")
-    until = time.monotonic() + WAIT_SECONDS
-    while len(service.workers() - {victim}) < 2 and time.monotonic() < until:
-        time.sleep(0.05)
-    assert len(service.workers() - {victim}) == 2
+    wait_until(lambda: len(service.workers() - {victim}) == 2)
     assert service.stop() == 0
 
 
 def test_a_quota_holds_over_all_workers_and_the_counters_have_a_port(start, pair_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("a-key-of-some-length-1 inference 20/day\n")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     options = ("--workers", "2", "--keys", str(tmp_path / "keys"), "--metrics-port", str(port))
     service = start("--model", str(pair_folder), *options)
     status = []
@@ -186,9 +191,7 @@ def test_a_service_that_is_stopped_answers_what_it_accepted(start, pair_folder: 
             pool.submit(httpx.post, f"{service.url}/inference", json=asked(*texts, model="tiny-pair"), timeout=60)
             for _ in range(4)
         ]
-        until = time.monotonic() + WAIT_SECONDS
-        while _waiting(service) <= 3000 and time.monotonic() < until:  # three requests have no more than 3,000 texts
-            time.sleep(0.005)
+        wait_until(lambda: _waiting(service) > 3000, pause=0.005)  # three requests have no more than 3,000 texts
         code = service.stop()
         found = [answer.result() for answer in answers]
     assert code == 0
@@ -210,13 +213,6 @@ def test_what_cannot_be_served_is_one_line_and_an_exit_code(pair_folder: Path, t
     assert (code, "cannot listen" in said) == (2, True)
 
 
-def test_the_query_side_needs_no_torch(start, pair_folder: Path) -> None:
-    service = start("--model", str(pair_folder))
-    [worker] = service.workers()
-    assert httpx.post(f"{service.url}/inference", json=asked("发烧", model="tiny-pair")).status_code == 200
-    assert "libtorch" not in Path(f"/proc/{worker}/maps").read_text()
-
-
 def test_a_service_listens_on_loopback_and_warns_elsewhere(start, pair_folder: Path) -> None:
     assert start("--model", str(pair_folder)).url.startswith("http://127.0.0.1:")
     everywhere = start("--model", str(pair_folder), "--host", "0.0.0.0")
@@ -228,23 +224,14 @@ def test_workers_end_with_the_process_that_started_them(start, pair_folder: Path
     [worker] = service.workers()
     service.process.kill()
     service.process.wait()
-    until = time.monotonic() + WAIT_SECONDS
-    while Path(f"/proc/{worker}").exists() and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not Path(f"/proc/{worker}").exists()
+    wait_until(lambda: not Path(f"/proc/{worker}").exists())
 
 
-def test_the_access_log_is_json_on_stdout(pair_folder: Path, tmp_path: Path) -> None:
-    with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as errors:
-        process = subprocess.Popen([*COMMAND, "--model", str(pair_folder)], stdout=out, stderr=errors)
-    until = time.monotonic() + WAIT_SECONDS
-    while not (found := re.search(r"serving on (\S+)", (tmp_path / "err").read_text())):
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    httpx.get(f"{found[1]}/health", headers={"x-request-id": "mine"})
-    process.terminate()
-    assert process.wait(WAIT_SECONDS) == 0
-    [line] = (tmp_path / "out").read_text().splitlines()
+def test_the_access_log_is_json_on_stdout(start, pair_folder: Path) -> None:
+    service = start("--model", str(pair_folder))
+    httpx.get(f"{service.url}/health", headers={"x-request-id": "mine"})
+    assert service.stop() == 0
+    [line] = service.access_log()
     assert json.loads(line)["request_id"] == "mine"
 
 

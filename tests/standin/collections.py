@@ -1,11 +1,10 @@
-"""Routes on whole collections: schema, settings, indexes, aliases, snapshots."""
+"""Routes on whole collections: schema, settings, indexes, aliases."""
 
 from typing import Any
 
 from pydantic_core import to_jsonable_python
 from qdrant_client import models
 
-from tests.standin import snapshots
 from tests.standin.call import COMPLETED, Call, NoRoute, Settings, route
 
 
@@ -76,29 +75,8 @@ def _create_index(call: Call) -> Any:
     return COMPLETED
 
 
-def _delete_index(call: Call) -> Any:
-    call.engine.settings_of(call.collection).indexes.pop(call.names[1], None)
-    return COMPLETED
-
-
 def _change_aliases(call: Call) -> bool:
     return call.local.update_collection_aliases(call.parse(models.ChangeAliasesOperation).actions)
-
-
-def _create_snapshot(call: Call) -> Any:
-    return snapshots.create(call.local, call.engine.snapshots, call.collection)
-
-
-def _list_snapshots(call: Call) -> Any:
-    return snapshots.described(call.engine.snapshots, call.collection)
-
-
-def _recover_snapshot(call: Call) -> bool:
-    return snapshots.recover(call.local, call.engine.snapshots, call.collection, call.parse(models.SnapshotRecover))
-
-
-def _delete_snapshot(call: Call) -> bool:
-    return call.engine.snapshots.pop((call.names[0], call.names[1]), None) is not None
 
 
 ROUTES = [
@@ -111,12 +89,7 @@ ROUTES = [
     route("PUT", "/collections/{}/vectors/{}", _create_vector),
     route("DELETE", "/collections/{}/vectors/{}", _delete_vector),
     route("PUT", "/collections/{}/index", _create_index),
-    route("DELETE", "/collections/{}/index/{}", _delete_index),
     route("GET", "/cluster", lambda _: {"status": "disabled"}),
-    route("POST", "/collections/{}/snapshots", _create_snapshot),
-    route("GET", "/collections/{}/snapshots", _list_snapshots),
-    route("PUT", "/collections/{}/snapshots/recover", _recover_snapshot),
-    route("DELETE", "/collections/{}/snapshots/{}", _delete_snapshot),
     route("GET", "/aliases", lambda call: call.local.get_aliases()),
     route("GET", "/collections/{}/aliases", lambda call: call.local.get_collection_aliases(call.names[0])),
     route("POST", "/collections/aliases", _change_aliases),

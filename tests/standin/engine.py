@@ -7,7 +7,7 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 from qdrant_client.local.qdrant_local import QdrantLocal
 
-from tests.standin import collections, reading, snapshots, writing
+from tests.standin import collections, reading, writing
 from tests.standin.call import Call, NoRoute, Settings
 
 ROUTES = [*collections.ROUTES, *writing.ROUTES, *reading.ROUTES]
@@ -21,7 +21,6 @@ class Engine:
         self.version = version
         self.settings: dict[str, Settings] = {}
         self.lock = threading.RLock()
-        self.snapshots: snapshots.Snapshots = {}
 
     def answer(self, method: str, path: str, body: bytes) -> Any:
         """Return the result of a request. Raises: NoRoute, NotFound, KeyError, ValueError as a server's 404 and 400."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["500", "429", "timeout", "drop", "reset", "wait_timeout", "yellow"]
+"""The first five give no answer that says so, of which ``drop`` alone is applied; ``yellow`` is a busy optimizer."""
 
 
 @dataclass

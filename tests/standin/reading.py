@@ -87,22 +87,6 @@ def _query_batch(call: Call) -> Any:
     return [_answer_query(call, body) for body in searches]
 
 
-def _query_groups(call: Call) -> Any:
-    body = call.parse(models.QueryGroupsRequest)
-    return call.local.query_points_groups(
-        call.collection,
-        group_by=body.group_by,
-        query=body.query,
-        using=body.using,
-        prefetch=body.prefetch,
-        query_filter=body.filter,
-        limit=body.limit or 3,
-        group_size=body.group_size or 3,
-        with_payload=body.with_payload or False,
-        score_threshold=body.score_threshold,
-    )
-
-
 ROUTES = [
     route("POST", "/collections/{}/points", _retrieve),
     route("GET", "/collections/{}/points/{}", _retrieve_one),
@@ -110,5 +94,4 @@ ROUTES = [
     route("POST", "/collections/{}/points/count", _count),
     route("POST", "/collections/{}/points/query", _query),
     route("POST", "/collections/{}/points/query/batch", _query_batch),
-    route("POST", "/collections/{}/points/query/groups", _query_groups),
 ]

@@ -1,9 +1,4 @@
-"""What a real server answered to a list of requests; the stand-in has to answer the same.
-
-    python -m tests.standin.recorded http://localhost:6333
-
-asks a real server, which must have no collection named as one of these, and writes its answers to ``recorded.json``.
-"""
+"""Requests and what a real server answered; ``python -m tests.standin.recorded URL`` asks one anew."""
 
 import json
 import sys
@@ -198,10 +193,7 @@ EXCHANGES: list[Exchange] = [
 
 
 def ask(url: str) -> Iterator[dict[str, Any]]:
-    """Send all requests to a server in their order, and return each answer: its status, and the body without times.
-
-    Vectors come and go when the optimizer has finished: Qdrant 1.18.3 may forget a deletion otherwise.
-    """
+    """Send all requests in their order, names of vectors at rest; return each status, and the body without times."""
     with httpx.Client(base_url=url, timeout=60) as client:
         for method, path, body in EXCHANGES:
             while "/vectors/new" in path and client.get(f"/collections/{C}").json()["result"]["status"] == "yellow":

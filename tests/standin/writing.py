@@ -65,12 +65,6 @@ def _delete_payload(call: Call) -> Any:
     return call.local.delete_payload(call.collection, body.keys, points=body.points or body.filter)
 
 
-def _clear_payload(call: Call) -> Any:
-    body = call.parse(models.PointsSelector)
-    call.strict.check_update(getattr(body, "filter", None))
-    return call.local.clear_payload(call.collection, body)
-
-
 def _batch(call: Call) -> Any:
     operations = call.parse(models.UpdateOperations).operations
     for operation in operations:
@@ -87,6 +81,5 @@ ROUTES = [
     route("POST", "/collections/{}/points/payload", _set_payload),
     route("PUT", "/collections/{}/points/payload", _overwrite_payload),
     route("POST", "/collections/{}/points/payload/delete", _delete_payload),
-    route("POST", "/collections/{}/points/payload/clear", _clear_payload),
     route("POST", "/collections/{}/points/batch", _batch),
 ]

@@ -1,11 +1,10 @@
-"""Stand-ins for the published bases: their architecture, widths, dtypes, file layout, key names and tokenizer layout.
+"""Stand-ins for the published bases, next to no layers: their architecture, widths, dtypes, files and tokenizers."""
 
-They have next to no layers. The query base is float16 and says ``model_type: new`` with an ``auto_map`` to code that
-would have to be run; the document base is bfloat16 in several safetensors files.
-"""
-
+import gzip
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -120,3 +119,19 @@ def qwen3_base(folder: Path, hidden: int, layers: int = 1, intermediate: int = 6
     Qwen3ForCausalLM(config).bfloat16().save_pretrained(folder, max_shard_size="100KB")
     fast.save_pretrained(folder)
     return folder
+
+
+def write_paper_data(folder: Path) -> None:
+    """Write tiny data under the names of the shipped configurations."""
+    rows = pairs()
+    flag = [{"query": row["query"], "pos": [row["positive"]], "neg": row["negatives"]} for row in rows]
+    scored = [{"sentence1": row["query"], "sentence2": row["positive"], "score": at % 2} for at, row in enumerate(rows)]
+    texts = {"queries": "query", "documents": "positive"}
+    files = {f"alignment_{side}": [{"text": row[key]} for row in rows] for side, key in texts.items()}
+    for name, content in {"unsupervised": flag, "fine_tuning": flag, "sts": scored, **files}.items():
+        write_gzipped(folder / f"{name}.jsonl.gz", content)
+
+
+def write_gzipped(path: Path, rows: Iterable[Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))

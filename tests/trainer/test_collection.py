@@ -151,30 +151,19 @@ def learned_of(root: Path) -> dict[str, object]:
     return dict(found)
 
 
-def two_models() -> np.ndarray:
-    vectors = WordModel().encode(TEXTS)
-    vectors[::3] = WordModel(seed=9).encode(TEXTS)[::3]
-    return vectors
-
-
 @pytest.mark.parametrize(
-    ("vectors", "overrides", "message"),
+    ("override", "message"),
     [
-        (WordModel().encode(TEXTS), ["document.collection.name=papers"], r"no collection 'papers' \(there: articles\)"),
-        (WordModel().encode(TEXTS), ["document.collection.vector=dense"], r"no dense vector 'dense'"),
-        (WordModel().encode(TEXTS), ["document.collection.text_field=body"], "'body'"),
-        (WordModel().encode(TEXTS), ["dim=64"], r"has 48 dimensions, and the run has dim = 64; set dim = 48"),
-        (WordModel().encode(TEXTS), ["document.collection.path=nowhere"], "nowhere: there is no such folder"),
-        (two_models(), [], "two models wrote under one name"),
+        ("document.collection.name=papers", r"no collection 'papers' \(there: articles\)"),
+        ("document.collection.text_field=body", "'body'"),
+        ("dim=64", r"has 48 dimensions, and the run has dim = 64; set dim = 48"),
+        ("document.collection.path=nowhere", "nowhere: there is no such folder"),
     ],
-    ids=["collection", "vector", "text", "dim", "folder", "mixed"],
 )
-def test_what_is_refused_before_training(
-    tmp_path: Path, vectors: np.ndarray, overrides: list[str], message: str
-) -> None:
-    write_texts(tmp_path, TEXTS, vectors)
+def test_what_is_refused_before_training(tmp_path: Path, override: str, message: str) -> None:
+    write_texts(tmp_path, TEXTS, WordModel().encode(TEXTS))
     with pytest.raises(InputError, match=message):
-        run_stages(student(tmp_path, *overrides))
+        run_stages(student(tmp_path, override))
 
 
 def test_a_width_that_nothing_makes_equal(tmp_path: Path) -> None:

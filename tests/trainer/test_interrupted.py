@@ -1,7 +1,6 @@
 """Runs that are killed, or meet a full disk, in processes of their own; then resumed, to the last bit."""
 
 import hashlib
-import os
 import random
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import torch
 from care_trainer import pipeline
 from care_trainer.config import Run
 
-from tests.trainer.tiny_run import stage, tiny_run
+from tests.trainer.tiny_run import environment, stage, tiny_run
 
 STAGES = (
     stage("unsupervised", max_steps=8, learn_temperature=True, cached=True),
@@ -47,9 +46,8 @@ print(kills)
 
 
 def _python(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", script, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=500)
 
 
 def _weights(run: Run) -> dict[str, str]:

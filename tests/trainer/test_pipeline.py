@@ -77,6 +77,8 @@ def test_other_settings_or_other_data_are_not_mixed_into_a_run(tmp_path: Path) -
         pipeline.run_stages(tiny_run(tmp_path, stage("supervised", learning_rate=2e-3)), resume=True)
     with pytest.raises(InputError, match=r"trained with other settings \(dim, seed\)|other settings \(seed\)"):
         pipeline.run_stages(tiny_run(tmp_path, stage("supervised"), overrides=["seed=1"]), resume=True)
+    with pytest.raises(InputError, match=r"out/base: was trained with other settings \(geometry\)"):
+        pipeline.run_stages(tiny_run(tmp_path, stage("supervised"), overrides=['geometry="cut"']), resume=True)
 
 
 def test_a_stage_is_not_kept_when_what_it_started_from_was_trained_again(tmp_path: Path) -> None:
@@ -108,14 +110,6 @@ def test_a_single_stage_needs_those_before_it(tmp_path: Path) -> None:
     assert record["stage"] == "joint"
     with pytest.raises(InputError, match="there is no such stage"):
         pipeline.run_stages(run, only="none")
-
-
-def test_a_frozen_document_side_keeps_its_vectors(tmp_path: Path) -> None:
-    run = tiny_run(tmp_path, stage("joint", freeze_document=True))
-    (record,) = pipeline.run_stages(run)
-    assert record["trainable"].keys() == {"query"}
-    assert pipeline.newest(run, "document").parent.name == "base"
-    assert pipeline.newest(run, "query").parent.name == "joint"
 
 
 def test_each_side_learns_at_its_own_rate(tmp_path: Path) -> None:

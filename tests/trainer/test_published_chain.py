@@ -1,9 +1,7 @@
 """The whole recipe on bfloat16 stand-ins in the published layout: killed in every stage, resumed to the same bytes."""
 
-import gzip
 import hashlib
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -12,8 +10,8 @@ from pathlib import Path
 import pytest
 from care_trainer.config import find_config, load_run
 
-from tests.trainer.bases import gte_mlm_base, qwen3_base
-from tests.trainer.tiny_run import pairs
+from tests.trainer.bases import gte_mlm_base, qwen3_base, write_paper_data
+from tests.trainer.tiny_run import environment
 
 HIDDEN = {"care-0.3b-4b": 2560, "care-0.3b-8b": 4096}
 ATTEMPTS = """
@@ -48,11 +46,6 @@ for kill_in, port in zip([*stages, None] if len(ports) > 1 else [None], ports):
 """
 
 
-def _write(path: Path, rows: list[dict[str, object]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
-
-
 def _overrides(root: Path, name: str, output: str) -> list[str]:
     own = [
         f"stage.{stage.kind}.{key}"
@@ -78,12 +71,12 @@ def _train(root: Path, name: str, output: str, processes: int, attempts: int) ->
     arguments = [name, json.dumps(_overrides(root, name, output)), json.dumps(_ports(attempts))]
     started = []
     for rank in range(processes):
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+        own = environment()
         if processes > 1:
-            environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes)}
-            environment |= {"MASTER_ADDR": "127.0.0.1", "LOCAL_WORLD_SIZE": str(processes)}
+            own |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes)}
+            own |= {"MASTER_ADDR": "127.0.0.1", "LOCAL_WORLD_SIZE": str(processes)}
         command = [sys.executable, "-c", ATTEMPTS, *arguments]
-        started.append(subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE))
+        started.append(subprocess.Popen(command, env=own, text=True, stdout=subprocess.PIPE))
     printed = [process.communicate(timeout=1500)[0] for process in started]
     return printed[0].splitlines()
 
@@ -97,13 +90,7 @@ def _bytes(folder: Path) -> dict[str, str]:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("name", "processes"), [("care-0.3b-4b", 1), ("care-0.3b-8b", 2)])
 def test_killed_in_every_stage_and_resumed_is_uninterrupted(tmp_path: Path, name: str, processes: int) -> None:
-    rows = pairs()
-    flag = [{"query": row["query"], "pos": [row["positive"]], "neg": row["negatives"]} for row in rows]
-    scored = [{"sentence1": row["query"], "sentence2": row["positive"], "score": at % 2} for at, row in enumerate(rows)]
-    texts = {"queries": "query", "documents": "positive"}
-    files = {f"alignment_{side}": [{"text": row[key]} for row in rows] for side, key in texts.items()}
-    for file, content in {"unsupervised": flag, "fine_tuning": flag, "sts": scored, **files}.items():
-        _write(tmp_path / f"data/{file}.jsonl.gz", content)
+    write_paper_data(tmp_path / "data")
     gte_mlm_base(tmp_path / "gte")
     assert len(list(qwen3_base(tmp_path / "qwen3", HIDDEN[name]).glob("*.safetensors"))) > 1, "in several files"
     stages = [stage.kind for stage in load_run(find_config(name)).stage]

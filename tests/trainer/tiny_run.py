@@ -1,12 +1,16 @@
 """A tiny world, and runs that train on it in a second or two a stage."""
 
 import json
+import os
 import random
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from care_trainer.config import Run, load_run
+
+from tests.tiny import write_jsonl
 
 DISEASES = ["高血压", "糖尿病", "胃溃疡", "哮喘", "痛风", "甲亢", "贫血", "湿疹", "肺炎", "肾结石", "偏头痛", "鼻炎"]
 ASPECTS = {
@@ -71,12 +75,6 @@ def pairs() -> list[dict[str, Any]]:
     return rows
 
 
-def write_jsonl(path: Path, rows: Iterable[Any]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
 def write_world(root: Path) -> None:
     rows = pairs()
     write_jsonl(root / "data" / "pairs.jsonl", rows)
@@ -89,6 +87,11 @@ def write_world(root: Path) -> None:
         root / "data/dev/qrels.jsonl",
         ({"query_id": f"q{at}", "document_id": documents[row["positive"]], "score": 1} for at, row in enumerate(rows)),
     )
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of a process that imports what this one imports."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
 def stage(kind: str, **settings: Any) -> dict[str, Any]:

@@ -55,11 +55,7 @@ def point(schema: str, tool: str, number: int, text: str) -> models.PointStruct:
 
 
 def vector(schema: str, number: int) -> Any:
-    """Build the vectors of one point.
-
-    Four halves have a length of exactly one: local mode normalises all stored vectors anew at each search, in place,
-    and the last bit of any other vector would move without our doing.
-    """
+    """Build the vectors of one point, of length one: local mode normalises others anew, in place, at each search."""
     random = np.random.default_rng(number)
     row = np.zeros(DIM)
     row[random.permutation(DIM)[:4]] = random.choice([-0.5, 0.5], size=4)

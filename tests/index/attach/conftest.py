@@ -1,16 +1,11 @@
 """The kinds of Qdrant that a collection may live in."""
 
 from collections.abc import Iterator
-from contextlib import closing
-from pathlib import Path
-from typing import Any
 
 import pytest
 from qdrant_client import QdrantClient
 
 from care_qdrant.qdrant.connection import open_client
-from tests.databases import REAL, open_database
-from tests.index.attach.engine import EngineClient
 from tests.standin import StandIn
 from tests.tiny import HashModel
 
@@ -25,21 +20,3 @@ def client(server: StandIn) -> Iterator[QdrantClient]:
     """A client of a server; calls to an embedded database wait for each other."""
     with open_client(url=server.url) as client:
         yield client
-
-
-@pytest.fixture(params=["embedded", "server", *REAL])
-def qdrant(request: pytest.FixtureRequest) -> Iterator[QdrantClient]:
-    """An empty database, of each kind in turn."""
-    with open_database(request) as client:
-        yield client
-
-
-@pytest.fixture(params=["embedded", "server", "engine", *REAL])
-def any_qdrant(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
-    """The same, and Qdrant's own engine with the methods that attach uses."""
-    if request.param == "engine":
-        with closing(EngineClient(tmp_path)) as client:
-            yield client
-    else:
-        with open_database(request) as client:
-            yield client

@@ -1,6 +1,5 @@
 """What a run encodes, what it leaves alone, and what it says."""
 
-import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,14 +7,13 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import EncodingError, Unreachable
-from care_qdrant.index.attach import AttachReport, AttachSettings, attach_vector
-from care_qdrant.qdrant.collection import Collection
+from care_qdrant.index.attach import AttachSettings, attach_vector
 from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Vectors
-from tests.index.attach.collections import DIM, NAME, contents, fill, payload, point
+from tests.index.attach.collections import DIM, NAME, contents, fill, point
 from tests.standin import StandIn
-from tests.tiny import HashEncoder, HashModel, medical_texts
+from tests.tiny import BusyEncoder, HashEncoder, HashModel, medical_texts
 
 IMPATIENT = RetryPolicy(attempts=4, base_seconds=0.01, cap_seconds=0.05)
 
@@ -30,25 +28,22 @@ def test_second_run_encodes_nothing_and_reads_no_model(qdrant: QdrantClient, mod
     assert contents(qdrant) == before
 
 
-def test_edited_new_and_deleted_points_are_followed(qdrant: QdrantClient, model: HashModel) -> None:
+def test_edited_new_and_deleted_points_and_lost_vectors_are_followed(qdrant: QdrantClient, model: HashModel) -> None:
     fill(qdrant, "named", "plain")
     attach_vector(qdrant, NAME, model)
     qdrant.set_payload(NAME, {"text": "改过的段落"}, points=[1], wait=True)
     qdrant.upsert(NAME, [point("named", "plain", 41, "新的段落")], wait=True)
     qdrant.upsert(NAME, [point("named", "plain", 3, "替换的段落")], wait=True)
     qdrant.delete(NAME, [5], wait=True)
+    qdrant.delete_vectors(NAME, ["care"], [7], wait=True)
+    qdrant.set_payload(NAME, {"dept": "外科"}, points=[9], wait=True)
     again = HashModel(name="care")
     report = attach_vector(qdrant, NAME, again)
-    assert sorted(again.document_encoder.encoded) == sorted(["改过的段落", "新的段落", "替换的段落"])
-    assert (report.points, report.covered, report.unchanged) == (40, 40, 37)
+    assert sorted(again.document_encoder.encoded) == sorted(
+        ["改过的段落", "新的段落", "替换的段落", medical_texts(40)[7]]
+    )
+    assert (report.points, report.covered, report.unchanged) == (40, 40, 36)
     assert Retriever(qdrant, NAME, model).search(["改过的段落"], top_k=1)[0][0].point_id == "1"
-
-
-def test_changed_metadata_encode_nothing(qdrant: QdrantClient, model: HashModel) -> None:
-    fill(qdrant, "named", "plain")
-    attach_vector(qdrant, NAME, model)
-    qdrant.set_payload(NAME, {"dept": "外科"}, points=[1, 3], wait=True)
-    assert attach_vector(qdrant, NAME, model).encoded == 0
 
 
 def test_points_without_text_are_counted_and_left_alone(qdrant: QdrantClient, model: HashModel) -> None:
@@ -69,38 +64,6 @@ def test_texts_longer_than_the_encoder_reads_are_counted(qdrant: QdrantClient, m
     assert attach_vector(qdrant, NAME, model).truncated == 1 + longer
 
 
-def test_a_vector_that_somebody_deleted_is_made_again(qdrant: QdrantClient, model: HashModel) -> None:
-    fill(qdrant, "named", "plain")
-    attach_vector(qdrant, NAME, model)
-    qdrant.delete_vectors(NAME, ["care"], [1, 3, 5], wait=True)
-    report = attach_vector(qdrant, NAME, model)
-    assert (report.encoded, report.covered) == (3, 40)
-
-
-def test_two_pairs_live_side_by_side(qdrant: QdrantClient) -> None:
-    """An A/B of two models, or the way to a newer one without a gap."""
-    fill(qdrant, "unnamed", "llama-index")
-    first, second = HashModel(name="care-a", salt="a"), HashModel(name="care-b", salt="b", dim=48)
-    attach_vector(qdrant, NAME, first)
-    attach_vector(qdrant, NAME, second)
-    assert attach_vector(qdrant, NAME, first).encoded == 0
-    text = medical_texts(40)[11]
-    for model in (first, second):
-        assert Retriever(qdrant, NAME, model).search([text], top_k=1)[0][0].text == text
-    assert {name: each.fingerprint for name, each in Collection(qdrant, NAME).schema.contracts.items()} == {
-        "care-a": first.fingerprint,
-        "care-b": second.fingerprint,
-    }
-
-
-def test_an_alias_leads_to_its_collection(qdrant: QdrantClient, model: HashModel) -> None:
-    fill(qdrant, "named", "plain")
-    alias = models.CreateAlias(collection_name=NAME, alias_name="live")
-    qdrant.update_collection_aliases([models.CreateAliasOperation(create_alias=alias)])
-    assert attach_vector(qdrant, "live", model).collection == NAME
-    assert Retriever(qdrant, "live", model).search(["EGFR"], top_k=1)[0]
-
-
 def test_the_field_that_the_user_named_is_remembered(qdrant: QdrantClient, model: HashModel) -> None:
     fill(qdrant, "named", "plain", count=0)
     rows = [
@@ -117,19 +80,6 @@ def test_the_field_that_the_user_named_is_remembered(qdrant: QdrantClient, model
     assert hit.text == "全文2"
 
 
-def test_new_vector_only_is_quantized(client: QdrantClient, model: HashModel) -> None:
-    fill(client, "named", "plain")
-    attach_vector(client, NAME, model, settings=AttachSettings(quantization="int8", on_disk=True))
-    config = client.get_collection(NAME).config
-    vectors = config.params.vectors
-    assert isinstance(vectors, dict)
-    assert vectors["care"].on_disk
-    assert vectors["care"].quantization_config is not None
-    assert vectors["old"].on_disk is None
-    assert vectors["old"].quantization_config is None
-    assert config.quantization_config is None
-
-
 def test_a_vector_that_was_created_and_not_configured_is_configured(
     server: StandIn, client: QdrantClient, model: HashModel
 ) -> None:
@@ -140,9 +90,11 @@ def test_a_vector_that_was_created_and_not_configured_is_configured(
         attach_vector(client, NAME, model, settings=settings, retries=IMPATIENT)
     server.faults.clear()
     attach_vector(client, NAME, model, settings=settings)
-    vectors = client.get_collection(NAME).config.params.vectors
+    config = client.get_collection(NAME).config
+    vectors = config.params.vectors
     assert isinstance(vectors, dict)
     assert (vectors["care"].on_disk, vectors["care"].quantization_config is None) == (True, False)
+    assert vectors["old"].on_disk is vectors["old"].quantization_config is config.quantization_config is None
     before = server.count("PATCH", f"/collections/{NAME}")
     attach_vector(client, NAME, model, settings=settings)
     assert server.count("PATCH", f"/collections/{NAME}") == before + 1
@@ -205,40 +157,23 @@ def test_a_vector_that_is_no_number_is_never_written(qdrant: QdrantClient, model
     assert contents(qdrant) == before
 
 
-class _Crowd(HashEncoder):
-    """While it encodes, others add, edit, replace and delete points."""
-
-    def __init__(self, client: QdrantClient) -> None:
-        super().__init__()
-        self.client, self.batch = client, 0
-
-    def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
-        self.batch += 1
-        first = self.batch * 8 + 1
-        work = threading.Thread(target=self._work, args=(first,))
-        work.start()
-        vectors = super().encode(texts, prompt=prompt)
-        work.join()
-        return vectors
-
-    def _work(self, first: int) -> None:
-        self.client.delete(NAME, [first], wait=True)
-        self.client.upsert(NAME, [point("two", "plain", first + 2, f"替换 {first}")], wait=True)
-        self.client.upsert(NAME, [point("two", "plain", 1_001 + first, f"新增 {first}")], wait=True)
-        there = self.client.retrieve(NAME, [first + 4], with_payload=False)
-        if there:
-            self.client.set_payload(NAME, {"text": f"编辑 {first}"}, points=[first + 4], wait=True)
-
-
 def test_others_write_at_the_same_time(server: StandIn, client: QdrantClient) -> None:
     theirs = QdrantClient(url=server.url, check_compatibility=False)
     fill(client, "two", "plain", count=200)
     model = HashModel(name="care")
-    model._encoder = crowd = _Crowd(theirs)
+
+    def write(first: int) -> None:
+        theirs.delete(NAME, [first], wait=True)
+        theirs.upsert(NAME, [point("two", "plain", first + 2, f"替换 {first}")], wait=True)
+        theirs.upsert(NAME, [point("two", "plain", 1_001 + first, f"新增 {first}")], wait=True)
+        if theirs.retrieve(NAME, [first + 4], with_payload=False):
+            theirs.set_payload(NAME, {"text": f"编辑 {first}"}, points=[first + 4], wait=True)
+
+    model._encoder = crowd = BusyEncoder(lambda batch: write(batch * 8 + 1))
     attach_vector(client, NAME, model, settings=AttachSettings(batch_tokens=600))
-    assert crowd.batch > 10
+    assert crowd.batches > 10
     # The users' points are what the users made them, whatever order things came in.
-    deleted = [n * 8 + 1 for n in range(1, crowd.batch + 1)]
+    deleted = [n * 8 + 1 for n in range(1, crowd.batches + 1)]
     now = contents(client, without="care")
     assert not [n for n in deleted if n in now]
     report = attach_vector(client, NAME, HashModel(name="care"))
@@ -248,12 +183,3 @@ def test_others_write_at_the_same_time(server: StandIn, client: QdrantClient) ->
         hits = Retriever(client, NAME, HashModel(name="care")).search([text], top_k=1)[0]
         assert hits[0].text == text
     theirs.close()
-
-
-def test_report_names_all_that_a_script_needs(qdrant: QdrantClient, model: HashModel) -> None:
-    fill(qdrant, "sparse", "haystack")
-    report = attach_vector(qdrant, NAME, model)
-    assert isinstance(report, AttachReport)
-    assert (report.collection, report.vector_name, report.fingerprint) == (NAME, "care", model.fingerprint)
-    assert (report.tool, report.text_field) == ("haystack", "content")
-    assert payload("haystack", 1, "x")["content"] == "x"

@@ -1,13 +1,8 @@
 """BM25 for a collection that is there: the vectors of ingestion, found, verified, kept up and removed again."""
 
-import json
-from pathlib import Path
-
 import pytest
-from click.testing import CliRunner
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.cli import care
 from care_qdrant.errors import SchemaMismatch
 from care_qdrant.index.attach import attach_vector
 from care_qdrant.index.detach import detach_vector
@@ -95,24 +90,3 @@ def test_a_sparse_vector_of_another_tool_is_left_alone(qdrant: QdrantClient) -> 
     assert contents(qdrant) == before
     assert attach_vector(qdrant, NAME, None).covered == 40
     assert contents(qdrant) != before
-
-
-def test_the_commands(tmp_path: Path) -> None:
-    path = ["--path", str(tmp_path / "qdrant")]
-    client = QdrantClient(path=path[1])
-    fill(client, "named", "plain")
-    client.close()
-
-    def run(*arguments: str) -> dict[str, object]:
-        result = CliRunner().invoke(care, [*arguments, *path])
-        assert result.exit_code == 0, result.output
-        found: dict[str, object] = json.loads(result.stdout)
-        return found
-
-    assert run("attach", NAME, "--sparse", "bm25")["covered"] == 40
-    assert run("verify", NAME, "--vector-name", "bm25")["problems"] == []
-    hits = run("search", TEXTS[3], "--mode", "sparse", "--json")["hits"]
-    assert isinstance(hits, list) and hits[0]["text"] == TEXTS[3]
-    assert run("detach", NAME)["vector_name"] == "bm25"
-    refused = CliRunner().invoke(care, ["attach", NAME, "--sparse", "bm25", "--via", "copy", *path])
-    assert refused.exit_code == 2 and "leave out --via copy" in refused.output

@@ -1,6 +1,6 @@
 """A server that cannot add a vector to a collection: a copy that has both, and an alias that leads to it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -18,13 +18,11 @@ from care_qdrant.index.verify import verify_collection
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.search.retriever import Retriever
-from care_qdrant.types import Vectors
-from tests.databases import WIRES, open_wire
+from tests.databases import WIRES, behind, open_wire
 from tests.index.attach.collections import NAME, SCHEMAS, TOOLS, contents, fill, old_answers, point
-from tests.index.attach.mortal import Killed, MortalModel
-from tests.reliability.killing import kill_after
+from tests.reliability.trials import FORKSERVER
 from tests.standin import StandIn
-from tests.tiny import HashEncoder, HashModel, medical_texts
+from tests.tiny import BusyEncoder, HashModel, Killed, MortalModel, medical_texts, point_alias
 
 LIVE, COPY = "articles-live", "articles-live_v1"
 SMALL_BATCHES = AttachSettings(batch_tokens=200)
@@ -44,15 +42,6 @@ def old() -> Iterator[QdrantClient]:
         yield client
 
 
-def behind(client: QdrantClient, alias: str = LIVE) -> str | None:
-    return {each.alias_name: each.collection_name for each in client.get_aliases().aliases}.get(alias)
-
-
-def point_alias(client: QdrantClient, alias: str, collection: str = NAME) -> None:
-    create = models.CreateAlias(collection_name=collection, alias_name=alias)
-    client.update_collection_aliases([models.CreateAliasOperation(create_alias=create)])
-
-
 def all_answers(client: QdrantClient, schema: str, name: str = NAME) -> list[dict[Any, Any]]:
     """Score every point: which of two with one score comes first is the order in which they were written."""
     answers = old_answers(client, schema, name, limit=100)
@@ -67,13 +56,13 @@ def test_copy_kill_resume_roll_back(client: QdrantClient, schema: str, tool: str
 
     with pytest.raises(Killed):
         attach_by_copy(client, NAME, MortalModel(batches=3), LIVE, settings=SMALL_BATCHES)
-    assert behind(client) is None
+    assert behind(client, LIVE) is None
     stored = sum("_care" in payload for payload, _ in contents(client, name=COPY).values())
 
     model = HashModel(name="care")
     report = attach_by_copy(client, NAME, model, LIVE, settings=SMALL_BATCHES)
     assert (report.version, report.copied, report.encoded, report.attached.covered) == (COPY, 0, 40 - stored, 40)
-    assert behind(client) == COPY
+    assert behind(client, LIVE) == COPY
     assert contents(client, without="care", name=LIVE) == before
     assert all_answers(client, schema, LIVE) == answers
     assert Collection(client, LIVE).schema.contracts["care"].fingerprint == model.fingerprint
@@ -104,19 +93,6 @@ def test_all_is_said_before_anything_is_written(server: StandIn, client: QdrantC
         assert word in said
 
 
-class _Writer(HashEncoder):
-    """While it encodes, somebody does something."""
-
-    def __init__(self, work: Callable[[int], None]) -> None:
-        super().__init__()
-        self.work, self.batches = work, 0
-
-    def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
-        self.batches += 1
-        self.work(self.batches)
-        return super().encode(texts, prompt=prompt)
-
-
 def test_what_others_write_meanwhile_comes_along(client: QdrantClient, server: StandIn, model: HashModel) -> None:
     fill(client, "named", "plain")
 
@@ -129,7 +105,7 @@ def test_what_others_write_meanwhile_comes_along(client: QdrantClient, server: S
             theirs.set_payload(NAME, {"text": "编辑的段落"}, points=[5], wait=True)
             theirs.delete(NAME, [7], wait=True)
 
-    model._encoder = _Writer(write)
+    model._encoder = BusyEncoder(write)
     report = attach_by_copy(client, NAME, model, LIVE, settings=SMALL_BATCHES)
     assert (report.passes, report.copied, report.deleted) == (3, 43, 1)
     assert (report.attached.points, report.attached.covered) == (40, 40)
@@ -147,12 +123,23 @@ def test_a_collection_that_never_rests_is_not_switched(client: QdrantClient, ser
         with open_client(url=server.url) as theirs:
             theirs.upsert(NAME, [point("named", "plain", 1_001 + 2 * batch, f"第{batch}次")], wait=True)
 
-    model._encoder = _Writer(write)
+    model._encoder = BusyEncoder(write)
     with pytest.raises(NotVerified, match=f"different at each of {MOST_PASSES} readings"):
         attach_by_copy(client, NAME, model, LIVE)
-    assert behind(client) is None
+    assert behind(client, LIVE) is None
     report = attach_by_copy(client, NAME, HashModel(name="care"), LIVE)
-    assert (report.version, behind(client)) == (COPY, COPY)
+    assert (report.version, behind(client, LIVE)) == (COPY, COPY)
+
+
+def kill_after(server: StandIn, requests: int, run: Callable[[str], None]) -> None:
+    """Start a run, and kill it after it has sent that many requests, unless it is done before."""
+    until = len(server.requests) + requests
+    process = FORKSERVER.Process(target=run, args=(server.url,))
+    process.start()
+    while len(server.requests) < until and process.is_alive():
+        process.join(0.001)
+    process.kill()
+    process.join()
 
 
 def run_copy(url: str) -> None:
@@ -164,9 +151,9 @@ def run_copy(url: str) -> None:
 def test_a_killed_run_is_finished_by_the_next(client: QdrantClient, server: StandIn, requests: int) -> None:
     fill(client, "unnamed", "langchain")
     before = contents(client)
-    kill_after(server, requests, run_copy, server.url)
+    kill_after(server, requests, run_copy)
     assert contents(client) == before
-    if behind(client) is None:
+    if behind(client, LIVE) is None:
         run_copy(server.url)
     assert contents(client, without="care", name=LIVE) == before
     assert {each.name for each in client.get_collections().collections} == {NAME, COPY}
@@ -175,7 +162,7 @@ def test_a_killed_run_is_finished_by_the_next(client: QdrantClient, server: Stan
 
 def test_an_alias_that_is_searched_is_switched_and_goes_back(client: QdrantClient, model: HashModel) -> None:
     fill(client, "named", "plain")
-    point_alias(client, "live")
+    point_alias(client, "live", NAME)
     report = attach_by_copy(client, "live", model)
     assert (report.alias, report.version, report.replaces) == ("live", "live_v1", NAME)
     assert roll_back(client, "live").version == NAME
@@ -232,7 +219,7 @@ def test_a_copy_that_is_searched_is_not_taken_away(old: QdrantClient, model: Has
     for name in (LIVE, COPY):
         with pytest.raises(ServerTooOld, match=r"a copy of 'articles'.*care publish ALIAS --rollback"):
             detach_vector(old, name)
-    assert behind(old) == COPY
+    assert behind(old, LIVE) == COPY
 
 
 def test_names_that_cannot_be_switched_are_refused(client: QdrantClient, model: HashModel) -> None:
@@ -240,7 +227,7 @@ def test_names_that_cannot_be_switched_are_refused(client: QdrantClient, model: 
     for alias in (None, NAME):
         with pytest.raises(InputError, match="care attach articles --via copy --as articles-live"):
             attach_by_copy(client, NAME, model, alias)
-    point_alias(client, "theirs")
+    point_alias(client, "theirs", NAME)
     with pytest.raises(InputError, match=r"alias 'theirs' leads to collection 'articles', too"):
         attach_by_copy(client, NAME, model, LIVE)
     assert [each.name for each in client.get_collections().collections] == [NAME]

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner
 from qdrant_client import QdrantClient, models
 
@@ -69,11 +68,6 @@ def test_strict_mode_is_shown(client: QdrantClient, model: HashModel) -> None:
     assert found.strict_mode["upsert_max_batchsize"] == 7
 
 
-def test_a_collection_that_is_not_there(qdrant: QdrantClient, model: HashModel) -> None:
-    with pytest.raises(InputError, match="no collection"):
-        diagnose(qdrant, NAME, model)
-
-
 def test_the_four_commands_in_their_order(tmp_path: Path, pair_folder: Path) -> None:
     """As a person runs them, with a real pair, on a folder."""
     import json
@@ -107,7 +101,11 @@ def test_the_four_commands_in_their_order(tmp_path: Path, pair_folder: Path) -> 
     assert isinstance(bad.exception, NotVerified)
     assert json.loads(bad.stdout)["covered"] == 11
 
-    CliRunner().invoke(attach_cli.command, [NAME, *path, "--sparse", "bm25"], catch_exceptions=False)
+    sparse = [NAME, *path, "--sparse", "bm25"]
+    CliRunner().invoke(attach_cli.command, sparse, catch_exceptions=False)
+    assert CliRunner().invoke(verify.command, [NAME, *path, "--vector-name", "bm25"]).exit_code == 0
+    refused = CliRunner().invoke(attach_cli.command, [*sparse, "--via", "copy"])
+    assert refused.exit_code == 2 and "leave out --via copy" in refused.output
     unsure = CliRunner().invoke(detach_cli.command, [NAME, *path])
     assert isinstance(unsure.exception, InputError)
     assert "bm25, tiny-pair; give --vector-name, or --all" in str(unsure.exception)

@@ -8,8 +8,7 @@ from care_qdrant.index.detach import detach_vector
 from care_qdrant.index.verify import verify_collection
 from care_qdrant.search.retriever import Retriever
 from tests.index.attach.collections import NAME, SCHEMAS, TOOLS, contents, fill, old_answers
-from tests.index.attach.mortal import Killed, MortalModel
-from tests.tiny import HashModel, medical_texts
+from tests.tiny import HashModel, Killed, MortalModel, medical_texts
 
 SMALL_BATCHES = AttachSettings(batch_tokens=200)
 
@@ -19,29 +18,30 @@ CASES = [(schema, tool) for schema in SCHEMAS for tool in TOOLS if (schema, tool
 
 
 @pytest.mark.parametrize(("schema", "tool"), CASES)
-def test_attach_kill_resume_detach(any_qdrant: QdrantClient, schema: str, tool: str) -> None:
-    fill(any_qdrant, schema, tool)
-    before, answers = contents(any_qdrant), old_answers(any_qdrant, schema)
+def test_attach_kill_resume_detach(qdrant: QdrantClient, schema: str, tool: str) -> None:
+    fill(qdrant, schema, tool)
+    before, answers = contents(qdrant), old_answers(qdrant, schema)
 
     with pytest.raises(Killed):
-        attach_vector(any_qdrant, NAME, MortalModel(batches=3), settings=SMALL_BATCHES)
-    assert contents(any_qdrant, without="care") == before
-    assert old_answers(any_qdrant, schema) == answers
-    stored = sum("_care" in payload for payload, _ in contents(any_qdrant).values())
+        attach_vector(qdrant, NAME, MortalModel(batches=3), settings=SMALL_BATCHES)
+    assert contents(qdrant, without="care") == before
+    assert old_answers(qdrant, schema) == answers
+    stored = sum("_care" in payload for payload, _ in contents(qdrant).values())
 
     model = HashModel(name="care")
-    report = attach_vector(any_qdrant, NAME, model, settings=SMALL_BATCHES)
+    report = attach_vector(qdrant, NAME, model, settings=SMALL_BATCHES)
     assert (report.unchanged, report.encoded, report.covered, report.points) == (stored, 40 - stored, 40, 40)
+    assert (report.vector_name, report.fingerprint) == ("care", model.fingerprint)
     assert len(model.document_encoder.encoded) == report.encoded
     assert report.tool == ("plain" if tool == "nested" else tool)
-    assert contents(any_qdrant, without="care") == before
-    assert old_answers(any_qdrant, schema) == answers
+    assert contents(qdrant, without="care") == before
+    assert old_answers(qdrant, schema) == answers
 
     text = medical_texts(40)[17]
-    assert Retriever(any_qdrant, NAME, model).search([text], top_k=1)[0][0].text == text
-    assert verify_collection(any_qdrant, NAME, model).problems == []
+    assert Retriever(qdrant, NAME, model).search([text], top_k=1)[0][0].text == text
+    assert verify_collection(qdrant, NAME, model).problems == []
 
-    detach_vector(any_qdrant, NAME)
-    assert contents(any_qdrant) == before
-    assert old_answers(any_qdrant, schema) == answers
-    assert any_qdrant.get_collection(NAME).config.metadata == {"owner": "team"}
+    detach_vector(qdrant, NAME)
+    assert contents(qdrant) == before
+    assert old_answers(qdrant, schema) == answers
+    assert qdrant.get_collection(NAME).config.metadata == {"owner": "team"}

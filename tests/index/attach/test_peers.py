@@ -1,7 +1,8 @@
 """The real packages of others: each opens a collection, which gets a vector, opens it again and writes to it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,62 +78,146 @@ def everything(place: Place, name: str = NAME) -> dict[Any, Any]:
         return contents(client, without="care", name=name)
 
 
-# Haystack
+class Store:
+    """A tool's own store on a database, with the texts of this module and vectors of the old model."""
+
+    def __init__(self, place: Place, vector_name: str = "") -> None:
+        self.client, self.vector_name = opened(place), vector_name
+
+    def close(self) -> None:
+        self.client.close()
+
+    def count(self) -> int:
+        return self.client.count(NAME).count
 
 
-def haystack_store(place: Place, index: str = NAME, *, sparse: bool = False, **settings: Any) -> Any:
-    from haystack_integrations.document_stores.qdrant import QdrantDocumentStore
+class LangChain(Store):
+    def open(self) -> Any:
+        from langchain_core.embeddings import Embeddings
+        from langchain_qdrant import QdrantVectorStore
 
-    own = {"embedding_dim": DIM, "similarity": "cosine", "progress_bar": False, "use_sparse_embeddings": sparse}
-    return QdrantDocumentStore(index=index, **place, **own, **settings)
+        class Old(Embeddings):
+            """Encodes a text of this module as the vector of its number, and every question alike."""
+
+            def embed_documents(self, texts: list[str]) -> list[list[float]]:
+                return [old_vector(TEXTS.index(text)) if text in TEXTS else QUESTION for text in texts]
+
+            def embed_query(self, text: str) -> list[float]:
+                return QUESTION
+
+        if not self.client.collection_exists(NAME):
+            params = models.VectorParams(size=DIM, distance=models.Distance.COSINE)
+            self.client.create_collection(NAME, {self.vector_name: params} if self.vector_name else params)
+        return QdrantVectorStore(self.client, NAME, Old(), vector_name=self.vector_name)
+
+    def write(self, start: int, end: int) -> None:
+        rows = [{"source": f"{n}.pdf"} for n in range(start, end)]
+        self.open().add_texts(TEXTS[start:end], rows, ids=list(range(start, end)))
+
+    def delete(self, number: int) -> None:
+        self.open().delete([number])
+
+    def answers(self) -> Any:
+        found = self.open().similarity_search_with_score("?", k=10)
+        return [(document.page_content, score) for document, score in found]
 
 
-def haystack_documents(start: int, end: int, *, sparse: bool = False) -> list[Any]:
-    from haystack import Document
-    from haystack.dataclasses import SparseEmbedding
+class LlamaIndex(Store):
+    def open(self) -> Any:
+        from llama_index.vector_stores.qdrant import QdrantVectorStore
 
-    terms = [SparseEmbedding(indices=[7, n % 5 + 20], values=[0.5, 1.5]) if sparse else None for n in range(end)]
-    return [
-        Document(id=f"h{n}", content=TEXTS[n], meta={"n": n}, embedding=old_vector(n), sparse_embedding=terms[n])
-        for n in range(start, end)
-    ]
+        return QdrantVectorStore(NAME, client=self.client)
+
+    def write(self, start: int, end: int) -> None:
+        from llama_index.core.schema import NodeRelationship, RelatedNodeInfo, TextNode
+
+        nodes = [
+            TextNode(
+                id_=f"00000000-0000-0000-0000-{n:012d}",
+                text=TEXTS[n],
+                embedding=old_vector(n),
+                relationships={NodeRelationship.SOURCE: RelatedNodeInfo(node_id=f"d{n}")},
+            )
+            for n in range(start, end)
+        ]
+        self.open().add(nodes)
+
+    def delete(self, number: int) -> None:
+        self.open().delete(f"d{number}")
+
+    def answers(self) -> Any:
+        from llama_index.core.vector_stores import VectorStoreQuery
+
+        found = self.open().query(VectorStoreQuery(QUESTION, similarity_top_k=10))
+        return found.ids, found.similarities
 
 
-def haystack_answers(store: Any) -> list[tuple[str, float]]:
-    """Score every document: which of two with one score comes first may change when they are copied or read again."""
-    return sorted((found.id, round(found.score, 6)) for found in store._query_by_embedding(QUESTION, top_k=100))
+class Haystack:
+    """Opens a client of its own; refuses a collection whose settings it would not have made."""
+
+    def __init__(self, place: Place, sparse: bool = True) -> None:
+        from haystack_integrations.document_stores.qdrant import QdrantDocumentStore
+
+        own = {"embedding_dim": DIM, "similarity": "cosine", "progress_bar": False, "use_sparse_embeddings": sparse}
+        self.store, self.sparse = QdrantDocumentStore(index=NAME, **place, **own), sparse
+
+    def close(self) -> None:
+        self.store.close()
+
+    def count(self) -> int:
+        return int(self.store.count_documents())
+
+    def write(self, start: int, end: int) -> None:
+        from haystack import Document
+        from haystack.dataclasses import SparseEmbedding
+        from haystack.document_stores.types import DuplicatePolicy
+
+        terms = [SparseEmbedding([7, n % 5 + 20], [0.5, 1.5]) if self.sparse else None for n in range(end)]
+        documents = [
+            Document(id=f"h{n}", content=TEXTS[n], meta={"n": n}, embedding=old_vector(n), sparse_embedding=terms[n])
+            for n in range(start, end)
+        ]
+        self.store.write_documents(documents, policy=DuplicatePolicy.OVERWRITE)
+
+    def delete(self, number: int) -> None:
+        self.store.delete_documents([f"h{number}"])
+
+    def answers(self) -> Any:
+        """Score every document: which of two with one score comes first may change when they are copied or read."""
+        found = self.store._query_by_embedding(QUESTION, top_k=100)
+        return sorted((document.id, round(document.score, 6)) for document in found)
 
 
-def test_haystack_with_sparse_vectors(place: Place) -> None:
-    from haystack.document_stores.types import DuplicatePolicy
+TOOLS = [LangChain, partial(LangChain, vector_name="openai"), LlamaIndex, Haystack]
 
-    with closing(haystack_store(place, sparse=True)) as store:
-        store.write_documents(haystack_documents(0, 20, sparse=True))
-        before = haystack_answers(store)
+
+@pytest.mark.parametrize("tool", TOOLS, ids=["langchain", "langchain-named", "llama-index", "haystack"])
+def test_a_tool_opens_searches_and_writes_on(place: Place, tool: Callable[[Place], Any]) -> None:
+    with closing(tool(place)) as store:
+        store.write(0, 20)
+        before = store.answers()
     points = everything(place)
     assert attach(place) == (20, 0)
     assert everything(place) == points
-
-    with closing(haystack_store(place, sparse=True)) as store:
-        assert haystack_answers(store) == before
-        store.write_documents(haystack_documents(20, 25, sparse=True))
-        store.write_documents(haystack_documents(3, 4, sparse=True), policy=DuplicatePolicy.OVERWRITE)
-        store.delete_documents(["h5"])
-        assert store.count_documents() == 24
+    with closing(tool(place)) as store:
+        assert store.answers() == before
+        store.write(20, 25)
+        store.write(3, 4)
+        store.delete(5)
     assert attach(place) == (6, 18)
-
     with closing(opened(place)) as client:
         detach_vector(client, NAME)
-    with closing(haystack_store(place, sparse=True)) as store:
-        assert store.count_documents() == 24
     kept = everything(place)
     assert {key: kept[key] for key in points if key in kept} == {key: points[key] for key in points if key in kept}
+    with closing(tool(place)) as store:
+        store.write(25, 30)
+        assert store.count() == 29
 
 
 def test_haystack_without_sparse_vectors_is_refused_and_can_be_opened_again(place: Place) -> None:
-    with closing(haystack_store(place)) as store:
-        store.write_documents(haystack_documents(0, 20))
-        before = haystack_answers(store)
+    with closing(Haystack(place, sparse=False)) as store:
+        store.write(0, 20)
+        before = store.answers()
     points, model = everything(place), HashModel(name="care")
     with closing(opened(place)) as client:
         with pytest.raises(InputError, match=r"use_sparse_embeddings=True.*--via copy --as articles-live"):
@@ -145,130 +230,20 @@ def test_haystack_without_sparse_vectors_is_refused_and_can_be_opened_again(plac
         [hits] = Retriever(client, LIVE, model).search([TEXTS[17]], top_k=1)
         assert (hits[0].text, hits[0].document_id) == (TEXTS[17], "h17")
     assert everything(place) == points
-    with closing(haystack_store(place)) as store:
-        assert haystack_answers(store) == before
-        store.write_documents(haystack_documents(20, 25))
-        assert store.count_documents() == 25
-
-
-def test_haystack_moves_its_documents_into_the_layout_with_sparse_vectors(place: Place) -> None:
-    from haystack_integrations.document_stores.qdrant import migrate_to_sparse_embeddings_support
-
-    with closing(haystack_store(place)) as store:
-        store.write_documents(haystack_documents(0, 20))
-        before = haystack_answers(store)
-    with closing(haystack_store(place, return_embedding=True)) as store:
-        if "url" in place:
-            migrate_to_sparse_embeddings_support(store, f"{NAME}-sparse")
-        documents = store.filter_documents()
-    if "path" in place:
-        # The migration opens a second client, and a folder has one at a time.
-        with closing(haystack_store(place, f"{NAME}-sparse", sparse=True)) as store:
-            store.write_documents(documents)
-    assert attach(place, f"{NAME}-sparse") == (20, 0)
-    with closing(haystack_store(place, f"{NAME}-sparse", sparse=True)) as store:
-        assert haystack_answers(store) == before
-        store.write_documents(haystack_documents(20, 25))
-    assert attach(place, f"{NAME}-sparse") == (5, 20)
+    with closing(Haystack(place, sparse=False)) as store:
+        assert store.answers() == before
+        store.write(20, 25)
+        assert store.count() == 25
 
 
 def test_a_second_vector_still_locks_haystack_out(place: Place) -> None:
     """Where this fails, Haystack has learned to open such a collection, and the refusal can go."""
-    with closing(haystack_store(place)) as store:
-        store.write_documents(haystack_documents(0, 3))
+    with closing(Haystack(place, sparse=False)) as store:
+        store.write(0, 3)
     with closing(opened(place)) as client:
         require_added_vectors(client)
         dense = models.DenseVectorConfig(size=4, distance=models.Distance.COSINE)
         client.create_vector_name(NAME, "second", models.DenseVectorNameConfig(dense=dense))
         client.delete_vector_name(NAME, "second")
-    with closing(haystack_store(place)) as store, pytest.raises(Exception, match="created outside of Haystack"):
-        store.count_documents()
-
-
-# LangChain
-
-
-@pytest.mark.parametrize("vector_name", ["", "openai"])
-def test_langchain(place: Place, vector_name: str) -> None:
-    from langchain_core.embeddings import Embeddings
-    from langchain_qdrant import QdrantVectorStore
-
-    class Old(Embeddings):
-        """Encodes a text of this module as the vector of its number, and every question alike."""
-
-        def embed_documents(self, texts: list[str]) -> list[list[float]]:
-            return [old_vector(TEXTS.index(text)) if text in TEXTS else QUESTION for text in texts]
-
-        def embed_query(self, text: str) -> list[float]:
-            return QUESTION
-
-    def store(client: QdrantClient) -> Any:
-        return QdrantVectorStore(client, NAME, Old(), vector_name=vector_name)
-
-    def write(client: QdrantClient, start: int, end: int) -> None:
-        rows = [{"source": f"{n}.pdf"} for n in range(start, end)]
-        store(client).add_texts(TEXTS[start:end], rows, ids=list(range(start, end)))
-
-    def answers(client: QdrantClient) -> list[tuple[str, float]]:
-        return [(found.page_content, score) for found, score in store(client).similarity_search_with_score("?", k=10)]
-
-    params = models.VectorParams(size=DIM, distance=models.Distance.COSINE)
-    with closing(opened(place)) as client:
-        client.create_collection(NAME, {vector_name: params} if vector_name else params)
-        write(client, 0, 20)
-        before = answers(client)
-    points = everything(place)
-    assert attach(place) == (20, 0)
-    assert everything(place) == points
-    with closing(opened(place)) as client:
-        assert answers(client) == before
-        write(client, 20, 25)
-        write(client, 3, 4)
-        store(client).delete([5])
-    assert attach(place) == (6, 18)
-    with closing(opened(place)) as client:
-        detach_vector(client, NAME)
-        write(client, 25, 30)
-        assert len(answers(client)) == 10
-        assert client.count(NAME).count == 29
-
-
-# LlamaIndex's own store
-
-
-def test_llama_index(place: Place) -> None:
-    from llama_index.core.schema import NodeRelationship, RelatedNodeInfo, TextNode
-    from llama_index.core.vector_stores import VectorStoreQuery
-    from llama_index.vector_stores.qdrant import QdrantVectorStore
-
-    def nodes(start: int, end: int) -> list[Any]:
-        return [
-            TextNode(
-                id_=f"00000000-0000-0000-0000-{n:012d}",
-                text=TEXTS[n],
-                embedding=old_vector(n),
-                relationships={NodeRelationship.SOURCE: RelatedNodeInfo(node_id=f"d{n}")},
-            )
-            for n in range(start, end)
-        ]
-
-    def answers(client: QdrantClient) -> tuple[Any, Any]:
-        found = QdrantVectorStore(NAME, client=client).query(VectorStoreQuery(QUESTION, similarity_top_k=10))
-        return found.ids, found.similarities
-
-    with closing(opened(place)) as client:
-        QdrantVectorStore(NAME, client=client).add(nodes(0, 20))
-        before = answers(client)
-    points = everything(place)
-    assert attach(place) == (20, 0)
-    assert everything(place) == points
-    with closing(opened(place)) as client:
-        assert answers(client) == before
-        QdrantVectorStore(NAME, client=client).add(nodes(20, 25))
-        QdrantVectorStore(NAME, client=client).add(nodes(3, 4))
-        QdrantVectorStore(NAME, client=client).delete("d5")
-    assert attach(place) == (6, 18)
-    with closing(opened(place)) as client:
-        detach_vector(client, NAME)
-        QdrantVectorStore(NAME, client=client).add(nodes(25, 30))
-        assert client.count(NAME).count == 29
+    with closing(Haystack(place, sparse=False)) as store, pytest.raises(Exception, match="created outside of Haystack"):
+        store.count()

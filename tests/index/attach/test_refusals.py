@@ -25,18 +25,19 @@ def test_another_model_under_this_name(qdrant: QdrantClient, model: HashModel) -
     assert other.document_encoder_reads == 0
 
 
-def test_a_vector_of_another_tool(qdrant: QdrantClient) -> None:
-    fill(qdrant, "named", "plain")
+def test_what_others_made(qdrant: QdrantClient, model: HashModel) -> None:
+    with pytest.raises(InputError, match="no collection 'articles'"):
+        attach_vector(qdrant, NAME, model)
+    fill(qdrant, "sparse", "plain")
     with pytest.raises(FingerprintMismatch, match="carries no fingerprint"):
         attach_vector(qdrant, NAME, HashModel(name="old", dim=DIM))
     with pytest.raises(SchemaMismatch, match="8-dimensional"):
         attach_vector(qdrant, NAME, HashModel(name="old"))
-
-
-def test_the_name_of_a_sparse_vector(qdrant: QdrantClient, model: HashModel) -> None:
-    fill(qdrant, "sparse", "plain")
     with pytest.raises(SchemaMismatch, match="is a sparse vector"):
         attach_vector(qdrant, NAME, model, vector_name="terms")
+    qdrant.set_payload(NAME, {"_care": "intensive"}, points=[1], wait=True)
+    with pytest.raises(InputError, match="a key '_care' of their own"):
+        attach_vector(qdrant, NAME, model)
 
 
 def test_an_attach_of_another_model_that_was_begun(qdrant: QdrantClient, model: HashModel) -> None:
@@ -56,18 +57,6 @@ def test_payloads_without_text(qdrant: QdrantClient, model: HashModel) -> None:
         attach_vector(qdrant, NAME, model)
     with pytest.raises(InputError, match=r"'body\.zh'"):
         attach_vector(qdrant, NAME, model, settings=AttachSettings(text_field="body.zh"))
-
-
-def test_a_key_of_their_own_under_our_name(qdrant: QdrantClient, model: HashModel) -> None:
-    fill(qdrant, "named", "plain")
-    qdrant.set_payload(NAME, {"_care": "intensive"}, points=[1], wait=True)
-    with pytest.raises(InputError, match="a key '_care' of their own"):
-        attach_vector(qdrant, NAME, model)
-
-
-def test_a_collection_that_is_not_there(qdrant: QdrantClient, model: HashModel) -> None:
-    with pytest.raises(InputError, match="no collection 'articles'"):
-        attach_vector(qdrant, NAME, model)
 
 
 def test_a_server_that_is_too_old(model: HashModel) -> None:

@@ -21,7 +21,7 @@ from care_qdrant.index.attach import (
 from tests.databases import require_added_vectors
 from tests.index.attach.collections import NAME, contents, fill, point
 from tests.standin import StandIn
-from tests.tiny import HashModel
+from tests.tiny import BusyEncoder, HashModel
 
 
 def _attach_bm25(client: QdrantClient) -> AttachReport:
@@ -64,22 +64,6 @@ def test_what_a_pipeline_adds_is_picked_up_until_a_signal_ends_it(
         process.communicate(timeout=60)
     assert process.returncode == 0
     assert {"tiny-pair" in vectors for _, vectors in contents(client).values()} == {True}
-
-
-def test_a_collection_that_is_emptied_and_filled_again_is_followed(server: StandIn, pair_folder: Path) -> None:
-    client = QdrantClient(url=server.url, check_compatibility=False)
-    fill(client, "named", "plain", count=10)
-    with _start(server, pair_folder) as process:
-        reports = _reports(process)
-        assert next(reports)["covered"] == 10
-        client.delete(NAME, models.Filter(must=[]), wait=True)
-        assert next(each["covered"] for each in reports if not each["points"]) == 0
-        _write(server.url)
-        assert next(each["covered"] for each in reports if each["covered"] == 20)
-        process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (0, "")
-    client.close()
 
 
 @pytest.mark.parametrize("attach", [_attach_model, _attach_bm25])
@@ -147,29 +131,12 @@ def test_it_ends_when_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(passes(lambda stop: stop.set(), 1_000_000)) == [None]
 
 
-class _StoppingModel(HashModel):
-    """Asks for an end while it encodes its second batch."""
-
-    def __init__(self, stop: threading.Event) -> None:
-        super().__init__(name="care")
-        self.stop = stop
-
-    @property
-    def document_encoder(self) -> "_StoppingModel":  # type: ignore[override]
-        return self
-
-    def encode(self, texts: list[str]) -> object:
-        if self._encoder.encoded:
-            self.stop.set()
-        return self._encoder.encode(texts)
-
-
 def test_a_pass_that_is_told_to_end_keeps_what_it_has(qdrant: QdrantClient, model: HashModel) -> None:
     fill(qdrant, "named", "plain")
-    stop = threading.Event()
-    stopping = _StoppingModel(stop)
+    stop, stopping = threading.Event(), HashModel(name="care")
+    stopping._encoder = BusyEncoder(lambda batch: stop.set() if batch == 2 else None)
     settings = AttachSettings(batch_tokens=200)
-    report = attach_vector(qdrant, NAME, stopping, settings=settings, stop=stop)  # type: ignore[arg-type]
+    report = attach_vector(qdrant, NAME, stopping, settings=settings, stop=stop)
     assert 0 < report.encoded == report.covered < 40
     assert report.encoded == len(stopping._encoder.encoded)
     again = attach_vector(qdrant, NAME, model, settings=settings)

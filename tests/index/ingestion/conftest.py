@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from qdrant_client import QdrantClient
 
+from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.qdrant.retry import RetryPolicy
 from tests.databases import REAL, open_database
 from tests.standin import StandIn
-from tests.tiny import medical_texts
+from tests.tiny import HashModel, medical_texts
 
 IMPATIENT = RetryPolicy(attempts=6, base_seconds=0.001, cap_seconds=0.01)
 """As many attempts as it takes, in milliseconds."""
@@ -30,6 +31,14 @@ def write_corpus(tmp_path: Path) -> WriteCorpus:
         return tmp_path / name
 
     return write
+
+
+@pytest.fixture
+def hash_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let the command load a model that needs no torch, and work in an empty folder."""
+    monkeypatch.setattr(CareModel, "load", lambda *_args, **_options: HashModel())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("QDRANT_URL", raising=False)
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """The command as people run it."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,21 +8,11 @@ from click.testing import CliRunner, Result
 
 from care_qdrant.cli.ingest import command
 from care_qdrant.errors import InputError
-from care_qdrant.model import pair as model_module
 from care_qdrant.qdrant.connection import open_client
 from tests.index.ingestion.conftest import WriteCorpus, short_rows
 from tests.standin import StandIn
-from tests.tiny import HashModel
 
-PROGRAM = "from care_qdrant.cli.ingest import main; main()"
-
-
-@pytest.fixture(autouse=True)
-def _hash_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Let the command load a model that needs no torch, and work in an empty folder."""
-    monkeypatch.setattr(model_module.CareModel, "load", lambda *_args, **_options: HashModel())
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("QDRANT_URL", raising=False)
+pytestmark = pytest.mark.usefixtures("hash_command")
 
 
 def run(*arguments: str | Path, stdin: bytes | None = None) -> Result:
@@ -58,18 +46,6 @@ def test_a_dry_run_on_a_terminal_says_where_and_what_would_go(
     assert "(11 unchanged, 1 deleted)\ntoday: 11 points" in done
 
 
-def test_rejected_rows_give_exit_code_8(write_corpus: WriteCorpus) -> None:
-    corpus = write_corpus([*short_rows(3), "not json"])
-    result = run(corpus)
-    assert result.exit_code == 8
-    assert json.loads(result.stdout)["points"] == 3
-    assert Path(f"{corpus}.rejects.jsonl").is_file()
-    assert "rejected rows: 1, listed in" in result.stderr
-    write_corpus(short_rows(3))
-    assert run(corpus).exit_code == 0
-    assert not Path(f"{corpus}.rejects.jsonl").exists()
-
-
 def test_a_file_whose_fields_have_other_names_is_refused_before_anything_is_written(
     write_corpus: WriteCorpus, tmp_path: Path
 ) -> None:
@@ -87,14 +63,6 @@ def test_a_file_whose_fields_have_other_names_is_refused_before_anything_is_writ
     with pytest.raises(InputError, match="without an id, --id-field :hash"):
         run(corpus)
     assert run(corpus, "--id-field", ":hash").exit_code == 0
-
-
-def test_standard_input_needs_a_collection() -> None:
-    line = json.dumps(short_rows(1)[0]).encode() + b"\n"
-    with pytest.raises(InputError, match="give --collection"):
-        run("-", stdin=line)
-    result = run("-", "--collection", "c", stdin=line)
-    assert json.loads(result.stdout)["points"] == 1
 
 
 def test_options_reach_the_server(write_corpus: WriteCorpus, server: StandIn) -> None:
@@ -128,28 +96,3 @@ def test_a_share_that_is_none_is_a_usage_error(write_corpus: WriteCorpus, share:
     result = run(write_corpus(short_rows(1)), "--shard", share)
     assert result.exit_code == 2
     assert "1/4, 2/4, 3/4 and 4/4" in result.stderr
-
-
-def test_a_dry_run_says_what_it_would_cost_and_leaves_nothing(write_corpus: WriteCorpus, tmp_path: Path) -> None:
-    report = json.loads(run(write_corpus(short_rows(9)), "--dry-run").stdout)
-    assert report["estimate"]["points"] == 9
-    assert report["points"] == 0
-    assert not (tmp_path / "qdrant").exists()
-
-
-def test_the_program_ends_with_one_line_and_the_exit_code_of_the_error(tmp_path: Path) -> None:
-    process = subprocess.run(
-        [sys.executable, "-c", PROGRAM, "nothing.jsonl"], capture_output=True, text=True, cwd=tmp_path, check=False
-    )
-    assert process.returncode == 2
-    assert process.stdout == ""
-    assert process.stderr.startswith("error: nothing.jsonl: does not exist")
-    assert len(process.stderr.splitlines()) == 1
-    assert not (tmp_path / "qdrant").exists()
-
-
-def test_help_imports_nothing_heavy() -> None:
-    heavy = ("numpy", "qdrant_client", "torch", "tokenizers", "onnxruntime")
-    script = f"import sys; import care_qdrant.cli.ingest; print([name for name in {heavy} if name in sys.modules])"
-    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert process.stdout.strip() == "[]"

@@ -20,7 +20,6 @@ from care_qdrant.errors import InputError
 from care_qdrant.index.ingest import ingest
 from care_qdrant.index.reading import Reading
 from care_qdrant.index.settings import IngestReport, IngestSettings
-from care_qdrant.model import pair as model_module
 from care_qdrant.progress import Progress
 from care_qdrant.qdrant.connection import open_client
 from tests.index.ingestion.conftest import WriteCorpus, short_rows
@@ -34,13 +33,7 @@ from care_qdrant.cli.ingest import main
 main()
 """
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture(autouse=True)
-def _hash_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(model_module.CareModel, "load", lambda *_args, **_options: HashModel())
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("QDRANT_URL", raising=False)
+pytestmark = pytest.mark.usefixtures("hash_command")
 
 
 def run(*arguments: str | Path, stdin: bytes | None = None) -> Result:
@@ -193,14 +186,6 @@ def test_the_format_is_said_in_one_line(write_corpus: WriteCorpus, tmp_path: Pat
     assert entry["level"] == "error" and "does not exist" in entry["message"]
 
 
-def test_several_files_need_a_collection(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        (tmp_path / f"{name}.txt").write_text(f"文件 {name}", encoding="utf-8")
-    with pytest.raises(InputError, match="give --collection"):
-        run("a.txt", "b.txt")
-    assert json.loads(run("a.txt", "b.txt", "--collection", "c").stdout)["points"] == 2
-
-
 def test_the_rejects_file_is_made_by_a_reject_and_by_nothing_else(write_corpus: WriteCorpus, tmp_path: Path) -> None:
     corpus = write_corpus([*short_rows(3), "broken"])
     beside = Path(f"{corpus}.rejects.jsonl")
@@ -215,6 +200,9 @@ def test_the_rejects_file_is_made_by_a_reject_and_by_nothing_else(write_corpus: 
     assert beside.read_text() == "of an earlier run"
     run(corpus, "--shard", "1/2")
     run(corpus, "--shard", "2/2")
+    write_corpus(short_rows(3))
+    assert run(corpus).exit_code == 0
+    assert not beside.exists()
     assert {file.name for file in tmp_path.glob("*.rejects-*")} == {
         "corpus.jsonl.rejects-1-of-2.jsonl",
         "corpus.jsonl.rejects-2-of-2.jsonl",
@@ -266,10 +254,13 @@ def test_a_text_without_a_token_is_a_rejected_row(write_corpus: WriteCorpus, tmp
     assert "no token" in report.first_rejects[0]
 
 
-def test_a_price_says_hours_and_money(write_corpus: WriteCorpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_says_hours_and_money_and_leaves_nothing(
+    write_corpus: WriteCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CARE_PRICE", "3600")
-    corpus = write_corpus(short_rows(50))
-    would = json.loads(run(corpus, "--dry-run").stdout)["estimate"]
+    report = json.loads(run(write_corpus(short_rows(50)), "--dry-run").stdout)
+    would = report["estimate"]
+    assert (would["points"], report["points"], (tmp_path / "qdrant").exists()) == (50, 0, False)
     assert would["tokens"] > 0
     assert would["cost"] == pytest.approx(would["seconds"], rel=0.02)
     assert len(f"{would['seconds']:g}".replace(".", "").replace("e-", "").lstrip("0")) <= 5
@@ -281,6 +272,15 @@ def test_an_encoding_is_named_and_taken(tmp_path: Path) -> None:
         run("g.jsonl")
     assert not (tmp_path / "qdrant" / "collection").exists()
     assert json.loads(run("g.jsonl", "--encoding", "gb18030").stdout)["points"] == 1
+
+
+def test_several_files_and_standard_input_need_a_collection(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(f"文件 {name}", encoding="utf-8")
+    for sources, stdin in ((["a.txt", "b.txt"], None), (["-"], b'{"id": "1", "text": "a"}\n{"id": "2", "text": "b"}')):
+        with pytest.raises(InputError, match="give --collection"):
+            run(*sources, stdin=stdin)
+        assert json.loads(run(*sources, "--collection", "c", stdin=stdin).stdout)["documents"] == 2
 
 
 def test_standard_input_may_be_anything(tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
 """Each fault on a real socket: the run finishes with an exact count, or stops and says how to go on."""
 
-import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,11 +12,10 @@ from care_qdrant.index.settings import IngestSettings
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.qdrant.retry import RetryPolicy
-from care_qdrant.types import Vectors
 from tests.index.ingestion.conftest import IMPATIENT, WriteCorpus, short_rows, stored_texts
 from tests.standin import StandIn
 from tests.standin.faults import Kind
-from tests.tiny import HashEncoder, HashModel
+from tests.tiny import BusyEncoder, HashModel
 
 ROWS = short_rows(600)
 TEXTS = {row["id"]: row["text"] for row in ROWS}
@@ -47,18 +44,6 @@ def test_a_silent_server_is_asked_again(corpus: Path, client: QdrantClient, serv
         report = ingest(corpus, HashModel(), impatient, "corpus", retries=IMPATIENT)
     assert report.points == 600
     assert stored_texts(client) == TEXTS
-
-
-def test_a_server_that_is_gone_for_a_while_is_waited_for(corpus: Path, client: QdrantClient, server: StandIn) -> None:
-    model = HashModel()
-    ingest(corpus, model, client, "corpus", settings=IngestSettings(limit=10), retries=IMPATIENT)
-    server.go_away()
-    returning = threading.Timer(0.5, server.come_back)
-    returning.start()
-    patient = RetryPolicy(attempts=1_000, base_seconds=0.02, cap_seconds=0.02)
-    report = ingest(corpus, model, client, "corpus", retries=patient)
-    returning.join()
-    assert (report.unchanged, report.points) == (10, 600)
 
 
 def test_giving_up_names_what_is_stored_and_how_to_go_on(corpus: Path, client: QdrantClient, server: StandIn) -> None:
@@ -173,14 +158,12 @@ def test_limits_of_strict_mode_are_kept(corpus: Path, client: QdrantClient) -> N
 def test_interrupting_a_run_ends_its_waiting(corpus: Path, client: QdrantClient, server: StandIn) -> None:
     server.faults.add("500", times=10_000, method="PUT", path="/points$")
 
-    class InterruptedEncoder(HashEncoder):
-        def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
-            if len(self.encoded) > 100:
-                raise KeyboardInterrupt
-            return super().encode(texts, prompt=prompt)
+    def interrupt(_: int) -> None:
+        if len(model._encoder.encoded) > 100:
+            raise KeyboardInterrupt
 
     model = HashModel()
-    model._encoder = InterruptedEncoder()
+    model._encoder = BusyEncoder(interrupt)
     patient = RetryPolicy(attempts=50, base_seconds=3_600, cap_seconds=3_600)
     with pytest.raises(KeyboardInterrupt):
         ingest(corpus, model, client, "corpus", settings=SMALL_BATCHES, retries=patient)

@@ -1,7 +1,7 @@
 """A run writes into the collection that it checked, and what an interrupted run left behind is found."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -15,17 +15,31 @@ from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.schema import RUN_PREFIX
 from care_qdrant.types import Document, Vectors
 from tests.index.ingestion.conftest import WriteCorpus, short_rows
-from tests.tiny import HashModel, medical_texts
+from tests.tiny import HashModel, medical_texts, point_alias
 
 LONG = "".join(medical_texts(40))
 
 
-def documents(count: int, interrupt: Any = None, at: int = 0) -> Iterator[Document]:
-    """Documents, and something that happens before one of them is read."""
+def documents(count: int, interrupts: Mapping[int, Callable[[], object]] | None = None) -> Iterator[Document]:
+    """Documents, and what happens before some of them are read, by their numbers."""
     for number, row in enumerate(short_rows(count)):
-        if number == at and interrupt is not None:
-            interrupt()
+        (interrupts or {}).get(number, lambda: None)()
         yield Document(row["id"], row["text"])
+
+
+def fail() -> None:
+    raise ZeroDivisionError
+
+
+def traces(client: QdrantClient) -> int:
+    """Count the runs that have not ended."""
+    return sum(key.startswith(RUN_PREFIX) for key in Collection(client, "corpus").schema.metadata)
+
+
+def add_others(client: QdrantClient, model: HashModel) -> None:
+    """Write points of another writer for the first seven documents."""
+    vector: Any = {model.name: [1.0] + [0.0] * (model.dim - 1)}
+    client.upsert("corpus", [models.PointStruct(id=n, vector=vector, payload={"doc_id": f"d{n}"}) for n in range(7)])
 
 
 @pytest.fixture(autouse=True)
@@ -37,19 +51,15 @@ def test_an_alias_that_is_switched_meanwhile_does_not_move_the_run(qdrant: Qdran
     first, second = HashModel(), HashModel(name="second", salt="2")
     ingest(documents(5), first, qdrant, "one")
     ingest(documents(5), second, qdrant, "two")
-
-    def switch(to: str) -> None:
-        create = models.CreateAlias(collection_name=to, alias_name="live")
-        qdrant.update_collection_aliases([models.CreateAliasOperation(create_alias=create)])
-
-    switch("one")
-    report = ingest(documents(200, lambda: switch("two"), at=100), first, qdrant, "live")
+    point_alias(qdrant, "live", "one")
+    report = ingest(documents(200, {100: lambda: point_alias(qdrant, "live", "two")}), first, qdrant, "live")
     assert report.collection == "one"
     assert (qdrant.count("one").count, qdrant.count("two").count) == (200, 5)
 
 
-def test_a_collection_that_is_made_again_meanwhile_is_not_filled(qdrant: QdrantClient) -> None:
-    first, second = HashModel(), HashModel(name="hash-model", salt="2")
+@pytest.mark.parametrize("second", [HashModel(), HashModel(salt="2")], ids=["the same model", "another model"])
+def test_a_collection_that_is_made_again_meanwhile_is_not_filled(qdrant: QdrantClient, second: HashModel) -> None:
+    first = HashModel()
     ingest(documents(5), first, qdrant, "corpus")
 
     def replace() -> None:
@@ -58,22 +68,7 @@ def test_a_collection_that_is_made_again_meanwhile_is_not_filled(qdrant: QdrantC
 
     # A write that is under way at the moment of the deletion is refused by Qdrant; the next window by the contract.
     with pytest.raises((ContractError, QdrantError), match=r"made by|made again|not found|doesn't exist"):
-        ingest(documents(600, replace, at=200), first, qdrant, "corpus")
-    assert qdrant.count("corpus").count < 300, "200 documents came before, and 400 would come after"
-
-
-def test_the_same_model_in_a_new_collection_of_the_same_name_is_noticed(qdrant: QdrantClient) -> None:
-    model = HashModel()
-    ingest(documents(5), model, qdrant, "corpus")
-
-    def replace() -> None:
-        qdrant.delete_collection("corpus")
-        ingest(documents(5), model, qdrant, "corpus")
-
-    with pytest.raises(
-        (ContractError, QdrantError), match=r"deleted and made again while this run wrote|not found|doesn't exist"
-    ):
-        ingest(documents(600, replace, at=200), model, qdrant, "corpus")
+        ingest(documents(600, {200: replace}), first, qdrant, "corpus")
     assert qdrant.count("corpus").count < 300, "200 documents came before, and 400 would come after"
 
 
@@ -81,7 +76,7 @@ def test_a_collection_that_is_deleted_meanwhile_is_a_clear_error(qdrant: QdrantC
     model = HashModel()
     ingest(documents(5), model, qdrant, "corpus")
     with pytest.raises(QdrantError, match="corpus"):
-        ingest(documents(300, lambda: qdrant.delete_collection("corpus"), at=200), model, qdrant, "corpus")
+        ingest(documents(300, {200: lambda: qdrant.delete_collection("corpus")}), model, qdrant, "corpus")
 
 
 def test_chunks_that_a_killed_run_left_behind_a_gap_are_deleted(
@@ -104,36 +99,25 @@ def test_chunks_that_a_killed_run_left_behind_a_gap_are_deleted(
     report = ingest(write_corpus(rows), HashModel(), qdrant, "corpus")
     assert report.deleted > 0
     assert qdrant.count("corpus").count == report.points == report.chunks == 31
-    assert not any(key.startswith(RUN_PREFIX) for key in collection.refresh().metadata)
+    assert traces(qdrant) == 0
 
 
 def test_a_run_that_fails_leaves_its_trace_and_a_whole_one_removes_it(qdrant: QdrantClient) -> None:
     model = HashModel()
     ingest(documents(5), model, qdrant, "corpus")
-
-    def fail() -> None:
-        raise ZeroDivisionError
-
     with pytest.raises(ZeroDivisionError):
-        ingest(documents(300, fail, at=250), model, qdrant, "corpus")
-    collection = Collection(qdrant, "corpus")
-    assert sum(key.startswith(RUN_PREFIX) for key in collection.schema.metadata) == 1
+        ingest(documents(300, {250: fail}), model, qdrant, "corpus")
+    assert traces(qdrant) == 1
     ingest(documents(300), model, qdrant, "corpus", settings=IngestSettings(limit=100))
-    assert sum(key.startswith(RUN_PREFIX) for key in collection.refresh().metadata) == 1
+    assert traces(qdrant) == 1
     ingest(documents(300), model, qdrant, "corpus")
-    assert not any(key.startswith(RUN_PREFIX) for key in collection.refresh().metadata)
+    assert traces(qdrant) == 0
 
 
 def test_points_of_another_writer_are_reported_and_replaced_if_asked(qdrant: QdrantClient) -> None:
     model = HashModel()
     ingest(documents(10), model, qdrant, "corpus")
-    nodes = [
-        models.PointStruct(
-            id=number, vector={model.name: [1.0] + [0.0] * (model.dim - 1)}, payload={"doc_id": f"d{number}"}
-        )
-        for number in range(7)
-    ]
-    qdrant.upsert("corpus", nodes)
+    add_others(qdrant, model)
     report = ingest(documents(10), model, qdrant, "corpus")
     assert (report.other_points, report.deleted, qdrant.count("corpus").count) == (7, 0, 17)
     report = ingest(documents(10), model, qdrant, "corpus", settings=IngestSettings(replace_others=True))
@@ -143,8 +127,7 @@ def test_points_of_another_writer_are_reported_and_replaced_if_asked(qdrant: Qdr
 def test_a_dry_run_counts_the_points_of_another_writer(qdrant: QdrantClient) -> None:
     model = HashModel()
     ingest(documents(10), model, qdrant, "corpus")
-    vector: Any = {model.name: [1.0] + [0.0] * (model.dim - 1)}
-    qdrant.upsert("corpus", [models.PointStruct(id=n, vector=vector, payload={"doc_id": f"d{n}"}) for n in range(7)])
+    add_others(qdrant, model)
     for replaces, deleted in ((False, 0), (True, 7)):
         settings = IngestSettings(dry_run=True, sync=True, replace_others=replaces)
         report = ingest(documents(10), model, qdrant, "corpus", settings=settings)
@@ -197,16 +180,7 @@ def test_a_run_whose_trace_another_run_removed_leaves_it_again(qdrant: QdrantCli
     """Else a run that is killed after another one has ended would leave chunks of which nobody knows."""
     model = HashModel()
     ingest(documents(5), model, qdrant, "corpus")
-
-    def interrupted() -> Iterator[Document]:
-        for number, row in enumerate(short_rows(300)):
-            if number == 100:
-                ingest(documents(40), model, qdrant, "corpus")
-            if number == 280:
-                raise ZeroDivisionError
-            yield Document(row["id"], row["text"])
-
+    others = {100: lambda: ingest(documents(40), model, qdrant, "corpus"), 280: fail}
     with pytest.raises(ZeroDivisionError):
-        ingest(interrupted(), model, qdrant, "corpus")
-    metadata = Collection(qdrant, "corpus").schema.metadata
-    assert sum(key.startswith(RUN_PREFIX) for key in metadata) == 1
+        ingest(documents(300, others), model, qdrant, "corpus")
+    assert traces(qdrant) == 1

@@ -149,11 +149,6 @@ def test_shards_are_disjoint_and_complete(qdrant: QdrantClient, write_corpus: Wr
     assert ingest(corpus, HashModel(), qdrant, "corpus").unchanged == 100
 
 
-def test_limit_reads_the_first_rows(qdrant: QdrantClient, write_corpus: WriteCorpus) -> None:
-    report = ingest(write_corpus(short_rows(30)), HashModel(), qdrant, "corpus", settings=IngestSettings(limit=7))
-    assert (report.documents, report.points) == (7, 7)
-
-
 def test_a_dry_run_counts_and_writes_nothing(qdrant: QdrantClient, write_corpus: WriteCorpus) -> None:
     rows = short_rows(50)
     dry = IngestSettings(dry_run=True)
@@ -273,12 +268,6 @@ def test_a_live_collection_keeps_its_graph(write_corpus: WriteCorpus, server: St
     assert server.count("PATCH", "/collections/corpus") == 0
 
 
-def test_progress_ends_at_the_whole_corpus(qdrant: QdrantClient, write_corpus: WriteCorpus) -> None:
-    shown = []
-    ingest(write_corpus(short_rows(20)), HashModel(), qdrant, "corpus", on_progress=shown.append)
-    assert (shown[-1].documents, shown[-1].encoded, shown[-1].share_read) == (20, 20, 1.0)
-
-
 def test_an_embedded_collection_writes_ahead(tmp_path: Path) -> None:
     with open_client(path=tmp_path / "q") as client:
         assert is_embedded(client)
@@ -290,9 +279,3 @@ def test_an_embedded_collection_writes_ahead(tmp_path: Path) -> None:
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, object]) -> None:
     with pytest.raises(InputError):
         IngestSettings(**settings)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("number", "of"), [(0, 4), (5, 4), (1, 0)])
-def test_shards_count_from_one(number: int, of: int) -> None:
-    with pytest.raises(InputError, match="shards count from 1"):
-        Shard(number, of)

@@ -1,7 +1,5 @@
 """What is refused before anything is written."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,11 +9,9 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.errors import (
     CareError,
     FingerprintMismatch,
-    FolderLocked,
     InputError,
     SchemaMismatch,
     ServerTooOld,
-    Unreachable,
 )
 from care_qdrant.index.attach import attach_vector
 from care_qdrant.index.ingest import ingest
@@ -24,7 +20,7 @@ from care_qdrant.index.settings import IngestSettings
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME
 from care_qdrant.types import Document
-from tests.index.ingestion.conftest import IMPATIENT, WriteCorpus, short_rows
+from tests.index.ingestion.conftest import WriteCorpus, short_rows
 from tests.standin import StandIn
 from tests.tiny import HashModel
 
@@ -80,45 +76,6 @@ def test_a_server_without_collection_metadata(write_corpus: WriteCorpus, version
         with pytest.raises(ServerTooOld, match=rf"version {version}; collection metadata.* needs 1\.15\.4"):
             ingest(write_corpus(short_rows(5)), HashModel(), client, "corpus")
         assert client.get_collections().collections == []
-
-
-def test_a_corpus_that_does_not_exist(qdrant: QdrantClient, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="does not exist"):
-        ingest(tmp_path / "nothing.jsonl", HashModel(), qdrant, "corpus")
-    assert not qdrant.collection_exists("corpus")
-
-
-def test_a_folder_that_another_process_holds(tmp_path: Path) -> None:
-    hold = (
-        "import sys; from qdrant_client import QdrantClient; "
-        "client = QdrantClient(path=sys.argv[1]); print(flush=True); input()"
-    )
-    command = [sys.executable, "-c", hold, str(tmp_path / "q")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        with pytest.raises(FolderLocked) as refusal, open_client(path=tmp_path / "q"):
-            pass
-        process.kill()
-    if Path("/proc/locks").exists():
-        assert f"(pid {process.pid})" in str(refusal.value)
-
-
-def test_a_server_that_is_not_there() -> None:
-    with StandIn() as server:
-        url = server.url
-    with pytest.raises(Unreachable, match="no Qdrant server answers there"), open_client(url=url):
-        pass
-
-
-def test_a_server_that_goes_before_the_first_write(
-    write_corpus: WriteCorpus, server: StandIn, client: QdrantClient
-) -> None:
-    server.go_away()
-    with pytest.raises(Unreachable, match="gave up after 6 attempts"):
-        ingest(write_corpus(short_rows(5)), HashModel(), client, "corpus", retries=IMPATIENT)
-    server.come_back()
-    assert client.get_collections().collections == []
 
 
 def test_a_corpus_without_a_document_makes_no_collection(qdrant: QdrantClient, tmp_path: Path) -> None:

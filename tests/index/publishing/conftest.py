@@ -77,10 +77,7 @@ Contents = dict[Any, tuple[dict[str, Any], dict[str, Any]]]
 
 
 def contents(client: QdrantClient, name: str) -> Contents:
-    """Return id → payload and vectors by name; of a sparse vector, its numbers by index.
-
-    Vectors under Cosine get length 1: a folder that was opened again gives them as they were sent, a server does not.
-    """
+    """Return id → payload and vectors; those under Cosine get length 1, which a reopened folder does not keep."""
     cosine = {
         key
         for key, params in Collection(client, name).schema.dense.items()

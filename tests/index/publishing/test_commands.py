@@ -1,8 +1,6 @@
 """``care promote`` and ``care publish`` as programs: one report on stdout, one line for an error."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +8,6 @@ from click.testing import CliRunner, Result
 from qdrant_client import QdrantClient
 
 from care_qdrant.cli import care
-from care_qdrant.errors import InputError
 from care_qdrant.qdrant.connection import open_client
 from tests.index.publishing.conftest import SCHEMAS, assert_same, contents, fill
 from tests.standin import StandIn
@@ -38,27 +35,3 @@ def test_from_a_folder_to_a_published_collection_and_back(source: Path, server: 
     with open_client(path=source) as folder:
         assert_same(contents(client, "live"), contents(folder, "docs"))
     assert json.loads(run("publish", "live", "--rollback", "--url", server.url).stdout)["version"] == "live_v1"
-
-
-def test_progress_is_on_stderr(source: Path, server: StandIn) -> None:
-    result = run("promote", "docs", "--path", source, "--url", server.url)
-    assert len(result.stdout.splitlines()) == 1
-
-
-def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path, server: StandIn) -> None:
-    result = CliRunner().invoke(care, ["promote", "docs", "--path", str(tmp_path / "no"), "--url", server.url])
-    assert isinstance(result.exception, InputError)
-    assert "there is no such folder" in str(result.exception)
-    assert not (tmp_path / "no").exists()
-
-
-def test_an_error_is_one_line_with_what_to_do(source: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "from care_qdrant.cli import main; main()", "publish", "docs", "--path", str(source)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.splitlines()[-1].startswith("error: 'docs' is a collection")
-    assert "care publish docs --as docs-live" in done.stderr

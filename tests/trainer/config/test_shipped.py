@@ -1,9 +1,5 @@
-"""The shipped configurations: the paper's values in them, and their whole chains on stand-ins of the same architecture.
+"""The shipped configurations: the paper's values in them, and their chains on stand-ins of the same architecture."""
 
-Only folders, steps and batch sizes are overridden, and the number of layers where a base starts from random weights.
-"""
-
-import gzip
 import json
 import re
 from pathlib import Path
@@ -22,7 +18,7 @@ from sentence_transformers.base.modules import Dense
 from care_qdrant.model.pair import CareModel
 from care_qdrant.model.published import DOCUMENT_TASKS, QUERY_TASKS
 from tests.tiny import query_tower
-from tests.trainer.bases import gte_mlm_base, qwen3_base
+from tests.trainer.bases import gte_mlm_base, qwen3_base, write_gzipped, write_paper_data
 from tests.trainer.tiny_run import pairs, write_world
 
 PAPER = ("care-0.3b-4b", "care-0.3b-8b")
@@ -103,11 +99,6 @@ def test_every_value_names_its_source(name: str) -> None:
             assert re.search(r"\[|\(script\)|open|not result", comment), line
 
 
-def _gzipped(path: Path, rows: list[dict[str, object]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
-
-
 def _run(name: str, *overrides: str) -> Path:
     arguments = ["run", name, *(part for override in overrides for part in ("--set", override))]
     result = CliRunner().invoke(care_train, arguments, catch_exceptions=False)
@@ -130,15 +121,7 @@ def _size(name: str) -> str:
 def test_the_papers_chain_on_stand_ins_of_its_base_models(tmp_path: Path) -> None:
     """That of 4B differs in one width, and is trained by the test that kills it."""
     name = "care-0.3b-8b"
-    flag = [{"query": row["query"], "pos": [row["positive"]], "neg": row["negatives"]} for row in pairs()]
-    for file in ("unsupervised", "fine_tuning"):
-        _gzipped(tmp_path / f"data/{file}.jsonl.gz", flag)
-    scored = [
-        {"sentence1": row["query"], "sentence2": row["positive"], "score": at % 2} for at, row in enumerate(pairs())
-    ]
-    _gzipped(tmp_path / "data/sts.jsonl.gz", scored)
-    _gzipped(tmp_path / "data/alignment_queries.jsonl.gz", [{"text": row["query"]} for row in pairs()])
-    _gzipped(tmp_path / "data/alignment_documents.jsonl.gz", [{"text": row["positive"]} for row in pairs()])
+    write_paper_data(tmp_path / "data")
     folder = _run(
         name,
         f"query.base={gte_mlm_base(tmp_path / 'gte')}",
@@ -180,11 +163,7 @@ def test_a_baseline_of_table_3_is_fine_tuned_with_its_own_dense_layer(tmp_path: 
     dense = Dense(32, 56, activation_function=torch.nn.Tanh())
     base = SentenceTransformer(modules=[*list(inner.children())[:2], dense], device="cpu")
     base.save_pretrained(str(tmp_path / "base"), create_model_card=False)
-    _gzipped(tmp_path / "data/fine_tuning.jsonl.gz", [*pairs()])
-    scored = [
-        {"sentence1": row["query"], "sentence2": row["positive"], "score": at % 2} for at, row in enumerate(pairs())
-    ]
-    _gzipped(tmp_path / "data/sts.jsonl.gz", scored)
+    write_paper_data(tmp_path / "data")
     folder = _run(
         "fine-tuned",
         *(f"{side}.base={tmp_path / 'base'}" for side in ("query", "document")),
@@ -219,8 +198,10 @@ def test_what_the_guide_varies_are_settings() -> None:
 def test_a_chain_from_scratch_with_fewer_layers(name: str, tmp_path: Path) -> None:
     write_world(tmp_path)
     rows: list[dict[str, object]] = [*pairs()]
-    _gzipped(tmp_path / "data/train/pairs_open.jsonl.gz", rows)
-    _gzipped(tmp_path / "data/train/queries.jsonl.gz", [{"text": row["query"], "license": "CC0"} for row in pairs()])
+    write_gzipped(tmp_path / "data/train/pairs_open.jsonl.gz", rows)
+    write_gzipped(
+        tmp_path / "data/train/queries.jsonl.gz", [{"text": row["query"], "license": "CC0"} for row in pairs()]
+    )
     (tmp_path / "data/dev").rename(tmp_path / "data/moved")
     (tmp_path / "data/dev").mkdir()
     (tmp_path / "data/moved").rename(tmp_path / "data/dev/retrieval")

@@ -11,7 +11,7 @@ from care_trainer.data.read import text_key
 from care_trainer.data.table import Rows, pair_rows
 
 from care_qdrant.errors import InputError
-from tests.trainer.tiny_run import stage, tiny_run, write_jsonl
+from tests.trainer.tiny_run import write_jsonl
 
 ROWS: list[dict[str, Any]] = [
     {"query": "q1", "positive": "p1", "negatives": list("abcdefgh"), "source": "cmedqa"},
@@ -95,11 +95,3 @@ def test_a_global_batch_is_kept_by_any_number_of_processes_or_refused() -> None:
     with pytest.raises(InputError, match="expected a multiple of 1024"):
         accumulated.rows_of_process(256)
     assert Joint(kind="joint", data="pairs").rows_of_process(5) == 64
-
-
-def test_both_sizes_of_a_batch_and_unknown_tasks_are_refused(tmp_path: Path) -> None:
-    overrides = ["stage.joint.global_batch_size=8", "data.pairs.tasks={ a = 'rerank' }"]
-    with pytest.raises(InputError) as caught:
-        tiny_run(tmp_path, stage("joint"), overrides=overrides)
-    assert "stage.joint: give batch_size or global_batch_size, not both" in str(caught.value)
-    assert "data.pairs.tasks.a: there is no task 'rerank'" in str(caught.value)

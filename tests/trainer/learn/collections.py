@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from qdrant_client import QdrantClient, models
@@ -61,8 +60,3 @@ def write_langchain(
         ],
         wait=True,
     )
-
-
-def folder_size(folder: Path) -> int:
-    """Bytes of all files."""
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

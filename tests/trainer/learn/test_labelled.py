@@ -1,7 +1,6 @@
 """Labelled questions: looked up in the collection, searched in it, measured beside BM25, and never trained on."""
 
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from care_trainer.learn.labelled import Estimate, estimate, find_labels, measure
 from care_trainer.learn.learn import learn
 from care_trainer.learn.queries import Labelled, read_queries
 from care_trainer.learn.report import paragraphs, plot, write_report
-from care_trainer.learn.settings import LearnSettings
 from care_trainer.learn.weak import Example
 from click.testing import CliRunner
 from qdrant_client import QdrantClient, models
@@ -24,16 +22,11 @@ from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.qdrant.layout import guess_layout
 from care_qdrant.search.retriever import Mode, Retriever
-from tests.trainer.learn.collections import WordModel, word_texts, write_langchain
+from tests.tiny import write_jsonl
+from tests.trainer.learn.collections import WordModel, write_langchain
+from tests.trainer.learn.conftest import SETTINGS, TEXTS
 
-TEXTS = word_texts(600)
 QUESTIONS = [text.split("。")[1] for text in TEXTS[:60]]
-SETTINGS = LearnSettings(vocabulary=200, batch=64, epochs=20, learning_rate=2e-2, seed=3)
-
-
-def write(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def expected(client: QdrantClient, mode: Mode, model: CareModel | None) -> list[float]:
@@ -53,7 +46,7 @@ def test_the_figures_are_those_of_the_products_own_search(tmp_path: Path) -> Non
     lines: list[dict[str, object]] = [
         {"text": text, "relevant": [f"{number}.txt", f"gone-{number}"]} for number, text in enumerate(QUESTIONS)
     ]
-    file = write(tmp_path / "queries.jsonl", [*lines, {"text": "心痛", "relevant": ["gone-0"]}])
+    file = write_jsonl(tmp_path / "queries.jsonl", [*lines, {"text": "心痛", "relevant": ["gone-0"]}])
     report = learn(client, "articles", folder, settings=SETTINGS, questions=lambda dim: read_queries(file, dim))
     found = report.labelled
     assert report.registered and report.agreement is None
@@ -139,7 +132,7 @@ def test_an_interval_covers_the_mean_and_narrows_with_more_questions() -> None:
 def test_the_command_names_labels_that_it_cannot_use(tmp_path: Path) -> None:
     with open_client(path=tmp_path / "qdrant") as client:
         write_langchain(client, TEXTS, WordModel().encode(TEXTS))
-    file = write(tmp_path / "queries.jsonl", [{"text": "心痛", "relevant": ["nothing"]}])
+    file = write_jsonl(tmp_path / "queries.jsonl", [{"text": "心痛", "relevant": ["nothing"]}])
     arguments = ["learn", "articles", "--path", str(tmp_path / "qdrant"), "--output", str(tmp_path / "queries")]
     result = CliRunner().invoke(care, [*arguments, "--queries", str(file)])
     assert result.exit_code != 0 and "none of the 1 ids" in str(result.output) + str(result.exception)

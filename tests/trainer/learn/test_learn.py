@@ -6,34 +6,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 from care_trainer.learn.learn import learn
-from care_trainer.learn.settings import UPDATE, LearnSettings
+from care_trainer.learn.settings import UPDATE
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.errors import FingerprintMismatch, ModelError, SchemaMismatch
+from care_qdrant.errors import FingerprintMismatch, SchemaMismatch
 from care_qdrant.model.folder import verify_checkpoint
 from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.contract_checks import check_contract, require_learned_from
 from care_qdrant.search.retriever import Retriever
 from tests.trainer.learn.collections import WordModel, word_texts, write_langchain
-
-SETTINGS = LearnSettings(vocabulary=200, batch=64, epochs=20, learning_rate=2e-2, seed=3)
-TEXTS = word_texts(600)
-
-
-@pytest.fixture(scope="module")
-def learned(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
-    """One collection, its learned folder and the report. Read only."""
-    client = QdrantClient(":memory:")
-    write_langchain(client, TEXTS, WordModel().encode(TEXTS))
-    folder = tmp_path_factory.mktemp("learned") / "articles-queries"
-    report = learn(client, "articles", folder, settings=SETTINGS)
-    return client, folder, report
+from tests.trainer.learn.conftest import SETTINGS, TEXTS
 
 
 def test_it_finds_documents_for_questions_of_their_words(learned) -> None:  # type: ignore[no-untyped-def]
     client, folder, report = learned
-    assert report.registered and report.refused is None
+    assert report.registered and report.refused is None and report.text_field == "page_content"
     assert report.held_out.recall_at_10 > 0.7
     assert verify_checkpoint(folder).saved_sides == ("query",)
     queries = [text.split("。")[1] for text in TEXTS[:100]]
@@ -42,18 +30,6 @@ def test_it_finds_documents_for_questions_of_their_words(learned) -> None:  # ty
     answers = client.query_batch_points("articles", [models.QueryRequest(query=v.tolist(), limit=10) for v in vectors])
     found = [number in {point.id for point in answer.points} for number, answer in enumerate(answers)]
     assert np.mean(found) > 0.7
-
-
-def test_its_contract_is_accepted_and_documents_are_refused(learned) -> None:  # type: ignore[no-untyped-def]
-    client, folder, _ = learned
-    model, collection = CareModel.load(folder), Collection(client, "articles")
-    assert collection.schema.made_by(model.fingerprint) == ""
-    check_contract(collection.schema, "", model.contract())
-    require_learned_from(collection, "")
-    with pytest.raises(
-        ModelError, match=r"encodes queries only: it was learned from vector '' of collection 'articles'"
-    ):
-        model.encode_document(["心痛"])
 
 
 @pytest.mark.timeout(400)
@@ -100,15 +76,6 @@ def test_wide_vectors_are_factorised(tmp_path: Path) -> None:
     report = learn(client, "articles", tmp_path / "queries", settings=replace(SETTINGS, width=64))
     assert report.registered and report.dim == 256
     assert CareModel.load(tmp_path / "queries").encode_query(["心痛，肝炎"]).shape == (1, 256)
-
-
-@pytest.fixture
-def copied(learned):  # type: ignore[no-untyped-def]
-    """A collection of its own with the contract of the learned one, and the folder of its encoder."""
-    client = QdrantClient(":memory:")
-    write_langchain(client, TEXTS, WordModel().encode(TEXTS))
-    Collection(client, "articles").write_learned("", Collection(learned[0], "articles").schema.learned[""])
-    return client, learned[1]
 
 
 def replace_probes(client: QdrantClient, share: float, vectors: np.ndarray, texts: list[str] | None = None) -> int:

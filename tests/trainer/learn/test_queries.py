@@ -10,15 +10,11 @@ from care_trainer.learn.quality import agreement
 from care_trainer.learn.queries import read_queries
 
 from care_qdrant.errors import InputError
-
-
-def write(path: Path, rows: list[dict[str, object]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
+from tests.tiny import write_jsonl
 
 
 def test_vectors_of_the_file_become_unit_rows(tmp_path: Path) -> None:
-    path = write(tmp_path / "log.jsonl", [{"text": "a", "vector": [3, 4]}, {"text": " ", "vector": [1, 0]}])
+    path = write_jsonl(tmp_path / "log.jsonl", [{"text": "a", "vector": [3, 4]}, {"text": " ", "vector": [1, 0]}])
     found = read_queries(path, 2)
     assert found.log is not None and found.log.texts == ["a"] and found.labelled is None
     np.testing.assert_allclose(found.log.vectors, [[0.6, 0.8]], atol=1e-6)
@@ -32,12 +28,12 @@ def test_labelled_questions_are_apart_from_those_that_are_trained_on(tmp_path: P
         {"text": "c", "relevant": ["y"]},
         {"text": "?", "relevant": ["y"]},
     ]
-    found = read_queries(write(tmp_path / "log.jsonl", rows), 2)
+    found = read_queries(write_jsonl(tmp_path / "log.jsonl", rows), 2)
     assert found.log is not None and found.log.texts == ["a"]
     assert found.labelled is not None and found.labelled.texts == ["b", "c"]
     assert found.labelled.relevant == [["x", "7"], ["y"]]
     assert found.labelled.vectors is None  # one has none
-    only_b = read_queries(write(tmp_path / "log.jsonl", rows[1:3]), 2)
+    only_b = read_queries(write_jsonl(tmp_path / "log.jsonl", rows[1:3]), 2)
     assert only_b.log is None and only_b.labelled is not None and only_b.labelled.vectors is not None
     np.testing.assert_allclose(only_b.labelled.vectors, [[0, 1]])
 
@@ -77,7 +73,7 @@ def test_a_line_that_cannot_be_used(tmp_path: Path, line: str, message: str) -> 
 def test_agreement_of_the_old_model_with_itself_is_complete(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     vectors = generator.normal(size=(20, 8)).astype(np.float32)
-    path = write(tmp_path / "log.jsonl", [{"text": f"q{n}", "vector": v.tolist()} for n, v in enumerate(vectors)])
+    path = write_jsonl(tmp_path / "log.jsonl", [{"text": f"q{n}", "vector": v.tolist()} for n, v in enumerate(vectors)])
     questions = read_queries(path, 8).log
     assert questions is not None
     documents = generator.normal(size=(200, 8)).astype(np.float32)

@@ -6,16 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from care_trainer.learn.learn import learn
-from care_trainer.learn.settings import LearnSettings
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import InputError, SchemaMismatch
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.types import Vectors
-from tests.trainer.learn.collections import WordModel, word_texts, write_langchain
-
-TEXTS = word_texts(600)
-SETTINGS = LearnSettings(vocabulary=200, batch=64, epochs=20, learning_rate=2e-2, seed=3)
+from tests.trainer.learn.collections import WordModel, write_langchain
+from tests.trainer.learn.conftest import SETTINGS, TEXTS
 
 
 def shuffled(dim: int) -> Vectors:

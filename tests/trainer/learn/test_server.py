@@ -23,9 +23,8 @@ from care_qdrant.qdrant.connection import open_client
 from care_qdrant.qdrant.retry import RetryPolicy
 from tests.standin import StandIn
 from tests.trainer.learn.collections import WordModel, word_texts, write_langchain
+from tests.trainer.learn.conftest import SETTINGS, TEXTS
 
-TEXTS = word_texts(600)
-SETTINGS = LearnSettings(vocabulary=200, batch=64, epochs=20, learning_rate=2e-2)
 POLICY = RetryPolicy(attempts=3, base_seconds=0.01, cap_seconds=0.02)
 
 

@@ -1,15 +1,12 @@
 """A learned query encoder searches a collection that another tool wrote, until its vectors are replaced."""
 
 import json
-from contextlib import nullcontext
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
 from care_benchmarks.cli import care_bench
 from care_trainer.learn.learn import learn
-from care_trainer.learn.settings import LearnSettings
 from click.testing import CliRunner
 from llama_index.core import VectorStoreIndex
 from llama_index.embeddings.care import CareEmbedding
@@ -21,28 +18,17 @@ from care_qdrant.index.attach import attach_vector
 from care_qdrant.index.verify import VerifySettings, verify_collection
 from care_qdrant.model.pair import CareModel
 from care_qdrant.search.retriever import Retriever
-from care_qdrant.serve.app import Service
-from care_qdrant.serve.settings import ServeSettings
 from tests.bench.conftest import CORPUS, QRELS, QUERIES, write_jsonl
 from tests.tiny import document_tower, medical_texts
-from tests.trainer.learn.collections import WordModel, word_texts, write_langchain
+from tests.trainer.learn.collections import WordModel, write_langchain
+from tests.trainer.learn.conftest import SETTINGS, TEXTS
 
-SETTINGS = LearnSettings(vocabulary=200, batch=64, epochs=20, learning_rate=2e-2)
-TEXTS = word_texts(600)
 QUESTIONS = [text[:11] for text in TEXTS[:50]]
 
 
-@pytest.fixture
-def learned(tmp_path: Path) -> tuple[QdrantClient, Path]:
-    client = QdrantClient(":memory:")
-    write_langchain(client, TEXTS, WordModel().encode(TEXTS))
-    learn(client, "articles", tmp_path / "queries", settings=SETTINGS)
-    return client, tmp_path / "queries"
-
-
 @pytest.mark.timeout(400)
-def test_the_retriever_and_llama_index_find_the_same(learned: tuple[QdrantClient, Path]) -> None:
-    client, folder = learned
+def test_the_retriever_and_llama_index_find_the_same(copied: tuple[QdrantClient, Path]) -> None:
+    client, folder = copied
     hits = Retriever(client, "articles", CareModel.load(folder)).search(QUESTIONS)
     assert np.mean([TEXTS[n] in {hit.text for hit in found} for n, found in enumerate(hits)]) > 0.7
     store = CareVectorStore(collection_name="articles", client=client)
@@ -56,25 +42,8 @@ def test_the_retriever_and_llama_index_find_the_same(learned: tuple[QdrantClient
 
 
 @pytest.mark.timeout(400)
-async def test_the_service_finds_what_the_retriever_finds(learned: tuple[QdrantClient, Path]) -> None:
-    client, folder = learned
-    model = CareModel.load(folder)
-    settings = ServeSettings(
-        load_models=lambda: [model], collections=("articles",), open_qdrant=lambda: nullcontext(client)
-    )
-    service = Service(settings, [model])
-    transport = httpx.ASGITransport(app=service.app, raise_app_exceptions=True)
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-        answer = (await http.post("/search", json={"query": QUESTIONS[0]})).json()
-    service.close()
-    [hits] = Retriever(client, "articles", model).search(QUESTIONS[:1])
-    assert [hit["document_id"] for hit in answer["hits"]] == [hit.document_id for hit in hits]
-    assert answer["fingerprint"] == model.fingerprint
-
-
-@pytest.mark.timeout(400)
-def test_attach_refuses_a_pair_that_encodes_queries_only(learned: tuple[QdrantClient, Path]) -> None:
-    client, folder = learned
+def test_attach_refuses_a_pair_that_encodes_queries_only(copied: tuple[QdrantClient, Path]) -> None:
+    client, folder = copied
     write_langchain(client, TEXTS[:20], WordModel().encode(TEXTS[:20]), name="others", vector_name="old")
     with pytest.raises(ModelError, match="encodes queries only: it was learned from vector"):
         attach_vector(client, "others", CareModel.load(folder))

@@ -46,34 +46,29 @@ def test_sorting_and_mini_batches_change_nothing(query_folder: Path) -> None:
         torch.testing.assert_close(our_gradients[name], gradient, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "objective",
-    [
-        lambda: InfoNce(0.05, learn=True, symmetric=True, margin=0.2),
-        lambda: Matryoshka(InfoNce(0.05), [32, 16]),
-    ],
-)
+CACHED: dict[str, tuple[str, Callable[[], torch.nn.Module]]] = {
+    "info-nce": ("query", lambda: InfoNce(0.05, learn=True, symmetric=True, margin=0.2)),
+    "matryoshka": ("query", lambda: Matryoshka(InfoNce(0.05), [32, 16])),
+    "both towers": ("both", lambda: InfoNce(0.05)),
+    "align": ("labels", lambda: AlignObjective(InfoNce(0.05))),
+}
+
+
+@pytest.mark.parametrize("case", CACHED)
 @pytest.mark.parametrize("limits", [{"mini_batch_size": 3}, {"mini_batch_tokens": 40}])
-def test_cached_is_uncached(
-    query_folder: Path, objective: Callable[[], torch.nn.Module], limits: dict[str, int]
-) -> None:
-    model = towers.load(query_folder).eval()
-    columns = _columns(model)
-    plain, plain_gradients = _gradients(EmbeddingLoss(model, objective(), **limits), columns)
-    cached, cached_gradients = _gradients(EmbeddingLoss(model, objective(), cached=True, **limits), columns)
+def test_cached_is_uncached(query_folder: Path, document_folder: Path, case: str, limits: dict[str, int]) -> None:
+    kind, objective = CACHED[case]
+    model = towers.load(query_folder)
+    model = (towers.pair(model, towers.load(document_folder)) if kind == "both" else model).eval()
+    columns = _columns(model, joined=kind == "both")
+    labels = torch.randn(10, 32).half() if kind == "labels" else None
+    columns = columns if labels is None else columns[:1]
+    plain, plain_gradients = _gradients(EmbeddingLoss(model, objective(), **limits), columns, labels)
+    cached, cached_gradients = _gradients(EmbeddingLoss(model, objective(), cached=True, **limits), columns, labels)
     assert cached == pytest.approx(plain, rel=1e-6)
     assert cached_gradients.keys() == plain_gradients.keys()
-    for name, gradient in plain_gradients.items():
-        torch.testing.assert_close(cached_gradients[name], gradient, rtol=1e-3, atol=1e-6)
-
-
-def test_cached_is_uncached_through_both_towers(query_folder: Path, document_folder: Path) -> None:
-    model = towers.pair(towers.load(query_folder), towers.load(document_folder)).eval()
-    columns = _columns(model, joined=True)
-    plain, plain_gradients = _gradients(EmbeddingLoss(model, InfoNce(0.05), mini_batch_size=4), columns)
-    cached, cached_gradients = _gradients(EmbeddingLoss(model, InfoNce(0.05), mini_batch_size=4, cached=True), columns)
-    assert cached == pytest.approx(plain, rel=1e-6)
-    assert {name.split(".")[3] for name in plain_gradients if "sub_modules" in name} == {"query", "document"}
+    sides = {name.split(".")[3] for name in plain_gradients if "sub_modules" in name}
+    assert sides == ({"query", "document"} if kind == "both" else set())
     for name, gradient in plain_gradients.items():
         torch.testing.assert_close(cached_gradients[name], gradient, rtol=1e-3, atol=1e-6)
 
@@ -103,19 +98,6 @@ def test_a_static_query_encoder_trains_beside_a_transformer(mixed: SentenceTrans
     assert {name.split(".")[3] for name in their_gradients if "sub_modules" in name} == {"query", "document"}
     for name, gradient in their_gradients.items():
         torch.testing.assert_close(our_gradients[name], gradient, rtol=1e-3, atol=1e-5)
-
-
-def test_align_with_labels_cached_is_uncached(query_folder: Path) -> None:
-    model = towers.load(query_folder).eval()
-    columns, labels = _columns(model)[:1], torch.randn(10, 32).half()
-    plain, plain_gradients = _gradients(
-        EmbeddingLoss(model, AlignObjective(InfoNce(0.05)), mini_batch_size=3), columns, labels
-    )
-    loss = EmbeddingLoss(model, AlignObjective(InfoNce(0.05)), mini_batch_size=3, cached=True)
-    cached, cached_gradients = _gradients(loss, columns, labels)
-    assert cached == pytest.approx(plain, rel=1e-6)
-    for name, gradient in plain_gradients.items():
-        torch.testing.assert_close(cached_gradients[name], gradient, rtol=1e-3, atol=1e-6)
 
 
 def test_hidden_tokens_are_neither_the_first_nor_the_last(document_folder: Path) -> None:

@@ -26,10 +26,15 @@ def _distinct_keys(count: int) -> list[torch.Tensor]:
     return [torch.arange(ROWS) + 100 * column for column in range(count)]
 
 
+def _unit(rows: np.ndarray | torch.Tensor) -> np.ndarray:
+    values = np.asarray(rows)
+    return values / np.linalg.norm(values, axis=1, keepdims=True)
+
+
 def _numpy_info_nce(
     columns: list[torch.Tensor], temperature: float, masked: set[tuple[int, int]] = frozenset()
 ) -> float:
-    unit = [column.numpy() / np.linalg.norm(column.numpy(), axis=1, keepdims=True) for column in columns]
+    unit = list(map(_unit, columns))
     scores = unit[0] @ np.concatenate(unit[1:]).T / temperature
     for row, candidate in masked:
         scores[row, candidate] = -np.inf
@@ -101,10 +106,7 @@ def test_align_is_equation_3_with_the_squared_norm_of_equation_2() -> None:
     found = AlignObjective(InfoNce(0.05), contrastive_weight=0.5, mse_weight=2.0)(
         Batch([student], [torch.arange(ROWS)], teacher.half())
     )
-    unit = [
-        value.numpy() / np.linalg.norm(value.numpy(), axis=1, keepdims=True)
-        for value in (student, teacher.half().float())
-    ]
+    unit = _unit(student), _unit(teacher.half().float())
     squared = ((unit[0] - unit[1]) ** 2).sum(axis=1).mean()
     expected = 0.5 * _numpy_info_nce([student, teacher.half().float()], 0.05) + 2.0 * squared
     assert found.item() == pytest.approx(float(expected), rel=1e-4)
@@ -121,9 +123,7 @@ def test_align_tells_a_text_apart_from_stored_vectors_of_others_too() -> None:
     rows = torch.randint(20, (12,)).numpy()
     torch.manual_seed(7)
     found = objective(Batch([student], [torch.arange(ROWS)], teacher))
-    unit = [
-        value / np.linalg.norm(value, axis=1, keepdims=True) for value in (student.numpy(), teacher.numpy(), stored)
-    ]
+    unit = list(map(_unit, (student, teacher, stored)))
     scores = unit[0] @ np.concatenate([unit[1], unit[2][rows]]).T / 0.05
     scores[0, ROWS:][keys[rows] == 0] = -np.inf
     expected = np.mean(np.log(np.exp(scores).sum(axis=1)) - np.diag(scores))
@@ -176,10 +176,7 @@ def test_distillation_covers_hard_negatives_and_leaves_repeated_positives_out() 
     student, teacher = _columns(4), _columns(4, seed=1)
     keys = _distinct_keys(4)
     keys[3][2] = keys[1][2]  # row 2 has one negative only, and repeats its positive
-    unit = [
-        [column.numpy() / np.linalg.norm(column.numpy(), axis=1, keepdims=True) for column in side]
-        for side in (student, teacher)
-    ]
+    unit = [list(map(_unit, side)) for side in (student, teacher)]
     total = 0.0
     for row in range(ROWS):
         kept = [at for at in range(3 * ROWS) if (row, at) != (2, 2 * ROWS + 2)]

@@ -1,5 +1,4 @@
 import math
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +20,7 @@ from care_trainer.models import towers
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 
-from tests.trainer.tiny_run import pairs, stage, tiny_run
+from tests.trainer.tiny_run import environment, pairs, stage, tiny_run
 
 
 def _texts() -> list[str]:
@@ -139,9 +138,8 @@ print((kib("VmHWM:") - before) // 1024)
 
 
 def _peak_mib(how: str) -> int:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", PEAK, how]
-    return int(subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout)
+    return int(subprocess.run(command, env=environment(), check=True, capture_output=True, text=True).stdout)
 
 
 @pytest.mark.slow

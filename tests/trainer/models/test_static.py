@@ -93,15 +93,10 @@ def test_a_folded_table_is_the_composed_one(mean_base: Run) -> None:
     static = _static(towers.load(Path(mean_base.output) / "base" / "document"))
     parts, column = Parts(static.tokenizer, compose=True), static.preprocess(TEXTS)
     table = static[0].embedding.weight.detach()
-    sums = torch.nn.functional.embedding_bag(
-        *_swapped(parts.expand(column["input_ids"], column["offsets"]), table), mode="sum"
-    )
+    ids, offsets = parts.expand(column["input_ids"], column["offsets"])
+    sums = torch.nn.functional.embedding_bag(ids, table, offsets, mode="sum")
     folded = torch.nn.functional.embedding_bag(column["input_ids"], parts.fold(table), column["offsets"], mode="sum")
     torch.testing.assert_close(sums, folded)
-
-
-def _swapped(columns: tuple[torch.Tensor, torch.Tensor], table: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return columns[0], table, columns[1]
 
 
 def test_a_static_start_needs_mean_pooling(document_folder: Path) -> None:

@@ -8,14 +8,14 @@ import torch
 from care_trainer.data.collators import TeacherCollator
 from care_trainer.losses.embedding import EmbeddingLoss
 from care_trainer.losses.objectives import AlignObjective, Batch, InfoNce
-from care_trainer.models import teacher, towers, vector_cache
+from care_trainer.models import teacher, towers
 from care_trainer.models.teacher import teacher_vectors
 from click.testing import CliRunner
 from sentence_transformers import SentenceTransformer
 
 from care_qdrant.cli import care
 from care_qdrant.errors import EncodingError, InputError
-from tests.encoders.test_server import EmbeddingServer
+from tests.encoders.embeddings_server import EmbeddingServer
 from tests.trainer.tiny_run import pairs
 
 TEXTS = [row["query"] for row in pairs()[:20]]
@@ -31,15 +31,13 @@ def _size(features: dict[str, torch.Tensor]) -> tuple[int, int]:
 class _Counting:
     """Loads the teacher, and counts the texts that it encodes."""
 
-    def __init__(self, folder: Path, stop_after: int | None = None) -> None:
-        self.folder, self.stop_after, self.encoded = folder, stop_after, 0
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.encoded = folder, 0
 
     def __call__(self) -> SentenceTransformer:
         model = towers.load(self.folder)
 
         def count(_: object, features: tuple[dict[str, torch.Tensor]]) -> None:
-            if self.stop_after is not None and self.encoded >= self.stop_after:
-                raise KeyboardInterrupt
             self.encoded += _size(features[0])[0]
 
         model.register_forward_pre_hook(count)
@@ -101,19 +99,6 @@ def test_a_teacher_reads_as_many_tokens_at_once_whatever_the_lengths(
     teacher_vectors(load, document_folder, [*TEXTS, *(text * 6 for text in TEXTS[:5])], tmp_path, dim=32)
     assert sum(texts for texts, _ in sizes) == 25 and max(tokens for _, tokens in sizes) <= 120
     assert len({texts for texts, _ in sizes if texts}) > 1, "short texts in batches of more"
-
-
-def test_an_interrupted_computation_goes_on(
-    document_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(vector_cache, "_PIECE_TEXTS", 8)
-    with pytest.raises(KeyboardInterrupt):
-        teacher_vectors(_Counting(document_folder, stop_after=16), document_folder, TEXTS, tmp_path, dim=32)
-    load = _Counting(document_folder)
-    found = teacher_vectors(load, document_folder, TEXTS, tmp_path, dim=32)
-    assert load.encoded == len(TEXTS) - 16
-    whole = teacher_vectors(_Counting(document_folder), document_folder, TEXTS, tmp_path / "whole", dim=32)
-    np.testing.assert_allclose(found, whole, atol=1e-3)
 
 
 def test_another_teacher_computes_anew_and_other_texts_of_the_same_do_not(

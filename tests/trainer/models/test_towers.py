@@ -78,15 +78,6 @@ def test_a_base_that_is_not_there_is_one_clear_error(base: Run, tmp_path: Path) 
         towers.build_query(str(tmp_path / "none"), base.query, 32)
 
 
-def test_a_reloaded_adapter_trains_again_and_the_slice_does_not(base: Run, tmp_path: Path) -> None:
-    document = towers.load(_lora_document(base, tmp_path / "document"))
-    adapters = [p for name, p in document.named_parameters() if "lora_" in name]
-    assert not any(p.requires_grad for p in adapters), "the trap: a reloaded adapter is frozen"
-    count = towers.make_trainable(document, side="document", lora=True)
-    assert count == sum(p.numel() for p in adapters) > 0
-    assert all(p.requires_grad == ("lora_" in name) for name, p in document.named_parameters())
-
-
 def test_without_adapters_all_but_slice_and_pooler_trains(query_folder: Path, document_folder: Path) -> None:
     document, query = towers.load(document_folder), towers.load(query_folder)
     towers.make_trainable(document, side="document", lora=False)
@@ -109,17 +100,6 @@ def test_a_joined_pair_routes_by_task_and_refuses_to_guess(query_folder: Path, d
     np.testing.assert_allclose(model.encode_document(TEXTS), document.encode_document(TEXTS), atol=1e-6)
     with pytest.raises(ValueError, match="route"):
         model.encode(TEXTS)
-
-
-@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks for it
-def test_adapters_are_merged_outside_the_reloaded_model(base: Run, tmp_path: Path) -> None:
-    folder = _lora_document(base, tmp_path / "document")
-    expected = towers.load(folder).encode_document(TEXTS)
-    assert not np.allclose(expected, towers.load(Path(base.output) / "base/document").encode_document(TEXTS), atol=1e-3)
-    towers.load_merged(folder).save_pretrained(str(tmp_path / "merged"), create_model_card=False)
-    assert not (tmp_path / "merged/adapter_config.json").exists()
-    found = SentenceTransformer(str(tmp_path / "merged")).encode_document(TEXTS)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks for it

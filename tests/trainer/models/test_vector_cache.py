@@ -23,13 +23,6 @@ def test_each_text_is_encoded_once_whoever_asks(tmp_path: Path, encoder: HashEnc
     np.testing.assert_array_equal(again[1], first[1])
 
 
-def test_another_encoder_has_its_own_vectors(tmp_path: Path, encoder: HashEncoder) -> None:
-    other = HashEncoder(dim=8, salt="other")
-    VectorCache(tmp_path, "a" * 64, 8).encode(TEXTS, encoder.encode)
-    found = VectorCache(tmp_path, "b" * 64, 8).encode(TEXTS, other.encode)
-    np.testing.assert_array_equal(found, other.encode(TEXTS).astype(np.float16))
-
-
 def test_nothing_is_locked_while_texts_are_encoded_and_the_first_vector_stays(
     tmp_path: Path, encoder: HashEncoder
 ) -> None:

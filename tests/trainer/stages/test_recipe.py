@@ -98,13 +98,6 @@ def test_a_cut_pair_is_scored_and_exported_by_dot_product(tmp_path: Path) -> Non
     assert record["evaluation"]["ndcg@10"] == pytest.approx(np.mean(gains), abs=1e-3)
 
 
-def test_another_geometry_is_another_run(tmp_path: Path) -> None:
-    tiny_run(tmp_path, stage("align"))
-    pipeline.run_stages(tiny_run(tmp_path, stage("align")))
-    with pytest.raises(InputError, match=r"out/base: was trained with other settings \(geometry\)"):
-        pipeline.run_stages(tiny_run(tmp_path, stage("align"), overrides=['geometry="cut"']), resume=True)
-
-
 def _whole(document: SentenceTransformer, texts: list[str]) -> np.ndarray:
     """Return the pooled vectors before they are normalised and cut."""
     features = document[1](document[0](document.preprocess(texts)))

@@ -12,13 +12,10 @@ from care_trainer.models import towers
 from care_trainer.stages.context import Context
 
 from care_qdrant.errors import InputError
+from tests.tiny import Killed
 from tests.trainer.tiny_run import pairs, stage, tiny_run
 
 TEXTS = [row["query"] for row in pairs()[:6]]
-
-
-class _Killed(Exception):
-    pass
 
 
 def _scored(monkeypatch: pytest.MonkeyPatch, scores: list[float]) -> None:
@@ -62,11 +59,11 @@ def test_killed_and_resumed_keeps_the_same_best(tmp_path: Path, monkeypatch: pyt
 
     def kill(what: str, step: int, steps: int, loss: float, tokens: int) -> None:
         if step == 5:
-            raise _Killed
+            raise Killed
 
     run = _run(tmp_path / "killed")
     _scored(monkeypatch, scores)
-    with pytest.raises(_Killed):
+    with pytest.raises(Killed):
         pipeline.run_stages(run, report=kill)
     _scored(monkeypatch, scores[4:])
     pipeline.run_stages(run, resume=True)
@@ -84,8 +81,5 @@ def test_the_score_is_that_of_the_pair_on_held_out_data(tmp_path: Path, kind: st
 
 
 def test_settings_that_could_score_nothing_are_refused(tmp_path: Path) -> None:
-    stages = stage("retromae", evaluate_steps=1), stage("joint", patience=1)
-    with pytest.raises(InputError) as caught:
-        tiny_run(tmp_path, *stages)
-    assert "stage.retromae.evaluate_steps: needs an [evaluation] and a stage that trains" in str(caught.value)
-    assert "stage.joint.patience: needs evaluate_steps" in str(caught.value)
+    with pytest.raises(InputError, match=r"evaluate_steps: needs an \[evaluation\] and a stage that trains"):
+        tiny_run(tmp_path, stage("retromae", evaluate_steps=1))

@@ -15,17 +15,16 @@ from care_trainer.models import towers
 from care_trainer.training.loop import Job, fit
 from datasets import Dataset
 
+from tests.tiny import Killed
 from tests.trainer.tiny_run import pairs, stage, tiny_run
 
 ROWS = pairs()[:16]
 
 
-class _Killed(Exception):
-    pass
-
-
-def _fit(query_folder: Path, folder: Path, *, negatives: int = 0, resume: bool = False, **options: Any) -> list[Any]:
-    """Train two epochs with drawn negatives and crops, and return what is reported of each step."""
+def _fit(
+    query_folder: Path, folder: Path, *, negatives: int = 0, epochs: int = 2, crop: float = 0.3, **options: Any
+) -> list[Any]:
+    """Train epochs with drawn negatives and crops, and return what is reported of each step."""
     model = towers.load(query_folder)
     towers.make_trainable(model, side="query", lora=False)
     documents = [row["positive"] for row in ROWS]
@@ -43,13 +42,12 @@ def _fit(query_folder: Path, folder: Path, *, negatives: int = 0, resume: bool =
         own(*step)
 
     job = Job(
-        stage=next(iter(tiny_run(folder, stage("supervised", batch_size=4, epochs=2, max_steps=None)).stage)),
+        stage=next(iter(tiny_run(folder, stage("supervised", batch_size=4, epochs=epochs, max_steps=None)).stage)),
         folder=folder / "stage",
         seed=0,
         checkpoint_minutes=0,
-        collator=PairCollator(0.3, preprocess_fn=model.preprocess, negatives=negatives),
+        collator=PairCollator(crop, preprocess_fn=model.preprocess, negatives=negatives),
         report=report,
-        resume=resume,
         **options,
     )
     fit(model, EmbeddingLoss(model, InfoNce(0.05), mini_batch_size=4), Dataset.from_dict(columns), job)
@@ -71,25 +69,10 @@ def test_the_progress_line_has_loss_tokens_a_second_memory_and_the_time_left(
 
 def test_the_tokens_of_an_epoch_are_those_of_its_texts(query_folder: Path, tmp_path: Path) -> None:
     model = towers.load(query_folder)
-    of_query, of_positive = (
-        [int(features["attention_mask"].sum()) for text in texts for features in [model.preprocess([text])]]
-        for texts in ([row["query"] for row in ROWS], [row["positive"] for row in ROWS])
-    )
-    model = towers.load(query_folder)
-    loss = EmbeddingLoss(model, InfoNce(0.05), mini_batch_size=4)
-    towers.make_trainable(model, side="query", lora=False)
-    seen: list[int] = []
-    job = Job(
-        stage=next(iter(tiny_run(tmp_path, stage("supervised", batch_size=4, epochs=1, max_steps=None)).stage)),
-        folder=tmp_path / "stage",
-        seed=0,
-        checkpoint_minutes=60,
-        collator=PairCollator(preprocess_fn=model.preprocess),
-        report=lambda step, steps, value, tokens: seen.append(tokens),
-    )
-    rows = Dataset.from_list([{"query": row["query"], "positive": row["positive"]} for row in ROWS])
-    fit(model, loss, rows, job)
-    assert len(seen) == 4 and sum(seen) == sum(of_query) + sum(of_positive)
+    texts = [row[side] for row in ROWS for side in ("query", "positive")]
+    expected = sum(int(model.preprocess([text])["attention_mask"].sum()) for text in texts)
+    tokens = [step[-1] for step in _fit(query_folder, tmp_path, epochs=1, crop=0.0)]
+    assert len(tokens) == 4 and sum(tokens) == expected
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
@@ -101,9 +84,9 @@ def test_dataloader_workers_make_the_same_batches_also_after_a_kill(query_folder
 
     def kill(step: int, *_: Any) -> None:
         if step == 6:
-            raise _Killed
+            raise Killed
 
-    with pytest.raises(_Killed):
+    with pytest.raises(Killed):
         _fit(query_folder, tmp_path / "killed", negatives=2, workers=2, report=kill)
     resumed = _fit(query_folder, tmp_path / "killed", negatives=2, workers=2, resume=True)
     assert resumed == alone[5:]
@@ -115,11 +98,11 @@ def test_tf32_is_set_while_a_stage_trains_and_restored(query_folder: Path, tmp_p
 
     def stop(*_: Any) -> None:
         found.append(torch.get_float32_matmul_precision())
-        raise _Killed
+        raise Killed
 
     torch.set_float32_matmul_precision("medium")
     try:
-        with pytest.raises(_Killed):
+        with pytest.raises(Killed):
             _fit(query_folder, tmp_path, tf32=tf32, report=stop)
         assert torch.get_float32_matmul_precision() == "medium", "the caller's own"
     finally:
