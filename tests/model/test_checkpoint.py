@@ -1,6 +1,7 @@
 """The CARE folder: what it promises to stock sentence-transformers, and what it refuses."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -108,24 +109,21 @@ def test_an_added_file_is_found(copy: Path) -> None:
         verify_checkpoint(copy)
 
 
-def test_a_newer_format_is_refused(copy: Path) -> None:
-    _edit_card(copy, format=99)
-    with pytest.raises(NewerFormat, match="format 99"):
-        read_card(copy)
-
-
-def test_an_edited_prompt_is_found(copy: Path) -> None:
+@pytest.mark.parametrize(
+    ("edit", "error", "message"),
+    [
+        (lambda card: card.update(format=99), NewerFormat, "format 99"),
+        (lambda card: card["query"].update(prompt="问题："), AlteredModel, "fingerprint"),
+        (lambda card: card.pop("dim"), IncompleteModel, "dim"),
+    ],
+)
+def test_a_card_that_was_edited_is_refused(
+    copy: Path, edit: Callable[[dict[str, Any]], object], error: type[ModelError], message: str
+) -> None:
     card = json.loads((copy / CARD_FILE).read_text())
-    _edit_card(copy, query={**card["query"], "prompt": "问题："})
-    with pytest.raises(AlteredModel, match="fingerprint"):
-        read_card(copy)
-
-
-def test_a_card_without_a_field_is_incomplete(copy: Path) -> None:
-    card = json.loads((copy / CARD_FILE).read_text())
-    del card["dim"]
+    edit(card)
     (copy / CARD_FILE).write_text(json.dumps(card))
-    with pytest.raises(IncompleteModel, match="dim"):
+    with pytest.raises(error, match=message):
         read_card(copy)
 
 
@@ -159,8 +157,3 @@ def test_the_fingerprint_is_of_the_weights_and_not_of_the_name(pair_folder: Path
     other = tiny.care_folder(tmp_path / "other", seed=7)
     assert same.fingerprint == read_card(pair_folder).fingerprint
     assert read_card(other).fingerprint != same.fingerprint
-
-
-def _edit_card(folder: Path, **changes: object) -> None:
-    card = json.loads((folder / CARD_FILE).read_text())
-    (folder / CARD_FILE).write_text(json.dumps({**card, **changes}))

@@ -9,7 +9,6 @@ import pytest
 from qdrant_client import QdrantClient
 
 from care_qdrant.serve.app import Service
-from care_qdrant.serve.refusal import Refusal
 from tests.serve.conftest import asked, pair
 from tests.tiny import HashEncoder, medical_texts
 
@@ -205,9 +204,3 @@ async def test_a_request_whose_client_leaves_leaves_the_queue(
     await running
     await served.encode(["三"], "query")
     assert gated.runs == [["一"], ["三"]]
-
-
-def test_a_refusal_of_each_status_names_what_to_do() -> None:
-    assert Refusal(429, "queue_full", "full").headers() == {"retry-after": "1"}
-    assert "www-authenticate" in Refusal(401, "unauthorized", "no").headers()
-    assert Refusal(400, "invalid_request", "no").headers() == {}

@@ -5,7 +5,9 @@ from collections.abc import Iterator
 import pytest
 from qdrant_client import QdrantClient
 
+from care_qdrant.index.attach import attach_vector
 from care_qdrant.qdrant.connection import open_client
+from tests.index.attach.collections import NAME, fill
 from tests.standin import StandIn
 from tests.tiny import HashModel
 
@@ -13,6 +15,14 @@ from tests.tiny import HashModel
 @pytest.fixture
 def model() -> HashModel:
     return HashModel(name="care")
+
+
+@pytest.fixture
+def attached(qdrant: QdrantClient, model: HashModel) -> QdrantClient:
+    """A database of each kind with a collection that has our vector beside the users' own."""
+    fill(qdrant, "named", "plain")
+    attach_vector(qdrant, NAME, model)
+    return qdrant
 
 
 @pytest.fixture

@@ -18,32 +18,28 @@ from tests.tiny import BusyEncoder, HashEncoder, HashModel, medical_texts
 IMPATIENT = RetryPolicy(attempts=4, base_seconds=0.01, cap_seconds=0.05)
 
 
-def test_second_run_encodes_nothing_and_reads_no_model(qdrant: QdrantClient, model: HashModel) -> None:
-    fill(qdrant, "named", "plain")
-    attach_vector(qdrant, NAME, model)
-    before, again = contents(qdrant), HashModel(name="care")
-    report = attach_vector(qdrant, NAME, again)
+def test_second_run_encodes_nothing_and_reads_no_model(attached: QdrantClient) -> None:
+    before, again = contents(attached), HashModel(name="care")
+    report = attach_vector(attached, NAME, again)
     assert (report.encoded, report.unchanged, report.covered) == (0, 40, 40)
     assert again.document_encoder_reads == 0
-    assert contents(qdrant) == before
+    assert contents(attached) == before
 
 
-def test_edited_new_and_deleted_points_and_lost_vectors_are_followed(qdrant: QdrantClient, model: HashModel) -> None:
-    fill(qdrant, "named", "plain")
-    attach_vector(qdrant, NAME, model)
-    qdrant.set_payload(NAME, {"text": "改过的段落"}, points=[1], wait=True)
-    qdrant.upsert(NAME, [point("named", "plain", 41, "新的段落")], wait=True)
-    qdrant.upsert(NAME, [point("named", "plain", 3, "替换的段落")], wait=True)
-    qdrant.delete(NAME, [5], wait=True)
-    qdrant.delete_vectors(NAME, ["care"], [7], wait=True)
-    qdrant.set_payload(NAME, {"dept": "外科"}, points=[9], wait=True)
+def test_edited_new_and_deleted_points_and_lost_vectors_are_followed(attached: QdrantClient, model: HashModel) -> None:
+    attached.set_payload(NAME, {"text": "改过的段落"}, points=[1], wait=True)
+    attached.upsert(NAME, [point("named", "plain", 41, "新的段落")], wait=True)
+    attached.upsert(NAME, [point("named", "plain", 3, "替换的段落")], wait=True)
+    attached.delete(NAME, [5], wait=True)
+    attached.delete_vectors(NAME, ["care"], [7], wait=True)
+    attached.set_payload(NAME, {"dept": "外科"}, points=[9], wait=True)
     again = HashModel(name="care")
-    report = attach_vector(qdrant, NAME, again)
+    report = attach_vector(attached, NAME, again)
     assert sorted(again.document_encoder.encoded) == sorted(
         ["改过的段落", "新的段落", "替换的段落", medical_texts(40)[7]]
     )
     assert (report.points, report.covered, report.unchanged) == (40, 40, 36)
-    assert Retriever(qdrant, NAME, model).search(["改过的段落"], top_k=1)[0][0].point_id == "1"
+    assert Retriever(attached, NAME, model).search(["改过的段落"], top_k=1)[0][0].point_id == "1"
 
 
 def test_points_without_text_are_counted_and_left_alone(qdrant: QdrantClient, model: HashModel) -> None:

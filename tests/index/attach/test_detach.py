@@ -68,12 +68,10 @@ def test_what_ingestion_made_is_not_detached(qdrant: QdrantClient, model: HashMo
     assert contents(qdrant) == before
 
 
-def test_the_only_vector_is_not_removed(qdrant: QdrantClient, model: HashModel) -> None:
-    fill(qdrant, "named", "plain")
-    attach_vector(qdrant, NAME, model)
-    qdrant.delete_vector_name(NAME, "old")
+def test_the_only_vector_is_not_removed(attached: QdrantClient) -> None:
+    attached.delete_vector_name(NAME, "old")
     with pytest.raises(InputError, match="is the only one"):
-        detach_vector(qdrant, NAME)
+        detach_vector(attached, NAME)
 
 
 def test_nothing_attached_says_so(qdrant: QdrantClient) -> None:

@@ -28,11 +28,9 @@ def test_a_healthy_collection(qdrant: QdrantClient, model: HashModel) -> None:
     assert model.document_encoder_reads == 0
 
 
-def test_coverage_of_a_vector_that_is_there(qdrant: QdrantClient, model: HashModel) -> None:
-    fill(qdrant, "named", "plain")
-    attach_vector(qdrant, NAME, model)
-    qdrant.upsert(NAME, [point("named", "plain", 41, "新的")], wait=True)
-    found = diagnose(qdrant, NAME, model)
+def test_coverage_of_a_vector_that_is_there(attached: QdrantClient, model: HashModel) -> None:
+    attached.upsert(NAME, [point("named", "plain", 41, "新的")], wait=True)
+    found = diagnose(attached, NAME, model)
     [care] = [vector for vector in found.summary.vectors if vector.name == "care"]
     assert (care.made_by, care.fingerprint, care.points) == ("care", model.fingerprint, 40)
     assert found.points_to_encode == 1

@@ -99,17 +99,15 @@ def test_a_vector_of_an_ingestion_that_lost_its_contract_is_not_taken_for_an_att
     assert ingest(rows, model, qdrant, NAME).unchanged == 9
 
 
-def test_a_vector_with_few_hashes_is_not_adopted(qdrant: QdrantClient, model: HashModel) -> None:
+def test_a_vector_with_few_hashes_is_not_adopted(attached: QdrantClient, model: HashModel) -> None:
     """Those of the others could be of anything."""
-    fill(qdrant, "named", "plain")
-    attach_vector(qdrant, NAME, model)
-    collection = Collection(qdrant, NAME)
+    collection = Collection(attached, NAME)
     collection.write_contract("care", None)
-    collection.delete_payload_key([each for each in contents(qdrant) if each not in (1, 3, 5)], "_care")
-    before = contents(qdrant)
+    collection.delete_payload_key([each for each in contents(attached) if each not in (1, 3, 5)], "_care")
+    before = contents(attached)
     with pytest.raises(ContractError, match="carries no fingerprint"):
-        attach_vector(qdrant, NAME, model)
-    assert contents(qdrant) == before
+        attach_vector(attached, NAME, model)
+    assert contents(attached) == before
 
 
 @pytest.mark.parametrize("theirs", ["intensive", {"level": 3}, ["a"], {"vectors": "x"}, None], ids=str)

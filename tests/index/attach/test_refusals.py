@@ -14,14 +14,12 @@ from tests.standin import StandIn
 from tests.tiny import HashModel
 
 
-def test_another_model_under_this_name(qdrant: QdrantClient, model: HashModel) -> None:
-    fill(qdrant, "named", "plain")
-    attach_vector(qdrant, NAME, model)
-    before = contents(qdrant)
+def test_another_model_under_this_name(attached: QdrantClient) -> None:
+    before = contents(attached)
     other = HashModel(name="care", salt="other")
     with pytest.raises(FingerprintMismatch, match="was made by care"):
-        attach_vector(qdrant, NAME, other)
-    assert contents(qdrant) == before
+        attach_vector(attached, NAME, other)
+    assert contents(attached) == before
     assert other.document_encoder_reads == 0
 
 

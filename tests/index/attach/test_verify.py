@@ -6,15 +6,8 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.errors import FingerprintMismatch, InputError
 from care_qdrant.index.attach import attach_vector
 from care_qdrant.index.verify import VerifyReport, VerifySettings, verify_collection
-from tests.index.attach.collections import NAME, contents, fill, point
+from tests.index.attach.collections import NAME, contents, point
 from tests.tiny import HashModel
-
-
-@pytest.fixture
-def attached(qdrant: QdrantClient, model: HashModel) -> QdrantClient:
-    fill(qdrant, "named", "plain")
-    attach_vector(qdrant, NAME, model)
-    return qdrant
 
 
 def _verify(client: QdrantClient, **settings: float) -> VerifyReport:
@@ -108,10 +101,8 @@ def test_a_collection_without_points(attached: QdrantClient) -> None:
         verify_collection(attached, NAME, HashModel(name="care", salt="other"))
 
 
-def test_an_attach_that_has_not_begun_its_points(qdrant: QdrantClient, model: HashModel) -> None:
-    fill(qdrant, "named", "plain")
-    attach_vector(qdrant, NAME, model)
-    qdrant.delete_payload(NAME, ["_care"], models.Filter(must=[]), wait=True)
-    report = _verify(qdrant)
+def test_an_attach_that_has_not_begun_its_points(attached: QdrantClient) -> None:
+    attached.delete_payload(NAME, ["_care"], models.Filter(must=[]), wait=True)
+    report = _verify(attached)
     assert (report.sampled, report.without_vector, report.lowest_cosine) == (0, 40, None)
     assert report.problems

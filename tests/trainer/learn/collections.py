@@ -1,7 +1,7 @@
 """Collections as other tools write them, with the vectors of a made-up model that reads words."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from qdrant_client import QdrantClient, models
@@ -48,15 +48,25 @@ def write_langchain(
     """Write points in LangChain's layout: no metadata of ours, no contract."""
     params = models.VectorParams(size=vectors.shape[1], distance=distance)
     client.create_collection(name, {vector_name: params} if vector_name else params)
-    client.upload_points(
-        name,
-        [
-            models.PointStruct(
-                id=number,
-                vector={vector_name: vector.tolist()} if vector_name else vector.tolist(),
-                payload={"page_content": text, "metadata": {"source": f"{number}.txt"}},
-            )
-            for number, (text, vector) in enumerate(zip(texts, vectors, strict=True))
-        ],
-        wait=True,
-    )
+    add_points(client, range(len(texts)), texts, vectors, name=name, vector_name=vector_name)
+
+
+def add_points(
+    client: QdrantClient,
+    numbers: Iterable[int],
+    texts: Sequence[str],
+    vectors: Vectors,
+    *,
+    name: str = "articles",
+    vector_name: str = "",
+) -> None:
+    """Write points of such a collection, all at once."""
+    points = [
+        models.PointStruct(
+            id=number,
+            vector={vector_name: vector.tolist()} if vector_name else vector.tolist(),
+            payload={"page_content": text, "metadata": {"source": f"{number}.txt"}},
+        )
+        for number, text, vector in zip(numbers, texts, vectors, strict=True)
+    ]
+    client.upsert(name, points, wait=True)

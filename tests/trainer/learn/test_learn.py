@@ -15,7 +15,7 @@ from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.contract_checks import check_contract, require_learned_from
 from care_qdrant.search.retriever import Retriever
-from tests.trainer.learn.collections import WordModel, word_texts, write_langchain
+from tests.trainer.learn.collections import WordModel, add_points, word_texts, write_langchain
 from tests.trainer.learn.conftest import SETTINGS, TEXTS
 
 
@@ -82,12 +82,8 @@ def replace_probes(client: QdrantClient, share: float, vectors: np.ndarray, text
     """Write a share of the sampled points again, and return how many."""
     ids = [int(key) for key in Collection(client, "articles").schema.learned[""].probes]
     chosen = ids[: round(share * len(ids))]
-    points = [
-        models.PointStruct(id=n, vector=vectors[n].tolist(), payload={"page_content": (texts or TEXTS)[n]})
-        for n in chosen
-    ]
-    client.upsert("articles", points)
-    return len(points)
+    add_points(client, chosen, [(texts or TEXTS)[n] for n in chosen], vectors[chosen])
+    return len(chosen)
 
 
 def test_a_tenth_of_foreign_vectors_is_said_and_a_third_is_refused(copied, caplog) -> None:  # type: ignore[no-untyped-def]
@@ -119,12 +115,7 @@ def test_an_update_follows_new_documents(tmp_path: Path) -> None:
     client, folder, settings = QdrantClient(":memory:"), tmp_path / "queries", replace(UPDATE, batch=64, seed=3)
     write_langchain(client, TEXTS[:400], WordModel().encode(TEXTS[:400]))
     first = learn(client, "articles", folder, settings=SETTINGS)
-    new = WordModel().encode(TEXTS[400:])
-    points = [
-        models.PointStruct(id=400 + n, vector=vector.tolist(), payload={"page_content": TEXTS[400 + n], "metadata": {}})
-        for n, vector in enumerate(new)
-    ]
-    client.upsert("articles", points)
+    add_points(client, range(400, len(TEXTS)), TEXTS[400:], WordModel().encode(TEXTS[400:]))
     second = learn(client, "articles", folder, settings=settings, start=folder)
     assert first.new_documents is None
     assert second.new_documents is not None and second.new_documents.queries == 200

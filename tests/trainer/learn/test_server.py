@@ -22,7 +22,7 @@ from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.qdrant.retry import RetryPolicy
 from tests.standin import StandIn
-from tests.trainer.learn.collections import WordModel, word_texts, write_langchain
+from tests.trainer.learn.collections import WordModel, add_points, word_texts, write_langchain
 from tests.trainer.learn.conftest import SETTINGS, TEXTS
 
 POLICY = RetryPolicy(attempts=3, base_seconds=0.01, cap_seconds=0.02)
@@ -130,12 +130,8 @@ def test_a_watched_collection_is_learned_and_then_updated_until_a_signal(server:
 
 def add(client: QdrantClient, texts: Sequence[str], numbers: range) -> None:
     """Write further points of the same model, all at once."""
-    vectors = WordModel().encode([texts[number] for number in numbers])
-    points = [
-        models.PointStruct(id=number, vector=vector.tolist(), payload={"page_content": texts[number], "metadata": {}})
-        for number, vector in zip(numbers, vectors, strict=True)
-    ]
-    client.upsert("articles", points, wait=True)
+    chosen = [texts[number] for number in numbers]
+    add_points(client, numbers, chosen, WordModel().encode(chosen))
 
 
 def test_several_vectors_need_a_choice(tmp_path: Path) -> None:
