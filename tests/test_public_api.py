@@ -17,7 +17,9 @@ ON_TOP_OF_THE_CORE = ("trainer/care_trainer", "benchmarks/care_benchmarks", "ben
 
 SHARED = {"POLICY", "TorchEncoder", "Work", "read_part", "run_ahead", "usable_cores"} | {
     "check_adapter_vectors",
+    "duration",
     "keep_check_vectors",
+    "open_bar",
     "plain_vectors",
 }
 """What the trainer and care-data share with the core, and nobody else should build on."""
