@@ -38,7 +38,11 @@ class EngineClient:
         params = SimpleNamespace(vectors=vectors_config, sparse_vectors=sparse_vectors_config, sharding_method=None)
         self._name = name
         self._config = SimpleNamespace(
-            params=params, metadata=dict(metadata or {}), strict_mode_config=None, quantization_config=None
+            params=params,
+            metadata=dict(metadata or {}),
+            strict_mode_config=None,
+            quantization_config=None,
+            optimizer_config=None,
         )
         named = isinstance(vectors_config, dict)
         dense = {key: _params(value) for key, value in vectors_config.items()} if named else _params(vectors_config)
