@@ -57,7 +57,7 @@ def run(
     loaded = [load_task(task) for task in tasks]
     outcomes = []
     for system in systems:
-        logger.info("%s: %d tasks", system.name, len(loaded))
+        logger.info("%s: tasks: %d", system.name, len(loaded))
         search = QdrantSearch(system, client, through=settings.through, progress=progress)
         outcomes.append(evaluate(search, loaded, output))
     infos = [_describe(task) for task in loaded]

@@ -1,6 +1,5 @@
 """``care attach``: add a model's vector beside those that a collection has."""
 
-import logging
 import sys
 import threading
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
+from care_qdrant.console.logs import bars_cleared
 from care_qdrant.console.options import (
     LoadModel,
     Target,
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from care_qdrant.index.by_copy import CopyPlan
     from care_qdrant.index.preflight import Preflight
     from care_qdrant.qdrant.retry import RetryPolicy
-
-logger = logging.getLogger(__name__)
 
 
 @click.command(
@@ -162,12 +160,14 @@ def _warn(report: "AttachReport") -> None:
 
 
 def _tell(preflight: "Preflight") -> None:
-    if preflight.layout is not None:
-        logger.info("%s payloads: %s", preflight.layout.tool, preflight.layout.evidence)
-    for notice in preflight.notices:
-        logger.warning("note: %s", notice)
+    with bars_cleared():
+        if preflight.layout is not None:
+            click.echo(f"{preflight.layout.tool} payloads: {preflight.layout.evidence}", err=True)
+        for notice in preflight.notices:
+            click.echo(f"note: {notice}", err=True)
 
 
 def _tell_plan(plan: "CopyPlan") -> None:
-    for line in plan.lines():
-        logger.warning("plan: %s", line)
+    with bars_cleared():
+        for line in plan.lines():
+            click.echo(f"plan: {line}", err=True)

@@ -177,12 +177,24 @@ def add_term_weights(folder: Path, weights: "TermWeights", gate: Mapping[str, An
         weights: Of the terms.
         gate: What they gained, for the card.
     """
-    card = read_card(folder)
     building = folder / f".{TERM_WEIGHTS}"  # ends in .npz, or numpy would add that
     weights.save(building)
+    return _enter_term_weights(folder, building, gate)
+
+
+def copy_term_weights(source: Path, folder: Path) -> Card | None:
+    """Give a CARE folder the weights of another one; None where that is no CARE folder, or has none."""
+    card = read_card(source) if (source / CARD_FILE).is_file() else None
+    if card is None or card.term_weights is None or (file := verified_term_weights(source, card)) is None:
+        return None
+    building = Path(shutil.copyfile(file, folder / f".{TERM_WEIGHTS}"))
+    return _enter_term_weights(folder, building, card.term_weights.gate)
+
+
+def _enter_term_weights(folder: Path, building: Path, gate: Mapping[str, Any]) -> Card:
     entry = FileEntry(sha256(building), building.stat().st_size)
     building.replace(folder / TERM_WEIGHTS)
-    card = replace(card, term_weights=TermWeightsEntry(entry, dict(gate)))
+    card = replace(read_card(folder), term_weights=TermWeightsEntry(entry, dict(gate)))
     card.save(folder)
     return card
 

@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformer
 from care_qdrant.encoders import bm25
 from care_qdrant.errors import AlteredModel, IncompleteModel, ModelError
 from care_qdrant.model.card import TERM_WEIGHTS
-from care_qdrant.model.folder import add_term_weights, verify_checkpoint
+from care_qdrant.model.folder import add_term_weights, copy_term_weights, verify_checkpoint
 from care_qdrant.model.importing import join_encoders
 from care_qdrant.model.pair import CareModel
 from tests import tiny
@@ -109,6 +109,9 @@ def test_weights_of_query_terms_come_with_the_pair_and_leave_its_fingerprint(pai
     found = CareModel.load(folder).query_terms("什么病")
     assert found.values == pytest.approx(tiny.TERM_WEIGHTS.query_vector("什么病").values, abs=1e-3)
     assert min(found.values) < 1
+    other = Path(shutil.copytree(pair_folder, tmp_path / "other"))
+    assert copy_term_weights(pair_folder, other) is None and copy_term_weights(pair_folder / "query", other) is None
+    assert copy_term_weights(folder, other) == verify_checkpoint(other) == card
 
 
 def test_other_weights_of_query_terms_are_refused(pair_folder: Path, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import click
 from care_qdrant.console.groups import Program
 from care_qdrant.console.options import Target, model_options, target_options
 from care_qdrant.errors import InputError
-from care_qdrant.model.card import TERM_WEIGHTS
 from care_trainer.cli.run import load, set_option
 
 if TYPE_CHECKING:
@@ -137,4 +136,4 @@ def terms(folder: Path, pairs: str, overrides: tuple[str, ...]) -> None:
         f"BM25 on {gate.held_out:,} held-out pairs: nDCG@10 {gate.ndcg_at_10_bm25:.3f} without weights, "
         f"{gate.ndcg_at_10:.3f} with them, gain {gain.mean:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]"
     )
-    click.echo(f"nothing written: {folder} gains nothing" if card is None else f"written: {folder / TERM_WEIGHTS}")
+    click.echo(f"nothing written: {folder} gains nothing" if card is None else f"{folder}: hybrid searches use them")

@@ -13,11 +13,10 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 
-from care_qdrant.encoders.term_weights import TermWeights
 from care_qdrant.errors import InputError, TrainingError
-from care_qdrant.model.card import CARD_FILE, Card, OnnxFiles, read_card, verified_term_weights
+from care_qdrant.model.card import Card, OnnxFiles
 from care_qdrant.model.export_onnx import export_query_encoder
-from care_qdrant.model.folder import add_term_weights, write_checkpoint
+from care_qdrant.model.folder import copy_term_weights, write_checkpoint
 from care_qdrant.model.hub import BUILT_IN, find_folder
 from care_qdrant.model.rewrite import rewrite_weights
 from care_qdrant.types import Vectors
@@ -216,10 +215,7 @@ def _give_terms(run: Run, card: Card) -> Card:
     except InputError as error:
         logger.info("no weights of BM25 terms: %s", error)
     base = find_folder(BUILT_IN) if run.query.base == BUILT_IN else Path(run.query.base or folder)
-    before = read_card(base) if (base / CARD_FILE).is_file() else card
-    if before.term_weights is None or (file := verified_term_weights(base, before)) is None:
-        return card
-    return add_term_weights(folder, TermWeights.load(file), before.term_weights.gate)
+    return copy_term_weights(base, folder) or card
 
 
 def _register(

@@ -74,7 +74,7 @@ def paragraphs(report: LearnReport) -> list[str]:
     if report.graph is not None:
         lines.append(_graph(report.graph))
     if report.alpha is not None:
-        lines.append(f"**With BM25** (hybrid search), weight the dense score by alpha = {report.alpha:.3f}.")
+        lines.append(f"**With BM25**, hybrid searches weight the dense score by alpha = {report.alpha:.3f}.")
     lines.append(
         "**Not for** questions in a language that the texts are not in, "
         f"{'' if report.layers else 'meaning that depends on word order (negation, who did what to whom), '}"
