@@ -54,7 +54,7 @@ TRAINER_FLOORS: tuple[set[str], ...] = (
     {"models", "evaluation"},
     {"losses"},
     {"learn"},
-    {"training"},
+    {"training", "terms"},
     {"stages"},
     {"pipeline"},
     {"export"},
