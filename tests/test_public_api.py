@@ -23,6 +23,7 @@ SHARED = {"POLICY", "TermWeights", "TorchEncoder", "Work", "read_part", "run_ahe
     "keep_check_vectors",
     "open_bar",
     "plain_vectors",
+    "read_card",
 }
 """What the trainer and care-data share with the core, and nobody else should build on."""
 

@@ -89,6 +89,11 @@ def test_pairs_that_teach_nothing_leave_a_pair_as_it_is(tmp_path: Path, pair_cop
     assert (pair_copy / "care.json").read_bytes() == before
 
 
+def test_a_folder_that_is_no_pair_is_refused_before_anything_is_learned(tmp_path: Path) -> None:
+    result = CliRunner().invoke(care_train, ["terms", str(tmp_path), str(tmp_path / "none.jsonl")])
+    assert "not a CARE folder" in str(result.exception)
+
+
 def test_too_few_pairs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="150 pairs; expected at least 200"):
         learned(tmp_path, rows(150))

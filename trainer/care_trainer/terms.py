@@ -19,7 +19,7 @@ from scipy import sparse
 from care_qdrant.encoders import bm25
 from care_qdrant.encoders.term_weights import TermWeights
 from care_qdrant.errors import InputError
-from care_qdrant.model.card import Card
+from care_qdrant.model.card import Card, read_card
 from care_qdrant.model.folder import add_term_weights
 from care_trainer.config import Data
 from care_trainer.data.table import pair_rows, scored
@@ -93,6 +93,7 @@ def learn_terms(data: Data, root: Path, cache: Path, *, seed: int) -> tuple[Term
 
 def give_terms(folder: Path, data: Data, root: Path, cache: Path, *, seed: int) -> tuple[Card | None, TermGate]:
     """Give a pair the weights that a data set teaches, unless they gain nothing: then the card is None."""
+    read_card(folder)  # one that is no pair is said before the minute that follows
     weights, gate = learn_terms(data, root, cache, seed=seed)
     return (add_term_weights(folder, weights, asdict(gate)) if gate.passed else None), gate
 
