@@ -1,6 +1,6 @@
 """Tiny query encoders, exported once."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -8,11 +8,9 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 
-from care_qdrant.encoders import server as server_module
 from care_qdrant.model.card import OnnxFiles
 from care_qdrant.model.export_onnx import export_query_encoder
 from tests import tiny
-from tests.encoders.embeddings_server import EmbeddingServer
 
 Exported = Callable[[str], tuple[Path, OnnxFiles]]
 PROMPT = "查询："
@@ -42,15 +40,3 @@ def _roughen(folder: Path) -> None:
             else:
                 parameter.copy_(torch.randn_like(parameter) * 0.3)
     model.save_pretrained(str(folder), create_model_card=False)
-
-
-@pytest.fixture
-def server(pair_folder: Path) -> Iterator[EmbeddingServer]:
-    with EmbeddingServer.serving(pair_folder / "document") as server:
-        yield server
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait no longer for a server than a test needs."""
-    monkeypatch.setattr(server_module, "FIRST_DELAY_SECONDS", 0.01)

@@ -1,83 +1,64 @@
-"""An embeddings server on a real socket, with faults on demand."""
+"""A real embeddings server in a process of its own: the built-in pair behind OpenAI's wire, with faults on demand.
+
+``python -m tests.encoders.embeddings_server PORT [--other]``; ``--other`` serves other weights under the same name.
+``POST /fault`` with ``{"kind": …, "count": n}`` spoils the next n answers.
+"""
 
 import json
+import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
-from care_qdrant.encoders.torch import load_sentence_transformer
+from care_qdrant.model.pair import CareModel
 
-Fault = Callable[[list[list[int]]], tuple[int, Any] | None]
-DROPPED = -1
-"""Status of a server that is killed before it answers."""
+Rows = list[dict[str, Any]]
 
 
-class EmbeddingServer(ThreadingHTTPServer):
-    """Speaks OpenAI's protocol for the tower of a pair: full-width vectors, not normalised, rows in reverse order."""
-
-    daemon_threads = True
-
-    def __init__(self, tower: Path) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.model = load_sentence_transformer(tower, "cpu")
-        self.faults: list[Fault] = []
-        """One per request, taken from the front; None passes."""
-        self.requests: list[dict[str, Any]] = []
-        self.change: Callable[[np.ndarray], np.ndarray] = lambda vectors: vectors
-
-    @classmethod
-    @contextmanager
-    def serving(cls, tower: Path) -> Iterator[Self]:
-        """Answer on a thread during the block."""
-        server = cls(tower)
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}/v1"
-
-    def embed(self, inputs: list[list[int] | str]) -> list[dict[str, Any]]:
-        import torch
-
-        rows = []
-        for index, given in enumerate(inputs):
-            ids = self.model.tokenizer(given)["input_ids"] if isinstance(given, str) else given
-            features = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
-            with torch.inference_mode():
-                for module in list(self.model)[:2]:
-                    features = module(features)
-            vector = self.change(features["sentence_embedding"][0].numpy())
-            rows.append({"object": "embedding", "index": index, "embedding": vector.tolist()})
-        return rows[::-1]
+def _constant(rows: Rows, value: float, width: int | None = None) -> Rows:
+    return [row | {"embedding": [value] * (width or len(row["embedding"]))} for row in rows]
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: EmbeddingServer
+FAULTS: dict[str, Any] = {
+    "half": lambda rows: rows[: len(rows) // 2],
+    "nan": lambda rows: _constant(rows, float("nan")),
+    "zero": lambda rows: _constant(rows, 0.0),
+    "width": lambda rows: _constant(rows, 1.0, 7),
+}
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers one request after the other of a connection."""
+
+    protocol_version = "HTTP/1.1"
+    model: CareModel
+    turned: bool
+    faults: list[str]
+    lock = threading.Lock()
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.requests.append({"path": self.path, "key": self.headers.get("Authorization"), **body})
-        fault = self.server.faults.pop(0)(body["input"]) if self.server.faults else None
-        status, answer = fault or (200, {"data": self.server.embed(body["input"])})
-        if status == DROPPED:
-            self.connection.close()
-            return
+        if self.path == "/fault":
+            self.faults += [body["kind"]] * body["count"]
+            return self._answer(200, {})
+        with self.lock:
+            fault = self.faults.pop(0) if self.faults else ""
+        if fault == "429":
+            return self._answer(429, {})
+        if fault == "slow":
+            time.sleep(0.3)
+        vectors = self.model.encode_document(body["input"])
+        vectors = np.roll(vectors, 1, axis=1) if self.turned else vectors
+        rows = [{"index": index, "embedding": row.tolist()} for index, row in enumerate(vectors)]
+        return self._answer(200, {"data": FAULTS[fault](rows) if fault in FAULTS else rows})
+
+    def _answer(self, status: int, answer: dict[str, Any]) -> None:
         content = json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(content)))
-        self.send_header("Retry-After", "0")
         self.end_headers()
         self.wfile.write(content)
 
@@ -85,19 +66,12 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
 
-def _half(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return rows[: len(rows) // 2]
+def main() -> None:
+    """Serve until killed."""
+    Handler.model, Handler.turned, Handler.faults = CareModel.load(), "--other" in sys.argv, []
+    Handler.model.encode_document(["热"])
+    ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 
 
-def _all(value: float, width: int = 64) -> Callable[[list[dict[str, Any]]], list[dict[str, Any]]]:
-    return lambda rows: [row | {"embedding": [value] * width} for row in rows]
-
-
-UNUSABLE: dict[str, tuple[Callable[[list[dict[str, Any]]], list[dict[str, Any]]], str]] = {
-    "half a batch": (_half, "shape"),
-    "no rows": (lambda rows: [], "shape"),
-    "NaN": (_all(float("nan")), "not finite"),
-    "zero vectors": (_all(0.0), "no length"),
-    "another dimension": (_all(1.0, 7), "expected"),
-    "no embeddings": (lambda rows: [{"detail": "?"}], "no list of embeddings"),
-}
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,8 @@
 """The micro-batcher: nobody lost, nobody crossed, whatever happens to the neighbours."""
 
 import gc
+import multiprocessing
+import os
 import threading
 import weakref
 from collections.abc import Sequence
@@ -180,3 +182,24 @@ def test_a_forgotten_batcher_ends_its_thread() -> None:
     assert reference() is None
     worker.join(timeout=10)
     assert not worker.is_alive()
+
+
+def _in_child(batcher: MicroBatcher, pipe: "multiprocessing.connection.Connection") -> None:
+    pipe.send((batcher.encode("direct").tolist(), batcher.submit("queued").result().tolist()))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_child_encodes_with_its_own_worker() -> None:
+    encoder = GatedEncoder()
+    batcher = MicroBatcher(encoder)
+    batcher.submit("before").result()
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=_in_child, args=(batcher, theirs))
+    child.start()
+    assert ours.poll(30), "the child hangs"
+    assert ours.recv() == (encoder.expected("direct"), encoder.expected("queued"))
+    child.join()
+    assert child.exitcode == 0
+    assert batcher.submit("after").result().tolist() == encoder.expected("after")

@@ -1,5 +1,8 @@
 import json
+import os
 import shutil
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -35,7 +38,6 @@ def test_vectors_are_those_of_stock_sentence_transformers(exported: Exported, po
 
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, stock, atol=1e-5, rtol=0)
-    assert open_encoder(folder).encode([]).shape == (0, 32)
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
@@ -111,6 +113,10 @@ def test_counts_are_those_of_the_uncut_text(exported: Exported) -> None:
     assert max(counts) > 96
 
 
+def test_nothing_to_encode_gives_no_rows(exported: Exported) -> None:
+    assert open_encoder(exported("cls")[0]).encode([]).shape == (0, 32)
+
+
 def test_threads_get_their_own_vectors(exported: Exported) -> None:
     encoder = open_encoder(exported("cls")[0], INT8)
     texts = tiny.medical_texts(64)
@@ -122,17 +128,49 @@ def test_threads_get_their_own_vectors(exported: Exported) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", FP32])
-@pytest.mark.parametrize(("content", "error"), [(None, IncompleteModel), (b"not a model", ModelError)])
-def test_a_missing_or_broken_file_is_named(
-    exported: Exported, tmp_path: Path, name: str, content: bytes | None, error: type[ModelError]
-) -> None:
-    folder = shutil.copytree(exported("cls")[0], tmp_path / "query")
-    (folder / name).unlink()
-    if content is not None:
-        (folder / name).write_bytes(content)
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
+def test_a_forked_child_encodes(exported: Exported) -> None:
+    encoder = open_encoder(exported("cls")[0])
+    expected = encoder.encode(["咳嗽"])
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(writer, encoder.encode(["咳嗽"]).tobytes())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as stream:
+        found = np.frombuffer(stream.read(), dtype=np.float32)
+    os.waitpid(child, 0)
 
-    with pytest.raises(error, match=name):
+    np.testing.assert_array_equal(found, expected[0])
+
+
+def test_torch_is_not_imported(exported: Exported) -> None:
+    folder, _ = exported("cls")
+    program = (
+        "import sys; from pathlib import Path; from care_qdrant.encoders.onnx import OnnxEncoder\n"
+        f"OnnxEncoder(Path({str(folder)!r}), {INT8!r}, dim=32, max_tokens=48).encode(['咳嗽'])\n"
+        "sys.exit(bool({'torch', 'transformers', 'onnx'} & set(sys.modules)))"
+    )
+
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("missing", ["tokenizer.json", FP32])
+def test_a_missing_file_is_named(exported: Exported, tmp_path: Path, missing: str) -> None:
+    folder = shutil.copytree(exported("cls")[0], tmp_path / "query")
+    (folder / missing).unlink()
+
+    with pytest.raises(IncompleteModel, match=missing):
+        open_encoder(folder)
+
+
+@pytest.mark.parametrize("broken", ["tokenizer.json", FP32])
+def test_a_broken_file_is_named(exported: Exported, tmp_path: Path, broken: str) -> None:
+    folder = shutil.copytree(exported("cls")[0], tmp_path / "query")
+    (folder / broken).write_bytes(b"not a model")
+
+    with pytest.raises(ModelError, match=broken):
         open_encoder(folder)
 
 

@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 
 from care_qdrant.cli import care
 from care_qdrant.errors import EncodingError, InputError
-from tests.encoders.embeddings_server import EmbeddingServer
+from tests.encoders.test_server import EmbeddingServer
 from tests.trainer.tiny_run import pairs
 
 TEXTS = [row["query"] for row in pairs()[:20]]
