@@ -76,4 +76,4 @@ def test_a_hybrid_search_weighs_as_learning_recorded(tmp_path: Path) -> None:
     assert report.alpha is not None and abs(report.alpha - 0.4) > 0.02
     scores = [hit.score for hit in as_recorded]  # two searches of one float32 matrix may differ in the last bit
     assert [hit.score for hit in by_default] == pytest.approx(scores, rel=1e-6)
-    assert [hit.score for hit in by_default] != [hit.score for hit in otherwise]
+    assert by_default[0].score != pytest.approx(otherwise[0].score, rel=5e-3), "and not the default"
