@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import re
 import socket
 import subprocess
@@ -43,6 +44,26 @@ def test_the_demo_shows_the_right_document_among_the_first_three(question: str, 
     [hits] = Retriever(client, "sample", CareModel.load()).search([question], top_k=3)
     client.close()
     assert best & {hit.document_id for hit in hits}
+
+
+def test_a_person_is_told_when_perhaps_nothing_answers(folder: Path) -> None:
+    """The nearest text is always found; a program that reads JSON judges by itself."""
+
+    def said(question: str, *options: str) -> str:
+        command = (
+            f"import sys; from care_qdrant.cli import main; sys.argv[1:] = {['search', question, *options]!r}; main()"
+        )
+        own, theirs = pty.openpty()
+        done = subprocess.run(
+            [sys.executable, "-c", command], cwd=folder, stdout=theirs, stderr=subprocess.PIPE, text=True
+        )
+        os.close(theirs)
+        os.close(own)
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    assert "perhaps nothing here answers this" in said("今年世界杯谁赢了")
+    assert said(QUESTIONS[0]) == said("今年世界杯谁赢了", "--json") == said("今年世界杯", "--mode", "sparse") == ""
 
 
 def test_the_readme_s_code_runs_and_leaves_stderr_empty(folder: Path) -> None:

@@ -13,7 +13,7 @@ from care_qdrant.console.options import LoadModel, Target, fallback_option, json
 if TYPE_CHECKING:
     from care_qdrant.qdrant.collection import Collection
     from care_qdrant.search.fallback import Fallback
-    from care_qdrant.search.retriever import Mode
+    from care_qdrant.search.retriever import Mode, Retriever
     from care_qdrant.types import Hit
 
 _EXAMPLES = 3
@@ -101,6 +101,7 @@ def command(
         if (unfinished := schema.unfinished) is not None:
             click.echo(f"note: {unfinished}", err=True)
         conditions_filter = parse_filter(conditions, schema.payload_schema)
+        least = None
         for each in _prompted(Collection(client, collection)) if query is None else [query]:
             [hits] = retriever.search([each], top_k, conditions_filter)
             _refuse_without_effect(retriever.mode)
@@ -110,6 +111,21 @@ def command(
             if reason is not None:
                 raise InputError(f"--filter: {reason}")
             _show(each, collection, retriever.mode, hits, as_json)
+            if hits and sys.stdout.isatty() and not as_json and mode != "sparse" and open_fallback is None:
+                least = _floor(retriever, Collection(client, collection)) if least is None else least
+                if hits[0].score < least:
+                    click.echo(
+                        f"note: perhaps nothing here answers this: the best score is {hits[0].score:.2f}, and most "
+                        f"questions of {collection!r} reach {least:.2f}",
+                        err=True,
+                    )
+
+
+def _floor(retriever: "Retriever", collection: "Collection") -> float:
+    """Return the score that most of a collection's own questions reach; 0 where it has too few to tell."""
+    from care_qdrant.search.overview import floor, overview
+
+    return floor(retriever, overview(collection).questions) or 0.0
 
 
 def _prompted(collection: "Collection") -> Iterator[str]:
