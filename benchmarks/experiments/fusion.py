@@ -85,9 +85,9 @@ def measure(directory: Path, model: CareModel) -> HybridResult:
     queries, qrels = read_questions(files)
     runs: dict[str, dict[str, dict[str, float]]] = {}
     peaks = []
-    for query, cosine, lexical, terms in _scores(documents, queries, model):
+    for query, cosine, plain, lexical, terms in _scores(documents, queries, model):
         peaks.append(float(lexical.max()) * bm25_weight(terms) * BM25_SCALE)
-        for name, ranking in _rankings(cosine, lexical, terms).items():
+        for name, ranking in {"bm25": _best(plain), **_rankings(cosine, lexical, terms)}.items():
             runs.setdefault(name, {})[query] = {documents[n].id: score for n, score in ranking.items()}
     scored = {name: per_query(qrels, run) for name, run in runs.items()}
     ndcg = {name: list(scores["nDCG@10"].values()) for name, scores in scored.items()}
@@ -109,15 +109,15 @@ def measure(directory: Path, model: CareModel) -> HybridResult:
 
 def _scores(
     documents: Sequence[Document], queries: Mapping[str, str], model: CareModel
-) -> Iterator[tuple[str, Scores, Scores, list[float]]]:
-    """Yield for each query its cosine and its BM25 score with every document, and its term counts."""
+) -> Iterator[tuple[str, Scores, Scores, Scores, list[float]]]:
+    """Yield for each query its cosine, its BM25 and its weighted BM25 with every document, and the weights."""
     texts = [embedded_text(document.title, document.text) for document in documents]
     vectors = model.encode_document(texts)
     average = bm25.average_length(texts)
     matrix = Bm25Matrix([bm25.document_vector(text, average_length=average) for text in texts])
     for (query, text), vector in zip(queries.items(), model.encode_query(list(queries.values())), strict=True):
-        terms = bm25.query_vector(text)
-        yield query, (vectors @ vector).astype(np.float64), matrix.scores(terms)[0], terms.values
+        terms, plain = model.query_terms(text), matrix.scores(bm25.query_vector(text))[0]
+        yield query, (vectors @ vector).astype(np.float64), plain, matrix.scores(terms)[0], terms.values
 
 
 def _rankings(cosine: Scores, lexical: Scores, terms: list[float]) -> dict[str, dict[int, float]]:
@@ -125,7 +125,7 @@ def _rankings(cosine: Scores, lexical: Scores, terms: list[float]) -> dict[str, 
     dense, by_terms = _best(cosine), {n: score for n, score in _best(lexical).items() if score > 0}
     union = np.array([*(dense.keys() | by_terms.keys())])
     scaled = lexical * bm25_weight(terms)
-    rankings = {"dense": dense, "bm25": by_terms}
+    rankings = {"dense": dense, "bm25, weighted": by_terms}
     for alpha in ALPHAS:
         linear = (alpha * cosine + (1 - alpha) * scaled)[union]
         rankings[f"linear {alpha}"] = dict(zip(union.tolist(), linear.tolist(), strict=True))

@@ -96,7 +96,7 @@ def split_of(counted: Counted, split: str, work: Path) -> Searched:
         questions = model.encode_query([text for _, text, _ in task.queries])
         return Searched(split, task.queries, task.documents, questions @ model.encode_document(task.documents).T)
     table = joined(counted, VARIANTS[BASE], 0, work, split)
-    queries, documents = (unit(counts @ table) for counts in counted.scored)
+    queries, documents = (unit(counts @ table) for counts in counted.scored())
     return Searched(split, counted.task.queries, counted.task.documents, queries @ documents.T)
 
 

@@ -26,6 +26,7 @@ from care_benchmarks.lexical import Bm25Matrix
 from care_benchmarks.statistics import Comparison, Interval, compare_with_base, mean_interval
 from tokenizers import Tokenizer
 
+from benchmarks.experiments.learn_data import read_texts
 from benchmarks.experiments.token_tables_training import Csr, Table, counts_of, pieces_of, train_table, unit
 from benchmarks.perf.measured import output_option, save_measured
 from care_qdrant.encoders import bm25
@@ -46,6 +47,7 @@ MAX_QUERIES = 800
 VARIANTS: dict[str, tuple[Table, ...]] = {
     "one table": (Table(256),),
     "one table, temperature 0.05": (Table(256, temperature=0.05),),
+    **{f"from the beginning, half at {lead}": (Table(256, lead=lead),) for lead in (5, 8, 12, 20, 40, 80)},
     "one cut, four seeds": tuple(Table(192, seed=seed) for seed in (0, 100, 200, 300)),
     "two cuts": (Table(192), Table(192, merges=1500)),
     "three cuts": (Table(192), Table(192, merges=1500), Table(192, merges=0)),
@@ -127,17 +129,15 @@ class Counted:
     task: Task
     tokenizer: Tokenizer
 
-    @cached_property
-    def pairs(self) -> tuple[Csr, Csr]:
-        """Queries and answers to train on; read where a table is not in the work folder."""
+    def pairs(self, lead: int | None) -> tuple[Csr, Csr]:
+        """Return queries and answers to train on."""
         queries, answers = ([row[side] for row in self.task.pairs] for side in ("query", "positive"))
-        return counts_of(self.tokenizer, queries), counts_of(self.tokenizer, answers)
+        return counts_of(self.tokenizer, queries), counts_of(self.tokenizer, answers, lead)
 
-    @cached_property
-    def scored(self) -> tuple[Csr, Csr]:
-        """Questions and documents to score."""
+    def scored(self, lead: int | None = None) -> tuple[Csr, Csr]:
+        """Return questions and documents to score."""
         queries = [text for _, text, _ in self.task.queries]
-        return counts_of(self.tokenizer, queries), counts_of(self.tokenizer, self.task.documents)
+        return counts_of(self.tokenizer, queries), counts_of(self.tokenizer, self.task.documents, lead)
 
     @cached_property
     def lexical(self) -> Vectors:
@@ -157,11 +157,13 @@ def _lexical(task: Task) -> Vectors:
 
 def table_of(counted: Counted, table: Table, seed: int, work: Path, split: str) -> Vectors:
     """Return a trained table whose rows are whole tokens, (tokens, width), from the work folder if it is there."""
-    path = work / f"{split}-{table.width}-{table.merges}-{table.temperature}-{table.seed + seed}.npy"
+    lead = "" if table.lead is None else f"-lead-{table.lead}"
+    path = work / f"{split}-{table.width}-{table.merges}-{table.temperature}-{table.seed + seed}{lead}.npy"
     if path.is_file():
         return np.asarray(np.load(path))
     pieces = pieces_of(counted.tokenizer, table.merges)
-    queries, documents = (counts @ pieces for counts in counted.pairs)
+    whole_tokens = counted.pairs(table.lead)
+    queries, documents = (counts @ pieces for counts in whole_tokens)
     rows = counted.task.pairs
     weights = np.array([WEIGHTS.get(row["source"], 1.0) for row in rows])
     trained = train_table(
@@ -176,7 +178,7 @@ def table_of(counted: Counted, table: Table, seed: int, work: Path, split: str) 
     )
     whole = np.asarray(pieces @ trained, dtype=np.float32)
     # Every table counts the same in the cosine of the whole.
-    whole /= np.linalg.norm(counted.pairs[1][:: max(1, len(rows) // 5000)] @ whole, axis=1).mean()
+    whole /= np.linalg.norm(whole_tokens[1][:: max(1, len(rows) // 5000)] @ whole, axis=1).mean()
     work.mkdir(parents=True, exist_ok=True)
     np.save(path, whole)
     return whole
@@ -218,18 +220,31 @@ class Row:
     fused_against_base: Comparison | None
 
 
-def measure(counted: Counted, split: str, variants: Sequence[str], seeds: Sequence[int], work: Path) -> list[Row]:
-    """Train and score the variants."""
-    queries = counted.task.queries
+def measure(
+    counted: Counted,
+    split: str,
+    variants: Sequence[str],
+    seeds: Sequence[int],
+    work: Path,
+    searched: Sequence[Counted] = (),
+) -> list[Row]:
+    """Train the variants on a split, and score them there or on other collections, one after the other."""
+    searched = searched or [counted]
+    queries = [query for one in searched for query in one.task.queries]
     dense: dict[str, Scores] = {}
     fused: dict[str, Scores] = {}
     for name in variants:
+        lead = VARIANTS[name][0].lead
+        counts = [one.scored(lead) for one in searched]
         by_seed = []
         for seed in seeds:
             whole = joined(counted, VARIANTS[name], seed, work, split)
-            cosine = unit(counted.scored[0] @ whole) @ unit(counted.scored[1] @ whole).T
-            mixed = DEFAULT_ALPHA * cosine + (1 - DEFAULT_ALPHA) * counted.lexical
-            by_seed.append((ndcg_at_10(cosine, queries), ndcg_at_10(mixed, queries)))
+            found = []
+            for one, (asked, documents) in zip(searched, counts, strict=True):
+                cosine = unit(asked @ whole) @ unit(documents @ whole).T
+                mixed = DEFAULT_ALPHA * cosine + (1 - DEFAULT_ALPHA) * one.lexical
+                found.append([ndcg_at_10(kind, one.task.queries) for kind in (cosine, mixed)])
+            by_seed.append(tuple(map(np.concatenate, zip(*found, strict=True))))
         dense[name], fused[name] = (np.array(kind) for kind in zip(*by_seed, strict=True))
         click.echo(f"{split:8} {name:24} {dense[name].mean():.4f}  with BM25 {fused[name].mean():.4f}", err=True)
     compared, compared_fused = (
@@ -239,7 +254,7 @@ def measure(counted: Counted, split: str, variants: Sequence[str], seeds: Sequen
     sources = np.array([source for source, _, _ in queries])
     return [
         Row(
-            split,
+            split if searched[0] is counted else f"{split}, other sources",
             name,
             sum(table.width for table in VARIANTS[name]),
             list(seeds),
@@ -260,6 +275,14 @@ def joined(counted: Counted, tables: Sequence[Table], seed: int, work: Path, spl
     return np.concatenate([table_of(counted, table, seed, work, split) for table in tables], axis=1)
 
 
+def collections(cache: Path) -> Iterator[Counted]:
+    """Yield the sources of a cache of `learn_data`, which no publishable pair is of."""
+    for path in sorted(cache.glob("*.json")):
+        texts = read_texts(cache, path.stem)
+        queries = [(path.stem, text, set(rows)) for text, rows in zip(texts.questions, texts.relevant, strict=True)]
+        yield Counted(Task([], texts.documents, queries), built_in_tokenizer())
+
+
 @cache
 def built_in_tokenizer() -> Tokenizer:
     """Return the built-in pair's tokenizer, which has read all publishable pairs, the held-out ones included."""
@@ -272,8 +295,13 @@ def built_in_tokenizer() -> Tokenizer:
 @click.option("--split", "splits", type=click.Choice(list(SPLITS)), multiple=True, default=list(SPLITS), help="Splits.")
 @click.option("--variant", "variants", type=click.Choice(list(VARIANTS)), multiple=True, help="Variants; default: all.")
 @click.option("--seeds", default="0,1,2", show_default=True, help="Seeds, by commas.")
+@click.option(
+    "--collections", "cache", type=click.Path(path_type=Path, exists=True), help="Cache of `learn_data` to score, too."
+)
 @output_option
-def main(data: Path, work: Path, splits: list[str], variants: list[str], seeds: str, output: Path) -> None:
+def main(
+    data: Path, work: Path, splits: list[str], variants: list[str], seeds: str, cache: Path | None, output: Path
+) -> None:
     """Train the variants on the pairs of DATA and score them on held-out sources and the development set.
 
     \b
@@ -285,7 +313,10 @@ def main(data: Path, work: Path, splits: list[str], variants: list[str], seeds: 
     for split in splits:
         counted = Counted(read_task(data, split), built_in_tokenizer())
         lexical[split] = float(ndcg_at_10(counted.lexical, counted.task.queries).mean())
-        rows += measure(counted, split, chosen, [int(seed) for seed in seeds.split(",")], work)
+        numbers = [int(seed) for seed in seeds.split(",")]
+        rows += measure(counted, split, chosen, numbers, work)
+        if cache is not None:
+            rows += measure(counted, split, chosen, numbers, work, list(collections(cache)))
     save_measured(output, {"bm25": lexical, "rows": [asdict(row) for row in rows]})
 
 

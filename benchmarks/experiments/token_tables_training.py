@@ -5,7 +5,7 @@ directions. A step reads and moves only the rows of its own pieces (Adam with la
 """
 
 import json
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,17 +39,21 @@ class Table:
     """Merges of the tokenizer that its pieces are made by: all (None), or the first so many; 0 is characters."""
     seed: int = 0
     temperature: float = 0.1
+    lead: int | None = None
+    """Position at which a token of a document counts half as much as the first (`lead_tokens` of stage static)."""
 
 
-def counts_of(tokenizer: Tokenizer, texts: Sequence[str]) -> Csr:
-    """Return how often each token occurs in each text."""
+def counts_of(tokenizer: Tokenizer, texts: Sequence[str], lead: int | None = None) -> Csr:
+    """Return how often each token occurs in each text; with ``lead`` the one at position p as 1 / (1 + p / lead)."""
     tokenizer.no_padding()
     tokenizer.enable_truncation(MAX_TOKENS)
     columns: list[int] = []
-    values: list[int] = []
+    values: list[float] = []
     ends = [0]
     for text in texts:
-        counts = Counter(tokenizer.encode(text, add_special_tokens=False).ids)
+        counts: dict[int, float] = defaultdict(float)
+        for position, token in enumerate(tokenizer.encode(text, add_special_tokens=False).ids):
+            counts[token] += 1.0 if lead is None else 1 / (1 + position / lead)
         columns += counts.keys()
         values += counts.values()
         ends.append(len(columns))

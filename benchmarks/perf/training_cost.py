@@ -55,8 +55,8 @@ def build_sides(texts: Sequence[str], folder: Path) -> Sides:
     """Write a small query encoder, and a document encoder with at least ten times the parameters in its layers."""
     set_seed(0)
     tokenizer = scratch.train_tokenizer(Vocabulary(data="", size=4000), texts)
-    scratch.write_query_base(QUERY, tokenizer, folder / "query-base")
-    scratch.write_document_base(DOCUMENT, tokenizer, folder / "document-base")
+    scratch.write_base(QUERY, "query", tokenizer, folder / "query-base")
+    scratch.write_base(DOCUMENT, "document", tokenizer, folder / "document-base")
     query = towers.build_query(str(folder / "query-base"), QUERY, DIM)
     document = towers.build_document(str(folder / "document-base"), DOCUMENT, DIM)
     query.save_pretrained(str(folder / "query"), create_model_card=False)

@@ -77,7 +77,7 @@ def test_all_problems_are_reported_at_once_with_known_keys(tmp_path: Path) -> No
         ),
         ("stage.align.sides=[]", "stage[0].sides: expected a list with at least 1 value, found []"),
         ("query.scratch.dropout=1.0", "query.scratch.dropout: expected a number below 1, found 1.0"),
-        ("query.scratch.drop=0.1", "query.scratch.drop: unknown key (known: layers, hidden, heads"),
+        ("query.scratch.drop=0.1", "query.scratch.drop: unknown key (known: architecture, layers"),
         ("document.lora={ ranks = 8 }", "document.lora.ranks: unknown key (known: rank, alpha, dropout, targets)"),
         ("data.pairs.weights={ a = -1 }", "data.pairs.weights.a: expected at least 0, found -1"),
         ("data.pairs.diversify={ query_threshold = 3.0 }", "diversify.query_threshold: expected at most 2, found 3.0"),

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 from care_trainer import pipeline
-from care_trainer.config import Run
+from care_trainer.config import Run, Scratch, Tower
 from care_trainer.export.checkpoint import export
 from care_trainer.losses.embedding import drop_tokens
 from care_trainer.models import towers
+from care_trainer.models.scratch import write_base
 from care_trainer.models.static import random_static, start_from_static
 from care_trainer.models.tokens import Parts
 from sentence_transformers import SentenceTransformer
@@ -45,6 +46,21 @@ def test_an_encoder_starts_as_the_table_and_stays_it_when_reloaded(
     expected = static.encode(TEXTS, normalize_embeddings=True)
     # BERT's LayerNorm also takes the mean out, one of 32 directions here; Qwen3's RMSNorm takes nothing.
     np.testing.assert_allclose(encode(TEXTS) @ encode(TEXTS).T, expected @ expected.T, atol=tolerance)
+
+
+def test_a_document_that_counts_from_its_beginning_starts_as_the_table_does(mean_base: Run, tmp_path: Path) -> None:
+    shape = Scratch(architecture="bert", layers=2, hidden=48, heads=2, intermediate=96)
+    static = _static(towers.load(Path(mean_base.output) / "base" / "document"))
+    table = static[0].embedding.weight.detach()
+    table -= table.mean(dim=1, keepdim=True)  # which a BERT takes out
+    tower = Tower(scratch=shape, pooling="mean", max_tokens=48)
+    write_base(tower, "document", static.tokenizer, tmp_path)
+    encoder = start_from_static(towers.build_document(str(tmp_path), tower, 32), table, lead_tokens=3)
+    for text, vector in zip(TEXTS, encoder.encode_document(TEXTS), strict=True):
+        ids = static.tokenizer.encode(text, add_special_tokens=False).ids
+        weights = 1 / (1 + torch.arange(1, len(ids) + 1) / 3)  # [CLS] has the first position
+        expected = torch.nn.functional.normalize(weights @ table[ids], dim=0)
+        np.testing.assert_allclose(vector, expected, atol=1e-4)
 
 
 def test_every_layer_of_a_started_encoder_learns(mean_base: Run) -> None:

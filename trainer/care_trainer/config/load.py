@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 
 from care_qdrant.errors import InputError
 from care_trainer.config.run import COLLECTION, Run, Tower
-from care_trainer.config.stages import STAGE_TYPES, Align, PairStage, Stage, stage_name
+from care_trainer.config.stages import STAGE_TYPES, Align, PairStage, Stage, Static, stage_name
 
 _EXPECTED = {
     "string_type": "a string",
@@ -219,6 +219,12 @@ def _stage_problems(where: str, stage: Stage, run: Run) -> Iterator[str]:
     is_measured = run.evaluation is not None or run.document.collection is not None
     if stage.evaluate_steps is not None and (not is_measured or stage.kind in ("retromae", "static")):
         yield f"{where}.evaluate_steps: needs an [evaluation] and a stage that trains for retrieval"
+    if isinstance(stage, Static) and stage.lead_tokens is not None:
+        shape, width = run.document.scratch, run.query.static or run.dim
+        if shape is None or shape.architecture != "bert" or shape.hidden < width + 2:
+            yield f"{where}.lead_tokens: needs document.scratch with architecture = 'bert' and hidden above {width}"
+        if stage.compose:
+            yield f"{where}.lead_tokens: needs compose = false, since positions are those of whole tokens"
     if stage.patience is not None and stage.evaluate_steps is None:
         yield f"{where}.patience: needs evaluate_steps"
 

@@ -31,8 +31,10 @@ BASE = "base"
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Scratch:
-    """The shape of a base model with random weights: BERT for queries, Qwen3 for documents."""
+    """The shape of a base model with random weights."""
 
+    architecture: Literal["bert", "qwen3"] | None = None
+    """Architecture. None means BERT for queries and Qwen3 for documents."""
     layers: Count
     """Transformer layers."""
     hidden: Count

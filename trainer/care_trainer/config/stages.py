@@ -160,6 +160,9 @@ class Static(PairStage):
     kind: Literal["static"]
     compose: bool = True
     """Add the vectors of a token's characters to its own, so that 肾结石 shares what is learned of 肾."""
+    lead_tokens: Count | None = None
+    """Position at which a token of a document counts half as much as the first one: weights of 1 / (1 + position /
+    lead_tokens), which the position embeddings of a BERT document encoder begin with. None counts all tokens alike."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -3,12 +3,13 @@
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3Model
 
-from care_trainer.config import Scratch, Tower, Vocabulary
+from care_trainer.config import Side, Tower, Vocabulary
 from care_trainer.models.tokens import train_pieces
 
 PAD, UNK, CLS, SEP, MASK, EOS = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[EOS]"
@@ -46,48 +47,40 @@ def train_tokenizer(vocabulary: Vocabulary, texts: Iterable[str]) -> Tokenizer:
     return tokenizer
 
 
-def write_query_base(tower: Tower, tokenizer: Tokenizer, folder: Path) -> None:
-    """Save a BERT with random weights and its tokenizer, ``[CLS] text [SEP]``, in a folder."""
-    scratch = _shape(tower)
-    fast = fast_tokenizer(tokenizer, f"{CLS} $A {SEP}", tower.max_tokens)
-    config = BertConfig(
-        vocab_size=len(fast),
-        hidden_size=scratch.hidden,
-        num_hidden_layers=scratch.layers,
-        num_attention_heads=scratch.heads,
-        intermediate_size=scratch.intermediate,
-        max_position_embeddings=scratch.positions,
-        hidden_dropout_prob=scratch.dropout,
-        attention_probs_dropout_prob=scratch.dropout,
-        pad_token_id=fast.pad_token_id,
-    )
-    _save(BertModel(config), fast, folder)
-
-
-def write_document_base(tower: Tower, tokenizer: Tokenizer, folder: Path) -> None:
-    """Save a Qwen3 with random weights and its tokenizer, ``text [EOS]``, in a folder."""
-    scratch = _shape(tower)
-    fast = fast_tokenizer(tokenizer, f"$A {EOS}", tower.max_tokens)
-    config = Qwen3Config(
-        vocab_size=len(fast),
-        hidden_size=scratch.hidden,
-        num_hidden_layers=scratch.layers,
-        num_attention_heads=scratch.heads,
-        num_key_value_heads=scratch.key_value_heads or scratch.heads,
-        head_dim=scratch.hidden // scratch.heads,
-        intermediate_size=scratch.intermediate,
-        max_position_embeddings=scratch.positions,
-        pad_token_id=fast.pad_token_id,
-        bos_token_id=None,
-        eos_token_id=fast.eos_token_id,
-        use_cache=False,
-    )
-    _save(Qwen3Model(config), fast, folder)
-
-
-def _shape(tower: Tower) -> Scratch:
-    assert tower.scratch is not None
-    return tower.scratch
+def write_base(tower: Tower, side: Side, tokenizer: Tokenizer, folder: Path) -> None:
+    """Save a model with random weights and its tokenizer: ``[CLS] text [SEP]`` for a BERT, ``text [EOS]`` else."""
+    scratch = tower.scratch
+    assert scratch is not None
+    is_bert = (scratch.architecture or ("bert" if side == "query" else "qwen3")) == "bert"
+    fast = fast_tokenizer(tokenizer, f"{CLS} $A {SEP}" if is_bert else f"$A {EOS}", tower.max_tokens)
+    shape: dict[str, Any] = {
+        "vocab_size": len(fast),
+        "hidden_size": scratch.hidden,
+        "num_hidden_layers": scratch.layers,
+        "num_attention_heads": scratch.heads,
+        "intermediate_size": scratch.intermediate,
+        "max_position_embeddings": scratch.positions,
+        "pad_token_id": fast.pad_token_id,
+    }
+    if is_bert:
+        dropout: dict[str, Any] = {
+            "hidden_dropout_prob": scratch.dropout,
+            "attention_probs_dropout_prob": scratch.dropout,
+        }
+        model: torch.nn.Module = BertModel(BertConfig(**shape, **dropout))
+    else:
+        model = Qwen3Model(
+            Qwen3Config(
+                **shape,
+                num_key_value_heads=scratch.key_value_heads or scratch.heads,
+                head_dim=scratch.hidden // scratch.heads,
+                bos_token_id=None,
+                eos_token_id=fast.eos_token_id,
+                use_cache=False,
+            )
+        )
+    model.save_pretrained(folder)  # type: ignore[operator]
+    fast.save_pretrained(folder)
 
 
 def fast_tokenizer(tokenizer: Tokenizer, template: str, max_tokens: int) -> PreTrainedTokenizerFast:
@@ -106,8 +99,3 @@ def fast_tokenizer(tokenizer: Tokenizer, template: str, max_tokens: int) -> PreT
         padding_side="right",
         model_max_length=max_tokens,
     )
-
-
-def _save(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    model.save_pretrained(folder)  # type: ignore[operator]
-    tokenizer.save_pretrained(folder)

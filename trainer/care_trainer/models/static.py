@@ -45,8 +45,24 @@ def static_module(model: SentenceTransformer) -> StaticEmbedding:
     return static
 
 
-def start_from_static(encoder: SentenceTransformer, table: Tensor) -> SentenceTransformer:
-    """Set an encoder to compute what a static table does, with layers that are ready to learn more."""
+def weighted_sums(table: StaticEmbedding, ids: Tensor, offsets: Tensor, lead_tokens: int) -> Tensor:
+    """Return the sums of the token vectors of texts, (texts, dim), a token at position p weighed as by a BERT."""
+    lengths = torch.diff(offsets, append=torch.tensor([len(ids)], device=offsets.device))
+    positions = torch.arange(len(ids), device=ids.device) - offsets.repeat_interleave(lengths)
+    weights = 1 / (1 + positions / lead_tokens)
+    return nn.functional.embedding_bag(
+        ids, table.embedding.weight, offsets, mode="sum", per_sample_weights=weights, sparse=table.embedding.sparse
+    )
+
+
+def start_from_static(
+    encoder: SentenceTransformer, table: Tensor, lead_tokens: int | None = None
+) -> SentenceTransformer:
+    """Set an encoder to compute what a static table does, with layers that are ready to learn more.
+
+    With ``lead_tokens`` a BERT weighs the token at position p by ``1 / (1 + p / lead_tokens)``: what a document is
+    about, it says first.
+    """
     modules = list(encoder.children())
     transformer, pooling = towers.transformer_of(encoder), modules[1]
     if not isinstance(pooling, Pooling) or pooling.pooling_mode != "mean":
@@ -61,6 +77,8 @@ def start_from_static(encoder: SentenceTransformer, table: Tensor) -> SentenceTr
         embeddings.zero_()
         embeddings[:, : table.shape[1]] = table / norms[:, None] * embeddings.shape[1] ** 0.5
     _flatten(transformer.model)
+    if lead_tokens is not None:
+        _weigh_positions(transformer.model, table.shape[1], lead_tokens)
     weights = _token_weights(transformer.tokenizer, norms)
     return SentenceTransformer(
         modules=[transformer, weights, *modules[1:]], prompts=towers.prompts_of(encoder), similarity_fn_name="cosine"
@@ -82,6 +100,21 @@ def _flatten(model: nn.Module) -> None:
             if name.endswith(outputs):
                 for parameter in module.parameters():
                     parameter.zero_()
+
+
+def _weigh_positions(model: Any, width: int, lead_tokens: int) -> None:
+    """Let position embeddings fill the dimensions beyond the table's, so that normalising leaves the table less.
+
+    They are g times the length of a token, and (1 + g²) the square of what the normalisation divides by.
+    """
+    positions: Tensor = model.embeddings.position_embeddings.weight
+    size = positions.shape[1]
+    divisors = 1 + torch.arange(len(positions)) / lead_tokens
+    signs = torch.tensor([1.0, -1.0]).repeat((size - width) // 2)  # of mean 0, which the normalisation takes away
+    with torch.no_grad():
+        positions[:, width : width + len(signs)] = (
+            (divisors**2 - 1).sqrt()[:, None] * signs * (size / len(signs)) ** 0.5
+        )
 
 
 def _token_weights(tokenizer: Any, norms: Tensor) -> WordWeights:

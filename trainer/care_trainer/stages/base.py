@@ -34,12 +34,12 @@ def build(run: Run, folder: Path, report: Report) -> dict[str, SentenceTransform
         tokenizer = scratch.train_tokenizer(run.vocabulary, texts)
         if run.query.scratch is not None:
             query_base = str(folder / "query-base")
-            scratch.write_query_base(run.query, tokenizer, Path(query_base))
+            scratch.write_base(run.query, "query", tokenizer, Path(query_base))
         if run.query.static is not None:
             static = random_static(tokenizer, run.query.static, texts, run.query.max_tokens)
         if run.document.scratch is not None:
             document_base = str(folder / "document-base")
-            scratch.write_document_base(run.document, tokenizer, Path(document_base))
+            scratch.write_base(run.document, "document", tokenizer, Path(document_base))
     encoders = {}
     if document_base is not None:
         encoders["document"] = towers.build_document(document_base, run.document, run.dim, run.geometry)

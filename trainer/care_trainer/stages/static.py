@@ -14,7 +14,7 @@ from care_trainer.data.collators import PairCollator
 from care_trainer.losses.embedding import KEYS, Features, drop_tokens, without_keys
 from care_trainer.losses.objectives import Batch
 from care_trainer.models import towers
-from care_trainer.models.static import random_static, start_from_static, static_module
+from care_trainer.models.static import random_static, start_from_static, static_module, weighted_sums
 from care_trainer.models.tokens import Parts
 from care_trainer.stages.context import Context, Trained
 from care_trainer.stages.contrastive import info_nce_of, pair_objective
@@ -24,20 +24,23 @@ from care_trainer.training.loop import fit
 class StaticLoss(nn.Module):
     """An objective over the texts of a static encoder, in place of `EmbeddingLoss`."""
 
-    def __init__(self, model: SentenceTransformer, objective: nn.Module, parts: Parts, token_dropout: float) -> None:
+    def __init__(self, model: SentenceTransformer, objective: nn.Module, parts: Parts, stage: Static) -> None:
         super().__init__()
         self.model: Any = model
-        self.objective, self.parts, self.token_dropout = objective, parts, token_dropout
+        self.objective, self.parts, self.stage = objective, parts, stage
 
     def forward(self, sentence_features: Iterable[Features], labels: Tensor | None = None) -> Tensor:
         """Return the loss of a batch, a scalar, from one flat feature dictionary for each column."""
         columns = list(sentence_features)
         vectors = []
-        for column in columns:
-            ids, offsets = drop_tokens(column["input_ids"], column["offsets"], self.token_dropout)
+        for number, column in enumerate(columns):
+            ids, offsets = drop_tokens(column["input_ids"], column["offsets"], self.stage.token_dropout)
             ids, offsets = self.parts.expand(ids, offsets)
-            found = self.model({**without_keys(column), "input_ids": ids, "offsets": offsets})
-            vectors.append(found["sentence_embedding"])
+            if number == 0 or self.stage.lead_tokens is None:
+                found = self.model({**without_keys(column), "input_ids": ids, "offsets": offsets})
+                vectors.append(found["sentence_embedding"])
+            else:
+                vectors.append(weighted_sums(static_module(self.model), ids, offsets, self.stage.lead_tokens))
         loss: Tensor = self.objective(Batch(vectors, [column[KEYS] for column in columns], labels))
         return loss
 
@@ -64,9 +67,7 @@ def train_static(context: Context) -> Trained:
     )
     job = context.job(rows, collator=collator)
     parts = Parts(model.tokenizer, compose=stage.compose)
-    metrics = fit(
-        model, StaticLoss(model, pair_objective(stage, info_nce), parts, stage.token_dropout), rows.columns, job
-    )
+    metrics = fit(model, StaticLoss(model, pair_objective(stage, info_nce), parts, stage), rows.columns, job)
     table = parts.fold(static_module(model).embedding.weight.detach())
     if is_static:
         with torch.no_grad():
@@ -75,5 +76,5 @@ def train_static(context: Context) -> Trained:
         query = start_from_static(query, table)
     if context.run.document.scratch is None:
         return Trained(query, None, trainable, metrics, info_nce.temperature, query)
-    document = start_from_static(towers.load(context.document), table)
+    document = start_from_static(towers.load(context.document), table, stage.lead_tokens)
     return Trained(query, document, trainable, metrics, info_nce.temperature, towers.pair(query, document))
