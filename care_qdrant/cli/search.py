@@ -48,7 +48,7 @@ _EXAMPLES = 3
 @click.option(
     "--alpha",
     type=click.FloatRange(0, 1),
-    help="Weight of the dense score in a hybrid search.  [default: as `care learn` recorded it, or 0.4]",
+    help="Weight of the dense score in a hybrid search.  [default: as `care learn` recorded it, or 0.5]",
 )
 @click.option("--task", help="Task whose prompt the query gets; `care model info` lists them.")
 @click.option("--shard-key", help="Search the shards of this key alone, as --shard-key of care ingest.")

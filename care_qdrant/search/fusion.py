@@ -24,7 +24,7 @@ from qdrant_client import models
 
 Fusion = Literal["linear", "dbsf", "rrf"]
 
-DEFAULT_ALPHA = 0.4
+DEFAULT_ALPHA = 0.5
 """Share of the dense score, from 0 (BM25 alone) to 1 (cosine alone)."""
 
 CANDIDATES = 100

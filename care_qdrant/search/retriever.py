@@ -81,7 +81,7 @@ class Retriever:
             fusion: How a hybrid search fuses the two lists (`care_qdrant.search.fusion`); None is ``linear``, and
                 ``rrf`` with a ``sparse_encoder``.
             alpha: Share of the dense score in the linear fusion, from 0 to 1; None takes what `care learn` recorded for
-                this model and vector, else 0.4.
+                this model and vector, else 0.5.
             task: Name of the task whose prompt queries get; None is the model's own prompt.
             params: Of Qdrant for the dense vector: exact, hnsw_ef, quantization, acorn.
             shard_key: Shards to search in a collection with shards by key; None searches all.

@@ -160,7 +160,7 @@ class SearchRequest(_Request):
         default=None,
         ge=0,
         le=1,
-        description="Weight of the dense score in `linear`; null is what `care learn` recorded, else 0.4.",
+        description="Weight of the dense score in `linear`; null is what `care learn` recorded, else 0.5.",
     )
     marks: bool = Field(default=False, description="Whether the terms of the query are found in the texts.")
 
