@@ -118,7 +118,7 @@ def _shape(tower: Tower) -> str:
     if tower.static is not None:
         return f"from scratch, token vectors of {tower.static} dimensions, no layers"
     assert tower.scratch is not None
-    return f"from scratch, {tower.scratch.layers} layers × {tower.scratch.hidden}"
+    return f"from scratch, {tower.scratch.layers} layer{'s' * (tower.scratch.layers > 1)} × {tower.scratch.hidden}"
 
 
 def _stages(records: Sequence[dict[str, Any]]) -> str:
