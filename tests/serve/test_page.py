@@ -142,7 +142,7 @@ def test_the_page_opens_on_the_only_collection_and_shows_what_to_ask(
     ingest(SAMPLE, model, client, "sample", settings=IngestSettings(sparse=True))
     address = listen(make_service(model, over=client))
     page = shown(f"{address}/?lang=zh", tmp_path, "试试")
-    assert "在“sample”的 369 段文本中搜索" in page
+    assert "在“sample”的 367 段文本中搜索" in page
     examples = re.search(r'<p id="examples">(.*?)</p>', page, re.DOTALL)
     assert examples is not None
     assert len(re.findall("<button", examples[1])) == 3
