@@ -8,7 +8,6 @@ from pathlib import Path
 import click
 import pytest
 from care_benchmarks.cli import care_bench
-from care_data.cli import care_data
 from care_trainer.cli import care_train
 from click.testing import CliRunner
 
@@ -25,12 +24,9 @@ def commands(command: click.Command, path: str) -> list[tuple[str, click.Command
     return [found for name, child in children if child for found in commands(child, f"{path} {name}")]
 
 
-GROUPS = {"care": care, "care-train": care_train, "care-bench": care_bench, "care-data": care_data}
-
-
 @pytest.mark.parametrize(
     ("path", "command"),
-    [found for name, group in GROUPS.items() for found in commands(group, name)],
+    commands(care, "care"),
     ids=lambda value: str(value).replace(" ", "-"),
 )
 def test_every_command_has_an_example(path: str, command: click.Command) -> None:
@@ -42,7 +38,7 @@ def test_every_path_says_that_an_embedded_folder_is_code() -> None:
     """qdrant-client unpickles the points of a folder that it opens."""
     options = [
         (path, option.help or "")
-        for path, command in (*commands(care, "care"), *commands(care_bench, "care-bench"))
+        for path, command in commands(care, "care")
         for option in command.params
         if isinstance(option, click.Option) and "--path" in option.opts
     ]
@@ -110,10 +106,25 @@ PROGRAMS = pytest.mark.parametrize(
 )
 
 
+def test_the_help_of_the_program_is_grouped_and_narrow() -> None:
+    shown = CliRunner().invoke(care, ["--help"], terminal_width=80).output
+    listed = [line.split(maxsplit=1) for line in shown.splitlines() if re.match(r"  [a-z]+  ", line)]
+    assert {name for name, _ in listed} == set(care.list_commands(click.Context(care)))
+    assert [summary for _, summary in listed if len(summary) > 50 or summary.endswith("...")] == []
+    assert shown.index("\nStart:") < shown.index("  ingest") < shown.index("\nServe:")
+
+
+def test_rare_options_are_shown_when_all_are_asked_for() -> None:
+    short, whole = (CliRunner().invoke(care, ["ingest", asked]).output for asked in ("--help", "--help-all"))
+    assert "--collection" in short and "--help-all" in short and "--max-delete-fraction" not in short
+    assert "--collection" in whole and "--max-delete-fraction" in whole
+
+
 @PROGRAMS
 def test_every_program_takes_the_options_of_the_log(program: str, module: str) -> None:
     code = f"import sys; sys.argv[0] = {program!r}; from {module} import main; main()"
-    done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, timeout=60)
+    help_option = "--help-all" if program == "care-ingest" else "--help"  # those of a group are few
+    done = subprocess.run([sys.executable, "-c", code, help_option], capture_output=True, text=True, timeout=60)
     assert "--verbose" in done.stdout and "--quiet" in done.stdout
 
 

@@ -44,7 +44,7 @@ def care_bench() -> None:
 
     \b
     Example:
-      care-bench run examples/sample --model built-in --output results/sample
+      care bench run examples/sample --model built-in --output results/sample
     """
 
 
@@ -89,8 +89,8 @@ def run(tasks: tuple[str, ...], output: Path, **options: Any) -> None:
 
     \b
     Example:
-      care-bench run examples/sample --control bm25 --control hybrid --output results/sample
-      care-bench run CMedQAv2-reranking --model built-in --url http://localhost:6333 --output results/cmedqa
+      care bench run examples/sample --control bm25 --control hybrid --output results/sample
+      care bench run CMedQAv2-reranking --model built-in --url http://localhost:6333 --output results/cmedqa
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("care_benchmarks").setLevel(logging.INFO)
@@ -109,8 +109,8 @@ def compare(results: tuple[Path, ...], output: Path | None) -> None:
 
     \b
     Example:
-      care-bench compare results/before results/after
-      care-bench compare results/before results/after --output before-after.html
+      care bench compare results/before results/after
+      care bench compare results/before results/after --output before-after.html
     """
     from care_benchmarks.comparison import compare_results
     from care_benchmarks.report import comparison_rows, write_comparison
@@ -135,7 +135,7 @@ def report(result: Path) -> None:
 
     \b
     Example:
-      care-bench report benchmarks/results/dev
+      care bench report benchmarks/results/dev
     """
     from care_benchmarks.report import HTML_FILE, write_report
     from care_benchmarks.results import load_result
@@ -160,7 +160,7 @@ def audit(task_directory: Path, result: Path, output: Path) -> None:
 
     \b
     Example:
-      care-bench audit examples/sample results/sample --output build/to-judge.jsonl
+      care bench audit examples/sample results/sample --output build/to-judge.jsonl
     """
     from care_benchmarks.audit import audit, candidates, write_candidates
     from care_qdrant.console.table import table
@@ -189,7 +189,7 @@ def rejudge(task_directory: Path, result: Path, judged: Path) -> None:
 
     \b
     Example:
-      care-bench rejudge examples/sample results/sample build/to-judge.jsonl
+      care bench rejudge examples/sample results/sample build/to-judge.jsonl
     """
     from care_benchmarks.audit import add_judgements, read_judgements, relabelled
     from care_benchmarks.measures import CONDENSED, per_query

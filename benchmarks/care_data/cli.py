@@ -44,9 +44,9 @@ def care_data(context: click.Context, replay: bool) -> None:
 
     \b
     Example:
-      care-data judge clinic.toml --dry-run
-      care-data run clinic.toml
-      care-bench run clinic/benchmark --control bm25 --control hybrid --output results/clinic
+      care data judge clinic.toml --dry-run
+      care data run clinic.toml
+      care bench run clinic/benchmark --control bm25 --control hybrid --output results/clinic
     """
     context.obj = replay
 
@@ -76,7 +76,7 @@ def run_all(replay: bool, plan: "Plan") -> Any:
 
     \b
     Example:
-      care-data run clinic.toml
+      care data run clinic.toml
     """
     from care_data.chain import run_chain
 
@@ -84,7 +84,7 @@ def run_all(replay: bool, plan: "Plan") -> Any:
 
 
 def _step(name: str, text: str, *options: click.Option) -> None:
-    @care_data.command(name, params=[*options], help=f"{text}\n\n\b\nExample:\n  care-data {name} clinic.toml")
+    @care_data.command(name, params=[*options], help=f"{text}\n\n\b\nExample:\n  care data {name} clinic.toml")
     @plan_argument
     @click.pass_obj
     def step(replay: bool, plan: "Plan", dry_run: bool = False) -> Any:
@@ -113,8 +113,8 @@ def export(plan: "Plan", output: Path) -> Any:
 
     \b
     Example:
-      care-data export clinic.toml --output clinic.qrels
-      care-data export clinic.toml --output requests.jsonl
+      care data export clinic.toml --output clinic.qrels
+      care data export clinic.toml --output requests.jsonl
     """
     from care_data.exchange import umbrela_requests, write_qrels
     from care_data.files import write_rows
@@ -130,13 +130,13 @@ def export(plan: "Plan", output: Path) -> Any:
 def review(plan: "Plan", output: Path | None, pairs: int) -> Any:
     """Let experts rate a sample of CONFIG's pairs, blind and in random order: on a local page, or in a spreadsheet.
 
-    The page stores each grade at once; name a filled-in sheet in vote.sheets. Then care-data vote compares judges and
+    The page stores each grade at once; name a filled-in sheet in vote.sheets. Then care data vote compares judges and
     experts.
 
     \b
     Example:
-      care-data review clinic.toml
-      care-data review clinic.toml --output li.xlsx
+      care data review clinic.toml
+      care data review clinic.toml --output li.xlsx
     """
     from care_data.sheets import OPINIONS, sample_tasks, write_sheet
 
@@ -168,7 +168,7 @@ def pairs(plan: "Plan", output: Path) -> Any:
 
     \b
     Example:
-      care-data pairs train.toml --output pairs.jsonl
+      care data pairs train.toml --output pairs.jsonl
     """
     from care_data.exchange import write_pairs
 
@@ -189,8 +189,8 @@ def anonymise(replay: bool, source: Path, output: Path, plan: "Plan | None") -> 
 
     \b
     Example:
-      care-data anonymise raw.jsonl --output clean.jsonl
-      care-data anonymise raw.jsonl --output clean.jsonl --config train.toml
+      care data anonymise raw.jsonl --output clean.jsonl
+      care data anonymise raw.jsonl --output clean.jsonl --config train.toml
     """
     from care_data.anonymise import run_anonymise
 
@@ -224,8 +224,8 @@ def diversify(
 
     \b
     Example:
-      care-data diversify questions.jsonl --side query --output diverse.jsonl
-      care-data diversify corpus.jsonl --side document --output diverse.jsonl --url http://localhost:6333
+      care data diversify questions.jsonl --side query --output diverse.jsonl
+      care data diversify corpus.jsonl --side document --output diverse.jsonl --url http://localhost:6333
     """
     from care_data.diversify import THRESHOLDS, Filter, diversify_file
     from care_qdrant import Collection

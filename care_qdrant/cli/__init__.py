@@ -7,27 +7,47 @@ from care_qdrant.console.groups import CONTEXT, Program
 from care_qdrant.console.logs import log_options
 from care_qdrant.version import __version__
 
-_COMMANDS = (
-    "ingest",
-    "search",
-    "attach",
-    "verify",
-    "detach",
-    "doctor",
-    "collections",
-    "promote",
-    "publish",
-    "bulk",
-    "serve",
-    "demo",
-    "model",
-)
+_SUMMARIES = {
+    "Start": {
+        "demo": "Open a search page over sample documents",
+        "ingest": "Put documents into a collection",
+        "search": "Print the documents that answer a question",
+    },
+    "Existing collections": {
+        "collections": "List collections and who made their vectors",
+        "doctor": "Show what attaching a model would do",
+        "attach": "Add a vector of a model, or BM25",
+        "verify": "Check the vectors of a collection",
+        "detach": "Remove a vector that was attached",
+        "learn": "Train a query encoder from stored vectors",
+    },
+    "Serve": {"serve": "Serve encoders, searches and a page over HTTP"},
+    "Move": {
+        "publish": "Copy, check, and switch an alias",
+        "promote": "Copy from a folder to a server",
+    },
+    "Models": {
+        "model": "Show, check, import or export models",
+        "train": "Train a model",
+        "bench": "Measure accuracy and speed",
+        "data": "Make a benchmark of a collection",
+    },
+    "Large scale": {"bulk": "Ingest with many machines"},
+}
+_ADDED = ("learn", "train", "bench", "data")
+"""Commands of packages above the core, which come by entry points."""
 
 
 @click.group(
     cls=Program,
-    modules={name: f"care_qdrant.cli.{name}:command" for name in _COMMANDS},
+    modules={
+        name: f"care_qdrant.cli.{name}:command"
+        for commands in _SUMMARIES.values()
+        for name in commands
+        if name not in _ADDED
+    },
     entry_points_of="care_qdrant.commands",
+    summaries=_SUMMARIES,
     context_settings=CONTEXT,
 )
 @click.version_option(__version__, prog_name="care")

@@ -1,4 +1,4 @@
-"""Two click classes: a program that imports its commands late, and help with groups of options."""
+"""Two click classes: a program whose commands are imported late and listed in groups, and help in two lengths."""
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -10,17 +10,43 @@ import click
 from typing_extensions import override
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
+_WHOLE = "care_qdrant.console.groups.whole"
+"""Key of a context under which `--help-all` notes that all options are asked for."""
 
 
 class Program(click.Group):
-    """A group whose commands are imported when they are used, so that ``--help`` is instant."""
+    """A group whose commands are imported when they are used, so that ``--help`` is instant.
+
+    Args:
+        args: Those of `click.Group`.
+        modules: Commands by name, each as ``module:attribute``.
+        entry_points_of: Group of entry points with commands of packages above this one.
+        summaries: Titles of the help's groups, each with its commands and a summary of at most 50 characters.
+        settings: Those of `click.Group`.
+    """
 
     def __init__(
-        self, *args: Any, modules: Mapping[str, str] | None = None, entry_points_of: str | None = None, **settings: Any
+        self,
+        *args: Any,
+        modules: Mapping[str, str] | None = None,
+        entry_points_of: str | None = None,
+        summaries: Mapping[str, Mapping[str, str]] | None = None,
+        **settings: Any,
     ) -> None:
         super().__init__(*args, **settings)
         self._modules = modules or {}
         self._entry_points_of = entry_points_of
+        self._summaries = summaries or {}
+
+    @override
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if not self._summaries:
+            super().format_commands(ctx, formatter)
+        there = set(self.list_commands(ctx))
+        width = max((len(name) for name in there), default=0)
+        for title, commands in self._summaries.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:<{width}}", text) for name, text in commands.items() if name in there])
 
     @override
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -59,16 +85,47 @@ class Program(click.Group):
 
 
 class GroupedCommand(click.Command):
-    """A command whose help lists its options in named groups, the everyday ones first."""
+    """A command whose ``--help`` shows the first group of its options, and whose ``--help-all`` shows all groups."""
 
     def __init__(self, *args: Any, groups: Mapping[str, Sequence[str]], **settings: Any) -> None:
         super().__init__(*args, **settings)
         self._groups = groups
+        self._help_all = click.Option(
+            ["--help-all"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_show_whole_help,
+            help="Show all options and exit.",
+        )
+
+    @override
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        return [*super().get_params(ctx), self._help_all]
 
     @override
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        rows = {param.name: row for param in self.get_params(ctx) if (row := param.get_help_record(ctx)) is not None}
-        for title, names in {**self._groups, "Other options": list(rows)}.items():
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        rows = {option.name: row for option in options if (row := option.get_help_record(ctx)) is not None}
+        first, help_option = next(iter(self._groups)), self.get_help_option(ctx)
+        always = [self._help_all.name, help_option.name if help_option else None]
+        groups = {**self._groups, first: [*self._groups[first], *always]}
+        if not ctx.meta.get(_WHOLE):
+            required = {option.name for option in options if option.required}
+            rows = {name: row for name, row in rows.items() if name in {*groups[first], *required}}
+        for title, names in {**groups, "Other options": list(rows)}.items():
             if listed := [rows.pop(name) for name in names if name in rows]:
                 with formatter.section(title):
                     formatter.write_dl(listed)
+
+
+def whole_help(context: click.Context) -> str:
+    """Return the help of a command with all of its options."""
+    context.meta[_WHOLE] = True
+    return context.get_help()
+
+
+def _show_whole_help(context: click.Context, _parameter: click.Parameter, is_asked: bool) -> None:
+    if is_asked and not context.resilient_parsing:
+        click.echo(whole_help(context), color=context.color)
+        context.exit()

@@ -17,8 +17,8 @@ def care_train() -> None:
 
     \b
     Example:
-      care-train start faq.jsonl --output faq
-      care-train run nano --set data_root=data
+      care train start faq.jsonl --output faq
+      care train run nano --set data_root=data
     """
 
 

@@ -1,4 +1,4 @@
-"""``care-train data``, ``mine`` and ``terms``: inspect and prepare training data, and learn BM25 weights from it."""
+"""``care train data``, ``mine`` and ``terms``: inspect and prepare training data, and learn BM25 weights from it."""
 
 import json
 from collections.abc import Callable
@@ -22,7 +22,7 @@ def data() -> None:
 
     \b
     Example:
-      care-train data check nano --set data_root=data
+      care train data check nano --set data_root=data
     """
 
 
@@ -36,7 +36,7 @@ def check(config: str, overrides: tuple[str, ...]) -> None:
 
     \b
     Example:
-      care-train data check nano --set data_root=data
+      care train data check nano --set data_root=data
     """
     from care_trainer.data.report import describe, leaks
 
@@ -79,7 +79,7 @@ def mine(
 
     \b
     Example:
-      care-train mine pairs.jsonl --collection corpus --output mined.jsonl --ranks 10 60
+      care train mine pairs.jsonl --collection corpus --output mined.jsonl --ranks 10 60
     """
     from tqdm import tqdm
 
@@ -115,7 +115,7 @@ def terms(folder: Path, pairs: str, overrides: tuple[str, ...]) -> None:
 
     \b
     Example:
-      care-train terms ./care-0.3b-4b pairs.jsonl
+      care train terms ./care-0.3b-4b pairs.jsonl
     """
     from tempfile import TemporaryDirectory
 

@@ -1,4 +1,4 @@
-"""``care-train run`` and ``rehearse``, which take a configuration, and ``configs`` and ``presets``, which list them."""
+"""``care train run`` and ``rehearse``, which take a configuration, and ``configs`` and ``presets``, which list them."""
 
 import logging
 import math
@@ -43,7 +43,7 @@ def load(config: str, overrides: Sequence[str], preset: str | None = None) -> "R
 @click.option("--stage", help="Name of the only stage to run; those before it must be finished. Default: all.")
 @click.option("--resume", is_flag=True, help="Keep finished stages, and continue an interrupted one where it stopped.")
 @set_option
-@click.option("--preset", help="Name of a comparison (see: care-train presets). Default: none.")
+@click.option("--preset", help="Name of a comparison (see: care train presets). Default: none.")
 @click.option(
     "--minutes",
     type=click.FloatRange(min=0),
@@ -61,9 +61,9 @@ def run(
 
     \b
     Example:
-      care-train run nano --set data_root=data --resume
-      care-train run my.toml --stage joint --set stage.joint.learning_rate=5e-5
-      care-train run my.toml --preset without-align --set seed=1
+      care train run nano --set data_root=data --resume
+      care train run my.toml --stage joint --set stage.joint.learning_rate=5e-5
+      care train run my.toml --preset without-align --set seed=1
     """
     started = time.monotonic()
     loaded = load(config, overrides, preset)
@@ -77,7 +77,7 @@ def run(
     if loaded.evaluation is not None and processes().is_main_process and (found := leaks(loaded)):
         logging.getLogger("care_trainer").warning(
             "%d training texts are in the evaluation set, as %r: its scores will be too good; leave them out "
-            "(all of them: care-train data check %s)",
+            "(all of them: care train data check %s)",
             len(found),
             found[0],
             config,
@@ -107,7 +107,7 @@ def rehearse(config: str, layers: int | None, rows: int | None, overrides: tuple
 
     \b
     Example:
-      care-train rehearse care-0.3b-8b --set data_root=data --layers 2 --rows 4
+      care train rehearse care-0.3b-8b --set data_root=data --layers 2 --rows 4
     """
     import dataclasses
     import shutil
@@ -136,7 +136,7 @@ def configs(context: click.Context) -> None:
 
     \b
     Example:
-      care-train configs
+      care train configs
     """
     if context.invoked_subcommand is None:
         from care_trainer.config import shipped_configs
@@ -153,7 +153,7 @@ def show(name: str) -> None:
 
     \b
     Example:
-      care-train configs show nano > my.toml
+      care train configs show nano > my.toml
     """
     from care_trainer.config import find_config
 
@@ -166,7 +166,7 @@ def presets() -> None:
 
     \b
     Example:
-      care-train presets
+      care train presets
     """
     from care_trainer.config.presets import PRESETS
 

@@ -1,4 +1,4 @@
-"""``care-train start``: from question–answer pairs to a scored pair."""
+"""``care train start``: from question–answer pairs to a scored pair."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def start(pairs: Path, output: Path | None, base: str | None) -> None:
 
     \b
     Example:
-      care-train start faq.jsonl --output faq
+      care train start faq.jsonl --output faq
     """
     import dataclasses
     import time
@@ -47,7 +47,7 @@ def start(pairs: Path, output: Path | None, base: str | None) -> None:
     quiet()
     if processes().num_processes > 1:
         raise InputError(
-            "care-train start runs in one process; give the configuration that it wrote to: care-train run"
+            "care train start runs in one process; give the configuration that it wrote to: care-train run"
         )
     folder = output or Path(pairs.name.split(".")[0])
     prepared = prepare(pairs, folder, base=base)
@@ -71,7 +71,7 @@ def start(pairs: Path, output: Path | None, base: str | None) -> None:
     with progress_bars(True) as report:
         run_stages(run, resume=True, report=report)
     if not is_done:
-        export(run, f"care-train start {pairs.name}")
+        export(run, f"care train start {pairs.name}")
         draw_curves(run)
     before = None if prepared.base == SCRATCH else prepared.base
     result = measure(run, model, before)
