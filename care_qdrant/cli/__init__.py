@@ -19,6 +19,7 @@ _SUMMARIES = {
         "attach": "Add a vector of a model, or BM25",
         "verify": "Check the vectors of a collection",
         "detach": "Remove a vector that was attached",
+        "delete": "Delete a collection, after a question",
         "learn": "Train a query encoder from stored vectors",
     },
     "Serve": {"serve": "Serve encoders, searches and a page over HTTP"},
