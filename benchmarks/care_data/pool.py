@@ -18,9 +18,10 @@ from care_data.config import Plan, Retriever, secret
 from care_data.files import Rows, digest, read_rows, write_json, write_rows
 from care_data.near import grams, overlap
 from care_data.source import Texts, open_source, read_fields, read_questions, read_texts
-from care_qdrant import CareModel, Collection, InputError, Vectors, embedded_text
+from care_qdrant import CareModel, Collection, EncodingError, InputError, Vectors, embedded_text
 from care_qdrant import Retriever as Search
 from care_qdrant.encoders import bm25
+from care_qdrant.encoders.wire import embed
 
 logger = logging.getLogger(__name__)
 
@@ -157,15 +158,10 @@ def _embedded(retriever: Retriever, queries: Sequence[str]) -> Vectors:
     key = secret(retriever.key_env, f"retriever {retriever.name}")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        url, body = f"{str(retriever.url).rstrip('/')}/embeddings", {"model": retriever.model, "input": list(queries)}
-        answer = httpx.post(url, json=body, headers=headers, timeout=120).raise_for_status()
-        rows = sorted(answer.json()["data"], key=lambda row: row["index"])
-        vectors = np.asarray([row["embedding"] for row in rows], dtype=np.float32)
-    except (httpx.HTTPError, KeyError, ValueError) as error:
+        with httpx.Client(base_url=str(retriever.url), headers=headers, timeout=120) as client:
+            return embed(client, retriever.model, queries)
+    except (httpx.HTTPError, EncodingError) as error:
         raise InputError(f"retriever {retriever.name} at {retriever.url}: no vectors ({error})") from error
-    if len(vectors) != len(queries):
-        raise InputError(f"retriever {retriever.name}: {len(vectors)} vectors for {len(queries)} questions")
-    return vectors
 
 
 def _from_run(plan: Plan, retriever: Retriever, texts: Texts, questions: Rows) -> Rankings:

@@ -1,6 +1,7 @@
 """The model that made a collection's vectors, as it is to hand: a sentence-transformers folder, or a service."""
 
 import os
+import threading
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Protocol
 import httpx
 import numpy as np
 
+from care_qdrant.encoders.wire import embed
 from care_qdrant.errors import EncodingError, InputError, redact, remember_secret
 from care_qdrant.types import Vectors
 
@@ -38,33 +40,34 @@ class ServiceModel:
 
     def encode_query(self, texts: Sequence[str]) -> Vectors:
         """Ask the service; raises `EncodingError` where it does not answer with vectors."""
-        body = {"model": self._model, "input": list(texts), "encoding_format": "float"}
         try:
-            answer = self._client.post("embeddings", json=body)
-            answer.raise_for_status()
-            rows = sorted(answer.json()["data"], key=lambda row: row["index"])
-            return np.asarray([row["embedding"] for row in rows], dtype=np.float32)
-        except (httpx.HTTPError, KeyError, TypeError, ValueError) as error:
+            return embed(self._client, self._model, texts)
+        except httpx.HTTPError as error:
             raise EncodingError(redact(f"{self._client.base_url}: {type(error).__name__}: {error}")) from error
 
     encode_document = encode_query
 
 
 class FolderModel:
-    """A sentence-transformers folder, with the prompts that it was saved with."""
+    """A sentence-transformers folder, with the prompts that it was saved with.
+
+    Used by several threads, one at a time: sentence-transformers sets the padding of its tokenizer in each call.
+    """
 
     def __init__(self, folder: Path) -> None:
         from care_qdrant.encoders.torch import load_sentence_transformer
 
-        self._model = load_sentence_transformer(folder)
+        self._model, self._lock = load_sentence_transformer(folder), threading.Lock()
 
     def encode_query(self, texts: Sequence[str]) -> Vectors:
         """Encode with the prompt of queries."""
-        return np.asarray(self._model.encode_query(list(texts), show_progress_bar=False), dtype=np.float32)
+        with self._lock:
+            return np.asarray(self._model.encode_query(list(texts), show_progress_bar=False), dtype=np.float32)
 
     def encode_document(self, texts: Sequence[str]) -> Vectors:
         """Encode with the prompt of documents."""
-        return np.asarray(self._model.encode_document(list(texts), show_progress_bar=False), dtype=np.float32)
+        with self._lock:
+            return np.asarray(self._model.encode_document(list(texts), show_progress_bar=False), dtype=np.float32)
 
 
 def open_old_model(where: str) -> OldModel:

@@ -30,6 +30,7 @@ from tokenizers import Encoding, Tokenizer
 from care_qdrant.encoders.ahead import Meter, run_ahead
 from care_qdrant.encoders.batching import token_batches
 from care_qdrant.encoders.engine import Sent
+from care_qdrant.encoders.wire import PERHAPS_TOO_MUCH, read_vectors, request_body
 from care_qdrant.errors import EncodingError, InputError, ModelError, Unreachable, redact, remember_secret
 from care_qdrant.types import Vectors
 
@@ -50,8 +51,10 @@ REFERENCE_TEXTS = (
 )
 _ADVICE = ". None of its vectors was written; start it with the model's own weights, and run the same command again"
 _PASSING_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
-_TOO_LARGE = (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY)
-"""Of a request that is sent again in halves; text-embeddings-inference gives 422 for more than 32 texts."""
+_COUNTS_TEXTS = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
+"""Of a server that answers the halves of a request: later requests have no more texts. 413 may be for the bytes."""
+_FAILURES_BEFORE_HALVES = 2
+"""Times that a request gets the answer 500, which may pass, before it is sent in halves."""
 _UNUSABLE_ANSWERS = 3
 """A batch whose answer was unusable that often fails."""
 _SLOWER = 2.0
@@ -96,7 +99,12 @@ def load_reference(path: Path) -> ReferenceVectors:
 
 
 class ServerEncoder:
-    """A document encoder on one or several servers; texts go to whichever is there and free."""
+    """A document encoder on one or several servers; texts go to whichever is there and free.
+
+    Used by several threads: tokenizers do not change after ``__init__``, httpx clients are made for threads, and what is
+    known of an endpoint changes under the lock of `_Endpoints`. The most texts of a request and the lowest cosine only
+    ever go down, so a race costs one request more.
+    """
 
     def __init__(
         self,
@@ -200,27 +208,28 @@ class ServerEncoder:
         self, inputs: list[list[int] | str], tokens: int, references: Sequence[int] | None = None
     ) -> tuple[Vectors, float]:
         """Return the vectors of one batch, and the least cosine of the reference texts that went with it."""
-        if len(inputs) > self._most_texts:
-            return self._embed_halves(inputs, tokens)
         if references is None:
             references = [random.randrange(len(self._reference.texts))] if self._reference else []
+        if len(inputs) + len(references) > self._most_texts:
+            return self._embed_halves(inputs, tokens, references)
         sent = [*inputs, *map(self._reference_input, references)]
-        body = {"model": self._model, "input": sent, "encoding_format": "float"}
+        body = request_body(self._model, sent)
         unusable = 0
         while sent:
             endpoint, answer = self._endpoints.post(body, len(inputs), tokens)
-            if answer.status_code in _TOO_LARGE and len(inputs) > 1:
-                found = self._embed_halves(inputs, tokens)
-                if answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY:  # halves were none too many: it counts texts
-                    self._most_texts = min(self._most_texts, -(-len(inputs) // 2))
+            if answer.status_code in PERHAPS_TOO_MUCH and len(sent) > 1:
+                found = self._embed_halves(inputs, tokens, references)
+                if answer.status_code in _COUNTS_TEXTS:  # halves were none too many
+                    halved = -(-len(inputs) // 2) + len(references) if len(inputs) > 1 else -(-len(sent) // 2)
+                    self._most_texts = min(self._most_texts, halved)
                 return found
-            if answer.is_error:
-                raise EncodingError(redact(f"{endpoint.name}: {answer.status_code}, {answer.text[:200]}"))
             try:
                 rows = self._vectors(answer, len(sent), endpoint.name)
             except EncodingError as error:
+                if not answer.is_success:
+                    raise
                 unusable += 1
-                endpoint.usage["unusable"] += 1
+                self._endpoints.note_unusable(endpoint)
                 if unusable == _UNUSABLE_ANSWERS:
                     raise
                 logger.warning("%s; it is asked again", error)
@@ -233,10 +242,18 @@ class ServerEncoder:
                 return rows[: len(inputs)], lowest
         return np.empty((0, self.dim), dtype=np.float32), 1.0
 
-    def _embed_halves(self, inputs: list[list[int] | str], tokens: int) -> tuple[Vectors, float]:
-        half = len(inputs) // 2
-        halves = [self._embed(part, tokens // 2) for part in (inputs[:half], inputs[half:])]
-        return np.concatenate([rows for rows, _ in halves]), min(cosine for _, cosine in halves)
+    def _embed_halves(
+        self, inputs: list[list[int] | str], tokens: int, references: Sequence[int]
+    ) -> tuple[Vectors, float]:
+        """Send a request in two; reference texts go with the texts while there are two of these, else by themselves."""
+        half, middle = len(inputs) // 2, len(references) // 2
+        if len(inputs) > 1:
+            parts = [self._embed(part, tokens // 2) for part in (inputs[:half], inputs[half:])]
+        elif inputs:
+            parts = [self._embed([], 0, references), self._embed(inputs, tokens, [])]
+        else:
+            parts = [self._embed([], 0, part) for part in (references[:middle], references[middle:])]
+        return np.concatenate([rows for rows, _ in parts]), min(cosine for _, cosine in parts)
 
     def _cosine(self, row: Vectors, number: int) -> float:
         """Return the cosine of a vector with a reference; of vectors that were cut the length counts, too."""
@@ -260,13 +277,9 @@ class ServerEncoder:
         return False
 
     def _vectors(self, answer: httpx.Response, count: int, name: str) -> Vectors:
-        """Parse the answer, whose rows may have any order."""
-        try:
-            rows = sorted(answer.json()["data"], key=lambda row: row["index"])
-            raw = np.asarray([row["embedding"] for row in rows], dtype=np.float32)
-        except (KeyError, TypeError, ValueError) as error:
-            raise EncodingError(f"{name}: the answer is no list of embeddings ({error})") from error
-        if raw.ndim != 2 or len(raw) != count or raw.shape[1] < self.dim:
+        """Return the unit vectors of an answer, (count, dim), or raise where there are none."""
+        raw = read_vectors(answer, count)
+        if raw.shape[1] < self.dim:
             raise EncodingError(f"{name}: gave vectors of shape {raw.shape}; expected ({count}, {self.dim} or more)")
         lengths = np.linalg.norm(raw if self._is_cut else raw[:, : self.dim], axis=1, keepdims=True)
         if not np.isfinite(lengths).all() or (lengths == 0).any():
@@ -308,6 +321,7 @@ class _Endpoints:
 
     def post(self, body: dict[str, Any], texts: int, tokens: int) -> tuple[_Endpoint, httpx.Response]:
         """Send a request until a server answers it, and return that server and its answer."""
+        internal_errors = 0
         while True:
             endpoint, start = self._acquire(), time.monotonic()
             answer, least_delay = None, 0.0
@@ -329,6 +343,15 @@ class _Endpoints:
                     self._succeeded(endpoint, seconds / max(tokens, 1))
                     return endpoint, answer
                 self._failed(endpoint, problem, start, least_delay)
+            if answer is not None and answer.status_code == HTTPStatus.INTERNAL_SERVER_ERROR:
+                internal_errors += 1
+                if internal_errors == _FAILURES_BEFORE_HALVES and len(body["input"]) > 1:
+                    return endpoint, answer
+
+    def note_unusable(self, endpoint: _Endpoint) -> None:
+        """Count an answer without usable vectors."""
+        with self._condition:
+            endpoint.usage["unusable"] += 1
 
     def refuse(self, endpoint: _Endpoint, reason: str, texts: int) -> None:
         """Ask a server no more until `PROBATION_SECONDS` are over, then once."""

@@ -1,7 +1,7 @@
 """An encoder on torch: the document side, and any model without an ONNX file.
 
 The modules are those of sentence-transformers, and so are the vectors. What is ours is the way to them: each text is
-tokenised once, by a copy of the model's own tokenizer that needs no lock, while another thread keeps the device busy; a
+tokenised by a copy of the model's own tokenizer that needs no lock, while another thread keeps the device busy; a
 forward pass has a budget of padded tokens and texts of one length; memory that runs out halves the budget; and one
 vector a text comes back.
 """
@@ -50,8 +50,13 @@ _TOLERANCE = 1e-2
 class TorchEncoder:
     """One side of a pair as a sentence-transformers model; bfloat16 on a GPU, float32 on a CPU.
 
-    Calls from several threads take turns on the device, and tokenise meanwhile. A table of token vectors, and a model
-    whose input is not token ids alone, go through sentence-transformers' own ``encode``.
+    A table of token vectors, and a model whose input is not token ids alone, go through sentence-transformers' own
+    ``encode``.
+
+    Used by several threads: calls take turns on the device, and tokenise meanwhile. The lock belongs to the model, which
+    two encoders may share, and to everything that hangs on it: its ``encode`` sets the padding and the truncation of its
+    tokenizer for each batch. So nothing reads the model's own tokenizer without the lock; lengths come from a copy that
+    no other object refers to and that does not change after ``__init__``.
     """
 
     calls = 2
@@ -68,15 +73,18 @@ class TorchEncoder:
     ) -> None:
         self._model = model
         self._encode = self._model.encode_query if side == "query" else self._model.encode_document
-        self.max_tokens = self._limit(max_tokens)
+        with _LOCKS_LOCK:
+            self._lock = _LOCKS.setdefault(model, threading.Lock())
+        self._reads_ids = self._reads_ids_alone()
+        self._is_table = isinstance(model.tokenizer, Tokenizer)
+        with self._lock:
+            self.max_tokens = self._limit(max_tokens)
+            self._copy = self._copy_tokenizer()
         self.prompt = prompt if prompt is not None else (self._model.prompts.get(side) or "")
         self.dim = int(self._model.get_embedding_dimension() or 0)
         self.budget = Budget(batch_tokens or (CPU_BATCH_TOKENS if self.device == "cpu" else BATCH_TOKENS))
         self.meter = Meter()
         self._geometry: Geometry = "cut" if cuts_unit_vectors(model) else "unit"
-        with _LOCKS_LOCK:
-            self._lock = _LOCKS.setdefault(model, threading.Lock())
-        self._cutter = self._own_tokenizer()
         self._packed = self._without_padding()
 
     @property
@@ -107,7 +115,8 @@ class TorchEncoder:
         """Encode texts without looking at the vectors: one of a text that the model does not weigh is zero."""
         prompt = self.prompt if prompt is None else prompt
         # One by one: `encode_batch` starts a thread for each core, and those are what a CPU encodes with.
-        read = None if self._cutter is None else [self._cutter.encode(prompt + text).ids for text in texts]
+        encode = self._copy.encode if self._copy is not None and self._reads_ids else None
+        read = None if encode is None else [encode(prompt + text).ids for text in texts]
         uncut = map(len, read) if read is not None else self._lengths(texts, prompt)
         lengths = [min(length, self.max_tokens) for length in uncut]
         vectors = np.empty((len(texts), self.dim), dtype=np.float32)
@@ -142,26 +151,34 @@ class TorchEncoder:
 
     def _limit(self, max_tokens: int | None) -> int:
         tokenizer = self._model.tokenizer
-        if isinstance(tokenizer, Tokenizer):
+        if self._is_table:
             return static_limit(tokenizer)
         if max_tokens is not None:
             self._model.max_seq_length = max_tokens
         return int(self._model.max_seq_length or tokenizer.model_max_length)
 
-    def _own_tokenizer(self) -> Tokenizer | None:
-        """Return a copy of the tokenizer that cuts as the model's does; None where token ids are not all it reads."""
-        backend = getattr(self._model.tokenizer, "backend_tokenizer", None)
+    def _reads_ids_alone(self) -> bool:
+        """Return whether token ids and a mask are all that the modules read: then no other object tokenises for them."""
         names = [type(module).__name__ for module in self._model.children()]
         pooling = next((module for module in self._model.children() if type(module).__name__ == "Pooling"), None)
-        if backend is None or names[:2] != ["Transformer", "Pooling"] or not getattr(pooling, "include_prompt", False):
+        return names[:2] == ["Transformer", "Pooling"] and bool(getattr(pooling, "include_prompt", False))
+
+    def _copy_tokenizer(self) -> Tokenizer | None:
+        """Return a copy of the tokenizer that cuts as the model's does; None for one in Python, which has no copy."""
+        tokenizer = self._model.tokenizer
+        backend = tokenizer if self._is_table else getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
             return None
-        cutter = Tokenizer.from_str(backend.to_str())
-        cutter.no_padding()
-        cutter.enable_truncation(self.max_tokens, direction=self._model.tokenizer.truncation_side)
-        return cutter
+        copy = Tokenizer.from_str(backend.to_str())
+        copy.no_padding()
+        if self._is_table:
+            copy.no_truncation()
+        else:
+            copy.enable_truncation(self.max_tokens, direction=tokenizer.truncation_side)
+        return copy
 
     def _without_padding(self) -> Packed | None:
-        if self._cutter is None or self.device != "cpu":
+        if self._copy is None or not self._reads_ids or self.device != "cpu":
             return None
         with self._lock:
             return packed(self._model, lambda token_ids: self._run(self._padded(token_ids)))
@@ -221,19 +238,18 @@ class TorchEncoder:
     def _lengths(self, texts: Sequence[str], prompt: str) -> list[int]:
         if not texts:
             return []
-        if isinstance(self._model.tokenizer, Tokenizer):
-            encode = partial(self._model.tokenizer.encode, add_special_tokens=False)
-            return [uncut_length(encode(prompt + text), special_tokens=0) for text in texts]
-        if self._cutter is not None:
-            special = self._cutter.num_special_tokens_to_add(False)
-            return [uncut_length(self._cutter.encode(prompt + text), special) for text in texts]
-        encoded = self._model.tokenizer(
-            [prompt + text for text in texts],
-            padding=False,
-            truncation=False,
-            return_attention_mask=False,
-            verbose=False,
-        )
+        if self._copy is not None:
+            special = 0 if self._is_table else self._copy.num_special_tokens_to_add(False)
+            encode = partial(self._copy.encode, add_special_tokens=not self._is_table)
+            return [uncut_length(encode(prompt + text), special) for text in texts]
+        with self._lock:
+            encoded = self._model.tokenizer(
+                [prompt + text for text in texts],
+                padding=False,
+                truncation=False,
+                return_attention_mask=False,
+                verbose=False,
+            )
         return [len(ids) for ids in encoded["input_ids"]]
 
 

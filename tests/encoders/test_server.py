@@ -1,5 +1,6 @@
 """A document encoder on real HTTP servers: the same vectors, through faults, and nothing from one that misbehaves."""
 
+import base64
 import json
 import threading
 import time
@@ -9,11 +10,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
 
+import httpx
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
 from care_qdrant.encoders import server as server_module
+from care_qdrant.encoders import wire
 from care_qdrant.encoders.engine import Engine, Sent
 from care_qdrant.encoders.server import ReferenceVectors, ServerEncoder, load_reference, make_reference
 from care_qdrant.encoders.torch import load_sentence_transformer
@@ -39,6 +42,8 @@ class EmbeddingServer(ThreadingHTTPServer):
         self.faults: list[Fault] = []
         """One per request, taken from the front; None passes."""
         self.requests: list[dict[str, Any]] = []
+        self.habit: Callable[[EmbeddingServer, dict[str, Any]], tuple[int, Any] | None] = lambda _, body: None
+        """Answers a request in its own way; None is the usual one."""
         self.change: Callable[[np.ndarray], np.ndarray] = lambda vectors: vectors
 
     @classmethod
@@ -81,6 +86,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.requests.append({"path": self.path, "key": self.headers.get("Authorization"), **body})
         fault = self.server.faults.pop(0)(body["input"]) if self.server.faults else None
+        fault = fault or self.server.habit(self.server, body)
         status, answer = fault or (200, {"data": self.server.embed(body["input"])})
         if status == DROPPED:
             self.connection.close()
@@ -190,14 +196,49 @@ def test_a_batch_that_is_too_large_is_halved(served: CareModel, server: Embeddin
     assert [len(request["input"]) - 1 for request in server.requests] == [5, 2, 3, 1, 2]
 
 
+@pytest.mark.parametrize("status", [400, 422])
 def test_a_server_that_counts_texts_is_asked_for_fewer(
-    served: CareModel, server: EmbeddingServer, model: CareModel
+    served: CareModel, server: EmbeddingServer, model: CareModel, status: int
 ) -> None:
-    refusal = {"message": "batch size 6 > maximum allowed batch size 4", "code": 422, "type": "Validation"}
-    server.faults = [lambda tokens: (422, refusal) if len(tokens) > 4 else None for _ in range(9)]
+    server.faults = [lambda tokens: (status, {"message": "no"}) if len(tokens) > 4 else None for _ in range(9)]
     for _ in range(2):
         assert served.encode_document(TEXTS[:5]) == pytest.approx(model.encode_document(TEXTS[:5]), abs=1e-5)
     assert [len(request["input"]) - 1 for request in server.requests] == [5, 2, 3, 2, 3]
+
+
+HABITS: dict[str, Callable[[EmbeddingServer, dict[str, Any]], tuple[int, Any] | None]] = {
+    "takes 10 texts": lambda _, body: (400, {"error": "batch size is invalid"}) if len(body["input"]) > 10 else None,
+    "takes 1 text": lambda _, body: (400, {"error": "one, please"}) if len(body["input"]) > 1 else None,
+    "takes 4 texts, else 500": lambda _, body: (500, {"error": "decode -1"}) if len(body["input"]) > 4 else None,
+    "refuses encoding_format": lambda _, body: (400, {"code": 20015}) if "encoding_format" in body else None,
+    "no index": lambda server, body: (200, {"data": [_without_index(row) for row in server.embed(body["input"])[::-1]]}),
+    "one index": lambda server, body: (200, {"data": [row | {"index": 0} for row in server.embed(body["input"])[::-1]]}),
+    "base64": lambda server, body: (200, {"data": [_as_base64(row) for row in server.embed(body["input"])]}),
+}
+"""What services do that speak OpenAI's protocol all the same."""
+
+
+def _without_index(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key != "index"}
+
+
+def _as_base64(row: dict[str, Any]) -> dict[str, Any]:
+    return row | {"embedding": base64.b64encode(np.asarray(row["embedding"], "<f4").tobytes()).decode()}
+
+
+@pytest.mark.parametrize("habit", HABITS)
+def test_the_habits_of_services_cost_no_text_its_vector(
+    server: EmbeddingServer, model: CareModel, reference: Path, pair_folder: Path, habit: str
+) -> None:
+    texts = medical_texts(23)
+    server.habit = HABITS[habit]
+    with served_documents(pair_folder, [server.url], reference, patience_seconds=5.0) as served:
+        assert served.encode_document(texts) == pytest.approx(model.encode_document(texts), abs=1e-5)
+        assert len(server.requests) < 100
+    with httpx.Client(base_url=server.url) as client:
+        raw = wire.embed(client, "tower", texts)[:, : model.dim]
+    unit = raw / np.linalg.norm(raw, axis=1, keepdims=True)
+    assert unit == pytest.approx(model.encode_document(texts), abs=1e-5)
 
 
 def test_a_text_that_is_refused_on_its_own_ends_in_the_servers_words(
@@ -255,10 +296,11 @@ def test_an_unusable_answer_is_asked_for_again_and_named_in_the_end(
 def test_an_answer_that_trying_again_does_not_change_is_said_at_once(
     served: CareModel, server: EmbeddingServer
 ) -> None:
-    server.faults = [lambda _: (400, {"error": "no such model"})]
+    """A batch is halved down to one text, whose answer counts."""
+    server.faults = [lambda _: (400, {"error": "no such model"})] * 99
     with pytest.raises(EncodingError, match=r"400.*no such model"):
-        served.encode_document(["短"])
-    assert len(server.requests) == 1
+        served.encode_document(TEXTS)
+    assert len(server.requests) <= 6
 
 
 def test_passing_faults_are_retried(served: CareModel, server: EmbeddingServer, model: CareModel) -> None:

@@ -25,7 +25,7 @@ from tests import tiny
 
 TEXTS = [*tiny.medical_texts(60), "".join(tiny.TEXTS) * 3, "短", "a"]
 """Some are longer than the encoders read: the end marker of a cut text must stay."""
-KINDS = ("bert", "qwen3", "qwen3-right", "static")
+KINDS = ("bert", "qwen3", "qwen3-right", "static", "weighted")
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +35,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "bert": tiny.query_tower(root / "bert", pooling="mean"),
         "qwen3": tiny.document_tower(root / "qwen3"),
         "static": tiny.static_tower(root / "static"),
+        "weighted": tiny.weighted_tower(root / "weighted"),
     }
     right = SentenceTransformer(str(folders["qwen3"]), device="cpu")
     right.tokenizer.padding_side = "right"
@@ -89,15 +90,25 @@ def test_the_report_names_device_kernels_and_padding(folders: dict[str, Path]) -
     assert report["padding"] == 1, "texts side by side need none"
 
 
-def test_two_encoders_of_one_model_do_not_disturb_each_other(folders: dict[str, Path]) -> None:
-    """Both sides of a plain model share it, and a service asks both at a time."""
-    model = load_sentence_transformer(folders["qwen3"], "cpu")
+@pytest.mark.parametrize("kind", KINDS)
+def test_threads_and_encoders_that_share_a_model_do_not_disturb_each_other(folders: dict[str, Path], kind: str) -> None:
+    """Both sides of a plain model share it, a service asks both at a time, and an ingestion reads ahead."""
+    model = load_sentence_transformer(folders[kind], "cpu")
     sides = {prompt: TorchEncoder(model, "document", prompt=prompt, batch_tokens=60) for prompt in ("", "咳嗽：")}
-    alone = {prompt: encoder.encode(TEXTS) for prompt, encoder in sides.items()}
-    with ThreadPoolExecutor(4) as pool:
-        jobs = [(prompt, pool.submit(sides[prompt].encode, TEXTS)) for prompt in [*sides] * 10]
-    for prompt, job in jobs:
-        np.testing.assert_allclose(job.result(), alone[prompt], atol=1e-6, rtol=0)
+    alone = {prompt: (encoder.encode(TEXTS), encoder.count_tokens(TEXTS)) for prompt, encoder in sides.items()}
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # another thread comes in between any two steps, as it does in a run of minutes
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            jobs = [
+                (prompt, pool.submit(sides[prompt].encode, TEXTS), pool.submit(sides[prompt].count_tokens, TEXTS))
+                for prompt in [*sides] * 10
+            ]
+    finally:
+        sys.setswitchinterval(before)
+    for prompt, vectors, counts in jobs:
+        np.testing.assert_allclose(vectors.result(), alone[prompt][0], atol=1e-6, rtol=0)
+        assert counts.result() == alone[prompt][1]
 
 
 def test_a_model_that_reads_its_mask_is_encoded_with_padding(folders: dict[str, Path]) -> None:

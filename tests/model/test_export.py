@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
-from sentence_transformers.sentence_transformer.modules import Pooling, WordWeights
+from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import GteConfig, GteModel, set_seed
 
 from care_qdrant.encoders.onnx import OnnxEncoder
@@ -95,12 +95,8 @@ def test_an_encoder_with_rotary_positions_and_a_projection(tmp_path: Path) -> No
 
 
 def test_a_weighted_mean_is_exported_with_its_weights(tmp_path: Path) -> None:
-    transformer = SentenceTransformer(str(tiny.query_tower(tmp_path / "plain")), device="cpu")[0]
-    tokens = transformer.tokenizer.convert_ids_to_tokens(list(range(len(transformer.tokenizer))))
-    weights = WordWeights(tokens, {token: 0.1 + number % 7 for number, token in enumerate(tokens)})
-    model = SentenceTransformer(modules=[transformer, weights, Pooling(32, "mean"), Normalize()], device="cpu")
-    folder = tmp_path / "weighted"
-    model.save_pretrained(str(folder), create_model_card=False)
+    folder = tiny.weighted_tower(tmp_path / "weighted")
+    model = SentenceTransformer(str(folder), device="cpu")
 
     export_query_encoder(folder, tiny.TEXTS)
 

@@ -1,0 +1,83 @@
+"""OpenAI's embeddings protocol as its many servers speak it: what is sent, what an answer holds, what is too much.
+
+Servers differ in how many texts they take in a request (10, 25, 32, 64, 2,048), and in how they say that there were too
+many: 400 (DashScope), 413 (SiliconFlow, text-embeddings-inference), 422 (text-embeddings-inference), 500 (llama.cpp, LM
+Studio), each with words of its own. So no words are read: a request with one of these answers is sent again in halves,
+and it is the answer to a single text that counts as an error.
+"""
+
+import base64
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+import httpx
+import numpy as np
+
+from care_qdrant.errors import EncodingError, redact
+from care_qdrant.types import Vectors
+
+PERHAPS_TOO_MUCH = frozenset(
+    {
+        HTTPStatus.BAD_REQUEST,
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+        HTTPStatus.INTERNAL_SERVER_ERROR,
+    }
+)
+"""Status codes with which servers refuse a request that they would answer in parts."""
+MOST_TEXTS = 64
+"""Texts of the first request of `embed`."""
+
+
+def request_body(model: str, inputs: Sequence[Any]) -> dict[str, Any]:
+    """Return the body of a request for vectors of texts or of lists of token ids."""
+    # No encoding_format: its default is the one that is read below, and some servers refuse the field.
+    return {"model": model, "input": list(inputs)}
+
+
+def read_vectors(answer: httpx.Response, count: int) -> Vectors:
+    """Return the vectors of an answer in the order of the inputs, (count, width) float32.
+
+    Rows may come in any order, and without their index; a vector may be a list of numbers, or base64.
+
+    Raises:
+        EncodingError: The answer is an error, or holds no such vectors.
+    """
+    where = redact(str(answer.request.url))
+    if not answer.is_success:
+        raise EncodingError(redact(f"{where}: {answer.status_code}, {answer.text[:200]}"))
+    try:
+        data = answer.json()["data"]
+        places = [row.get("index", place) for place, row in enumerate(data)]
+        rows = [data[at] for at in sorted(range(len(data)), key=places.__getitem__)]
+        vectors = np.asarray([_numbers(row["embedding"]) for row in rows], dtype=np.float32)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise EncodingError(f"{where}: the answer is no list of embeddings ({error})") from error
+    if vectors.ndim != 2 or len(vectors) != count:
+        raise EncodingError(f"{where}: gave vectors of shape {vectors.shape} for {count} texts")
+    return vectors
+
+
+def embed(client: httpx.Client, model: str, texts: Sequence[str]) -> Vectors:
+    """Return the vectors of texts, in requests as large as the server takes: (texts, width) float32.
+
+    Raises:
+        EncodingError: The server refuses a single text, or gives no vectors.
+        httpx.HTTPError: It does not answer.
+    """
+    found: list[Vectors] = []
+    at, most = 0, MOST_TEXTS
+    while at < len(texts):
+        part = texts[at : at + most]
+        answer = client.post("embeddings", json=request_body(model, part))
+        if answer.status_code in PERHAPS_TOO_MUCH and len(part) > 1:
+            most = len(part) // 2
+            continue
+        found.append(read_vectors(answer, len(part)))
+        at += len(part)
+    return np.concatenate(found) if found else np.empty((0, 0), dtype=np.float32)
+
+
+def _numbers(embedding: Any) -> Any:
+    return np.frombuffer(base64.b64decode(embedding), "<f4") if isinstance(embedding, str) else embedding

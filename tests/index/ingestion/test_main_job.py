@@ -1,0 +1,68 @@
+"""The main job as people run it, with each engine of this machine: thousands of documents, all cores, built-in pair."""
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from care_qdrant.model.pair import CareModel
+from care_qdrant.qdrant.connection import open_client
+from care_qdrant.types import embedded_text
+from tests import tiny
+
+SAMPLE = Path(__file__).parents[3] / "examples" / "sample" / "corpus.jsonl"
+DOCUMENTS = 5_000
+# Another thread comes in between any two steps, as it does now and then in every run.
+INGEST = "import sys; sys.setswitchinterval(1e-5); from care_qdrant.cli.ingest import command; command()"
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Documents of 50 to 400 characters, made of the sample's sentences."""
+    texts = "".join(json.loads(line)["text"] for line in SAMPLE.read_text(encoding="utf-8").splitlines())
+    sentences = re.findall(r"[^。？！]+[。？！]", texts)
+    rng, rows = random.Random(0), []
+    for number in range(DOCUMENTS):
+        length, text = rng.randint(50, 400), ""
+        while len(text) < length:
+            text += rng.choice(sentences)
+        rows.append({"id": f"d{number}", "text": text[:400]})
+    return tiny.write_jsonl(tmp_path_factory.mktemp("main-job") / "corpus.jsonl", rows)
+
+
+@pytest.fixture(scope="module")
+def alone(corpus: Path) -> dict[str, np.ndarray]:
+    """Vectors of the documents from one thread, by the documents' ids."""
+    rows = [json.loads(line) for line in corpus.read_text(encoding="utf-8").splitlines()]
+    vectors = CareModel.load(device="cpu").encode_document([embedded_text("", row["text"]) for row in rows])
+    return {row["id"]: vector for row, vector in zip(rows, vectors, strict=True)}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("run", range(5))
+@pytest.mark.parametrize("engine", ["onnx", "torch"])
+def test_every_run_stores_the_vectors_of_a_single_thread(
+    engine: str, run: int, corpus: Path, alone: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    command = [sys.executable, "-c", INGEST, str(corpus), "--engine", engine, "--path", str(tmp_path / "qdrant")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-2_000:]
+    with open_client(path=tmp_path / "qdrant") as client:
+        points, _ = client.scroll("corpus", limit=2 * DOCUMENTS, with_vectors=True, with_payload=["doc_id"])
+    # A document of more than one chunk has a vector of each; those of one chunk are compared.
+    found: dict[str, list[np.ndarray]] = {}
+    for point in points:
+        found.setdefault(point.payload["doc_id"], []).append(np.array(point.vector["care-nano"]))  # type: ignore
+    assert found.keys() == alone.keys()
+    whole = {name: vectors[0] for name, vectors in found.items() if len(vectors) == 1}
+    assert len(whole) > DOCUMENTS // 3
+    lowest = min(float(vector @ alone[name]) for name, vector in whole.items())
+    assert lowest > 1 - 1e-4, f"{engine}, run {run}: a stored vector has a cosine of {lowest:.5f}"
