@@ -192,7 +192,8 @@ class FloorAnswer(BaseModel):
 
     floor: float | None = Field(
         description="Four in five questions of the collection's own find another document with at least this score; a "
-        "best hit below it is no good match. Null where the collection is too small to tell."
+        "best hit below it is no good match. It is measured once and kept in the metadata of the collection, until "
+        "that has changed by a quarter. Null where the collection is too small to tell."
     )
 
 
@@ -223,6 +224,16 @@ class SearchAnswer(BaseModel):
     fingerprint: str | None
     mode: str
     hits: list[SearchHit]
+    good_match: bool | None = Field(
+        description="Whether the best hit seems to answer the query: false for one below `floor`, and where the pair "
+        "does not read the query. Null where nothing tells: in a sparse search, with a fusion or weight of your own, "
+        "and before the floor of a collection was measured."
+    )
+    floor: float | None = Field(description="What `/floor` answers for this search; null where it is not known.")
+    unread: list[str] = Field(
+        description="Words of the query that the tokenizer of the pair does not know, where they are most of it: its "
+        "scores mean nothing then. Empty for a query that it reads."
+    )
     timing_ms: Timing
 
 

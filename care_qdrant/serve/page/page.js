@@ -21,6 +21,7 @@ const TEXTS = {
     meansHybrid: "Score: weighted sum of cosine and scaled BM25; it may pass 1.",
     meansFloor: (score) => ` Most questions of this collection reach ${score}.`,
     poor: (score) => `No good match: the best score is below ${score}, which most questions of this collection reach. The collection may have no answer.`,
+    unread: (words) => `No good match: this pair does not read ${words}, so the scores mean nothing. Ask in the language of the documents.`,
   },
   zh: {
     skip: "跳到结果", copyLink: "复制链接", copyCurl: "复制为 curl", keys: "快捷键", query: "问题",
@@ -42,6 +43,7 @@ const TEXTS = {
     meansHybrid: "得分：余弦与缩放后的 BM25 的加权和，可以超过 1。",
     meansFloor: (score) => `这个集合里的问题一般能达到 ${score}。`,
     poor: (score) => `没有好的匹配：最高得分低于 ${score}，而这个集合里的问题一般都能达到。集合里可能没有答案。`,
+    unread: (words) => `没有好的匹配：这个模型读不懂 ${words}，得分没有意义。请用文档的语言提问。`,
   },
 };
 const MAX_COLUMNS_BY_DEFAULT = 3;
@@ -79,12 +81,12 @@ function reasonOf({ error, code }) {
   return `${t(code === "queue_full" || code === "quota_exceeded" || code === "not_ready" ? "busy" : "refused")}: ${error}`;
 }
 
-// Asked once for each way to search, beside the searches: it costs some thirty of them.
+// Asked once for each way to search, where the collection does not keep it yet: it costs some sixty searches.
 function fetchFloors() {
-  for (const column of chosen()) {
+  for (const { column, answer } of state.last) {
     const [mode, pair] = split(column);
     const key = `${$("collection").value} ${column}`;
-    if (!pair || state.floors.has(key)) continue;
+    if (!pair || !answer || answer.floor !== null || state.floors.has(key)) continue;
     state.floors.set(key, null);
     ask("floor", { collection: $("collection").value, model: pair, mode }).then(
       ({ floor }) => { state.floors.set(key, floor); if (floor !== null) render(); },
@@ -96,7 +98,7 @@ function fetchFloors() {
 // As a condition takes it: a text that reads as a number with a fraction stands in quotes.
 const written = (value) => (typeof value === "string" && value.trim() && !Number.isNaN(Number(value)) && !Number.isInteger(Number(value)) ? JSON.stringify(value) : String(value));
 
-const floorOf = (column) => state.floors.get(`${$("collection").value} ${column}`) ?? null;
+const floorOf = (column, answer) => answer.floor ?? state.floors.get(`${$("collection").value} ${column}`) ?? null;
 
 function showCollection() {
   const here = current();
@@ -255,11 +257,12 @@ function renderColumn({ column, answer, error }, number, ranks) {
     return section;
   }
   section.append(...renderTime(answer.timing_ms));
-  const floor = floorOf(column);
+  const floor = floorOf(column, answer);
   const means = { dense: "meansDense", sparse: "meansSparse", hybrid: "meansHybrid" }[answer.mode];
   section.append(element("p", { class: "meaning" }, t(means) + (floor === null ? "" : t("meansFloor", floor.toFixed(2)))));
-  if (floor !== null && answer.hits.length && answer.hits[0].score < floor)
-    section.append(element("p", { class: "poor" }, t("poor", floor.toFixed(2))));
+  const isPoor = floor !== null && answer.hits.length && answer.hits[0].score < floor;
+  if (answer.unread.length || isPoor)
+    section.append(element("p", { class: "poor" }, answer.unread.length ? t("unread", answer.unread.join(", ")) : t("poor", floor.toFixed(2))));
   if (state.last.length > 1) {
     const common = answer.hits.filter((hit) => ranks[0].has(hit.document_id)).length;
     section.append(element("p", { class: "facts" }, number ? t("shared", common) : t("first")));
