@@ -137,7 +137,9 @@ def test_the_floor_is_what_four_in_five_questions_find_beside_their_own_document
     assert floor.score == pytest.approx(np.quantile(range(len(asked)), 0.2))
     few = find_floor(retriever, questions[: MIN_QUESTIONS - 1])
     assert few is not None
-    assert (few.score, known_floor(Retriever(client, "c", HashModel()))) == (None, few), "too few to tell, and that is kept as well"
+    assert (few.score, known_floor(Retriever(client, "c", HashModel()))) == (None, few), (
+        "too few to tell, and that is kept as well"
+    )
 
 
 @pytest.mark.parametrize(
