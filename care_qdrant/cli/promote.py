@@ -37,7 +37,7 @@ def command(
     if url is None:
         raise click.UsageError("a promotion needs a server: give --url")
     settings = CopySettings(overwrite=overwrite, dry_run=dry_run)
-    source, target = Target(path or Path("qdrant"), None), Target(None, url, server_key(), grpc_port())
+    source, target = Target(path or Path("qdrant"), None), Target(None, url, server_key(url), grpc_port())
     with source.open() as folder, target.open() as server, points_bar(collection) as show:
         report = promote_collection(
             Collection(folder, collection), Collection(server, name or collection), settings, on_progress=show
