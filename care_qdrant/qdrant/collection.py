@@ -341,11 +341,19 @@ class Collection(Calls):
         yield [record.id for record in records]
 
     def sample(self, points: int) -> list[models.Record]:
-        """Return points with their payloads, each drawn with the same probability.
+        """Return points with their payloads, each drawn with the same probability; fewer where so many are too large.
 
         Servers before 1.11 draw none: there, these are the points with the smallest ids.
         """
         limit = min(points, self.limits.page)
+        try:
+            return self._drawn(limit)
+        except RequestTooLarge:
+            if limit == 1:
+                raise
+            return self.sample(limit // 2)
+
+    def _drawn(self, limit: int) -> list[models.Record]:
         at_random = models.SampleQuery(sample=models.Sample.RANDOM)
         key = self.shard_key
         try:
