@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +11,8 @@ from care_qdrant.console.groups import CONTEXT, GroupedCommand
 from care_qdrant.console.options import LoadModel, Target, fallback_option, json_option, model_options, target_options
 
 if TYPE_CHECKING:
+    from qdrant_client import models
+
     from care_qdrant.qdrant.collection import Collection
     from care_qdrant.search.fallback import Fallback
     from care_qdrant.search.floor import Floor, Match
@@ -84,14 +86,14 @@ def command(
     """
     from care_qdrant.errors import InputError
     from care_qdrant.qdrant.collection import Collection, only_collection
-    from care_qdrant.search.conditions import parse_filter, why_nothing
+    from care_qdrant.search.conditions import why_nothing
     from care_qdrant.search.floor import judge
     from care_qdrant.search.retriever import Retriever
 
     if query is not None and not query.strip():
         raise InputError("the query is empty")
     _refuse_without_effect("hybrid" if mode == "auto" else mode)
-    parse_filter(conditions)  # a slip is said before anything is opened
+    _parsed(conditions)  # a slip is said before anything is opened
     with target.open() as client:
         model = None if mode == "sparse" else load_model()
         retriever = Retriever(
@@ -105,7 +107,7 @@ def command(
         schema = retriever.schema
         if (unfinished := schema.unfinished) is not None:
             click.echo(f"note: {unfinished}", err=True)
-        conditions_filter = parse_filter(conditions, schema.payload_schema)
+        conditions_filter = _parsed(conditions, schema.payload_schema)
         floor, is_measured = None, False
         for each in _prompted(Collection(client, collection)) if query is None else [query]:
             [hits] = retriever.search([each], top_k, conditions_filter)
@@ -121,6 +123,21 @@ def command(
                     floor, is_measured = _floor(retriever), True
                 if (note := _note(judge(hits, floor, model.unread(each)), hits[0], collection)) is not None:
                     click.echo(f"note: {note}", err=True)
+
+
+def _parsed(
+    conditions: Sequence[str], indexes: "Mapping[str, models.PayloadIndexInfo] | None" = None
+) -> "models.Filter | None":
+    """Return the filter of --filter; an error says what a shell does to conditions."""
+    from care_qdrant.errors import InputError
+    from care_qdrant.search.conditions import parse_filter
+
+    try:
+        return parse_filter(conditions, indexes)
+    except InputError as error:
+        is_cut = not all(set(one) & set("<=>") for one in conditions)
+        hint = "; a shell takes < and > for itself, so write the condition in quotes" if is_cut else ""
+        raise InputError(f"--filter: {error}{hint}") from error
 
 
 def _floor(retriever: "Retriever") -> "Floor | None":
