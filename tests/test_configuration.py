@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 from qdrant_client import QdrantClient
@@ -16,6 +17,8 @@ from qdrant_client import QdrantClient
 from care_qdrant.cli import care
 from care_qdrant.cli.ingest import command as ingest_command
 from care_qdrant.console.configuration import read_defaults
+from care_qdrant.console.options import Target
+from care_qdrant.console.reports import search_command
 from care_qdrant.errors import CareError, FingerprintMismatch, InputError, Unreachable
 from care_qdrant.index.ingest import ingest
 from care_qdrant.qdrant.connection import open_client
@@ -86,10 +89,12 @@ def test_the_command_line_comes_before_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--engine", "vllm"], "is no engine"),
-        (["--endpoint", "gpu1:8000/v1"], "is no engine"),
-        (["--device", "cuda:0", "--device", "cuda:1"], "cuda:0,cuda:1"),
-        (["--engine", "onnx", "--engine", "torch"], "onnx and torch"),
+        (["--engine", "vllm"], "--engine vllm: is no engine"),
+        (["--device", "bogus"], "--device bogus: is no engine"),
+        (["--devices=bogus"], "--devices bogus: is no engine"),
+        (["--endpoint", "gpu1:8000/v1"], "--endpoint gpu1:8000/v1: is no engine"),
+        (["--device", "cuda:0", "--device", "cuda:1"], "--device cuda:0 and --device cuda:1: give one"),
+        (["--engine", "onnx", "--device", "cpu", "--engine", "torch"], "--engine onnx and --engine torch: give one"),
     ],
 )
 def test_what_encodes_is_one_engine_that_there_is(words: list[str], said: str) -> None:
@@ -103,6 +108,59 @@ def test_a_name_that_is_no_url_makes_no_folder(tmp_path: Path) -> None:
     done = program(CARE, "ingest", "corpus.jsonl", "--url", "not a url")
     assert "is no URL of a Qdrant server" in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["search", "糖", "--collection", ""], "--collection"),
+        (["search", "糖", "--collection="], "--collection"),
+        (["search", "糖", "--path", ""], "--path"),
+        (["search", "糖", "--url", ""], "--url"),
+        (["search", "糖", "--model", ""], "--model"),
+        (["verify", ""], "COLLECTION"),
+        (["publish", "c", "--as", ""], "--as"),
+        (["promote", "c", "--to", "", "--url", "http://localhost"], "--to"),
+        (["serve", "--collection", "a", "--collection", ""], "--collection"),
+        (["model", "info", ""], "MODEL"),
+    ],
+)
+def test_an_empty_value_is_not_the_default(arguments: list[str], named: str) -> None:
+    result = CliRunner().invoke(care, arguments)
+    assert result.exit_code == 2
+    assert f"{named} is empty" in result.stderr
+
+
+def test_the_unnamed_vector_has_an_empty_name(tmp_path: Path) -> None:
+    result = CliRunner().invoke(care, ["search", "糖", "--vector-name", "", "--path", "typo"])
+    assert "typo: there is no such folder" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("environment", "file", "target", "words"),
+    [
+        (None, "", Target(Path("qdrant"), None), ""),
+        (None, "", Target(Path("a b"), None), " --path 'a b'"),
+        (None, "", Target(None, "http://q:6333"), " --url http://q:6333"),
+        ("http://q:6333", "", Target(Path("qdrant"), None), " --path qdrant"),
+        ("http://q:6333", "", Target(None, "http://q:6333"), ""),
+        (None, 'url = "http://q:6333"', Target(Path("qdrant"), None), " --path qdrant"),
+        (None, 'url = "http://q:6333"', Target(None, "http://q:6333"), ""),
+        (None, 'path = "db"', Target(Path("db"), None), ""),
+        (None, 'path = "db"', Target(Path("qdrant"), None), " --path qdrant"),
+        (None, '[search]\npath = "db"', Target(Path("db"), None), ""),
+        ("http://q:6333", 'path = "db"', Target(Path("db"), None), " --path db"),
+    ],
+)
+def test_a_hint_has_the_options_that_it_needs(
+    monkeypatch: pytest.MonkeyPatch, environment: str | None, file: str, target: Target, words: str
+) -> None:
+    """The command that is shown reaches the database of the command that shows it."""
+    Path("care.toml").write_text(file)
+    if environment is not None:
+        monkeypatch.setenv("QDRANT_URL", environment)
+    with click.Context(ingest_command):
+        assert search_command("c", target, "built-in") == f'care search "…" --collection c --model built-in{words}'
 
 
 def test_two_databases_on_the_command_line_are_refused() -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from care_qdrant.console.groups import Command
 from care_qdrant.console.options import Target, json_option, target_options
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ _ANY_WIDTH = 10_000
 """Of a line in a pipe, where a program may read it."""
 
 
-@click.command(name="collections")
+@click.command(cls=Command, name="collections")
 @target_options
 @json_option
 def command(target: Target, as_json: bool) -> None:

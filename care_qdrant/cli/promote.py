@@ -4,11 +4,12 @@ from pathlib import Path
 
 import click
 
+from care_qdrant.console.groups import Command
 from care_qdrant.console.options import Target, grpc_port, path_option, server_key, url_option
 from care_qdrant.console.reports import show_report
 
 
-@click.command(name="promote")
+@click.command(cls=Command, name="promote")
 @click.argument("collection")
 @path_option
 @url_option

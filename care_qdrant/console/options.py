@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
+from care_qdrant.console.groups import as_typed
 from care_qdrant.console.trust import came_from_file, environment_key, warn_of_foreign_folder, warn_of_plain_http
 from care_qdrant.errors import redact
 
@@ -237,6 +238,13 @@ def _endpoint_key(urls: Sequence[str], option: str) -> str | None:
     return key
 
 
+def _typed_engine(word: str) -> str:
+    """Return a word of `engine_option` with the spelling of the option that was typed."""
+    context = click.get_current_context()
+    [param] = [each for each in context.command.params if each.name == "engine_words"]
+    return as_typed(context, param, word)
+
+
 def engine_options(command: Command) -> Command:
     """Add ``--engine``; the command takes ``device: str | None`` and ``engine: Engine``."""
 
@@ -250,11 +258,11 @@ def engine_options(command: Command) -> Command:
         for word in devices:
             if not _DEVICES.fullmatch(word):
                 raise click.UsageError(
-                    f"--engine {word}: is no engine ({', '.join(ENGINES)}), device or URL (http://…)"
+                    f"{_typed_engine(word)}: is no engine ({', '.join(ENGINES)}), device or URL (http://…)"
                 )
         if len(kinds) > 1 or len(devices) > 1:
-            several = " and ".join(sorted(kinds if len(kinds) > 1 else devices))
-            raise click.UsageError(f"--engine {several}: give one (of several devices, with commas: cuda:0,cuda:1)")
+            several = " and ".join(map(_typed_engine, sorted(kinds if len(kinds) > 1 else devices)))
+            raise click.UsageError(f"{several}: give one (of several devices, with commas: cuda:0,cuda:1)")
         reference = os.environ.get("CARE_REFERENCE_VECTORS")
         engine = Engine(
             cast(Any, next(iter(kinds), "server" if urls else None)),

@@ -1,15 +1,16 @@
 """The report of a command: for people on a terminal, as JSON in a pipe."""
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import click
 
+from care_qdrant.console.configuration import default_of
 from care_qdrant.console.options import Target
 
 
@@ -28,11 +29,18 @@ def search_command(collection: str, target: Target, model: str | None = None) ->
     parts = ["care", "search", '"…"', "--collection", shlex.quote(collection)]
     if model is not None:
         parts += ["--model", shlex.quote(model)]
-    if target.url:
-        parts += ["--url", target.url]
-    elif target.path != Path("qdrant"):
-        parts += ["--path", shlex.quote(str(target.path))]
-    return " ".join(parts)
+    return " ".join([*parts, *_target_words(target, "search")])
+
+
+def _target_words(target: Target, command: str) -> list[str]:
+    """Return the options by which a command reaches a database; none where it reaches it without any."""
+    url, path = os.environ.get("QDRANT_URL"), None
+    if not url:
+        url, path = default_of(command, "url"), default_of(command, "path")
+    found = (None, str(url)) if url and not path else (str(path or "qdrant"), None)
+    if found == (None if target.path is None else str(target.path), target.url):
+        return []
+    return ["--url" if target.url else "--path", shlex.quote(str(target))]
 
 
 def _lines(values: Mapping[str, Any], indent: str = "") -> Iterator[str]:
