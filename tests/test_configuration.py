@@ -163,6 +163,24 @@ def test_a_hint_has_the_options_that_it_needs(
         assert search_command("c", target, "built-in") == f'care search "…" --collection c --model built-in{words}'
 
 
+@pytest.mark.parametrize("is_typed", [False, True])
+def test_an_error_shows_a_command_that_reaches_the_same_database(
+    monkeypatch: pytest.MonkeyPatch, is_typed: bool
+) -> None:
+    monkeypatch.setenv("QDRANT_URL", "http://127.0.0.1:1")
+    with open_client(path=Path("my db")) as client:
+        ingest([Document("1", "一")], HashModel(name="theirs"), client, "c")
+    model = ["--model", "built-in"] if is_typed else []
+    result = CliRunner().invoke(care, ["search", "糖", "--path", "my db", *model])
+    typed = " --model built-in" if is_typed else ""
+    assert str(result.exception).endswith(f"with: care attach c --vector-name care-nano{typed} --path 'my db'")
+    with (
+        open_client(path=Path("my db")) as client,
+        pytest.raises(InputError, match=r"with the same --model .*attach c"),
+    ):
+        ingest([Document("1", "一")], HashModel(), client, "c", vector_name="hash-model")
+
+
 def test_two_databases_on_the_command_line_are_refused() -> None:
     result = CliRunner().invoke(care, ["collections", "--path", "a", "--url", "http://b"])
     assert result.exit_code == 2

@@ -28,6 +28,7 @@ def command(target: Target, as_json: bool) -> None:
       care collections
       care collections --url http://localhost:6333 --json
     """
+    from care_qdrant.errors import next_command
     from care_qdrant.index.doctor import describe_all
 
     with target.open() as client:
@@ -37,7 +38,7 @@ def command(target: Target, as_json: bool) -> None:
     elif collections:
         click.echo(_table(collections))
     else:
-        click.echo(f"{target}: no collections yet; make one with: care ingest corpus.jsonl")
+        click.echo(f"{target}: no collections yet; make one, " + next_command("care ingest corpus.jsonl"))
 
 
 def _table(collections: "list[CollectionSummary]") -> str:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
@@ -11,9 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
+from care_qdrant.console.configuration import default_of
 from care_qdrant.console.groups import as_typed
 from care_qdrant.console.trust import came_from_file, environment_key, warn_of_foreign_folder, warn_of_plain_http
-from care_qdrant.errors import redact
+from care_qdrant.errors import COMPLETE, redact
 
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient
@@ -64,8 +66,25 @@ class Target:
             timeout_seconds=timeout_seconds or REQUEST_TIMEOUT_SECONDS,
         )
 
+    def options_of(self, command: str) -> list[str]:
+        """Return the options by which another command reaches this database; none where it does so without any."""
+        url, path = os.environ.get("QDRANT_URL"), None
+        if not url:
+            url, path = default_of(command, "url"), default_of(command, "path")
+        found = (None, str(url)) if url and not path else (str(path or "qdrant"), None)
+        if found == (None if self.path is None else str(self.path), self.url):
+            return []
+        return ["--url" if self.url else "--path", shlex.quote(str(self))]
+
     def __str__(self) -> str:
         return redact(self.url) if self.url else str(self.path)
+
+
+def typed_model() -> str | None:
+    """Return the model of the command line; None where the environment or a file gives it, to any command."""
+    context = click.get_current_context()
+    is_typed = context.get_parameter_source("model") is click.core.ParameterSource.COMMANDLINE
+    return str(context.params["model"]) if is_typed else None
 
 
 def add_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -167,7 +186,18 @@ def target_options(command: Command) -> Command:
 
     @wraps(command)
     def with_target(*args: Any, path: Path | None, url: str | None, **options: Any) -> Any:
-        return command(*args, target=target_of(path, url, Path("qdrant")), **options)
+        target = target_of(path, url, Path("qdrant"))
+        typed = typed_model()
+
+        def complete(words: str, model: bool) -> str:
+            options = ["--model", shlex.quote(typed)] if model and typed is not None else []
+            return " ".join([words, *options, *target.options_of(words.split()[1])])
+
+        token = COMPLETE.set(complete)
+        try:
+            return command(*args, target=target, **options)
+        finally:
+            COMPLETE.reset(token)
 
     return cast(Command, add_options(path_option, url_option)(with_target))
 

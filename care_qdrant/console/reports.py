@@ -1,7 +1,6 @@
 """The report of a command: for people on a terminal, as JSON in a pipe."""
 
 import json
-import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
@@ -10,8 +9,7 @@ from typing import Any
 
 import click
 
-from care_qdrant.console.configuration import default_of
-from care_qdrant.console.options import Target
+from care_qdrant.console.options import Target, typed_model
 
 
 def show_report(report: Any) -> None:
@@ -23,24 +21,11 @@ def show_report(report: Any) -> None:
 
 def search_command(collection: str, target: Target, model: str | None = None) -> str:
     """Return the command that asks a collection; without a model, with the one that was given to this command."""
-    context = click.get_current_context()
-    if model is None and context.get_parameter_source("model") is click.core.ParameterSource.COMMANDLINE:
-        model = context.params["model"]
+    model = typed_model() if model is None else model
     parts = ["care", "search", '"…"', "--collection", shlex.quote(collection)]
     if model is not None:
         parts += ["--model", shlex.quote(model)]
-    return " ".join([*parts, *_target_words(target, "search")])
-
-
-def _target_words(target: Target, command: str) -> list[str]:
-    """Return the options by which a command reaches a database; none where it reaches it without any."""
-    url, path = os.environ.get("QDRANT_URL"), None
-    if not url:
-        url, path = default_of(command, "url"), default_of(command, "path")
-    found = (None, str(url)) if url and not path else (str(path or "qdrant"), None)
-    if found == (None if target.path is None else str(target.path), target.url):
-        return []
-    return ["--url" if target.url else "--path", shlex.quote(str(target))]
+    return " ".join([*parts, *target.options_of("search")])
 
 
 def _lines(values: Mapping[str, Any], indent: str = "") -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.errors import InputError, NoCollection, QdrantError, Rejected
+from care_qdrant.errors import InputError, NoCollection, QdrantError, Rejected, next_command
 from care_qdrant.qdrant import bulk
 from care_qdrant.qdrant.calls import Calls, Written, in_requests, seconds_left
 from care_qdrant.qdrant.connection import require_server
@@ -525,7 +525,7 @@ def only_collection(client: QdrantClient, where: str) -> str:
     """Return the name of the collection when there is one, so that nobody has to type it."""
     names = Collection(client, "").names()
     if not names:
-        raise InputError(f"{where}: no collections yet; make one with: care ingest corpus.jsonl")
+        raise InputError(f"{where}: no collections yet; make one, " + next_command("care ingest corpus.jsonl"))
     if len(names) > 1:
         raise InputError(f"{where}: several collections ({', '.join(names)}); name one with --collection")
     return names[0]
