@@ -29,8 +29,9 @@ keys in command lines and known keys are hidden in whatever is printed, logged a
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 _HIDDEN = "***"
 _SHORTEST = 8
@@ -177,3 +178,20 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
         raise MissingExtra(
             f"{what} needs {error.name or 'a package'}, which is not installed: {INSTALL.format(extra=extra)}"
         ) from error
+
+
+COMPLETE: ContextVar[Callable[[str, bool], str] | None] = ContextVar("care_complete", default=None)
+"""Completes a command by the options with which the running one reached its database and, where asked, its model; None
+outside of commands."""
+
+
+def next_command(words: str, *, model: bool = True) -> str:
+    """Return a command that mends what a message is about, with the options that it needs, for the message's end.
+
+    Args:
+        words: As ``care attach articles``.
+        model: Whether it needs the same ``--model``.
+    """
+    if (complete := COMPLETE.get()) is not None:
+        return f"with: {complete(words, model)}"
+    return f"with the same {'--model and ' if model else ''}--path/--url: {words}"

@@ -1,12 +1,15 @@
 """Where options come from: the command line, the environment, care.toml; and what a command does to a target."""
 
+import contextlib
 import http.server
+import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 from qdrant_client import QdrantClient
@@ -14,10 +17,13 @@ from qdrant_client import QdrantClient
 from care_qdrant.cli import care
 from care_qdrant.cli.ingest import command as ingest_command
 from care_qdrant.console.configuration import read_defaults
+from care_qdrant.console.options import Target
+from care_qdrant.console.reports import search_command
 from care_qdrant.errors import CareError, FingerprintMismatch, InputError, Unreachable
 from care_qdrant.index.ingest import ingest
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.types import Document
+from tests.listener import Listener, listening
 from tests.tiny import HashModel
 
 CARE = "from care_qdrant.cli import main; main()"
@@ -83,10 +89,12 @@ def test_the_command_line_comes_before_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--engine", "vllm"], "is no engine"),
-        (["--endpoint", "gpu1:8000/v1"], "is no engine"),
-        (["--device", "cuda:0", "--device", "cuda:1"], "cuda:0,cuda:1"),
-        (["--engine", "onnx", "--engine", "torch"], "onnx and torch"),
+        (["--engine", "vllm"], "--engine vllm: is no engine"),
+        (["--device", "bogus"], "--device bogus: is no engine"),
+        (["--devices=bogus"], "--devices bogus: is no engine"),
+        (["--endpoint", "gpu1:8000/v1"], "--endpoint gpu1:8000/v1: is no engine"),
+        (["--device", "cuda:0", "--device", "cuda:1"], "--device cuda:0 and --device cuda:1: give one"),
+        (["--engine", "onnx", "--device", "cpu", "--engine", "torch"], "--engine onnx and --engine torch: give one"),
     ],
 )
 def test_what_encodes_is_one_engine_that_there_is(words: list[str], said: str) -> None:
@@ -100,6 +108,77 @@ def test_a_name_that_is_no_url_makes_no_folder(tmp_path: Path) -> None:
     done = program(CARE, "ingest", "corpus.jsonl", "--url", "not a url")
     assert "is no URL of a Qdrant server" in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["search", "糖", "--collection", ""], "--collection"),
+        (["search", "糖", "--collection="], "--collection"),
+        (["search", "糖", "--path", ""], "--path"),
+        (["search", "糖", "--url", ""], "--url"),
+        (["search", "糖", "--model", ""], "--model"),
+        (["verify", ""], "COLLECTION"),
+        (["publish", "c", "--as", ""], "--as"),
+        (["promote", "c", "--to", "", "--url", "http://localhost"], "--to"),
+        (["serve", "--collection", "a", "--collection", ""], "--collection"),
+        (["model", "info", ""], "MODEL"),
+    ],
+)
+def test_an_empty_value_is_not_the_default(arguments: list[str], named: str) -> None:
+    result = CliRunner().invoke(care, arguments)
+    assert result.exit_code == 2
+    assert f"{named} is empty" in result.stderr
+
+
+def test_the_unnamed_vector_has_an_empty_name(tmp_path: Path) -> None:
+    result = CliRunner().invoke(care, ["search", "糖", "--vector-name", "", "--path", "typo"])
+    assert "typo: there is no such folder" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("environment", "file", "target", "words"),
+    [
+        (None, "", Target(Path("qdrant"), None), ""),
+        (None, "", Target(Path("a b"), None), " --path 'a b'"),
+        (None, "", Target(None, "http://q:6333"), " --url http://q:6333"),
+        ("http://q:6333", "", Target(Path("qdrant"), None), " --path qdrant"),
+        ("http://q:6333", "", Target(None, "http://q:6333"), ""),
+        (None, 'url = "http://q:6333"', Target(Path("qdrant"), None), " --path qdrant"),
+        (None, 'url = "http://q:6333"', Target(None, "http://q:6333"), ""),
+        (None, 'path = "db"', Target(Path("db"), None), ""),
+        (None, 'path = "db"', Target(Path("qdrant"), None), " --path qdrant"),
+        (None, '[search]\npath = "db"', Target(Path("db"), None), ""),
+        ("http://q:6333", 'path = "db"', Target(Path("db"), None), " --path db"),
+    ],
+)
+def test_a_hint_has_the_options_that_it_needs(
+    monkeypatch: pytest.MonkeyPatch, environment: str | None, file: str, target: Target, words: str
+) -> None:
+    """The command that is shown reaches the database of the command that shows it."""
+    Path("care.toml").write_text(file)
+    if environment is not None:
+        monkeypatch.setenv("QDRANT_URL", environment)
+    with click.Context(ingest_command):
+        assert search_command("c", target, "built-in") == f'care search "…" --collection c --model built-in{words}'
+
+
+@pytest.mark.parametrize("is_typed", [False, True])
+def test_an_error_shows_a_command_that_reaches_the_same_database(
+    monkeypatch: pytest.MonkeyPatch, is_typed: bool
+) -> None:
+    monkeypatch.setenv("QDRANT_URL", "http://127.0.0.1:1")
+    with open_client(path=Path("my db")) as client:
+        ingest([Document("1", "一")], HashModel(name="theirs"), client, "c")
+    model = ["--model", "built-in"] if is_typed else []
+    result = CliRunner().invoke(care, ["search", "糖", "--path", "my db", *model])
+    typed = " --model built-in" if is_typed else ""
+    assert str(result.exception).endswith(f"with: care attach c --vector-name care-nano{typed} --path 'my db'")
+    with (
+        open_client(path=Path("my db")) as client,
+        pytest.raises(InputError, match=r"with the same --model .*attach c"),
+    ):
+        ingest([Document("1", "一")], HashModel(), client, "c", vector_name="hash-model")
 
 
 def test_two_databases_on_the_command_line_are_refused() -> None:
@@ -134,6 +213,105 @@ def proxy() -> Iterator[str]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
+
+
+QDRANT_KEY, ENDPOINT_KEY = "a-key-of-this-qdrant", "a-key-of-that-endpoint"
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    with listening() as found:
+        yield found
+
+
+@pytest.fixture
+def keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Set the keys of a user, and return the folder of the user's configuration."""
+    monkeypatch.setenv("QDRANT_API_KEY", QDRANT_KEY)
+    monkeypatch.setenv("CARE_ENDPOINT_KEY", ENDPOINT_KEY)
+    monkeypatch.setenv("CARE_ENDPOINT_MODEL", "m")
+    monkeypatch.setenv("CARE_PATIENCE", "1")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return tmp_path / "config" / "care"
+
+
+@pytest.mark.parametrize("file", ["care.toml", "pyproject.toml"])
+@pytest.mark.parametrize("arguments", [["collections"], ["search", "糖"], ["attach", "c"], ["ingest", "corpus.jsonl"]])
+def test_a_folder_that_names_a_server_gets_no_key(
+    listener: Listener, keys: Path, file: str, arguments: list[str]
+) -> None:
+    Path("corpus.jsonl").write_text('{"id": "1", "text": "一"}\n', encoding="utf-8")
+    Path(file).write_text(("[tool.care]\n" if file == "pyproject.toml" else "") + f'url = "{listener.url}"\n')
+    done = program(CARE, *arguments)
+    assert listener.received, done.stderr
+    assert not listener.got(QDRANT_KEY)
+    assert f"QDRANT_API_KEY is not sent to {listener.url}" in done.stderr
+    assert QDRANT_KEY not in done.stderr + done.stdout
+    assert not keys.exists(), "nobody was asked, so nobody has confirmed"
+
+
+@pytest.mark.parametrize("by", ["command line", "environment", "confirmed"])
+def test_a_server_that_the_user_gave_gets_the_key(
+    listener: Listener, keys: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    Path("care.toml").write_text(f'url = "{listener.url}"\n')
+    if by == "environment":
+        monkeypatch.setenv("QDRANT_URL", listener.url)
+    if by == "confirmed":
+        keys.mkdir(parents=True)
+        (keys / "confirmed-hosts").write_text(f"{listener.url}\n")
+    program(CARE, "collections", *(["--url", listener.url] if by == "command line" else []))
+    assert listener.got(QDRANT_KEY)
+
+
+def test_a_yes_on_a_terminal_is_remembered_and_a_no_is_not(
+    listener: Listener, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("care.toml").write_text(f'url = "{listener.url}"\n')
+    for answer, sent in (("n", False), ("y", True)):
+        said = on_a_terminal(answer, "collections")
+        assert f"sends QDRANT_API_KEY to {listener.url}" in said
+        assert (listener.got(QDRANT_KEY), (keys / "confirmed-hosts").exists()) == (sent, sent)
+    listener.received.clear()
+    assert "sends QDRANT_API_KEY" not in on_a_terminal("", "collections")
+    assert listener.got(QDRANT_KEY)
+
+
+def on_a_terminal(typed: str, *arguments: str) -> str:
+    """Run a command on a terminal where a person types a line; return what is shown."""
+    shown, ours = b"", os.openpty()
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r}); {CARE}"
+    with subprocess.Popen([sys.executable, "-c", code, *arguments], stdin=ours[1], stdout=ours[1], stderr=ours[1]):
+        os.close(ours[1])
+        os.write(ours[0], f"{typed}\n".encode())
+        with contextlib.suppress(OSError):  # its end closes the terminal
+            while part := os.read(ours[0], 4096):
+                shown += part
+    os.close(ours[0])
+    return shown.decode()
+
+
+@pytest.mark.parametrize("is_typed", [False, True])
+def test_an_endpoint_that_a_folder_names_gets_no_key(listener: Listener, keys: Path, is_typed: bool) -> None:
+    Path("corpus.jsonl").write_text('{"id": "1", "text": "一"}\n', encoding="utf-8")
+    if not is_typed:
+        Path("care.toml").write_text(f'endpoint = "{listener.url}/v1"\n')
+    done = program(CARE, "ingest", "corpus.jsonl", *(["--endpoint", f"{listener.url}/v1"] if is_typed else []))
+    assert listener.received, done.stderr
+    assert listener.got(ENDPOINT_KEY) is is_typed
+    assert ("CARE_ENDPOINT_KEY is not sent" in done.stderr) is not is_typed
+
+
+@pytest.mark.parametrize("is_typed", [False, True])
+def test_a_database_of_another_user_is_named_unless_it_was_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_typed: bool
+) -> None:
+    with open_client(path=tmp_path / "db"):
+        pass
+    Path("care.toml").write_text('path = "db"\n')
+    pretend = f"import os; os.geteuid = lambda: {os.geteuid() + 1}; {CARE}"
+    done = program(pretend, "collections", *(["--path", "db"] if is_typed else []))
+    assert ("belongs to another user" in done.stderr) is not is_typed
 
 
 @pytest.mark.parametrize("url", ["ftp://localhost:6333", "http://[::1", "not a url", "http://localhost:99999"])

@@ -1,6 +1,6 @@
-"""How well the floor of a collection (`care_qdrant.search.overview`) tells queries of its field from others.
+"""How well the floor of a collection (`care_qdrant.search.floor`) tells queries of its field from others.
 
-Shares of queries whose best hit is below the floor: of the judged queries of each task (false alarms), and of queries
+Shares of queries whose best hit is no good match: of the judged queries of each task (false alarms), and of queries
 of other subjects in Chinese and English (which should all be below).
 """
 
@@ -16,8 +16,7 @@ from benchmarks.perf.measured import output_option, save_measured
 from care_qdrant.index.ingest import ingest
 from care_qdrant.index.settings import IngestSettings
 from care_qdrant.model.pair import CareModel
-from care_qdrant.qdrant.collection import Collection
-from care_qdrant.search.overview import floor, overview
+from care_qdrant.search.floor import find_floor, fixed_questions, judge
 from care_qdrant.search.retriever import Retriever
 
 ELSEWHERE = {
@@ -53,18 +52,18 @@ def measure(task: str, corpus: Path, questions: list[str], model: CareModel) -> 
     """Return the shares for a dense and a hybrid search."""
     client = QdrantClient(":memory:")
     ingest(corpus, model, client, task, settings=IngestSettings(sparse=True))
-    own = overview(Collection(client, task)).questions
     rows = []
     for mode in ("dense", "hybrid"):
         retriever = Retriever(client, task, model, mode=mode)  # type: ignore[arg-type]
-        least = floor(retriever, own)
+        least = find_floor(retriever, fixed_questions(retriever))
 
         def below(queries: list[str]) -> float:
             hits = retriever.search(queries, 1)  # noqa: B023  # called at once
-            return float(np.mean([not found or found[0].score < (least or 0) for found in hits]))  # noqa: B023
+            matches = [judge(found, least, model.unread(query)) for query, found in zip(queries, hits, strict=True)]  # noqa: B023
+            return float(np.mean([match.is_good is False for match in matches]))
 
         shares = [below(list(queries)) for queries in (questions[:QUERIES], *ELSEWHERE.values())]
-        rows.append(Row(task, mode, least, *shares, len(questions[:QUERIES])))
+        rows.append(Row(task, mode, least and least.score, *shares, len(questions[:QUERIES])))
     return rows
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from care_qdrant.console.groups import Command
 from care_qdrant.console.options import Target, json_option, target_options
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ _ANY_WIDTH = 10_000
 """Of a line in a pipe, where a program may read it."""
 
 
-@click.command(name="collections")
+@click.command(cls=Command, name="collections")
 @target_options
 @json_option
 def command(target: Target, as_json: bool) -> None:
@@ -27,6 +28,7 @@ def command(target: Target, as_json: bool) -> None:
       care collections
       care collections --url http://localhost:6333 --json
     """
+    from care_qdrant.errors import next_command
     from care_qdrant.index.doctor import describe_all
 
     with target.open() as client:
@@ -36,7 +38,7 @@ def command(target: Target, as_json: bool) -> None:
     elif collections:
         click.echo(_table(collections))
     else:
-        click.echo(f"{target}: no collections yet; make one with: care ingest corpus.jsonl")
+        click.echo(f"{target}: no collections yet; make one, " + next_command("care ingest corpus.jsonl"))
 
 
 def _table(collections: "list[CollectionSummary]") -> str:

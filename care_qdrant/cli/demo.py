@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from care_qdrant.console.groups import CONTEXT
+from care_qdrant.console.groups import CONTEXT, Command
 
 SAMPLES = (
     Path(__file__).parents[1] / "sample" / "corpus.jsonl",  # in a wheel
@@ -13,7 +13,7 @@ SAMPLES = (
 )
 
 
-@click.command(name="demo", context_settings=CONTEXT)
+@click.command(cls=Command, name="demo", context_settings=CONTEXT)
 def command() -> None:
     """Put the 339 sample documents into a collection, and open the search page on it.
 

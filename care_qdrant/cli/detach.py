@@ -2,11 +2,12 @@
 
 import click
 
+from care_qdrant.console.groups import Command
 from care_qdrant.console.options import Target, target_options
 from care_qdrant.console.reports import show_report
 
 
-@click.command(name="detach")
+@click.command(cls=Command, name="detach")
 @click.argument("collection")
 @click.option("--vector-name", help="Vector to remove.  [default: the one that was attached]")
 @click.option("--all", "is_all", is_flag=True, help="Remove every vector that was attached.")

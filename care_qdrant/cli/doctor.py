@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from care_qdrant.console.groups import Command
 from care_qdrant.console.options import LoadModel, Target, json_option, model_options, target_options
 from care_qdrant.errors import InputError
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from care_qdrant.index.doctor import Diagnosis
 
 
-@click.command(name="doctor")
+@click.command(cls=Command, name="doctor")
 @click.argument("collection")
 @target_options
 @model_options()

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import click
 
+from care_qdrant.console.groups import Command
 from care_qdrant.console.options import Target, grpc_port, path_option, server_key, url_option
 from care_qdrant.console.reports import show_report
 
 
-@click.command(name="promote")
+@click.command(cls=Command, name="promote")
 @click.argument("collection")
 @path_option
 @url_option
@@ -37,7 +38,7 @@ def command(
     if url is None:
         raise click.UsageError("a promotion needs a server: give --url")
     settings = CopySettings(overwrite=overwrite, dry_run=dry_run)
-    source, target = Target(path or Path("qdrant"), None), Target(None, url, server_key(), grpc_port())
+    source, target = Target(path or Path("qdrant"), None), Target(None, url, server_key(url), grpc_port())
     with source.open() as folder, target.open() as server, points_bar(collection) as show:
         report = promote_collection(
             Collection(folder, collection), Collection(server, name or collection), settings, on_progress=show

@@ -2,11 +2,12 @@
 
 import click
 
+from care_qdrant.console.groups import Command
 from care_qdrant.console.options import Target, target_options
 from care_qdrant.console.reports import show_report
 
 
-@click.command(name="publish")
+@click.command(cls=Command, name="publish")
 @click.argument("collection")
 @click.option("--as", "alias", help="Alias that readers search.  [default: COLLECTION, where it is an alias]")
 @target_options

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,12 +11,17 @@ from care_qdrant.console.groups import CONTEXT, GroupedCommand
 from care_qdrant.console.options import LoadModel, Target, fallback_option, json_option, model_options, target_options
 
 if TYPE_CHECKING:
+    from qdrant_client import models
+
     from care_qdrant.qdrant.collection import Collection
     from care_qdrant.search.fallback import Fallback
+    from care_qdrant.search.floor import Floor, Match
     from care_qdrant.search.retriever import Mode, Retriever
     from care_qdrant.types import Hit
 
 _EXAMPLES = 3
+_FLOOR_SECONDS = 10.0
+"""How long a person waits, once for a collection, to be told whether the hits are a good match."""
 
 
 @click.command(
@@ -81,18 +86,20 @@ def command(
     """
     from care_qdrant.errors import InputError
     from care_qdrant.qdrant.collection import Collection, only_collection
-    from care_qdrant.search.conditions import parse_filter, why_nothing
+    from care_qdrant.search.conditions import why_nothing
+    from care_qdrant.search.floor import judge
     from care_qdrant.search.retriever import Retriever
 
     if query is not None and not query.strip():
         raise InputError("the query is empty")
     _refuse_without_effect("hybrid" if mode == "auto" else mode)
-    parse_filter(conditions)  # a slip is said before anything is opened
+    _parsed(conditions)  # a slip is said before anything is opened
     with target.open() as client:
+        model = None if mode == "sparse" else load_model()
         retriever = Retriever(
             client,
             collection := collection or only_collection(client, str(target)),
-            None if mode == "sparse" else load_model(),
+            model,
             mode=mode,
             **options,
             fallback=None if open_fallback is None else open_fallback(),
@@ -100,8 +107,8 @@ def command(
         schema = retriever.schema
         if (unfinished := schema.unfinished) is not None:
             click.echo(f"note: {unfinished}", err=True)
-        conditions_filter = parse_filter(conditions, schema.payload_schema)
-        least = None
+        conditions_filter = _parsed(conditions, schema.payload_schema)
+        floor, is_measured = None, False
         for each in _prompted(Collection(client, collection)) if query is None else [query]:
             [hits] = retriever.search([each], top_k, conditions_filter)
             _refuse_without_effect(retriever.mode)
@@ -111,21 +118,52 @@ def command(
             if reason is not None:
                 raise InputError(f"--filter: {reason}")
             _show(each, collection, retriever.mode, hits, as_json)
-            if hits and sys.stdout.isatty() and not as_json and mode != "sparse" and open_fallback is None:
-                least = _floor(retriever, Collection(client, collection)) if least is None else least
-                if hits[0].score < least:
-                    click.echo(
-                        f"note: perhaps nothing here answers this: the best score is {hits[0].score:.2f}, and most "
-                        f"questions of {collection!r} reach {least:.2f}",
-                        err=True,
-                    )
+            if hits and sys.stdout.isatty() and not as_json and model is not None and open_fallback is None:
+                if not is_measured:
+                    floor, is_measured = _floor(retriever), True
+                if (note := _note(judge(hits, floor, model.unread(each)), hits[0], collection)) is not None:
+                    click.echo(f"note: {note}", err=True)
 
 
-def _floor(retriever: "Retriever", collection: "Collection") -> float:
-    """Return the score that most of a collection's own questions reach; 0 where it has too few to tell."""
-    from care_qdrant.search.overview import floor, overview
+def _parsed(
+    conditions: Sequence[str], indexes: "Mapping[str, models.PayloadIndexInfo] | None" = None
+) -> "models.Filter | None":
+    """Return the filter of --filter; an error says what a shell does to conditions."""
+    from care_qdrant.errors import InputError
+    from care_qdrant.search.conditions import parse_filter
 
-    return floor(retriever, overview(collection).questions) or 0.0
+    try:
+        return parse_filter(conditions, indexes)
+    except InputError as error:
+        is_cut = not all(set(one) & set("<=>") for one in conditions)
+        hint = "; a shell takes < and > for itself, so write the condition in quotes" if is_cut else ""
+        raise InputError(f"--filter: {error}{hint}") from error
+
+
+def _floor(retriever: "Retriever") -> "Floor | None":
+    """Return the lowest score of a good match; None where it cannot be had in time: the hits are shown already."""
+    from care_qdrant.errors import QdrantError
+    from care_qdrant.search.floor import find_floor, fixed_questions, known_floor
+
+    try:
+        return known_floor(retriever) or find_floor(retriever, fixed_questions(retriever), seconds=_FLOOR_SECONDS)
+    except QdrantError:
+        return None
+
+
+def _note(match: "Match", best: "Hit", collection: str) -> str | None:
+    """Return what to say of hits that are no good match; None where there is nothing to say."""
+    if match.unread:
+        return (
+            f"the model does not read {', '.join(match.unread)}, so these scores mean nothing; ask in the language of "
+            "the documents"
+        )
+    if match.is_good is not False:
+        return None
+    return (
+        f"perhaps nothing here answers this: the best score is {best.score:.2f}, and most questions of "
+        f"{collection!r} reach {match.floor:.2f}"
+    )
 
 
 def _prompted(collection: "Collection") -> Iterator[str]:

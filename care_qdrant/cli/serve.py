@@ -105,8 +105,10 @@ def command(
       care serve --collection articles --url http://localhost:6333 --workers 2 --keys keys.txt --host 0.0.0.0
       care serve --collection articles --mcp=stdio
     """
-    from care_qdrant.errors import InputError, needs_extra
+    from care_qdrant.errors import COMPLETE, InputError, needs_extra
     from care_qdrant.serve.settings import LOOPBACK, ServeSettings
+
+    COMPLETE.set(None)  # a client has other ways to the database than this process, and need not know them
 
     embedded_by_many = target.path is not None and workers > 1
     if collections and embedded_by_many:

@@ -44,6 +44,13 @@ def read_defaults(command: click.Command) -> dict[str, Any]:
     return {name: _for_command(child, general, tables.get(name, {}), where) for name, child in found.items()}
 
 
+def default_of(command: str, option: str) -> Any:
+    """Return what the files of the current folder give to an option of a command; None where they give nothing."""
+    settings = _find()[1]
+    own, general = settings.get(command), settings.get(option)
+    return own[option] if isinstance(own, dict) and option in own else general
+
+
 def _find() -> tuple[str, Mapping[str, Any]]:
     for path, table in ((Path(FILE), None), (Path("pyproject.toml"), "tool")):
         if not path.is_file():

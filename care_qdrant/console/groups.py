@@ -1,9 +1,10 @@
-"""Two click classes: a program whose commands are imported late and listed in groups, and help in two lengths."""
+"""Click classes: programs that import their commands late, commands that know what was typed, help in two lengths."""
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import entry_points
+from itertools import pairwise
 from typing import Any
 
 import click
@@ -12,6 +13,35 @@ from typing_extensions import override
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 _WHOLE = "care_qdrant.console.groups.whole"
 """Key of a context under which `--help-all` notes that all options are asked for."""
+_TYPED = "care_qdrant.typed"
+_MAY_BE_EMPTY = ("vector_name", "title_field")
+"""Parameters whose empty value says something: Qdrant's unnamed vector has this name, and no title has this field."""
+
+
+class Command(click.Command):
+    """A command that refuses empty values, and keeps the words that were typed for the messages of its errors."""
+
+    @override
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_TYPED] = tuple(args)
+        # As they were typed: an empty path is converted to the current folder, and "" is false where None is meant.
+        given = self.make_parser(ctx).parse_args(args=list(args))[0]
+        for param in self.params:
+            value = given.get(str(param.name))
+            if "" in (value if isinstance(value, list | tuple) else [value]) and param.name not in _MAY_BE_EMPTY:
+                name = param.make_metavar(ctx) if isinstance(param, click.Argument) else as_typed(ctx, param, "")
+                raise click.UsageError(f"{name.strip('[].')} is empty; give a value, or leave it out", ctx)
+        return super().parse_args(ctx, args)
+
+
+def as_typed(context: click.Context, param: click.Parameter, value: str) -> str:
+    """Return an option with its value in the spelling that was typed; in its first one where a file gave it."""
+    typed = context.meta.get(_TYPED, ())
+    pairs = set(pairwise(typed))
+    for spelling in param.opts:
+        if f"{spelling}={value}" in typed or (spelling, value) in pairs:
+            return f"{spelling} {value}".rstrip()
+    return f"{param.opts[0]} {value}".rstrip()
 
 
 class Program(click.Group):
@@ -24,6 +54,8 @@ class Program(click.Group):
         summaries: Titles of the help's groups, each with its commands and a summary of at most 50 characters.
         settings: Those of `click.Group`.
     """
+
+    command_class = Command
 
     def __init__(
         self,
@@ -84,7 +116,7 @@ class Program(click.Group):
         return {point.name: point.value for point in entry_points(group=self._entry_points_of)}
 
 
-class GroupedCommand(click.Command):
+class GroupedCommand(Command):
     """A command whose ``--help`` shows the first group of its options, and whose ``--help-all`` shows all groups."""
 
     def __init__(self, *args: Any, groups: Mapping[str, Sequence[str]], **settings: Any) -> None:

@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Callable, Mapping
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from functools import wraps
@@ -11,7 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from care_qdrant.errors import redact, remember_secret
+from care_qdrant.console.configuration import default_of
+from care_qdrant.console.groups import as_typed
+from care_qdrant.console.trust import came_from_file, environment_key, warn_of_foreign_folder, warn_of_plain_http
+from care_qdrant.errors import COMPLETE, redact
 
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient
@@ -62,8 +66,25 @@ class Target:
             timeout_seconds=timeout_seconds or REQUEST_TIMEOUT_SECONDS,
         )
 
+    def options_of(self, command: str) -> list[str]:
+        """Return the options by which another command reaches this database; none where it does so without any."""
+        url, path = os.environ.get("QDRANT_URL"), None
+        if not url:
+            url, path = default_of(command, "url"), default_of(command, "path")
+        found = (None, str(url)) if url and not path else (str(path or "qdrant"), None)
+        if found == (None if self.path is None else str(self.path), self.url):
+            return []
+        return ["--url" if self.url else "--path", shlex.quote(str(self))]
+
     def __str__(self) -> str:
         return redact(self.url) if self.url else str(self.path)
+
+
+def typed_model() -> str | None:
+    """Return the model of the command line; None where the environment or a file gives it, to any command."""
+    context = click.get_current_context()
+    is_typed = context.get_parameter_source("model") is click.core.ParameterSource.COMMANDLINE
+    return str(context.params["model"]) if is_typed else None
 
 
 def add_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -123,11 +144,13 @@ url_option = click.option(
 )
 
 
-def server_key() -> str | None:
-    """Return the API key of the server. It has no option: other users of a machine see a command line."""
-    key = os.environ.get("QDRANT_API_KEY")
-    remember_secret(key)
-    return key
+def server_key(url: str) -> str | None:
+    """Return the API key of the server, where it may go there.
+
+    It has no option: other users of a machine see a command line.
+    """
+    urls = [part for each in url.split(",") if (part := each.strip())]
+    return environment_key("QDRANT_API_KEY", urls, "url")
 
 
 def grpc_port() -> int | None:
@@ -140,7 +163,11 @@ def target_of(path: Path | None, url: str | None, default: Path) -> Target:
     """Return the server of a URL, or the embedded database of a folder; the one that was given more directly."""
     if path is not None and url is not None:
         path, url = _choose(path, url)
-    return Target(path or default, None) if url is None else Target(None, url, server_key(), grpc_port())
+    if url is not None:
+        return Target(None, url, server_key(url), grpc_port())
+    if path is None or came_from_file("path"):
+        warn_of_foreign_folder(path or default)
+    return Target(path or default, None)
 
 
 def _choose(path: Path, url: str) -> tuple[Path | None, str | None]:
@@ -159,7 +186,18 @@ def target_options(command: Command) -> Command:
 
     @wraps(command)
     def with_target(*args: Any, path: Path | None, url: str | None, **options: Any) -> Any:
-        return command(*args, target=target_of(path, url, Path("qdrant")), **options)
+        target = target_of(path, url, Path("qdrant"))
+        typed = typed_model()
+
+        def complete(words: str, model: bool) -> str:
+            options = ["--model", shlex.quote(typed)] if model and typed is not None else []
+            return " ".join([words, *options, *target.options_of(words.split()[1])])
+
+        token = COMPLETE.set(complete)
+        try:
+            return command(*args, target=target, **options)
+        finally:
+            COMPLETE.reset(token)
 
     return cast(Command, add_options(path_option, url_option)(with_target))
 
@@ -222,6 +260,21 @@ _DEVICE = r"(cpu|cuda|mps|xpu|hpu|npu|mlu)(:\d+)?"
 _DEVICES = re.compile(rf"all|{_DEVICE}(,{_DEVICE})*")
 
 
+def _endpoint_key(urls: Sequence[str], option: str) -> str | None:
+    """Return the API key of embeddings servers, where it may go there."""
+    key = environment_key("CARE_ENDPOINT_KEY", urls, option)
+    if key:
+        warn_of_plain_http("CARE_ENDPOINT_KEY", urls)
+    return key
+
+
+def _typed_engine(word: str) -> str:
+    """Return a word of `engine_option` with the spelling of the option that was typed."""
+    context = click.get_current_context()
+    [param] = [each for each in context.command.params if each.name == "engine_words"]
+    return as_typed(context, param, word)
+
+
 def engine_options(command: Command) -> Command:
     """Add ``--engine``; the command takes ``device: str | None`` and ``engine: Engine``."""
 
@@ -229,19 +282,17 @@ def engine_options(command: Command) -> Command:
     def with_engine(*args: Any, engine_words: tuple[str, ...], **options: Any) -> Any:
         from care_qdrant.encoders.engine import Engine
 
-        key = os.environ.get("CARE_ENDPOINT_KEY")
-        remember_secret(key)
         urls = tuple(url.strip() for word in engine_words if "://" in word for url in word.split(",") if url.strip())
         kinds = {word for word in engine_words if word in ENGINES}
         devices = {word for word in engine_words if word not in ENGINES and "://" not in word}
         for word in devices:
             if not _DEVICES.fullmatch(word):
                 raise click.UsageError(
-                    f"--engine {word}: is no engine ({', '.join(ENGINES)}), device or URL (http://…)"
+                    f"{_typed_engine(word)}: is no engine ({', '.join(ENGINES)}), device or URL (http://…)"
                 )
         if len(kinds) > 1 or len(devices) > 1:
-            several = " and ".join(sorted(kinds if len(kinds) > 1 else devices))
-            raise click.UsageError(f"--engine {several}: give one (of several devices, with commas: cuda:0,cuda:1)")
+            several = " and ".join(map(_typed_engine, sorted(kinds if len(kinds) > 1 else devices)))
+            raise click.UsageError(f"{several}: give one (of several devices, with commas: cuda:0,cuda:1)")
         reference = os.environ.get("CARE_REFERENCE_VECTORS")
         engine = Engine(
             cast(Any, next(iter(kinds), "server" if urls else None)),
@@ -251,7 +302,7 @@ def engine_options(command: Command) -> Command:
             sent=setting("CARE_ENDPOINT_INPUT", "tokens", click.Choice(["tokens", "text", "text-without-prompt"])),
             request_tokens=setting("CARE_ENDPOINT_TOKENS", 16_384, click.IntRange(1)),
             reference=Path(reference) if reference else None,
-            api_key=key,
+            api_key=_endpoint_key(urls, "engine_words"),
         )
         return command(*args, engine=engine, device=next(iter(devices), None), **options)
 
@@ -264,12 +315,14 @@ def fallback_option(command: Command) -> Command:
     @wraps(command)
     def with_fallback(*args: Any, fallback: str | None, **options: Any) -> Any:
         share = setting("CARE_FALLBACK_SHARE", 0.2, click.FloatRange(0, 1))
+        is_service = fallback is not None and "://" in fallback
+        with_key = is_service and _endpoint_key([str(fallback)], "fallback") is not None
 
         def open_fallback() -> "Fallback":
             from care_qdrant.encoders.old_model import open_old_model
             from care_qdrant.search.fallback import Fallback
 
-            old = open_old_model(str(fallback))
+            old = open_old_model(str(fallback), with_key=with_key)
             return Fallback(old.encode_query, old.encode_document, share)
 
         return command(*args, open_fallback=None if fallback is None else open_fallback, **options)

@@ -5,12 +5,11 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import click
 
-from care_qdrant.console.options import Target
+from care_qdrant.console.options import Target, typed_model
 
 
 def show_report(report: Any) -> None:
@@ -22,17 +21,11 @@ def show_report(report: Any) -> None:
 
 def search_command(collection: str, target: Target, model: str | None = None) -> str:
     """Return the command that asks a collection; without a model, with the one that was given to this command."""
-    context = click.get_current_context()
-    if model is None and context.get_parameter_source("model") is click.core.ParameterSource.COMMANDLINE:
-        model = context.params["model"]
+    model = typed_model() if model is None else model
     parts = ["care", "search", '"…"', "--collection", shlex.quote(collection)]
     if model is not None:
         parts += ["--model", shlex.quote(model)]
-    if target.url:
-        parts += ["--url", target.url]
-    elif target.path != Path("qdrant"):
-        parts += ["--path", shlex.quote(str(target.path))]
-    return " ".join(parts)
+    return " ".join([*parts, *target.options_of("search")])
 
 
 def _lines(values: Mapping[str, Any], indent: str = "") -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Protocols of an encoder: texts in, vectors of one space out."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from care_qdrant.types import Vectors
 
@@ -42,3 +42,11 @@ class Encoder(TokenCounter, Protocol):
         Returns:
             ``(len(texts), dim)`` float32, in the order of the texts, each row of length 1.
         """
+
+
+@runtime_checkable
+class TextReader(Protocol):
+    """Knows which words of a text its tokenizer does not read."""
+
+    def unread(self, text: str) -> list[str]:
+        """Return the words that are not read, where they are most of a text; empty for one that is read."""

@@ -70,8 +70,12 @@ class FolderModel:
             return np.asarray(self._model.encode_document(list(texts), show_progress_bar=False), dtype=np.float32)
 
 
-def open_old_model(where: str) -> OldModel:
+def open_old_model(where: str, *, with_key: bool = True) -> OldModel:
     """Open a sentence-transformers folder, or the service at a URL, whose model is ``CARE_ENDPOINT_MODEL``.
+
+    Args:
+        where: The folder, or the URL.
+        with_key: Whether the service gets the API key of ``CARE_ENDPOINT_KEY``.
 
     Raises:
         InputError: There is no such folder, or no model is named.
@@ -80,7 +84,7 @@ def open_old_model(where: str) -> OldModel:
         model = os.environ.get("CARE_ENDPOINT_MODEL")
         if not model:
             raise InputError(f"{where}: name the model of this service in the environment: CARE_ENDPOINT_MODEL")
-        return ServiceModel(where, model, os.environ.get("CARE_ENDPOINT_KEY"))
+        return ServiceModel(where, model, os.environ.get("CARE_ENDPOINT_KEY") if with_key else None)
     folder = Path(where)
     if not (folder / "modules.json").is_file():
         raise InputError(f"{where}: no sentence-transformers folder and no URL of a service")

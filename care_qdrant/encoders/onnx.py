@@ -20,6 +20,7 @@ from tokenizers import Encoding, Tokenizer
 from care_qdrant.encoders import MAX_CHARACTERS_PER_TOKEN
 from care_qdrant.encoders.batching import uncut_length
 from care_qdrant.encoders.side import Geometry, Side
+from care_qdrant.encoders.unread import unread_words
 from care_qdrant.encoders.usable import require_lengths
 from care_qdrant.errors import EncodingError, IncompleteModel, ModelError
 from care_qdrant.types import Vectors
@@ -120,6 +121,10 @@ class OnnxEncoder:
         """Return the uncut length of each text in tokens, special tokens and prompt included."""
         encodings = [self._tokenize(self.prompt + text) for text in texts]
         return [uncut_length(encoding, self._special_tokens) for encoding in encodings]
+
+    def unread(self, text: str) -> list[str]:
+        """Return the words that the tokenizer does not read, where they are most of a text."""
+        return unread_words(text, self._read(text, ""))
 
     def _read(self, text: str, prompt: str | None) -> Encoding:
         """Tokenise as much of a text as the encoder can read."""

@@ -24,6 +24,7 @@ from care_qdrant.encoders.batching import Budget, token_batches, uncut_length
 from care_qdrant.encoders.engine import Dtype
 from care_qdrant.encoders.packing import Packed, packed
 from care_qdrant.encoders.side import Geometry, static_limit
+from care_qdrant.encoders.unread import unread_words
 from care_qdrant.encoders.usable import require_lengths
 from care_qdrant.encoders.weights import no_progress_bars as no_progress_bars
 from care_qdrant.encoders.weights import readable_model
@@ -148,6 +149,10 @@ class TorchEncoder:
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Return the uncut length of each text in tokens, special tokens and prompt included."""
         return self._lengths(texts, self.prompt)
+
+    def unread(self, text: str) -> list[str]:
+        """Return the words that the tokenizer does not read, where they are most of a text."""
+        return [] if self._cutter is None else unread_words(text, self._cutter.encode(text))
 
     def _limit(self, max_tokens: int | None) -> int:
         tokenizer = self._model.tokenizer

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.errors import InputError, NotVerified, ServerTooOld
+from care_qdrant.errors import InputError, NotVerified, ServerTooOld, next_command
 from care_qdrant.index.attach import AttachReport, AttachSettings, attach_vector
 from care_qdrant.index.copying import (
     Copied,
@@ -200,8 +200,7 @@ def plan_copy(collection: Collection, alias: str | None, vector_name: str, contr
     if alias is None or alias in origin.names():
         raise InputError(
             f"{alias or given!r} is a collection, and Qdrant lets no alias have the name of one. Choose another name, "
-            "which readers then search, with the same --model and --path/--url: "
-            f"care attach {given} --via copy --as {given}-live"
+            "which readers then search, " + next_command(f"care attach {given} --via copy --as {given}-live")
         )
     others = sorted(name for name, behind in origin.aliases().items() if behind == source and name != alias)
     if others:
@@ -214,7 +213,7 @@ def plan_copy(collection: Collection, alias: str | None, vector_name: str, contr
     if live is not None and (live.source, live.adds) == (source, vector_name):
         raise InputError(
             f"alias {alias!r} leads to {versions.live!r}, a copy of {source!r} with vector {vector_name!r}; keep that "
-            f"one up, with the same --model and --path/--url: care attach {alias}"
+            "one up, " + next_command(f"care attach {alias}")
         )
     return CopyPlan(
         source=source,

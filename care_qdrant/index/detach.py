@@ -56,12 +56,14 @@ def detach_vector(
             return DetachReport(target.name, record.adds, points, 0, deleted_copy=True)
     _require_removal(target, record)
     name, points = _checked_name(target.schema, vector_name), target.count()
+    floors = dict.fromkeys(target.schema.floors_of(name))
     tune_embedded(client, target.name)
     cleaned = sum(_clean_payloads(part, name) for part in target.parts())
     if target.schema.has_vector(name):
         target.remove_vector(name)
-    if rescoring_removal(name).keys() & target.schema.metadata.keys():
-        target.update("removing what was measured", metadata=rescoring_removal(name))
+    measured = rescoring_removal(name) | floors
+    if measured.keys() & target.schema.metadata.keys():
+        target.update("removing what was measured", metadata=measured)
     target.write_contract(name, None)
     return DetachReport(target.name, name, points, cleaned)
 

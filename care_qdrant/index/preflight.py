@@ -7,7 +7,7 @@ from typing import Any
 
 from qdrant_client import models
 
-from care_qdrant.errors import CareError, FingerprintMismatch, InputError, SchemaMismatch, ServerTooOld
+from care_qdrant.errors import CareError, FingerprintMismatch, InputError, SchemaMismatch, ServerTooOld, next_command
 from care_qdrant.index.points import NOTICEABLE_FRACTION, expected_hash, other_text_field, require_free_key, stored_hash
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.contract_checks import check_contract, check_sparse_contract
@@ -124,8 +124,8 @@ def _require_named_vectors(collection: Collection, vector_name: str) -> None:
         collection.require_server(NAMED_VECTORS_SINCE, feature)
     except ServerTooOld as error:
         raise ServerTooOld(
-            f"{error}. Upgrade it, or let a copy with both vectors be made behind an alias, with the same --model and "
-            f"--path/--url: care attach {collection.name} --via copy --as {collection.name}-live"
+            f"{error}. Upgrade it, or let a copy with both vectors be made behind an alias, "
+            + next_command(f"care attach {collection.name} --via copy --as {collection.name}-live")
         ) from error
 
 
@@ -143,16 +143,16 @@ def _require_reopenable(schema: CollectionSchema, vector_name: str, payloads: Se
             "open it any more once it has a second vector, not even after care detach. Write the documents into a "
             "store with use_sparse_embeddings=True (on a server, Haystack's migrate_to_sparse_embeddings_support does "
             "it), open that one from then on, and attach to it; or leave this one to Haystack and let others search a "
-            "copy behind an alias, which gets nothing that is written later, with the same --model and --path/--url: "
-            f"care attach {schema.name} --via copy --as {schema.name}-live"
+            "copy behind an alias, which gets nothing that is written later, "
+            + next_command(f"care attach {schema.name} --via copy --as {schema.name}-live")
         )
 
 
 def _require_new(schema: CollectionSchema, vector_name: str) -> None:
     if vector_name in schema.dense:
         raise InputError(
-            f"collection {schema.name!r} has vector {vector_name!r} already, so it needs no copy: "
-            f"with the same --model and --path/--url, care attach {schema.name} --vector-name {vector_name}"
+            f"collection {schema.name!r} has vector {vector_name!r} already, so it needs no copy; add to it, "
+            + next_command(f"care attach {schema.name} --vector-name {vector_name}")
         )
 
 

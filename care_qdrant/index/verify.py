@@ -10,6 +10,7 @@ import numpy as np
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.encoders import Encoder, bm25
+from care_qdrant.errors import next_command
 from care_qdrant.index.points import (
     expected_hash,
     other_field_warning,
@@ -263,8 +264,8 @@ def _problems(report: VerifyReport, settings: VerifySettings) -> list[str]:
         nameless = f", {without_hash} one that does not say of which text it was made" if without_hash else ""
         problems.append(
             f"{report.without_vector - without_hash} points have no vector{nameless}, {report.outdated} one of an "
-            f"earlier text and {report.text_gone} one of a text that is gone; finish, with the same --model and "
-            f"--path/--url: care attach {report.collection} --vector-name {report.vector_name}"
+            f"earlier text and {report.text_gone} one of a text that is gone; finish, "
+            + next_command(f"care attach {report.collection} --vector-name {report.vector_name}")
         )
     if report.written_by_others:
         problems.append(

@@ -7,7 +7,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from care_qdrant.encoders import Encoder, TokenCounter
+from care_qdrant.encoders import Encoder, TextReader, TokenCounter
 from care_qdrant.encoders.engine import LOCAL, Engine
 from care_qdrant.encoders.side import Geometry, Side
 from care_qdrant.encoders.usable import require_torch
@@ -133,6 +133,11 @@ class CareModel:
     def encode_document(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
         """Encode documents: (len(texts), dim) float32 rows, of length 1 unless the geometry is ``cut``."""
         return self.document_encoder.encode(texts, prompt=prompt)
+
+    def unread(self, query: str) -> list[str]:
+        """Return the words of a query that its tokenizer does not read, where they are most of it."""
+        encoder = self.query_encoder
+        return encoder.unread(query) if isinstance(encoder, TextReader) else []
 
     def query_terms(self, text: str) -> "SparseVector":
         """Return a query's BM25 terms: counts, times the weights that the pair has learned for them, where it has any.

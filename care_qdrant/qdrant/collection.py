@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.errors import InputError, NoCollection, QdrantError, Rejected
+from care_qdrant.errors import InputError, NoCollection, QdrantError, Rejected, next_command
 from care_qdrant.qdrant import bulk
 from care_qdrant.qdrant.calls import Calls, Written, in_requests, seconds_left
 from care_qdrant.qdrant.connection import require_server
@@ -341,11 +341,19 @@ class Collection(Calls):
         yield [record.id for record in records]
 
     def sample(self, points: int) -> list[models.Record]:
-        """Return points with their payloads, each drawn with the same probability.
+        """Return points with their payloads, each drawn with the same probability; fewer where so many are too large.
 
         Servers before 1.11 draw none: there, these are the points with the smallest ids.
         """
         limit = min(points, self.limits.page)
+        try:
+            return self._drawn(limit)
+        except RequestTooLarge:
+            if limit == 1:
+                raise
+            return self.sample(limit // 2)
+
+    def _drawn(self, limit: int) -> list[models.Record]:
         at_random = models.SampleQuery(sample=models.Sample.RANDOM)
         key = self.shard_key
         try:
@@ -517,7 +525,7 @@ def only_collection(client: QdrantClient, where: str) -> str:
     """Return the name of the collection when there is one, so that nobody has to type it."""
     names = Collection(client, "").names()
     if not names:
-        raise InputError(f"{where}: no collections yet; make one with: care ingest corpus.jsonl")
+        raise InputError(f"{where}: no collections yet; make one, " + next_command("care ingest corpus.jsonl"))
     if len(names) > 1:
         raise InputError(f"{where}: several collections ({', '.join(names)}); name one with --collection")
     return names[0]

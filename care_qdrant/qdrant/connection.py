@@ -115,7 +115,7 @@ def _node(url: str, api_key: str | None, grpc: bool, grpc_port: int | None, time
     try:
         parts = _parse(url)
         port = grpc_port or (parts.port or DEFAULT_HTTP_PORT) + 1
-        if api_key and parts.scheme == "http" and not _is_loopback(parts.hostname):
+        if api_key and parts.scheme == "http" and not is_loopback(parts.hostname):
             logger.warning("%s: the API key is sent without encryption; give an https URL", url)
         # Reading the certificates of all authorities takes longer than a search, and http needs none of them.
         tls: Any = {"verify": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)} if parts.scheme == "http" else {}
@@ -167,7 +167,8 @@ def _parse(url: str) -> SplitResult:
     return urlsplit(url if "://" in url else f"http://{url}")
 
 
-def _is_loopback(host: str | None) -> bool:
+def is_loopback(host: str | None) -> bool:
+    """Return whether a host is this machine."""
     try:
         return ip_address(host or "").is_loopback
     except ValueError:

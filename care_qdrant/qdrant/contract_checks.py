@@ -11,7 +11,7 @@ import numpy as np
 from qdrant_client import models
 
 from care_qdrant.encoders import bm25
-from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch
+from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch, next_command
 from care_qdrant.qdrant.contracts import Contract, SparseContract, VectorContract
 from care_qdrant.qdrant.learned import (
     LearnedContract,
@@ -45,8 +45,7 @@ def check_contract(schema: CollectionSchema, vector_name: str, expected: VectorC
     if vector_name not in schema.dense:
         raise InputError(
             f"collection {collection!r} has no vector {vector_name!r} (it has: {_names(schema.dense)}); "
-            f"{_makers(schema)}add it, with the same --model and --path/--url: "
-            f"care attach {collection} --vector-name {vector_name}"
+            f"{_makers(schema)}add it, " + next_command(f"care attach {collection} --vector-name {vector_name}")
         )
     learned = schema.learned.get(vector_name)
     if learned is not None and learned.fingerprint == expected.fingerprint:
@@ -57,24 +56,22 @@ def check_contract(schema: CollectionSchema, vector_name: str, expected: VectorC
         raise SchemaMismatch(
             f"vector {vector_name!r} of collection {collection!r} is {params.size}-dimensional with "
             f"{params.distance.value} distance; model {expected.model!r} needs {expected.dim} dimensions and "
-            f"{expected.distance}. Add it beside that one under another name, with the same --model and --path/--url: "
-            f"care attach {collection} --vector-name {_free_name(schema, expected)}"
+            f"{expected.distance}. Add it beside that one under another name, "
+            + next_command(f"care attach {collection} --vector-name {_free_name(schema, expected)}")
         )
     found = schema.contracts.get(vector_name)
     if found is None:
         raise FingerprintMismatch(
             f"vector {vector_name!r} of collection {collection!r} carries no fingerprint: another tool wrote it, and "
-            f"its space is unknown. Add model {expected.model!r} beside it under another name, with the same --model "
-            "and --path/--url: "
-            f"care attach {collection} --vector-name {_free_name(schema, expected)}"
+            f"its space is unknown. Add model {expected.model!r} beside it under another name, "
+            + next_command(f"care attach {collection} --vector-name {_free_name(schema, expected)}")
         )
     if found.fingerprint != expected.fingerprint:
         raise FingerprintMismatch(
             f"vector {vector_name!r} of collection {collection!r} was made by {_maker(found)} "
             f"({found.fingerprint[:12]}), not by {expected.model} ({expected.fingerprint[:12]}). "
-            "Give the model that made it with --model, or add this one beside it, with the same --model and "
-            "--path/--url: "
-            f"care attach {collection} --vector-name {expected.model}-{expected.fingerprint[:8]}"
+            "Give the model that made it with --model, or add this one beside it, "
+            + next_command(f"care attach {collection} --vector-name {expected.model}-{expected.fingerprint[:8]}")
         )
 
 
@@ -84,7 +81,7 @@ def check_sparse_contract(schema: CollectionSchema, vector_name: str) -> SparseC
     if vector_name not in schema.sparse:
         raise InputError(
             f"collection {schema.name!r} has no sparse vector {vector_name!r} (it has: {_names(schema.sparse)}); "
-            f"add it, with the same --path/--url: care attach {schema.name} --sparse bm25"
+            "add it, " + next_command(f"care attach {schema.name} --sparse bm25", model=False)
         )
     if schema.sparse[vector_name].modifier != models.Modifier.IDF:
         raise SchemaMismatch(f"{where} was created without the IDF modifier that BM25 needs; ingest into a new one")

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from qdrant_client import models
 
 from care_qdrant.encoders import bm25
-from care_qdrant.errors import InputError, Rejected, ServerTooOld
+from care_qdrant.errors import InputError, Rejected, ServerTooOld, next_command
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.contract_checks import check_contract, check_sparse_contract
 from care_qdrant.qdrant.contracts import SparseContract, VectorContract, contract_metadata
@@ -233,8 +233,8 @@ def _require_own_chunks(schema: CollectionSchema, vector_name: str) -> None:
         raise InputError(
             f"vector {vector_name!r} was attached to points of collection {schema.name!r} that hold documents as "
             f"they were cut for vector {cut_for[0]!r}, and ingesting for another model would cut them anew under it. "
-            f"Ingest with the model of {cut_for[0]!r}; then, with this --model and the same --path/--url: "
-            f"care attach {schema.name} --vector-name {vector_name}"
+            f"Ingest with the model of {cut_for[0]!r}; then, "
+            + next_command(f"care attach {schema.name} --vector-name {vector_name}")
         )
 
 

@@ -17,6 +17,8 @@ IDENTITY_KEY = "care_id"
 """Metadata key: a random identifier of this very collection; one that is made anew under the same name has another."""
 RUN_PREFIX = "care_run:"
 """Metadata keys: one for each ingestion that has begun to write and has not finished."""
+FLOOR_PREFIX = "care_floor:"
+"""Metadata keys: one for each pair and mode, the lowest score of a good match."""
 PUBLISH_KEY = "care_publish"
 """Metadata key: how a version of a published collection was made."""
 MAX_POINTS = 256
@@ -117,6 +119,16 @@ class CollectionSchema:
         """Metadata that a copy of the collection keeps: without what belongs to this very collection."""
         own = (IDENTITY_KEY, PUBLISH_KEY)
         return {key: value for key, value in self.metadata.items() if key not in own and not key.startswith(RUN_PREFIX)}
+
+    def floors_of(self, vector_name: str) -> list[str]:
+        """Return the metadata keys of what a good score of a vector is; by BM25 it is a score of all that are there."""
+        floors = {key: entry for key, entry in self.metadata.items() if key.startswith(FLOOR_PREFIX)}
+        of_terms = f"{FLOOR_PREFIX}hybrid:" if vector_name in self.sparse else "\0"
+        return [
+            key
+            for key, entry in floors.items()
+            if key.startswith(of_terms) or (isinstance(entry, Mapping) and entry.get("vector") == vector_name)
+        ]
 
     @property
     def strict_mode(self) -> models.StrictModeConfigOutput | None:

@@ -1,4 +1,4 @@
-"""Conditions on metadata, as a person writes them in a shell."""
+"""Conditions on metadata, as a person writes them."""
 
 import json
 import re
@@ -38,23 +38,16 @@ def parse_filter(
     for condition in conditions:
         match = _CONDITION.fullmatch(condition)
         if match is None:
-            raise InputError(
-                f"condition {condition!r} (--filter): expected key=value, key!=value or key>=number; in a shell in "
-                "quotes, since it takes < and > for itself"
-            )
+            raise InputError(f"condition {condition!r}: expected key=value, key!=value or key>=number")
         key, operator, written = match["key"].strip(), match["operator"], match["value"].strip()
         value = _value(written)
         if operator in _RANGES:
             if isinstance(value, bool | str):
-                raise InputError(
-                    f"condition {condition!r} (--filter): {operator} compares numbers, and {value!r} is none"
-                )
+                raise InputError(f"condition {condition!r}: {operator} compares numbers, and {value!r} is none")
             limits = models.Range(**{_RANGES[operator]: value})
             must.append(models.FieldCondition(key=key, range=limits))
         elif isinstance(value, float):
-            raise InputError(
-                f"condition {condition!r} (--filter): Qdrant matches integers and texts; use >= and <= for {value}"
-            )
+            raise InputError(f"condition {condition!r}: Qdrant matches integers and texts; use >= and <= for {value}")
         else:
             kind = indexes[key].data_type.value if indexes and key in indexes else None
             values = [value, written]

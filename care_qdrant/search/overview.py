@@ -1,28 +1,19 @@
 """What a collection holds, for somebody who has not seen it: its size, questions that it answers, keys of its filters.
 
-All of it but the size is read off a sample of the points. Its own questions also say which score is a good one
-(`floor`): scores of two encoders, or of two collections, have no common scale.
+All of it but the size is read off a sample of the points.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-
-import numpy as np
 
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.layout import read_hit
-from care_qdrant.search.retriever import Retriever
-from care_qdrant.types import Vectors
+from care_qdrant.types import Hit
 
 Scalar = str | int | float | bool
 
 SAMPLE_POINTS = 256
-FLOOR_QUESTIONS = 32
-MIN_QUESTIONS = 16
-"""Fewer say nothing about the lowest of their scores."""
-FLOOR_QUANTILE = 0.2
-"""Chosen on the sample corpus, tried on another one: benchmarks/results/good-match.json."""
 MAX_VALUES = 50
 """A key with more values in the sample is named without them."""
 _QUESTION_CHARACTERS = 60
@@ -52,39 +43,26 @@ class Overview:
 
 
 def overview(collection: Collection) -> Overview:
-    """Read what a collection holds off a sample of its points."""
-    found: dict[str, Question] = {}
+    """Read what a collection holds off a random sample of its points."""
+    hits = [read_hit(record) for record in collection.sample(SAMPLE_POINTS)]
     values: dict[str, set[Scalar]] = {}
-    for record in collection.sample(SAMPLE_POINTS):
-        hit = read_hit(record)
-        if text := _question(hit.title or hit.text):
-            found.setdefault(text, Question(text, hit.document_id))
+    for hit in hits:
         for key, value in hit.metadata.items():
             each = value if isinstance(value, list) else [value]
             scalars = {one for one in each if isinstance(one, Scalar)}
             if scalars:
                 values.setdefault(key, set()).update(scalars)
-    questions = sorted(found.values(), key=lambda one: _ASKS.search(one.text) is None)
     keys = {key: tuple(sorted(there, key=str)) if len(there) <= MAX_VALUES else () for key, there in values.items()}
-    return Overview(collection.count(as_seen=True), tuple(questions), dict(sorted(keys.items())))
+    return Overview(collection.count(as_seen=True), tuple(own_questions(hits)), dict(sorted(keys.items())))
 
 
-def floor(
-    retriever: Retriever, questions: Sequence[Question], encode: Callable[[Sequence[str]], Vectors] | None = None
-) -> float | None:
-    """Return a score below which a best hit is no good match: most questions of the collection reach more.
-
-    Each of its own questions is searched, and the best hit *without its own document* counts: what a question of this
-    collection's field finds in other documents, a query from elsewhere (another language, another subject) does not.
-    """
-    asked = questions[:FLOOR_QUESTIONS]
-    found = retriever.search([question.text for question in asked], 2, encode=encode)
-    best = [
-        next((hit.score for hit in hits if hit.document_id != question.document_id), None)
-        for question, hits in zip(asked, found, strict=True)
-    ]
-    scores = [score for score in best if score is not None]
-    return float(np.quantile(scores, FLOOR_QUANTILE)) if len(scores) >= MIN_QUESTIONS else None
+def own_questions(hits: Iterable[Hit]) -> list[Question]:
+    """Return one question of each text, no question twice; those that ask something come first."""
+    found: dict[str, Question] = {}
+    for hit in hits:
+        if text := _question(hit.title or hit.text):
+            found.setdefault(text, Question(text, hit.document_id))
+    return sorted(found.values(), key=lambda one: _ASKS.search(one.text) is None)
 
 
 def _question(text: str) -> str:

@@ -7,6 +7,7 @@ alias was switched after the check.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TypeVar
 
 from qdrant_client import models
@@ -188,7 +189,8 @@ class CollectionResolver:
 
     def _sample(self, resolved: ResolvedCollection) -> ResolvedCollection:
         limit = min(self.config.sample_points, resolved.limits.page)
-        [records] = resolved.collection.scroll("reading a sample", limit=limit)
+        # A server that finds even this page too large sends it in several.
+        records = list(chain.from_iterable(resolved.collection.scroll("reading a sample", limit=limit)))
         payloads = [record.payload for record in records if record.payload]
         layout = choose_layout(payloads, self.config.text_field, resolved.text_field)
         return replace(resolved, layout=layout, is_sampled=bool(records))

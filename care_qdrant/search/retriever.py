@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -114,7 +115,8 @@ class Retriever:
         self._shard_key = shard_key
         self._unique_documents = unique_documents
         self._fallback = fallback
-        self._told_fewer = False
+        self._told: set[str] = set()
+        """Warnings that were logged; the variants of this retriever share it."""
         config = StoreConfig(
             dense=mode != "sparse",
             sparse=None if mode == "auto" else mode != "dense",
@@ -135,9 +137,31 @@ class Retriever:
         return "dense" if resolved.sparse_vector_name is None else "hybrid"
 
     @property
+    def resolved(self) -> ResolvedCollection:
+        """The collection and the vectors that are searched, as of the last check; it is made here if that is due."""
+        return self._resolver.resolve()
+
+    @property
     def schema(self) -> CollectionSchema:
         """Schema of the collection, as of its last check; it is checked here if that is due."""
-        return self._resolver.resolve().schema
+        return self.resolved.schema
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Fingerprint of the pair; None for a sparse search."""
+        return None if self._model is None else self._model.fingerprint
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether scores have the scale of every search by this pair and mode: the caller chose nothing but those."""
+        chosen = (self._alpha, self._prompt, self._shard_key, self._fallback, self._params)
+        return self._fusion == "linear" and all(one is None for one in chosen)
+
+    def fused_by(self, fusion: Fusion, alpha: float | None) -> "Retriever":
+        """Return a retriever that fuses in another way; the two share the collection and its checks."""
+        other = copy(self)
+        other._fusion, other._alpha = fusion, alpha
+        return other
 
     def search(
         self,
@@ -246,8 +270,8 @@ class Retriever:
         """Log once where the server's limit lets a hybrid search look at fewer points than it should."""
         wanted = candidates(top_k, fusion=self._fusion, max_limit=None)
         offered = candidates(top_k, fusion=self._fusion, max_limit=resolved.limits.query)
-        if self.mode == "hybrid" and offered < wanted and not self._told_fewer:
-            self._told_fewer = True
+        if self.mode == "hybrid" and offered < wanted and "fewer candidates" not in self._told:
+            self._told.add("fewer candidates")
             logger.warning(
                 "collection %r: max_query_limit is %d, so a hybrid search fuses the best %d points of each kind "
                 "instead of %d: a point that is further down in both lists is not found",

@@ -25,7 +25,7 @@ from care_qdrant.serve.app import Service
 from care_qdrant.serve.endpoint import enter, in_time, read_body, while_connected
 from care_qdrant.serve.gateway import Exchange
 from care_qdrant.serve.refusal import refusal_of
-from care_qdrant.serve.schemas import Collections, FloorRequest, SearchRequest, WholeDocument
+from care_qdrant.serve.schemas import Collections, SearchRequest, WholeDocument
 from care_qdrant.serve.searching import Searching
 from care_qdrant.serve.settings import Limits, ServeSettings
 from care_qdrant.version import __version__
@@ -35,6 +35,8 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 MAX_HITS = 50
+_FLOOR_SECONDS = 10.0
+"""How long the first search of a collection waits until it is known which score is a good one."""
 _READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 _INSTRUCTIONS = (
     "Searches document collections. Ask in the language of the documents, in whole questions or key words. "
@@ -68,10 +70,13 @@ class SearchResult(BaseModel):
     collection: str
     mode: str
     good_match: bool | None = Field(
-        description="Whether the best score is one that the collection's own questions reach; null where unknown."
+        description="Whether the best score is one that the collection's own questions reach; null where unknown, "
+        "false where the encoder does not read the query."
     )
     hits: list[Found]
-    note: str | None = Field(default=None, description="Why the conditions let nothing pass, where that is known.")
+    note: str | None = Field(
+        default=None, description="Why the conditions let nothing pass, or which words of the query are not read."
+    )
 
 
 def _told(tool: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
@@ -154,19 +159,19 @@ class McpPath:
         """Find the documents that answer a question, best first."""
         request = SearchRequest(query=query, collection=collection, top_k=top_k, mode=mode, conditions=conditions or [])
         await self._enter(request.collection)
-        answer = await self._searching.search(request)
-        floor = None
-        if request.mode != "sparse":
-            floor = await self._searching.floor(FloorRequest(collection=answer.collection, mode=request.mode))
-        good = None if answer.hits else False
-        if answer.hits and floor is not None:
-            good = answer.hits[0].score >= floor
+        answer = await self._searching.search(request, _FLOOR_SECONDS)
+        note = None if answer.hits else await self._searching.why_nothing(request)
+        if note is None and answer.unread:
+            note = (
+                f"the encoder of this collection does not read {', '.join(answer.unread)}, so these scores mean "
+                "nothing; ask in the language of the documents"
+            )
         return SearchResult(
             collection=answer.collection,
             mode=answer.mode,
-            good_match=good,
+            good_match=answer.good_match,
             hits=[Found(**hit.model_dump(include=set(Found.model_fields))) for hit in answer.hits],
-            note=None if answer.hits else await self._searching.why_nothing(request),
+            note=note,
         )
 
     @_told

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr, model_validator
 
 Texts = Annotated[list[StrictStr], Field(min_length=1)]
 Tokens = Annotated[list[StrictInt], Field(min_length=1)]
@@ -14,9 +14,17 @@ class _Request(BaseModel):
 
 
 class _Foreign(BaseModel):
-    """A body whose shape belongs to others, who may add fields."""
+    """A body whose shape belongs to others, who may add fields, and send null for what nobody gave."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        optional = {name for name, each in cls.model_fields.items() if not each.is_required()}
+        return {name: value for name, value in body.items() if value is not None or name not in optional}
 
 
 class InferenceInput(_Foreign):
@@ -54,6 +62,14 @@ class InferenceAnswer(BaseModel):
     usage: None = None
 
 
+_SIDES_OF_OTHERS = {"search_query": "query", "search_document": "document", "passage": "document"}
+
+
+def _own_side(word: Any) -> Any:
+    """Return the side that a word of another service's clients means."""
+    return _SIDES_OF_OTHERS.get(word, word) if isinstance(word, str) else word
+
+
 class OpenAIRequest(_Foreign):
     """OpenAI's request for embeddings, and the side of the pair."""
 
@@ -63,7 +79,11 @@ class OpenAIRequest(_Foreign):
     model: StrictStr
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(default=None, description="Must be the pair's own, where given.")
-    input_type: Literal["query", "document"] = Field(default="query", description="The side of the pair.")
+    input_type: Annotated[Literal["query", "document"], BeforeValidator(_own_side)] = Field(
+        default="query",
+        description="The side of the pair; the words of Cohere and NVIDIA are read as well: `search_query`, "
+        "`search_document`, `passage`.",
+    )
 
 
 class OpenAIEmbedding(BaseModel):
@@ -192,7 +212,8 @@ class FloorAnswer(BaseModel):
 
     floor: float | None = Field(
         description="Four in five questions of the collection's own find another document with at least this score; a "
-        "best hit below it is no good match. Null where the collection is too small to tell."
+        "best hit below it is no good match. It is measured once and kept in the metadata of the collection, until "
+        "that has changed by a quarter. Null where the collection is too small to tell."
     )
 
 
@@ -223,6 +244,16 @@ class SearchAnswer(BaseModel):
     fingerprint: str | None
     mode: str
     hits: list[SearchHit]
+    good_match: bool | None = Field(
+        description="Whether the best hit seems to answer the query: false for one below `floor`, and where the pair "
+        "does not read the query. Null where nothing tells: in a sparse search, with a fusion or weight of your own, "
+        "and before the floor of a collection was measured."
+    )
+    floor: float | None = Field(description="What `/floor` answers for this search; null where it is not known.")
+    unread: list[str] = Field(
+        description="Words of the query that the tokenizer of the pair does not know, where they are most of it: its "
+        "scores mean nothing then. Empty for a query that it reads."
+    )
     timing_ms: Timing
 
 

@@ -1,6 +1,8 @@
 """``POST /search``, ``POST /floor``, ``GET /collections``: the served collections, behind the checks of `Retriever`."""
 
 import asyncio
+import logging
+import math
 import re
 import threading
 import time
@@ -8,22 +10,26 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
-from contextvars import copy_context
+from contextvars import Context, copy_context
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, TypeVar
+from uuid import UUID
 
+import numpy as np
 from pydantic import ValidationError
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.encoders import bm25
 from care_qdrant.errors import CareError, InputError, Rejected
+from care_qdrant.qdrant.calls import DEADLINE
 from care_qdrant.qdrant.collection import Collection, only_collection
 from care_qdrant.qdrant.contracts import SparseContract
 from care_qdrant.qdrant.layout import guess_layout, read_hit
 from care_qdrant.search.conditions import parse_filter, why_nothing
 from care_qdrant.search.fallback import Fallback
-from care_qdrant.search.fusion import Fusion
-from care_qdrant.search.overview import FLOOR_QUESTIONS, floor, overview
+from care_qdrant.search.floor import Floor, Match, find_floor, fixed_questions, judge, known_floor
+from care_qdrant.search.overview import Question, overview
 from care_qdrant.search.retriever import Mode, Retriever
 from care_qdrant.serve import tracing
 from care_qdrant.serve.pairs import Pairs, ServedPair, check_texts
@@ -41,11 +47,15 @@ from care_qdrant.serve.schemas import (
 from care_qdrant.serve.settings import ServeSettings
 from care_qdrant.types import Hit, Vectors
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 _RETRIEVERS = 64
 """Kept with their checked contracts; one for each collection, pair and way to search."""
-_FLOOR_SECONDS = 600
-"""How long the score of a good match holds: collections change slowly, and it costs some thirty searches."""
+_FLOOR_SECONDS = 30.0
+"""Longest time that a floor may take: a worker that ends waits for it."""
+_FLOOR_PAUSE_SECONDS = 60
+"""After a floor could not be measured, before that is tried again: it costs some sixty searches."""
 _EXAMPLES = 3
 _LAYOUT_POINTS = 32
 """Points that show where a collection keeps the ids of its documents."""
@@ -94,6 +104,17 @@ def _spans(found: re.Pattern[str], text: str) -> list[tuple[int, int]]:
     return spans
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a thread found for one search."""
+
+    mode: Mode
+    hits: list[Hit]
+    floor: Floor | None
+    started: float
+    ended: float
+
+
 class Searching:
     """Searches in threads, at most so many at a time; Qdrant is opened by the first one."""
 
@@ -109,10 +130,10 @@ class Searching:
         self._opened_fallback: Fallback | None = None
         self._retriever = lru_cache(_RETRIEVERS)(self._make_retriever)
         self._only: str | None = None
-        self._floors: dict[tuple[str, str, Mode], tuple[float, asyncio.Task[float | None]]] = {}
+        self._floors: dict[tuple[str, str, Mode], tuple[float, asyncio.Task[Floor | None]]] = {}
 
-    async def search(self, request: SearchRequest) -> SearchAnswer:
-        """Answer one search."""
+    async def search(self, request: SearchRequest, floor_seconds: float = 0.0) -> SearchAnswer:
+        """Answer one search; wait at most so long, and half of the time left, for a floor that is being measured."""
         collection = await self.served(request.collection)
         check_texts([request.query], "query", self._limits)
         if request.top_k > self._limits.top_k:
@@ -125,30 +146,70 @@ class Searching:
             vectors = None if pair is None else await pair.encode([request.query], "query")
             encoded = time.perf_counter()
             run = partial(self._search, request, collection, pair, vectors)
-            mode, hits, started, ended = await self._in_thread(run)
-        seconds = {"wait": started - encoded, "encode": encoded - accepted, "search": ended - started}
+            found = await self._in_thread(run)
+        match = Match(None if found.hits else False, None)
+        if pair is not None:
+            floor = found.floor
+            if floor is None and _has_scale(request):
+                floor = await self._wait_for_floor(collection, pair, request.mode, floor_seconds)
+            match = judge(found.hits, floor, pair.model.unread(request.query))
+        waited, took = found.started - encoded, found.ended - found.started
+        seconds = {"wait": waited, "encode": encoded - accepted, "search": took}
         return SearchAnswer(
             collection=collection,
             model=None if pair is None else pair.name,
             fingerprint=None if pair is None else pair.fingerprint,
-            mode=mode,
-            hits=hits,
+            mode=found.mode,
+            hits=_marked(request.query, found.hits, request.marks),
+            good_match=match.is_good,
+            floor=match.floor,
+            unread=list(match.unread),
             timing_ms=Timing(
                 **{name: round(value * 1000, 3) for name, value in seconds.items()},
-                total=round((ended - accepted) * 1000, 3),
+                total=round((found.ended - accepted) * 1000, 3),
             ),
         )
 
     async def floor(self, request: FloorRequest) -> float | None:
-        """Return the score from which on a best hit is a good match, by the collection's own questions."""
+        """Return the score from which on a best hit is a good match, by the collection's own questions.
+
+        Where the collection does not keep it, it is measured: once for all requests that wait, with the deadline of
+        none of them and at the cost of none of their quotas, since the whole service asks the collection once.
+        """
         collection, pair = await self.served(request.collection), self._pair(request.model)
-        key = (collection, pair.fingerprint, request.mode)
+        retriever = await self._in_thread(lambda: self._retriever(collection, pair, request.mode))
+        floor = await self._in_thread(lambda: self._known_floor(retriever, collection, pair, request.mode))
+        if floor is None:
+            floor = await asyncio.shield(self._measuring(collection, pair, request.mode))
+        return None if floor is None else floor.score
+
+    async def _wait_for_floor(self, collection: str, pair: ServedPair, mode: Mode, seconds: float) -> Floor | None:
+        """Let a floor be measured, and return it if that is done in time: a search does not depend on it."""
+        task, deadline = self._measuring(collection, pair, mode), DEADLINE.get()
+        left = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
+        await asyncio.wait((task,), timeout=min(seconds, left / 2))
+        return task.result() if task.done() and not task.cancelled() and task.exception() is None else None
+
+    def _known_floor(self, retriever: Retriever, collection: str, pair: ServedPair, mode: Mode) -> Floor | None:
+        """Return the floor that the collection keeps, or the one that this worker has measured."""
+        if (kept := known_floor(retriever)) is not None:
+            return kept
+        _, task = self._floors.get((collection, pair.fingerprint, mode), (0.0, None))
+        if task is None or not task.done() or task.cancelled() or task.exception() is not None:
+            return None
+        measured = task.result()
+        return measured if measured is not None and measured.holds(retriever.schema.points) else None
+
+    def _measuring(self, collection: str, pair: ServedPair, mode: Mode) -> "asyncio.Task[Floor | None]":
+        """Return the task that measures a floor: the one that runs, or that failed a moment ago, or a new one."""
+        key = (collection, pair.fingerprint, mode)
         made, task = self._floors.get(key, (0.0, None))
-        failed = task is not None and task.done() and (task.cancelled() or task.exception() is not None)
-        if task is None or failed or time.monotonic() - made > _FLOOR_SECONDS:
-            task = asyncio.create_task(self._make_floor(collection, pair, request.mode))
+        if task is None or (task.done() and time.monotonic() - made > _FLOOR_PAUSE_SECONDS):
+            # In a context of its own: that of the request that comes first holds its deadline and its trace.
+            task = asyncio.create_task(self._measure(collection, pair, mode), context=Context())
             self._floors[key] = (time.monotonic(), task)
-        return await asyncio.shield(task)
+            task.add_done_callback(_note_failure)
+        return task
 
     async def document(self, document_id: str, wanted: str | None) -> WholeDocument:
         """Return all chunks of a document."""
@@ -184,16 +245,18 @@ class Searching:
         collection: str,
         pair: ServedPair | None,
         vectors: Vectors | None,
-    ) -> tuple[Mode, list[SearchHit], float, float]:
+    ) -> _Found:
         started = time.perf_counter()
-        retriever = self._retriever(collection, pair, request.mode, request.fusion, request.alpha)
+        retriever = self._retriever(collection, pair, request.mode).fused_by(request.fusion, request.alpha)
         encode = None if vectors is None else lambda _: vectors
         filter_ = _filter(request, retriever.schema.payload_schema if request.conditions else {})
         trace = tracing.current()
         with trace.part("search", **{"db.collection.name": collection}) if trace is not None else nullcontext():
             [hits] = retriever.search([request.query], request.top_k, filter_, encode=encode)
-        marked = _marked(request.query, hits, request.marks)
-        return retriever.mode, marked, started, time.perf_counter()
+        floor = None
+        if pair is not None and _has_scale(request):
+            floor = self._known_floor(retriever, collection, pair, request.mode)
+        return _Found(retriever.mode, hits, floor, started, time.perf_counter())
 
     async def why_nothing(self, request: SearchRequest) -> str | None:
         """Return why no point can pass the conditions of a search that found nothing; None where nothing says so."""
@@ -223,23 +286,34 @@ class Searching:
             keys={key: list(values) for key, values in holds.keys.items()},
         )
 
-    async def _make_floor(self, name: str, pair: ServedPair, mode: Mode) -> float | None:
-        holds = await self._in_thread(lambda: overview(Collection(self._qdrant(), name).resolve()))
-        questions = holds.questions[:FLOOR_QUESTIONS]
-        if not questions:
-            return None
-        vectors = await pair.encode([question.text for question in questions], "query")
-        retriever = self._retriever(name, pair, mode, "linear", None)
-        return await self._in_thread(lambda: floor(retriever, questions, lambda _: vectors))
+    async def _measure(self, name: str, pair: ServedPair, mode: Mode) -> Floor | None:
+        def draw() -> tuple[Retriever, list[Question]]:
+            retriever = self._retriever(name, pair, mode)
+            return retriever, fixed_questions(retriever)
+
+        retriever, questions = await self._in_thread(draw)
+        texts = [question.text for question in questions]
+        vectors = dict(zip(texts, await pair.encode(texts, "query"), strict=True)) if texts else {}
+
+        def encode(asked: Sequence[str]) -> Vectors:
+            return np.stack([vectors[text] for text in asked])
+
+        return await self._in_thread(lambda: find_floor(retriever, questions, encode, _FLOOR_SECONDS))
 
     def _document(self, name: str, document_id: str) -> WholeDocument:
         collection = Collection(self._qdrant(), name).resolve()
         paths = {path for record in collection.sample(_LAYOUT_POINTS) for path in _document_paths(record.payload or {})}
-        match = models.MatchValue(value=document_id)
-        where = models.Filter(should=[models.FieldCondition(key=path, match=match) for path in sorted(paths)])
-        records = [
-            record for page in collection.scroll("reading a document", where=where, as_seen=True) for record in page
+        values: list[str | int] = [document_id, *([int(document_id)] if _is_number(document_id) else [])]
+        may_be: list[models.Condition] = [
+            models.FieldCondition(key=path, match=models.MatchValue(value=value))
+            for path in sorted(paths)
+            for value in values
         ]
+        # A point whose payload names no document is one by its own id.
+        may_be += [models.HasIdCondition(has_id=[one]) for one in _point_ids(document_id)]
+        # Every point passes a filter without conditions.
+        pages = collection.scroll("reading a document", where=models.Filter(should=may_be), as_seen=True)
+        records = [record for page in pages for record in page] if may_be else []
         hits = [read_hit(one) for one in records]
         chunks = sorted((hit for hit in hits if hit.document_id == document_id), key=lambda hit: hit.chunk)
         if not chunks:
@@ -252,12 +326,10 @@ class Searching:
             metadata=dict(chunks[0].metadata),
         )
 
-    def _make_retriever(
-        self, collection: str, pair: ServedPair | None, mode: Mode, fusion: Fusion, alpha: float | None
-    ) -> Retriever:
+    def _make_retriever(self, collection: str, pair: ServedPair | None, mode: Mode) -> Retriever:
         model = None if pair is None else pair.model
         fallback = None if model is None else self._fallback()
-        return Retriever(self._qdrant(), collection, model, mode=mode, fusion=fusion, alpha=alpha, fallback=fallback)
+        return Retriever(self._qdrant(), collection, model, mode=mode, fallback=fallback)
 
     def _fallback(self) -> Fallback | None:
         with self._opening:
@@ -308,6 +380,31 @@ def _document_paths(payload: Mapping[str, Any]) -> tuple[str, ...]:
         return guess_layout([payload]).document_paths
     except InputError:
         return ()
+
+
+def _has_scale(request: SearchRequest) -> bool:
+    """Return whether the scores of a search can be compared with a floor: it fuses as all do by default."""
+    return request.fusion == "linear" and request.alpha is None
+
+
+def _is_number(document_id: str) -> bool:
+    return document_id.isascii() and document_id.isdecimal() and int(document_id) < 2**63
+
+
+def _point_ids(document_id: str) -> list[int | str]:
+    """Return the id of a point that a document id may be: a number or a UUID."""
+    if _is_number(document_id):
+        return [int(document_id)]
+    try:
+        return [str(UUID(document_id))]
+    except ValueError:
+        return []
+
+
+def _note_failure(task: "asyncio.Task[Floor | None]") -> None:
+    """Log why a floor was not measured; where nobody waits for it, nobody else would say so."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.warning("which score is a good one was not measured (%s)", error)
 
 
 def _filter(request: SearchRequest, indexes: Mapping[str, models.PayloadIndexInfo]) -> models.Filter | None:

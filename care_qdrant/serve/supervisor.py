@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from care_qdrant.errors import CareError, InputError, needs_extra
@@ -52,9 +53,23 @@ def serve(settings: ServeSettings, announce: Callable[[str], None]) -> None:
 @dataclass
 class _Worker:
     pid: int
-    verdict: int
-    """File descriptor: reads as `READY`, or as the reason why the worker ended."""
+    verdict: int | None
+    """File descriptor: reads as `READY`, or as the reason why the worker ended; None once it was read."""
     started: float = field(default_factory=time.monotonic)
+
+    def read_verdict(self) -> str:
+        """Return what the worker said, and close the file descriptor; wait until it has said it."""
+        assert self.verdict is not None, "a verdict is read once"
+        try:
+            return b"".join(iter(partial(os.read, self.verdict, 4096), b"")).decode()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Let go of a verdict that nobody will read."""
+        if self.verdict is not None:
+            os.close(self.verdict)
+        self.verdict = None
 
 
 class _Told(Exception):
@@ -121,9 +136,16 @@ class _Supervisor:
                 workers[worker.pid] = worker
             for worker in workers.values():
                 self._await(worker)
-        except CareError:
-            self._end(set(workers))
+        except (CareError, OSError) as error:
+            self._end(set(workers))  # half a generation must not serve on beside the old one
+            if isinstance(error, OSError):  # a process or a file descriptor that cannot be had
+                raise CareError(
+                    f"{len(workers)} of {self._settings.workers} workers could be started ({error})"
+                ) from error
             raise
+        finally:
+            for worker in workers.values():
+                worker.close()
         self._workers, self._models = workers, models
 
     def _fork(self, models: "Sequence[CareModel]") -> _Worker:
@@ -133,10 +155,14 @@ class _Supervisor:
             pid = os.fork()
             if pid == 0:
                 os.close(self._life[1])
+                os.close(verdict)
                 _become_worker(self._settings, models, self._ports, self._life[0], report)
+        except OSError:
+            os.close(verdict)
+            raise
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-        os.close(report)
+            os.close(report)
         self._running.add(pid)
         return _Worker(pid, verdict)
 
@@ -147,34 +173,55 @@ class _Supervisor:
             if set(received) & set(_ENDING):
                 raise _Told
             self._postponed += received
-        said = b"".join(iter(lambda: os.read(worker.verdict, 4096), b"")).decode()
-        os.close(worker.verdict)
-        if said != READY:
+        if (said := worker.read_verdict()) != READY:
             raise CareError(said or f"worker {worker.pid} died while it started")
 
     def _receive(self) -> Sequence[int]:
-        """Return the next signals, in order; wait for one where there is none."""
+        """Return the next signals, in order; wait for one, or for something else to look after."""
         if not self._postponed:
-            select.select([self._inbox], [], [])
-            return tuple(os.read(self._inbox, 64))
+            starting = {worker.verdict: worker for worker in self._workers.values() if worker.verdict is not None}
+            pause = _PAUSE_SECONDS if self._missing else None
+            said = select.select([self._inbox, *starting], [], [], pause)[0]
+            for verdict in said:
+                if verdict != self._inbox:
+                    self._hear(starting[verdict])
+            return tuple(os.read(self._inbox, 64)) if self._inbox in said else ()
         postponed, self._postponed = self._postponed, []
         return postponed
+
+    def _hear(self, worker: _Worker) -> None:
+        """Read what a successor says of its start."""
+        if (said := worker.read_verdict()) != READY:
+            logger.error("worker %d could not start: %s", worker.pid, said or "it died")
+
+    @property
+    def _missing(self) -> int:
+        """Number of workers of this generation that have no successor yet."""
+        return self._settings.workers - len(self._workers) if self._models else 0
 
     def _reap(self) -> None:
         """Take note of processes that ended, and replace those that were to serve on."""
         from prometheus_client.multiprocess import mark_process_dead
 
+        pause = False
         for pid in _ended():
             self._running.discard(pid)
             mark_process_dead(pid)  # type: ignore[no-untyped-call]
             worker = self._workers.pop(pid, None)
             if worker is None:
                 continue
+            if worker.verdict is not None:
+                self._hear(worker)
             logger.error("worker %d died; another one takes its place", pid)
-            if time.monotonic() - worker.started < _SHORT_LIFE_SECONDS:
-                time.sleep(_PAUSE_SECONDS)
-            successor = self._fork(self._models)
-            self._workers[successor.pid] = successor
+            pause |= time.monotonic() - worker.started < _SHORT_LIFE_SECONDS
+        if pause:
+            time.sleep(_PAUSE_SECONDS)
+        try:
+            for _ in range(self._missing):
+                successor = self._fork(self._models)
+                self._workers[successor.pid] = successor
+        except OSError as error:
+            logger.error("%d workers have no successor yet (%s); trying again", self._missing, error)
 
     def _end(self, pids: Iterable[int]) -> None:
         """Tell processes to end and wait for them; a second signal ends them at once."""
@@ -186,9 +233,11 @@ class _Supervisor:
             if set(received) & set(_ENDING):
                 for pid in waiting:
                     _send(pid, signal.SIGKILL)
-            ended = set(_ended())
-            self._running -= ended
-            waiting -= ended
+            for pid in _ended():
+                self._running.discard(pid)
+                waiting.discard(pid)
+                if (worker := self._workers.pop(pid, None)) is not None:  # it served, and gets a successor
+                    worker.close()
 
 
 def _become_worker(

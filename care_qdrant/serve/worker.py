@@ -91,7 +91,8 @@ async def _serve(server: _Server, service: Service, ports: Sequence[socket.socke
             await service.load()
             _say(report, READY)
         except Exception as error:
-            logger.error("a worker cannot start: %s", error, exc_info=None if isinstance(error, CareError) else error)
+            if not isinstance(error, CareError):  # whose message says all; the supervisor logs it
+                logger.error("a worker cannot start", exc_info=error)
             _say(report, str(error))
             failed = True
             end()

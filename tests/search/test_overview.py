@@ -1,12 +1,9 @@
-"""What a collection shows of itself, whoever wrote it, and which score is a good one there."""
+"""What a collection shows of itself, whoever wrote it."""
 
-import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.search.overview import MIN_QUESTIONS, Question, floor, overview
-from care_qdrant.search.retriever import Retriever
-from care_qdrant.types import Hit
+from care_qdrant.search.overview import overview
 
 
 def written(client: QdrantClient, payloads: list[dict[str, object]]) -> Collection:
@@ -33,21 +30,3 @@ def test_keys_come_with_their_values_from_any_layout(client: QdrantClient) -> No
     assert held.keys["lang"] == ("en", "zh")
     assert held.keys["source"] == (), "too many to list"
     assert "page_content" not in held.keys
-
-
-class _Answers(Retriever):
-    """Answers each question with its own document first."""
-
-    def __init__(self, others: dict[str, float]) -> None:
-        self._others = others
-
-    def search(self, queries, *_, **__):  # type: ignore[no-untyped-def]
-        own = [Hit(f"d-{query}", "1", 9.0, "") for query in queries]
-        return [[hit, Hit("other", "2", self._others[query], "")] for query, hit in zip(queries, own, strict=True)]
-
-
-def test_the_floor_is_what_questions_find_beside_their_own_document() -> None:
-    scores = {f"q{n}": float(n) for n in range(21)}
-    questions = [Question(text, f"d-{text}") for text in scores]
-    assert floor(_Answers(scores), questions) == pytest.approx(4.0)
-    assert floor(_Answers(scores), questions[: MIN_QUESTIONS - 1]) is None

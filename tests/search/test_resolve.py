@@ -1,9 +1,13 @@
 """What a search asks Qdrant for, and what happens when an alias is switched or a collection is dropped meanwhile."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+import httpx
 import pytest
 from qdrant_client import QdrantClient, models
+from qdrant_client.http.exceptions import UnexpectedResponse
 
 from care_qdrant.errors import FingerprintMismatch, InputError
 from care_qdrant.qdrant.collection import Collection
@@ -166,3 +170,25 @@ def test_a_page_is_what_strict_mode_allows(served: QdrantClient, model: HashMode
     served.update_collection(COLLECTION, strict_mode_config=models.StrictModeConfig(enabled=True, max_query_limit=10))
     config = StoreConfig(contract=model.contract(), sample_points=32)
     assert CollectionResolver(Collection(served, COLLECTION), config).resolve().is_sampled
+
+
+def test_a_sample_may_come_in_several_pages(
+    qdrant: QdrantClient, model: HashModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server, or gRPC, finds a page of long texts too large."""
+    fill(qdrant, model, [Chunk(Document(f"d{number}", "感冒"), "感冒") for number in range(9)])
+
+    def narrow(read: Callable[..., Any]) -> Callable[..., Any]:
+        def limited(*args: Any, **kwargs: Any) -> Any:
+            if kwargs["limit"] > 4:
+                raise UnexpectedResponse(413, "Payload Too Large", b"", httpx.Headers())
+            return read(*args, **kwargs)
+
+        return limited
+
+    monkeypatch.setattr(qdrant, "scroll", narrow(qdrant.scroll))
+    monkeypatch.setattr(qdrant, "query_points", narrow(qdrant.query_points))
+    collection = Collection(qdrant, COLLECTION)
+    resolved = CollectionResolver(collection, StoreConfig(contract=model.contract(), sample_points=9)).resolve()
+    assert resolved.layout is not None
+    assert len({record.id for record in collection.sample(9)}) == 4

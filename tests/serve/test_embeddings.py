@@ -25,6 +25,45 @@ async def test_openai_gets_numbers_or_base64_of_the_side_that_it_names(make_serv
     assert np.array_equal(np.stack(decoded), model.encode_document(TEXTS))
 
 
+NULLS = ("encoding_format", "dimensions", "user", "input_type")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        # openai-python and openai-node, LiteLLM, Dify, Open WebUI with a prefix field, Vercel's AI SDK
+        {"encoding_format": "base64"},
+        dict.fromkeys(NULLS),
+        {"encoding_format": "float", "user": "someone"},
+        {"input_type": "search_query", "truncate": "END"},
+        {"encoding_format": "float", "dimensions": 32, "user": None},
+        *({name: None} for name in NULLS),
+    ],
+)
+async def test_what_clients_of_openai_send_is_accepted(make_service, connect, body) -> None:
+    http = connect(make_service())
+    plain = (await http.post("/v1/embeddings", json={"model": "pair", "input": ["发烧"]})).json()["data"][0][
+        "embedding"
+    ]
+    answer = await http.post("/v1/embeddings", json={"model": "pair", "input": ["发烧"]} | body)
+    assert answer.status_code == 200, answer.text
+    found = answer.json()["data"][0]["embedding"]
+    assert (
+        np.frombuffer(base64.b64decode(found), "<f4") if isinstance(found, str) else np.float32(found)
+    ).tolist() == (np.float32(plain).tolist())
+
+
+@pytest.mark.parametrize(("word", "side"), [("passage", "document"), ("search_document", "document"), (None, "query")])
+async def test_the_words_of_others_name_the_sides(make_service, connect, word, side) -> None:
+    model = pair()
+    service = make_service(model, documents=True)
+    await service.load()
+    body = {"model": "pair", "input": "发烧", "input_type": word}
+    [row] = (await connect(service).post("/v1/embeddings", json=body)).json()["data"]
+    expected = model.encode_query(["发烧"]) if side == "query" else model.encode_document(["发烧"])
+    assert np.array_equal(np.float32(row["embedding"]), expected[0])
+
+
 @pytest.mark.parametrize(
     ("change", "status", "code", "param"),
     [
@@ -33,6 +72,9 @@ async def test_openai_gets_numbers_or_base64_of_the_side_that_it_names(make_serv
         ({"dimensions": 16}, 400, "invalid_dimensions", "dimensions"),
         ({"model": "text-embedding-3-small"}, 404, "unknown_model", None),
         ({"encoding_format": "hex"}, 400, "invalid_request", "encoding_format"),
+        ({"input_type": "classification"}, 400, "invalid_request", "input_type"),
+        ({"input": None}, 400, "invalid_request", "input"),
+        ({"model": None}, 400, "invalid_request", "model"),
         ({"input_type": "document"}, 400, "no_document_encoder", None),
         ({"input": []}, 400, "invalid_request", "input"),
         ({"input": ""}, 400, "blank_text", None),
@@ -63,6 +105,8 @@ async def test_tei_is_answered_by_the_default_pair(make_service, connect) -> Non
     http = connect(service)
     query = (await http.post("/embed", json={"inputs": "发烧"})).json()
     assert np.array_equal(np.float32(query), model.encode_query(["发烧"]))
+    nulls = {"inputs": "发烧", "prompt_name": None, "normalize": None, "truncate": None, "dimensions": None}
+    assert (await http.post("/embed", json=nulls)).json() == query
     body = {"inputs": TEXTS, "prompt_name": "document", "normalize": True}
     documents = (await http.post("/embed", json=body)).json()
     assert np.array_equal(np.float32(documents), model.encode_document(TEXTS))

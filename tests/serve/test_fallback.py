@@ -16,6 +16,7 @@ from llama_index.vector_stores.care import CareVectorStore
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.cli import care
+from care_qdrant.console.configuration import read_defaults
 from care_qdrant.encoders.old_model import open_old_model
 from care_qdrant.errors import EncodingError, InputError, ModelError
 from care_qdrant.index.ingest import ingest
@@ -27,6 +28,7 @@ from care_qdrant.search.fallback import Fallback, deviations
 from care_qdrant.search.resolve import StoreConfig, resolve_vectors
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Document, Vectors
+from tests.listener import listening
 from tests.serve.conftest import KEY, Ask, pair
 from tests.serve.test_vendor import WordEncoder
 from tests.trainer.learn.collections import WordModel, word_texts, write_langchain
@@ -188,6 +190,26 @@ def test_the_command_takes_a_folder_or_a_service(
     monkeypatch.delenv("CARE_ENDPOINT_MODEL")
     with pytest.raises(InputError, match="CARE_ENDPOINT_MODEL"):
         open_old_model(vendor)
+
+
+@pytest.mark.parametrize("is_typed", [False, True])
+def test_a_service_that_a_folder_names_gets_no_key(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_typed: bool
+) -> None:
+    monkeypatch.setenv("CARE_FALLBACK_SHARE", "1")
+    monkeypatch.setenv("CARE_ENDPOINT_MODEL", "vendor")
+    monkeypatch.setenv("CARE_ENDPOINT_KEY", KEY)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    where = ["--path", str(folder / "qdrant"), "--model", str(folder / "articles-queries")]
+    with listening() as listener:
+        if not is_typed:
+            Path("care.toml").write_text(f'fallback = "{listener.url}"\n')
+        typed = ["--fallback", listener.url] if is_typed else []
+        done = CliRunner().invoke(care, ["search", QUESTIONS[7], *where, *typed], default_map=read_defaults(care))
+        assert done.exit_code == 0, done.output
+        assert listener.received, "it is asked all the same"
+        assert listener.got(KEY) is is_typed
 
 
 @pytest.mark.parametrize("distance", [models.Distance.COSINE, models.Distance.DOT, models.Distance.EUCLID])

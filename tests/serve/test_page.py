@@ -4,6 +4,7 @@ import html
 import re
 import shutil
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 from urllib.parse import quote
 
@@ -12,6 +13,7 @@ import pytest
 from qdrant_client import QdrantClient
 
 import care_qdrant.serve
+from care_qdrant.errors import Unreachable
 from care_qdrant.index.attach import attach_vector
 from care_qdrant.index.ingest import ingest
 from care_qdrant.index.settings import IngestSettings
@@ -161,3 +163,43 @@ def test_a_service_without_a_collection_says_so_in_the_language_of_the_page(
 ) -> None:
     page = shown(f"{listen(make_service())}/?lang=zh", tmp_path, "本服务没有可搜索的集合")
     assert page.count("本服务没有可搜索的集合") == 1
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+@pytest.mark.parametrize("collections", [(), ("corpus",)])
+def test_a_page_whose_qdrant_is_away_says_so_and_finds_it_again(
+    make_service, listen, filled: QdrantClient, tmp_path: Path, collections: tuple[str, ...]
+) -> None:
+    up = False
+
+    def open_qdrant():  # type: ignore[no-untyped-def]
+        if not up:
+            raise Unreachable("http://qdrant:6333: no Qdrant server answers there")
+        return nullcontext(filled)
+
+    address = f"{listen(make_service(aligned(), collections=collections, open_qdrant=open_qdrant))}/?lang=en"
+    for query in ("", "&q=发烧"):
+        page = shown(f"{address}{query}", tmp_path, "no Qdrant server answers there")
+        assert "Choose at least one" not in page
+        assert "has no collection" not in page
+    up = True
+    assert "第3篇" in shown(f"{address}&q=第3篇", tmp_path)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+def test_a_question_in_a_language_that_the_pair_does_not_read_is_told(
+    make_service, listen, client: QdrantClient, tmp_path: Path
+) -> None:
+    model = CareModel.load()
+    ingest(SAMPLE, model, client, "sample")
+    address = listen(make_service(model, over=client))
+    page = shown(f"{address}/?lang=en&q=can diabetics eat watermelon".replace(" ", "%20"), tmp_path)
+    assert "does not read can, diabetics, eat, watermelon" in page
+
+
+async def test_errors_of_conditions_speak_of_conditions_alone(make_service, connect, filled: QdrantClient) -> None:
+    http = connect(make_service(aligned(), over=filled))
+    for condition in ("nonsense", "n>=many", "n=1.5"):
+        reason = (await http.post("/search", json={"query": "发烧", "conditions": [condition]})).json()["error"]
+        assert repr(condition) in reason
+        assert not re.search(r"--filter|shell|quotes", reason)

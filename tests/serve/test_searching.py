@@ -1,17 +1,23 @@
 """POST /search and GET /collections: the same hits as `Retriever`, with its checks."""
 
+import asyncio
+import threading
 from contextlib import nullcontext
+from typing import Any
 
+import httpx
 import pytest
-from qdrant_client import QdrantClient
+from qdrant_client import QdrantClient, models
+from qdrant_client.http.exceptions import ResponseHandlingException
 
 from care_qdrant.errors import Unreachable
 from care_qdrant.index.ingest import ingest
 from care_qdrant.search.retriever import Retriever
+from care_qdrant.serve.refusal import Refusal
 from care_qdrant.serve.searching import Searching, mark
 from care_qdrant.types import Document
 from tests.serve.conftest import aligned, pair
-from tests.tiny import TEXTS
+from tests.tiny import TEXTS, medical_texts
 
 
 @pytest.mark.parametrize("mode", ["auto", "dense", "sparse", "hybrid"])
@@ -128,6 +134,97 @@ async def test_searches_beyond_the_limit_are_refused(make_service, connect, fill
 def test_terms_are_found_in_the_spelling_of_the_text(query: str, text: str, marked: list[str]) -> None:
     [spans] = mark(query, [text])
     assert [text[start:end] for start, end in spans] == marked
+
+
+TITLED = [Document(f"t{n}", text, title=f"第 {n} 问怎么办") for n, text in enumerate(medical_texts(64))]
+
+
+async def test_a_floor_has_the_deadline_of_none_of_its_callers(
+    make_service, connect, client: QdrantClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first caller leaves, and Qdrant fails once after that: who asks later gets the answer."""
+    ingest(TITLED, aligned(), client, "corpus")
+    scroll, gone, failed = client.scroll, threading.Event(), []
+
+    def late(*args: Any, **kwargs: Any) -> Any:
+        gone.wait(30)
+        if not failed:
+            failed.append(True)
+            raise ResponseHandlingException(httpx.ConnectError("no answer"))
+        return scroll(*args, **kwargs)
+
+    monkeypatch.setattr(client, "scroll", late)
+    http = connect(make_service(aligned(), over=client))
+    left = await http.post("/floor", json={}, headers={"X-Request-Timeout": "0.3"})
+    assert (left.status_code, left.json()["code"]) == (504, "deadline_exceeded")
+    asked = asyncio.create_task(http.post("/floor", json={}))
+    gone.set()
+    answer = await asked
+    assert answer.status_code == 200, answer.text
+    assert failed
+    found = (await http.post("/search", json={"query": "发烧"})).json()
+    assert found["floor"] == answer.json()["floor"] > 0
+
+
+async def test_a_search_does_not_wait_for_the_floor_and_has_it_later(
+    make_service, connect, client: QdrantClient
+) -> None:
+    ingest(TITLED, aligned(), client, "corpus")
+    http = connect(make_service(aligned(), over=client))
+    first = (await http.post("/search", json={"query": TITLED[3].text})).json()
+    assert (len(first["hits"]), first["floor"], first["good_match"]) == (10, None, None)
+    floor = (await http.post("/floor", json={})).json()["floor"]
+    later = (await http.post("/search", json={"query": f"{TITLED[3].title} {TITLED[3].text}"})).json()
+    assert (later["floor"], later["good_match"]) == (floor, later["hits"][0]["score"] >= floor)
+    weighted = (await http.post("/search", json={"query": TITLED[3].text, "fusion": "rrf"})).json()
+    assert (weighted["floor"], weighted["good_match"]) == (None, None), "scores of another scale"
+
+
+async def test_weights_of_callers_cost_no_check_of_the_contract(
+    make_service, connect, filled: QdrantClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    http = connect(make_service(aligned(), over=filled))
+    assert (await http.post("/floor", json={})).status_code == 200
+    reads, read = [], filled.get_collection
+    monkeypatch.setattr(filled, "get_collection", lambda name: reads.append(name) or read(name))
+    scores = set()
+    for step in range(80):
+        answer = await http.post("/search", json={"query": "发烧", "mode": "hybrid", "alpha": step / 80})
+        scores.add(answer.json()["hits"][0]["score"])
+    assert len(scores) > 40, "each weight is used"
+    assert len(reads) <= 2
+
+
+async def test_a_document_without_a_known_layout_is_not_looked_for_in_all_points(
+    make_service, client: QdrantClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.create_collection("c", vectors_config=models.VectorParams(size=2, distance=models.Distance.COSINE))
+    points = [models.PointStruct(id=n, vector=[1.0, n], payload={"n": n}) for n in range(1, 400)]
+    client.upsert("c", points)
+    seen: list[int] = []
+    scroll = client.scroll
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        records, offset = scroll(*args, **kwargs)
+        seen.append(len(records))
+        return records, offset
+
+    monkeypatch.setattr(client, "scroll", counted)
+    searching = make_service(aligned(), over=client)._searching
+    with pytest.raises(Refusal, match="no document 'nobody'"):
+        await searching.document("nobody", None)
+    assert sum(seen) == 0
+    found = await searching.document("7", None)
+    assert (found.metadata, sum(seen)) == ({"n": 7}, 1), "a point that names no document is one by its id"
+
+
+@pytest.mark.parametrize("key", ["doc_id", "document_id"])
+async def test_a_document_whose_id_is_a_number_is_found(make_service, client: QdrantClient, key: str) -> None:
+    client.create_collection("c", vectors_config=models.VectorParams(size=2, distance=models.Distance.COSINE))
+    payloads = [{key: 17, "text": "头皮痒"}, {key: 18, "text": "发烧"}]
+    client.upsert("c", [models.PointStruct(id=n, vector=[1.0, n], payload=each) for n, each in enumerate(payloads, 1)])
+    found = await make_service(aligned(), over=client)._searching.document("17", None)
+    assert found.chunks == ["头皮痒"]
 
 
 async def test_the_only_collection_is_served_and_says_what_it_holds(make_service, connect, filled) -> None:

@@ -1,5 +1,6 @@
 """The processes of a service: started, reloaded, killed and stopped while clients ask."""
 
+import contextlib
 import json
 import os
 import re
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,7 +24,8 @@ from tests.reliability.processes import free_port
 from tests.serve.conftest import asked
 from tests.tiny import TEXTS, care_folder, medical_texts
 
-COMMAND = [sys.executable, "-c", "from care_qdrant.cli import main; main()", "serve", "--port", "0"]
+OPTIONS = ["serve", "--port", "0"]
+COMMAND = [sys.executable, "-c", "from care_qdrant.cli import main; main()", *OPTIONS]
 WAIT_SECONDS = 120
 pytestmark = pytest.mark.timeout(400)
 """Each test starts processes that import all that a service needs, and may wait for other work on the machine."""
@@ -36,13 +38,19 @@ def wait_until(is_so: Callable[[], bool], pause: float = 0.05) -> None:
         time.sleep(pause)
 
 
+def is_ready(url: str) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(f"{url}/ready").status_code == 200
+    return False
+
+
 class Running:
     """A service in processes of its own."""
 
-    def __init__(self, *options: str, log: Path) -> None:
+    def __init__(self, *options: str, log: Path, command: Sequence[str]) -> None:
         self._log = log
         with log.open("wb") as errors, log.with_suffix(".out").open("wb") as output:
-            self.process = subprocess.Popen([*COMMAND, *options], stdout=output, stderr=errors)
+            self.process = subprocess.Popen([*command, *options], stdout=output, stderr=errors)
         self.url = self.wait_for(r"serving on (http://\S+)")
 
     def wait_for(self, pattern: str) -> str:
@@ -73,8 +81,8 @@ class Running:
 def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
     services: list[Running] = []
 
-    def run(*options: str) -> Running:
-        services.append(Running(*options, log=tmp_path / f"log-{len(services)}"))
+    def run(*options: str, command: Sequence[str] = COMMAND) -> Running:
+        services.append(Running(*options, log=tmp_path / f"log-{len(services)}", command=command))
         return services[-1]
 
     yield run
@@ -137,6 +145,73 @@ def test_workers_share_memory_and_counters_and_one_that_dies_is_replaced(start, 
     service.wait_for(f"worker {victim} died")
     wait_until(lambda: len(service.workers() - {victim}) == 2)
     assert service.stop() == 0
+
+
+def test_workers_that_die_leave_no_file_descriptor_behind(start, pair_folder: Path) -> None:
+    service = start("--model", str(pair_folder))
+    open_files = Path(f"/proc/{service.process.pid}/fd")
+
+    def kill() -> None:
+        [worker] = service.workers()
+        os.kill(worker, signal.SIGKILL)
+        wait_until(lambda: bool(service.workers() - {worker}) and len(service.workers()) == 1 and is_ready(service.url))
+
+    kill()
+    before = len(list(open_files.iterdir()))
+    for _ in range(3):
+        kill()
+    wait_until(lambda: len(list(open_files.iterdir())) <= before)
+
+
+FAULTY = """
+import errno, os, sys
+fork, calls, refused = os.fork, [0], {int(word) for word in sys.argv.pop(1).split(",")}
+def faulty():
+    calls[0] += 1
+    if calls[0] in refused:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+    return fork()
+os.fork = faulty
+from care_qdrant.cli import main
+main()
+"""
+"""A service whose machine refuses some of its processes, by their number."""
+
+
+def test_a_reload_that_lacks_a_process_leaves_the_old_generation_alone(start, pair_folder: Path) -> None:
+    service = start(
+        "--model", str(pair_folder), "--workers", "2", command=[sys.executable, "-c", FAULTY, "4", *OPTIONS]
+    )
+    first = service.workers()
+    assert len(first) == 2
+    service.process.send_signal(signal.SIGHUP)
+    service.wait_for("not reloaded.* 1 of 2 workers")
+    wait_until(lambda: service.workers() == first)
+    service.process.send_signal(signal.SIGHUP)
+    service.wait_for("reloaded: ")
+    wait_until(lambda: len(service.workers()) == 2 and not service.workers() & first)
+    assert httpx.get(f"{service.url}/ready").status_code == 200
+
+
+def test_a_worker_is_replaced_when_the_machine_has_a_process_again(start, pair_folder: Path) -> None:
+    service = start("--model", str(pair_folder), command=[sys.executable, "-c", FAULTY, "2,3", *OPTIONS])
+    [worker] = service.workers()
+    os.kill(worker, signal.SIGKILL)
+    service.wait_for("no successor yet")
+    wait_until(lambda: bool(service.workers() - {worker}))
+    assert service.stop() == 0
+
+
+def test_a_successor_that_cannot_start_says_why(start, pair_folder: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"{'k' * 20}\n")
+    service = start("--model", str(pair_folder), "--keys", str(keys))
+    [worker] = service.workers()
+    keys.write_text("short\n")
+    os.kill(worker, signal.SIGKILL)
+    assert service.wait_for("could not start: .*the key has fewer than")
+    keys.write_text(f"{'k' * 20}\n")
+    wait_until(lambda: is_ready(service.url))
 
 
 def test_a_quota_holds_over_all_workers_and_the_counters_have_a_port(start, pair_folder: Path, tmp_path: Path) -> None:

@@ -14,13 +14,14 @@ const TEXTS = {
     shared: (common) => `${common} in common with the first column`, first: "the other columns are compared with this one",
     encode: "encode", qdrant: "Qdrant", wait: "wait", milliseconds: "ms",
     up: (n) => `up ${n}`, down: (n) => `down ${n}`, same: "same rank", fresh: "not in the first column", unreachable: "The service does not answer.",
-    more: "Conditions and ways to search", tryOne: "Try:", any: "any", moreKeys: (keys) => `Also: ${keys}`, refused: "The request was refused", busy: "The service is busy; try again in a moment",
+    more: "Conditions and ways to search", tryOne: "Try:", any: "any", moreKeys: (keys) => `Also: ${keys}`, refused: "The request was refused", away: "Qdrant does not answer", unsearchable: "The collection cannot be searched now", busy: "The service is busy; try again in a moment",
     about: (points, name, pair) => `Searches ${points.toLocaleString("en")} texts of “${name}”${pair ? ` with the pair ${pair}` : ""}.`,
     meansDense: "Score: cosine of the query and the text, from −1 to 1.",
     meansSparse: "Score: BM25, a sum over shared terms; it compares texts of one query only.",
     meansHybrid: "Score: weighted sum of cosine and scaled BM25; it may pass 1.",
     meansFloor: (score) => ` Most questions of this collection reach ${score}.`,
     poor: (score) => `No good match: the best score is below ${score}, which most questions of this collection reach. The collection may have no answer.`,
+    unread: (words) => `No good match: this pair does not read ${words}, so the scores mean nothing. Ask in the language of the documents.`,
   },
   zh: {
     skip: "跳到结果", copyLink: "复制链接", copyCurl: "复制为 curl", keys: "快捷键", query: "问题",
@@ -35,19 +36,20 @@ const TEXTS = {
     shared: (common) => `与第一列有 ${common} 条相同`, first: "其他列都与这一列比较",
     encode: "编码", qdrant: "Qdrant", wait: "等待", milliseconds: "毫秒",
     up: (n) => `上升 ${n}`, down: (n) => `下降 ${n}`, same: "名次相同", fresh: "第一列中没有", unreachable: "服务没有回应。",
-    more: "条件与搜索方式", tryOne: "试试：", any: "不限", moreKeys: (keys) => `还可用：${keys}`, refused: "请求被拒绝", busy: "服务繁忙，请稍后再试",
+    more: "条件与搜索方式", tryOne: "试试：", any: "不限", moreKeys: (keys) => `还可用：${keys}`, refused: "请求被拒绝", away: "Qdrant 没有回应", unsearchable: "这个集合现在不能搜索", busy: "服务繁忙，请稍后再试",
     about: (points, name, pair) => `在“${name}”的 ${points.toLocaleString("zh")} 段文本中搜索${pair ? `，使用模型 ${pair}` : ""}。`,
     meansDense: "得分：问题与文本的余弦相似度，从 −1 到 1。",
     meansSparse: "得分：BM25，即共有词的权重之和；只能在同一个问题内比较。",
     meansHybrid: "得分：余弦与缩放后的 BM25 的加权和，可以超过 1。",
     meansFloor: (score) => `这个集合里的问题一般能达到 ${score}。`,
     poor: (score) => `没有好的匹配：最高得分低于 ${score}，而这个集合里的问题一般都能达到。集合里可能没有答案。`,
+    unread: (words) => `没有好的匹配：这个模型读不懂 ${words}，得分没有意义。请用文档的语言提问。`,
   },
 };
 const MAX_COLUMNS_BY_DEFAULT = 3;
 const $ = (id) => document.getElementById(id);
 const LEAD = 40; // characters shown before the first marked term of a long text
-const state = { language: "en", collections: [], round: 0, last: [], open: null, floors: new Map() };
+const state = { language: "en", collections: [], round: 0, last: [], open: null, floors: new Map(), problem: "" };
 const t = (name, ...values) => {
   const text = TEXTS[state.language][name];
   return typeof text === "function" ? text(...values) : text;
@@ -76,15 +78,16 @@ async function ask(path, body) {
 // The kind of a refusal in the language of the page, then the reason as the service gives it.
 function reasonOf({ error, code }) {
   if (code === "unknown_collection" && !state.collections.length && !/several/.test(error)) return t("none");
-  return `${t(code === "queue_full" || code === "quota_exceeded" || code === "not_ready" ? "busy" : "refused")}: ${error}`;
+  const kinds = { queue_full: "busy", quota_exceeded: "busy", not_ready: "busy", qdrant_unreachable: "away", qdrant_failed: "away" };
+  return `${t(kinds[code] ?? "refused")}: ${error}`;
 }
 
-// Asked once for each way to search, beside the searches: it costs some thirty of them.
+// Asked once for each way to search, where the collection does not keep it yet: it costs some sixty searches.
 function fetchFloors() {
-  for (const column of chosen()) {
+  for (const { column, answer } of state.last) {
     const [mode, pair] = split(column);
     const key = `${$("collection").value} ${column}`;
-    if (!pair || state.floors.has(key)) continue;
+    if (!pair || !answer || answer.floor !== null || state.floors.has(key)) continue;
     state.floors.set(key, null);
     ask("floor", { collection: $("collection").value, model: pair, mode }).then(
       ({ floor }) => { state.floors.set(key, floor); if (floor !== null) render(); },
@@ -96,7 +99,7 @@ function fetchFloors() {
 // As a condition takes it: a text that reads as a number with a fraction stands in quotes.
 const written = (value) => (typeof value === "string" && value.trim() && !Number.isNaN(Number(value)) && !Number.isInteger(Number(value)) ? JSON.stringify(value) : String(value));
 
-const floorOf = (column) => state.floors.get(`${$("collection").value} ${column}`) ?? null;
+const floorOf = (column, answer) => answer.floor ?? state.floors.get(`${$("collection").value} ${column}`) ?? null;
 
 function showCollection() {
   const here = current();
@@ -197,10 +200,34 @@ function bodyOf(column) {
   return body;
 }
 
+// Why there is nothing to search; empty where there is something.
+function problem() {
+  if (state.problem) return state.problem;
+  if (!state.collections.length) return t("none");
+  return current()?.problem ? `${t("unsearchable")}: ${current().problem}` : "";
+}
+
+async function loadCollections(wanted) {
+  state.problem = "";
+  try {
+    state.collections = (await ask("collections")).collections;
+  } catch (error) {
+    state.problem = error.message;
+  }
+  $("collection").replaceChildren(...state.collections.map(({ name }) => element("option", { value: name }, name)));
+  if (state.collections.some(({ name }) => name === wanted)) $("collection").value = wanted;
+}
+
 async function search() {
-  const columns = chosen();
   if (!$("query").value.trim()) return;
-  if (!columns.length) return say(t(state.collections.length ? "pick" : "none"), true);
+  if (problem()) { // what was away may be back
+    const address = new URLSearchParams(location.search);
+    await loadCollections($("collection").value || address.get("collection"));
+    showCollection();
+    showColumns(address.getAll("column"));
+  }
+  const columns = chosen();
+  if (!columns.length) return say(problem() || t("pick"), true);
   remember();
   const round = ++state.round;
   say(t("searching"));
@@ -255,11 +282,12 @@ function renderColumn({ column, answer, error }, number, ranks) {
     return section;
   }
   section.append(...renderTime(answer.timing_ms));
-  const floor = floorOf(column);
+  const floor = floorOf(column, answer);
   const means = { dense: "meansDense", sparse: "meansSparse", hybrid: "meansHybrid" }[answer.mode];
   section.append(element("p", { class: "meaning" }, t(means) + (floor === null ? "" : t("meansFloor", floor.toFixed(2)))));
-  if (floor !== null && answer.hits.length && answer.hits[0].score < floor)
-    section.append(element("p", { class: "poor" }, t("poor", floor.toFixed(2))));
+  const isPoor = floor !== null && answer.hits.length && answer.hits[0].score < floor;
+  if (answer.unread.length || isPoor)
+    section.append(element("p", { class: "poor" }, answer.unread.length ? t("unread", answer.unread.join(", ")) : t("poor", floor.toFixed(2))));
   if (state.last.length > 1) {
     const common = answer.hits.filter((hit) => ranks[0].has(hit.document_id)).length;
     section.append(element("p", { class: "facts" }, number ? t("shared", common) : t("first")));
@@ -340,7 +368,7 @@ async function copy(text) {
 
 function curl() {
   const [column] = chosen();
-  if (!column) return say(t("pick"), true);
+  if (!column) return say(problem() || t("pick"), true);
   const quoted = JSON.stringify(bodyOf(column)).replaceAll("'", "'\\''");
   copy(`curl -s ${location.origin}${location.pathname}search -H 'Content-Type: application/json' -d '${quoted}'`);
 }
@@ -394,18 +422,10 @@ async function start() {
   $("query").value = address.get("q") ?? "";
   $("top-k").value = address.get("k") ?? "10";
   $("conditions").value = address.get("where") ?? "";
-  try {
-    state.collections = (await ask("collections")).collections;
-  } catch (error) {
-    say(error.message, true);
-  }
-  $("collection").replaceChildren(...state.collections.map(({ name }) => element("option", { value: name }, name)));
-  if (state.collections.some(({ name }) => name === address.get("collection"))) $("collection").value = address.get("collection");
+  await loadCollections(address.get("collection"));
   showColumns(address.getAll("column"));
   applyLanguage(state.language);
-  const problem = current()?.problem;
-  if (problem) say(problem, true);
-  else if (!state.collections.length && !$("status").textContent) say(t("none"));
+  if (problem()) say(problem(), state.problem || state.collections.length);
   if (matchMedia("(max-width: 44rem)").matches) $("more").open = false;
   if ($("query").value) await search();
 }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from care_qdrant.console.groups import Program
+from care_qdrant.console.groups import Command, Program
 from care_qdrant.console.options import Target, model_options, target_options
 from care_qdrant.errors import InputError
 from care_trainer.cli.run import load, set_option
@@ -48,7 +48,7 @@ def check(config: str, overrides: tuple[str, ...]) -> None:
         )
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("pairs", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--collection", required=True, help="Collection that is searched; see: care ingest")
 @click.option("--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="JSONL file to write.")
@@ -102,7 +102,7 @@ def mine(
     click.echo(f"{found} of {len(read)} pairs have negatives → {output}")
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.argument("pairs")
 @set_option

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+from care_qdrant.console.groups import Command
 from care_qdrant.errors import needs_extra
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def load(config: str, overrides: Sequence[str], preset: str | None = None) -> "R
     return loaded if preset is None else apply_preset(loaded, preset)
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("config")
 @click.option("--stage", help="Name of the only stage to run; those before it must be finished. Default: all.")
 @click.option("--resume", is_flag=True, help="Keep finished stages, and continue an interrupted one where it stopped.")
@@ -93,7 +94,7 @@ def run(
             click.echo(str(folder))
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("config")
 @click.option("--layers", type=click.IntRange(min=2), help="Layers of each encoder, to run on a CPU. Default: all.")
 @click.option("--rows", type=click.IntRange(min=2), help="Rows of a step and process. Default: those of CONFIG.")
@@ -160,7 +161,7 @@ def show(name: str) -> None:
     click.echo(find_config(name).read_text(encoding="utf-8"), nl=False)
 
 
-@click.command()
+@click.command(cls=Command)
 def presets() -> None:
     """List the paper's comparisons, with the table of each.
 

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import click
 
+from care_qdrant.console.groups import Command
 from care_qdrant.errors import InputError, needs_extra
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("pairs", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option(
     "--output", type=click.Path(path_type=Path, file_okay=False), help="Folder of all files.  [default: name of PAIRS]"

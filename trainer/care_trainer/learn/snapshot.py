@@ -62,7 +62,7 @@ class Snapshot:
 def opened(stored: StoredDocuments) -> Iterator[Collection]:
     """Open the collection, by the variables of the commands where the settings name no database."""
     url = stored.url if stored.url or stored.path else environ.get("QDRANT_URL")
-    target = Target(None, url, server_key()) if url else Target(Path(stored.path or "qdrant"), None)
+    target = Target(None, url, server_key(url)) if url else Target(Path(stored.path or "qdrant"), None)
     with target.open() as client:
         yield Collection(client, stored.name, retries()).resolve()
 

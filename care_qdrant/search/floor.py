@@ -1,0 +1,159 @@
+"""Which hits are a good match: the floor of a collection, and the queries that a pair does not read.
+
+Scores of two encoders, or of two collections, have no common scale, and the nearest text is always found. The floor is
+what most questions of the collection's own find in *another* document: what a question of this field finds there, a
+query from elsewhere does not. It is measured once, with questions of the points whose ids come first, and kept in the
+collection's metadata, so that every program says the same of a hit until the collection has changed markedly.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from care_qdrant.errors import QdrantError
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.layout import read_hit
+from care_qdrant.qdrant.schema import FLOOR_PREFIX
+from care_qdrant.search.overview import SAMPLE_POINTS, Question, own_questions
+from care_qdrant.search.retriever import Retriever
+from care_qdrant.types import Hit, Vectors
+
+logger = logging.getLogger(__name__)
+
+QUESTIONS = 64
+"""Questions that are asked. Draws of so many differ by 0.04 in half of the cases that 32 differ by 0.07."""
+MIN_QUESTIONS = 16
+"""Fewer say nothing about the lowest of their scores."""
+QUANTILE = 0.2
+"""Chosen on the sample corpus, tried on another one: benchmarks/results/good-match.json."""
+MARKED_CHANGE = 1.25
+"""Ratio of a collection's numbers of points, now and when its floor was measured, from which on it is another one."""
+_BATCH = 8
+"""Questions of one request: searches of others get their turn at the embedded database in between."""
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """The lowest score of a good match in one collection, by one pair and mode."""
+
+    score: float | None
+    """None for a collection that is too small to tell."""
+    points: int
+    """About how many points the collection had."""
+
+    def holds(self, points: int) -> bool:
+        """Return whether it still says something about a collection of so many points."""
+        few, many = sorted((points, self.points))
+        return many <= max(few, 1) * MARKED_CHANGE
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Whether the best hit of a query answers it, as far as a score tells."""
+
+    is_good: bool | None
+    """None where nothing tells."""
+    floor: float | None
+    """The score that it is compared with."""
+    unread: tuple[str, ...] = ()
+    """Words of the query that the pair does not read, where they are most of it: its scores mean nothing then."""
+
+
+def judge(hits: Sequence[Hit], floor: Floor | None, unread: Sequence[str]) -> Match:
+    """Return whether the best hit is a good match.
+
+    Args:
+        hits: Of one query, best first.
+        floor: Of the collection, by the same pair and mode; None where it is not known.
+        unread: Words of the query that the pair does not read (`CareModel.unread`).
+    """
+    score = None if floor is None else floor.score
+    if not hits:
+        return Match(False, score, tuple(unread))
+    # Terms are compared letter by letter: a text that holds the words themselves was found by them.
+    text = f"{hits[0].title}\n{hits[0].text}".lower()
+    if unread and 2 * sum(word.lower() in text for word in unread) <= len(unread):
+        return Match(False, score, tuple(unread))
+    return Match(None if score is None else hits[0].score >= score, score)
+
+
+def known_floor(retriever: Retriever) -> Floor | None:
+    """Return the floor that a collection keeps; None where it has none, or has changed markedly since.
+
+    It costs no request beyond the check of the contract, where that is due.
+    """
+    if not retriever.is_plain or retriever.fingerprint is None:
+        return None
+    schema = retriever.schema
+    entry = schema.metadata.get(_key(retriever))
+    try:
+        kept = Floor(None if entry["score"] is None else float(entry["score"]), int(entry["points"]))
+    except (KeyError, TypeError, ValueError):  # none is there, or another version wrote it
+        return None
+    is_same = entry.get("vector") == retriever.resolved.vector_name
+    return kept if is_same and kept.holds(schema.points) else None
+
+
+def fixed_questions(retriever: Retriever) -> list[Question]:
+    """Return the questions that a floor is measured with, the same ones each time."""
+    # In the order of ids: those of ingestion, and of most tools, are hashes or random. Where they count up, these are
+    # the oldest points.
+    pages = retriever.resolved.collection.scroll("reading a sample", limit=SAMPLE_POINTS)
+    return own_questions(map(read_hit, chain.from_iterable(pages)))[:QUESTIONS]
+
+
+def find_floor(
+    retriever: Retriever,
+    questions: Sequence[Question],
+    encode: Callable[[Sequence[str]], Vectors] | None = None,
+    seconds: float = 60.0,
+) -> Floor | None:
+    """Measure the floor of a collection, and keep it in its metadata; None where the time was not enough.
+
+    Each question is searched, and its best hit without its own document counts.
+
+    Args:
+        retriever: Of the collection.
+        questions: `fixed_questions`.
+        encode: Makes the query vectors in place of the model's own call.
+        seconds: Longest time that it may take.
+    """
+    until, scores = time.monotonic() + seconds, []
+    for start in range(0, len(questions), _BATCH):
+        if time.monotonic() > until:
+            return None
+        asked = questions[start : start + _BATCH]
+        found = retriever.search([question.text for question in asked], 2, encode=encode)
+        for question, hits in zip(asked, found, strict=True):
+            others = (hit.score for hit in hits if hit.document_id != question.document_id)
+            scores += list(others)[:1]
+    enough = len(scores) >= MIN_QUESTIONS
+    floor = Floor(float(np.quantile(scores, QUANTILE)) if enough else None, retriever.schema.points)
+    if retriever.is_plain:
+        _keep(retriever, floor)
+    return floor
+
+
+def _keep(retriever: Retriever, floor: Floor) -> None:
+    """Write a floor into the collection's metadata, where this program may; never into one that is being written."""
+    resolved = retriever.resolved
+    if resolved.schema.unfinished is not None:
+        return
+    # As text: a server may return a number of its metadata with another last bit.
+    score = None if floor.score is None else repr(floor.score)
+    entry: dict[str, Any] = {"vector": resolved.vector_name, "score": score, "points": floor.points}
+    collection: Collection = resolved.collection.sibling(resolved.name)
+    try:
+        collection.update("keeping which score is a good one", metadata={_key(retriever): entry})
+    except (QdrantError, ValueError) as error:  # a key that may only read, an old server
+        logger.info("collection %r: which score is a good one was not kept (%s)", resolved.name, error)
+
+
+def _key(retriever: Retriever) -> str:
+    """Return the metadata key: at the top level, where those of other pairs and modes are merged beside it."""
+    return f"{FLOOR_PREFIX}{retriever.mode}:{(retriever.fingerprint or '')[:16]}"

@@ -1,0 +1,55 @@
+"""Which words of a query a tokenizer does not read."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from care_qdrant.encoders.unread import unread_words
+from care_qdrant.model.pair import CareModel
+
+MODEL = CareModel.load()
+
+
+@pytest.mark.parametrize(
+    ("query", "unread"),
+    [
+        ("can diabetics eat watermelon", ["can", "diabetics", "eat", "watermelon"]),
+        ("ARE WATERMELONS HEALTHY", ["WATERMELONS", "HEALTHY"]),
+        ("диабет арбуз", ["диабет", "арбуз"]),
+        ("수박", ["수", "박"]),
+        ("スイカ", ["ス", "イ", "カ"]),
+        ("ibuprofen", ["ibuprofen"]),
+        ("糖尿病人能吃西瓜吗", []),
+        ("HbA1c 6.5%", []),
+        ("COPD", []),
+        ("EGFR 突变的肺癌可以用靶向药", []),
+        ("糖尿病患者可以喝coffee吗", []),
+        ("β受体阻滞剂", []),
+        ("38.5℃ …", []),
+        ("", []),
+    ],
+)
+def test_the_built_in_pair_reads_chinese_and_codes(query: str, unread: list[str]) -> None:
+    assert MODEL.unread(query) == unread
+
+
+def test_a_tokenizer_that_knows_the_words_reads_them() -> None:
+    pieces = ["[UNK]", "can", "dia", "##bet", "##ics", "eat", "water", "##mel", "##on"]
+    tokenizer = Tokenizer(models.WordPiece(dict(zip(pieces, range(len(pieces)), strict=True)), unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    for query, unread in (("can diabetics eat watermelon", []), ("диабет арбуз", ["диабет", "арбуз"])):
+        assert unread_words(query, tokenizer.encode(query)) == unread
+
+
+@given(st.text(max_size=200))
+def test_what_is_unread_is_a_part_of_the_query(query: str) -> None:
+    for word in MODEL.unread(query):
+        assert word in query
+
+
+@given(
+    st.text("糖尿病人能吃西瓜吗发烧三天，。？ 0123456789", max_size=80), st.sampled_from(["", "CT", "HbA1c", "IL-6"])
+)
+def test_chinese_with_codes_and_numbers_is_read(text: str, code: str) -> None:
+    assert MODEL.unread(text + code) == []
