@@ -179,8 +179,6 @@ def _has_lost_contract(
 def _require_free_or_ours(
     schema: CollectionSchema, vector_name: str, contract: VectorContract, *, lost_contract: bool
 ) -> None:
-    if not vector_name:
-        raise InputError("a vector that is added needs a name: give --vector-name")
     if vector_name in schema.sparse:
         raise SchemaMismatch(f"{vector_name!r} is a sparse vector of collection {schema.name!r}; use another name")
     if vector_name in schema.dense:

@@ -139,6 +139,11 @@ class Retriever:
         """Schema of the collection, as of its last check; it is checked here if that is due."""
         return self._resolver.resolve().schema
 
+    @property
+    def unfinished(self) -> str | None:
+        """What to say where the searched vectors are being written, or were when that was interrupted."""
+        return self._resolver.resolve().unfinished
+
     def search(
         self,
         queries: Sequence[str],

@@ -71,7 +71,10 @@ class SearchResult(BaseModel):
         description="Whether the best score is one that the collection's own questions reach; null where unknown."
     )
     hits: list[Found]
-    note: str | None = Field(default=None, description="Why the conditions let nothing pass, where that is known.")
+    note: str | None = Field(
+        default=None,
+        description="Why the conditions let nothing pass, or why documents may be missing, where that is known.",
+    )
 
 
 def _told(tool: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
@@ -166,7 +169,7 @@ class McpPath:
             mode=answer.mode,
             good_match=good,
             hits=[Found(**hit.model_dump(include=set(Found.model_fields))) for hit in answer.hits],
-            note=None if answer.hits else await self._searching.why_nothing(request),
+            note=(None if answer.hits else await self._searching.why_nothing(request)) or answer.unfinished,
         )
 
     @_told

@@ -125,7 +125,7 @@ class Searching:
             vectors = None if pair is None else await pair.encode([request.query], "query")
             encoded = time.perf_counter()
             run = partial(self._search, request, collection, pair, vectors)
-            mode, hits, started, ended = await self._in_thread(run)
+            mode, hits, unfinished, started, ended = await self._in_thread(run)
         seconds = {"wait": started - encoded, "encode": encoded - accepted, "search": ended - started}
         return SearchAnswer(
             collection=collection,
@@ -133,6 +133,7 @@ class Searching:
             fingerprint=None if pair is None else pair.fingerprint,
             mode=mode,
             hits=hits,
+            unfinished=unfinished,
             timing_ms=Timing(
                 **{name: round(value * 1000, 3) for name, value in seconds.items()},
                 total=round((ended - accepted) * 1000, 3),
@@ -184,7 +185,7 @@ class Searching:
         collection: str,
         pair: ServedPair | None,
         vectors: Vectors | None,
-    ) -> tuple[Mode, list[SearchHit], float, float]:
+    ) -> tuple[Mode, list[SearchHit], str | None, float, float]:
         started = time.perf_counter()
         retriever = self._retriever(collection, pair, request.mode, request.fusion, request.alpha)
         encode = None if vectors is None else lambda _: vectors
@@ -193,7 +194,7 @@ class Searching:
         with trace.part("search", **{"db.collection.name": collection}) if trace is not None else nullcontext():
             [hits] = retriever.search([request.query], request.top_k, filter_, encode=encode)
         marked = _marked(request.query, hits, request.marks)
-        return retriever.mode, marked, started, time.perf_counter()
+        return retriever.mode, marked, retriever.unfinished, started, time.perf_counter()
 
     async def why_nothing(self, request: SearchRequest) -> str | None:
         """Return why no point can pass the conditions of a search that found nothing; None where nothing says so."""
@@ -218,6 +219,7 @@ class Searching:
             name=name,
             models=pairs,
             sparse=sparse,
+            unfinished=collection.schema.unfinished,
             points=holds.points,
             questions=[question.text for question in holds.questions[:_EXAMPLES]],
             keys={key: list(values) for key, values in holds.keys.items()},

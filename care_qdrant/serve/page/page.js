@@ -403,7 +403,7 @@ async function start() {
   if (state.collections.some(({ name }) => name === address.get("collection"))) $("collection").value = address.get("collection");
   showColumns(address.getAll("column"));
   applyLanguage(state.language);
-  const problem = current()?.problem;
+  const problem = current()?.problem ?? current()?.unfinished;
   if (problem) say(problem, true);
   else if (!state.collections.length && !$("status").textContent) say(t("none"));
   if (matchMedia("(max-width: 44rem)").matches) $("more").open = false;

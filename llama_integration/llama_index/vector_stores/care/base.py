@@ -168,6 +168,7 @@ class CareVectorStore(BasePydanticVectorStore):
     _query_terms: Callable[[str], models.SparseVector] = PrivateAttr()
     _fallback: Fallback | None = PrivateAttr()
     _has_warned: bool = PrivateAttr(default=False)
+    _has_told_unfinished: bool = PrivateAttr(default=False)
     _has_told_metadata: bool = PrivateAttr(default=False)
 
     def __init__(
@@ -197,7 +198,8 @@ class CareVectorStore(BasePydanticVectorStore):
             aclient: Only for those who have no other: a client with its options is opened, which async calls use, too.
             embedding: What makes the query vectors: the collection must carry its fingerprint.
             fingerprint: The same, when only the fingerprint is known.
-            vector_name: Of the dense vector; None takes the one of the embedding, or the only one.
+            vector_name: Of the dense vector, ``""`` for the unnamed one; None takes the one of the embedding, or the
+                only one, and where several are there it is refused.
             sparse_vector_name: For hybrid queries; None takes the only one.
             sparse_encoder: Of added nodes and of queries of the modes hybrid and sparse, in place of BM25 by this
                 package: the server's own, or a model of FastEmbed (`care_qdrant.encoders.sparse`). It needs
@@ -225,10 +227,11 @@ class CareVectorStore(BasePydanticVectorStore):
         encoder = chosen_encoder(sparse_encoder, sparse_vector_name, settings)
         finds_bm25 = settings.get("enable_hybrid") is None and encoder is None
         hybrid = bool(settings.pop("enable_hybrid", None)) or sparse_encoder is not None
-        vector_name = vector_name or dense_vector_name
+        vector_name = dense_vector_name if vector_name is None else vector_name
+        own_name = "text-dense" if contract is None else contract.model
         names = {
             "collection_name": collection_name,
-            "dense_vector_name": vector_name or ("text-dense" if contract is None else contract.model),
+            "dense_vector_name": own_name if vector_name is None else vector_name,
             "sparse_vector_name": sparse_vector_name or (SPARSE_VECTOR_NAME if encoder is None else "text-sparse-new"),
         }
         super().__init__(**{**settings, **names, "enable_hybrid": hybrid})
@@ -426,9 +429,13 @@ class CareVectorStore(BasePydanticVectorStore):
     def _adopt(self, resolved: ResolvedCollection) -> ResolvedCollection:
         """Let the fields name the vectors that were chosen."""
         self.dense_vector_name = resolved.vector_name or ""
-        self.sparse_vector_name = resolved.sparse_vector_name or self.sparse_vector_name
+        if resolved.sparse_vector_name is not None:
+            self.sparse_vector_name = resolved.sparse_vector_name
         if self._finds_bm25:
             self.enable_hybrid = resolved.bm25 is not None
+        if resolved.unfinished is not None and not self._has_told_unfinished:
+            self._has_told_unfinished = True
+            logger.warning("%s", resolved.unfinished)
         if resolved.unchecked is not None and not self._has_warned:
             self._has_warned = True
             logger.warning(
@@ -568,7 +575,7 @@ class CareVectorStore(BasePydanticVectorStore):
         sparse = self.sparse_config or models.SparseVectorParams(modifier=modifier)
         try:
             self._named.create(
-                vectors_config={self.dense_vector_name: dense},
+                vectors_config={self.dense_vector_name: dense} if self.dense_vector_name else dense,
                 sparse_vectors_config={self.sparse_vector_name: sparse} if self.enable_hybrid else None,
                 quantization_config=self.quantization_config,
                 shard_number=self.shard_number,
@@ -612,7 +619,8 @@ def _contract_of(embedding: HasContract | None) -> VectorContract | None:
     if embedding is not None and not callable(getattr(embedding, "contract", None)):
         raise InputError(
             f"embedding= is a {type(embedding).__name__}, which does not say what made its vectors; expected a "
-            "CareEmbedding or a CareModel. For another class, leave embedding= out and give vector_name="
+            "CareEmbedding or a CareModel. For another class, leave embedding= out and give vector_name=, '' for the "
+            "unnamed vector"
         )
     return None if embedding is None else embedding.contract()
 
