@@ -56,7 +56,7 @@ from care_qdrant.qdrant.sender import send_all
 from care_qdrant.search.fallback import Fallback
 from care_qdrant.search.fusion import Fusion
 from care_qdrant.search.plan import Query, find
-from care_qdrant.search.resolve import CHECK_SECONDS, CollectionResolver, ResolvedCollection, StoreConfig
+from care_qdrant.search.resolve import CHECK_SECONDS, CollectionResolver, ResolvedCollection, StoreConfig, find_bm25
 from care_qdrant.search.retriever import SEARCH_POLICY
 from care_qdrant.types import Hit
 
@@ -103,8 +103,8 @@ class CareVectorStore(BasePydanticVectorStore):
     - `add` keeps the vectors that other models have on a point, and `get_nodes` returns all of them.
     - NE, NIN, CONTAINS, ANY and ALL filters mean what LlamaIndex says they mean, and 2 is 2.0.
     - An MMR query gives diverse answers, and a query of a mode that is not answered is refused.
-    - Where the collection has a BM25 vector of this package, queries are hybrid and added nodes get it, too;
-      ``enable_hybrid=False`` searches the dense vector alone.
+    - With ``embedding=``, where the collection has a BM25 vector of this package, queries are hybrid and added nodes
+      get it; ``enable_hybrid=False`` searches the dense vector alone.
     - Scores of hybrid queries are in 0…1, and ``alpha=0.0`` is 0, sync and async.
     - One client serves sync and async callers, from any number of threads.
     - Searches and writes that fail for the moment are tried again, on another node where the client knows several
@@ -215,8 +215,9 @@ class CareVectorStore(BasePydanticVectorStore):
                 it encodes no documents (``documents=False``, or without torch), only the dimension of nodes is checked.
                 False for vectors that are of another text on purpose, as with HyDE.
             dense_vector_name: The stock store's word for ``vector_name``.
-            settings: The other fields of this class. Where the collection has a BM25 vector of this package,
-                ``enable_hybrid`` is on by default, and queries of the default mode are hybrid, too.
+            settings: The other fields of this class. With ``embedding=`` or ``fingerprint=``, where the collection has
+                a BM25 vector of this package, ``enable_hybrid`` is on by default: queries of the default mode are
+                hybrid.
 
         Raises:
             InputError: The settings contradict each other; the vector is not there; no point of the collection has a
@@ -225,7 +226,9 @@ class CareVectorStore(BasePydanticVectorStore):
         """
         contract = _contract_of(embedding)
         encoder = chosen_encoder(sparse_encoder, sparse_vector_name, settings)
-        finds_bm25 = settings.get("enable_hybrid") is None and encoder is None
+        # An attach of BM25 must not change what the readers of another model find, whose scores it does not know.
+        is_known = embedding is not None or fingerprint is not None
+        finds_bm25 = settings.get("enable_hybrid") is None and encoder is None and is_known
         hybrid = bool(settings.pop("enable_hybrid", None)) or sparse_encoder is not None
         vector_name = dense_vector_name if vector_name is None else vector_name
         own_name = "text-dense" if contract is None else contract.model
@@ -492,9 +495,11 @@ class CareVectorStore(BasePydanticVectorStore):
             raise ValueError(f"CareVectorStore answers queries of mode {answered}, none of mode {query.mode.value}")
         if query.mode in LEXICAL and not self.enable_hybrid:
             needs = "CareVectorStore(..., enable_hybrid=True)"
-            if self._finds_bm25:
+            if find_bm25(resolved.schema) is None:
+                then = "" if self._finds_bm25 else f", and {needs}"
                 needs = (
-                    f"BM25 in the collection; with its --path/--url: care attach {self.collection_name} --sparse bm25"
+                    f"BM25 in the collection, with its --path/--url: care attach {self.collection_name} --sparse bm25"
+                    f"{then}"
                 )
             raise ValueError(f"a {query.mode.value} query needs {needs}")
         own_filter, params = options.get("qdrant_filters"), options.get("search_params")
