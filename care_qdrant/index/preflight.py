@@ -240,7 +240,9 @@ def _notices(schema: CollectionSchema) -> Iterator[str]:
     if schema.dense.keys() == {""}:
         yield (
             "the collection has an unnamed vector, which stays the one that unnamed searches use; but its "
-            "configuration will list two vectors, and tools that read config.params.vectors.size must be told the name"
+            "configuration will list two vectors, and tools that read config.params.vectors.size must be told the "
+            "name. LlamaIndex's own QdrantVectorStore searches the unnamed one whatever dense_vector_name= says: read "
+            "the new one with CareVectorStore"
         )
 
 

@@ -1,7 +1,6 @@
 """An attach never changes what an existing reader reads: of this package, with every name that a vector may have."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
