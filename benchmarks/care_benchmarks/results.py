@@ -67,8 +67,10 @@ class Latency:
     samples: int
     mean_ms: float
     p50_ms: float
-    p95_ms: float
-    p99_ms: float
+    p95_ms: float | None = None
+    """None for fewer than 20 calls, which have no 95th percentile."""
+    p99_ms: float | None = None
+    """None for fewer than 100 calls."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,10 +109,15 @@ def measure_load(
 
 
 def summarise(seconds: Sequence[float]) -> Latency:
-    """Return mean and percentiles in milliseconds."""
+    """Return mean and percentiles in milliseconds; of the percentiles those that so many calls have."""
     milliseconds = np.asarray(seconds) * 1e3
-    p50, p95, p99 = np.percentile(milliseconds, [50, 95, 99])
-    return Latency(len(seconds), float(milliseconds.mean()), float(p50), float(p95), float(p99))
+
+    def percentile(percent: int) -> float | None:
+        return float(np.percentile(milliseconds, percent)) if len(seconds) * (100 - percent) >= 100 else None
+
+    return Latency(
+        len(seconds), float(milliseconds.mean()), float(np.median(milliseconds)), percentile(95), percentile(99)
+    )
 
 
 def measure_cold_start(model: str, precision: str, query: str) -> ColdStart:

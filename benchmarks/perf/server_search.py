@@ -145,7 +145,7 @@ def _stores(
     return (
         QdrantVectorStore(name, client, dense_vector_name=vector_name),
         CareVectorStore(name, client, vector_name=vector_name, enable_hybrid=False),
-        CareVectorStore(name, client, vector_name=vector_name),
+        CareVectorStore(name, client, vector_name=vector_name, enable_hybrid=True),
     )
 
 

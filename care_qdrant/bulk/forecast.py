@@ -180,8 +180,11 @@ _COMPRESSED = ("int8", "turbo", "product", "binary")
 
 
 def _histogram(lengths: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]") -> dict[str, float]:
-    quantiles = {"median": 0.5, "90 %": 0.9, "99 %": 0.99, "longest": 1.0}
-    found = {name: float(np.quantile(lengths, share)) for name, share in quantiles.items()}
+    # A sample without a text above a percentile does not have that percentile.
+    known = [percent for percent in (90, 99) if len(lengths) * (100 - percent) >= 100]
+    found = {"median": float(np.median(lengths))}
+    found |= {f"{percent} %": float(np.percentile(lengths, percent)) for percent in known}
+    found["longest"] = float(lengths.max())
     top = math.ceil(math.log2(max(2, lengths.max())))
     bounds = [2**power for power in range(max(0, top - 6), top + 1)]
     shares = {f"share up to {bound}": round(float((lengths <= bound).mean()), 4) for bound in bounds}

@@ -22,7 +22,7 @@ from care_qdrant.bulk.work import Manifest, Receipt, Work
 from care_qdrant.corpus.rows import Reject
 from care_qdrant.encoders import Encoder, TokenCounter
 from care_qdrant.errors import InputError
-from care_qdrant.index.attach import AttachReport, AttachSettings, attach_vector
+from care_qdrant.index.attach import AttachReport, AttachSettings, attach_vector, end_attach
 from care_qdrant.index.ingest import ingest
 from care_qdrant.index.points import Characters, PointReader, PointWindow, expected_hash, stored_hash
 from care_qdrant.index.settings import IngestReport, IngestSettings, Shard
@@ -113,7 +113,7 @@ def load_points(
     has_vector = vectors.vector_name in Collection(client, collection, retries).resolve().schema.dense
     settings = replace(settings or AttachSettings(), text_field=None if has_vector else manifest.text_field)
     model = _Model(manifest.model_name, vectors.dense, source)
-    return attach_vector(
+    report = attach_vector(
         client,
         collection,
         model,
@@ -122,22 +122,32 @@ def load_points(
         retries=retries,
         on_progress=on_progress,
         read=source.windows,
+        is_part=True,
     )
+    target = Collection(client, report.collection, retries)
+    if _all_are_through(work, target, part, receipts):
+        end_attach(target, vectors.vector_name)
+    return report
 
 
 def _finish(
     work: Work, target: Collection, vectors: PointVectors, part: tuple[int, int], receipts: Sequence[Receipt]
 ) -> None:
-    """Note that a loader is through; build the index if all are, also those that died and were run again."""
+    """Build the index if all loaders are through, also those that died and were run again."""
+    if _all_are_through(work, target, part, receipts):
+        finish_load(target)
+        record_rescoring(target, vectors.vector_name)
+
+
+def _all_are_through(work: Work, target: Collection, part: tuple[int, int], receipts: Sequence[Receipt]) -> bool:
+    """Note that a loader is through, and return whether all are."""
     number, of = part
     identity = str(target.refresh().metadata.get(IDENTITY_KEY, target.name))
     job = hashlib.sha256("".join(receipt.sha256 for receipt in receipts).encode()).hexdigest()
     place = f"loads/{identity}"
     work.write(f"{place}/{number}-of-{of}.json", json.dumps({"job": job}).encode())
     notes = [work.read(f"{place}/{loader}-of-{of}.json") for loader in range(1, of + 1)]
-    if all(note is not None and json.loads(note)["job"] == job for note in notes):
-        finish_load(target)
-        record_rescoring(target, vectors.vector_name)
+    return all(note is not None and json.loads(note)["job"] == job for note in notes)
 
 
 class _Loader(Shard):

@@ -121,6 +121,7 @@ def plan(
     from care_qdrant.bulk.points import plan_points
     from care_qdrant.bulk.work import Manifest
     from care_qdrant.corpus.rows import Fields
+    from care_qdrant.index.settings import name_of_vector
     from care_qdrant.progress import points_bar
     from care_qdrant.qdrant.collection import Collection
 
@@ -134,7 +135,7 @@ def plan(
         fingerprint=model.fingerprint,
         dim=model.dim,
         distance="Dot" if contract.distance == "Dot" else "Cosine",
-        vector_name=vector_name or model.name,
+        vector_name=name_of_vector(vector_name, model),
         fields=Fields(id_field, text_field, title_field),
         datatype="float16" if float16 else "float32",
     )

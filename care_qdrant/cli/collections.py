@@ -37,6 +37,8 @@ def command(target: Target, as_json: bool) -> None:
         click.echo(json.dumps([asdict(collection) for collection in collections], ensure_ascii=False, indent=2))
     elif collections:
         click.echo(_table(collections))
+        for unfinished in filter(None, (collection.unfinished for collection in collections)):
+            click.echo(f"note: {unfinished}", err=True)
     else:
         click.echo(f"{target}: no collections yet; make one, " + next_command("care ingest corpus.jsonl"))
 

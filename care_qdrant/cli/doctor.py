@@ -71,9 +71,9 @@ def _attach_lines(found: "Diagnosis") -> Iterator[str]:
         if found.copy_plan:
             yield f"care attach {name} --via copy would do this:"
             yield from (f"  - {step}" for step in found.copy_plan)
-        return
-    yield (
-        f"care attach {name} would give vector {found.vector_name!r} of {found.model} to at most "
-        f"{found.points_to_encode:,} points: {found.new_bytes / 1e6:,.1f} MB"
-    )
+    else:
+        yield (
+            f"care attach {name} would give vector {found.vector_name!r} of {found.model} to at most "
+            f"{found.points_to_encode:,} points: {found.new_bytes / 1e6:,.1f} MB"
+        )
     yield from (f"  note: {notice}" for notice in found.notices)

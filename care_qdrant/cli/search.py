@@ -105,7 +105,7 @@ def command(
             fallback=None if open_fallback is None else open_fallback(),
         )
         schema = retriever.schema
-        if (unfinished := schema.unfinished) is not None:
+        if (unfinished := retriever.unfinished) is not None:
             click.echo(f"note: {unfinished}", err=True)
         conditions_filter = _parsed(conditions, schema.payload_schema)
         floor, is_measured = None, False

@@ -4,7 +4,7 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 import click
@@ -15,7 +15,11 @@ from care_qdrant.console.options import Target, typed_model
 def show_report(report: Any) -> None:
     """Print a dataclass that says what a command did: a line for each field with a value; in a pipe one of JSON."""
     values = asdict(report)
-    lines = _lines(values) if sys.stdout.isatty() else [json.dumps(values, ensure_ascii=False)]
+    if sys.stdout.isatty():
+        fractions = {each.name for each in fields(report) if each.metadata.get("unit") == "fraction"}
+        lines = _lines({key: _percent(value) if key in fractions else value for key, value in values.items()})
+    else:
+        lines = iter([json.dumps(values, ensure_ascii=False)])
     click.echo("\n".join(lines))
 
 
@@ -31,6 +35,8 @@ def search_command(collection: str, target: Target, model: str | None = None) ->
 def _lines(values: Mapping[str, Any], indent: str = "") -> Iterator[str]:
     for key, value in values.items():
         name = f"{indent}{key.replace('_', ' ')}"
+        if key.endswith("_fraction"):
+            name, value = name.removesuffix(" fraction"), _percent(value)
         if isinstance(value, Mapping) and value:
             yield name
             yield from _lines(value, indent + "  ")
@@ -38,6 +44,11 @@ def _lines(values: Mapping[str, Any], indent: str = "") -> Iterator[str]:
             yield f"{name:<28} {'; '.join(map(_shown, value))}"
         elif value not in (None, "", [], (), {}):
             yield f"{name:<28} {_shown(value)}"
+
+
+def _percent(fraction: Any) -> Any:
+    """Return a fraction as people read it; what is no number, as None, as it is."""
+    return f"{fraction:.1%}" if isinstance(fraction, float) else fraction
 
 
 def _shown(value: Any) -> str:

@@ -7,8 +7,9 @@ kill, after texts have changed, or from cron, and it encodes what is new or diff
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from qdrant_client import QdrantClient, models
 
@@ -24,14 +25,15 @@ from care_qdrant.index.points import (
     stored_text,
 )
 from care_qdrant.index.preflight import Preflight, examine
-from care_qdrant.index.settings import DocumentModel, require_fraction
+from care_qdrant.index.settings import DocumentModel, name_of_vector, require_fraction
 from care_qdrant.index.work import Maker, Worker, document_vectors, term_vectors
 from care_qdrant.qdrant.collection import Collection, PointId
-from care_qdrant.qdrant.contracts import SparseContract, VectorContract
+from care_qdrant.qdrant.contracts import SparseContract, VectorContract, contract_metadata
 from care_qdrant.qdrant.create import QUANTIZATION, Quantization
 from care_qdrant.qdrant.layout import Layout
 from care_qdrant.qdrant.quantization import record_rescoring
 from care_qdrant.qdrant.retry import RetryPolicy
+from care_qdrant.qdrant.schema import ATTACH_PREFIX, CollectionSchema, now_noted
 
 WATCHING = RetryPolicy(attempts=5)
 """Of one pass of ``--watch``: there is another pass soon, and a signal should not wait for longer than some seconds."""
@@ -102,6 +104,7 @@ def attach_vector(
     on_preflight: Callable[[Preflight], None] = lambda _: None,
     on_progress: OnProgress = lambda _done, _total: None,
     read: Read | None = None,
+    is_part: bool = False,
 ) -> AttachReport:
     """Add to every point of a collection a vector of a model, or of BM25, made of the text in its payload.
 
@@ -117,6 +120,7 @@ def attach_vector(
         on_preflight: Called before anything is written.
         on_progress: Called after each window and each batch.
         read: Returns the points to look at, some thousand at a time; None reads all of the collection.
+        is_part: Other runs write the other points: the note that the attach has not ended stays, for `end_attach`.
 
     Raises:
         InputError: There is no such collection, no text in its payloads, or a key of ours is used by others in them;
@@ -126,8 +130,8 @@ def attach_vector(
         EncodingError: The encoder returned no usable vector.
         MissingExtra: Documents cannot be encoded in this installation; nothing was written.
     """
-    settings, name = settings or AttachSettings(), vector_name or (bm25.VECTOR_NAME if model is None else model.name)
-    contract = _BM25 if model is None else model.contract()
+    settings, contract = settings or AttachSettings(), _BM25 if model is None else model.contract()
+    name = name_of_vector(vector_name, model)
     target = Collection(client, collection, retries).resolve()
     preflight = examine(target, name, contract, settings.text_field)
     on_preflight(preflight)
@@ -150,7 +154,7 @@ def attach_vector(
     counter = Characters() if model is None else model.document_tokenizer
     reader = PointReader(layout, name, contract.constants, counter)
     report = AttachReport(target.name, name, contract.fingerprint, layout.tool, layout.text_field)
-    run = _Run(target, reader, maker, settings, report, on_progress, stop or threading.Event(), read)
+    run = _Run(target, reader, maker, settings, report, on_progress, stop or threading.Event(), read, is_part)
     return run.go(preflight.points)
 
 
@@ -200,13 +204,37 @@ def _prepare(
     is_attached = (
         not has_vector or vector_name in schema.attached or settings.text_field is not None or had_lost_contract
     )
-    collection.write_contract(vector_name, replace(contract, text_field=layout.text_field if is_attached else None))
+    text_field, beside = layout.text_field if is_attached else None, _first_of(schema, vector_name, contract)
+    metadata = contract_metadata(vector_name, replace(contract, text_field=text_field, beside=beside))
+    # In one write: a vector that is there and not whole always says so.
+    note = {} if has_vector else _note(vector_name, {"first": True})
+    collection.update("writing its contract", metadata=metadata | note)
     if has_vector:
         remove_orphaned_hashes(collection, vector_name)
     else:
         collection.add_vector(vector_name, _vector_config(contract))
     if isinstance(contract, VectorContract):
         _configure(collection, vector_name, settings)
+
+
+def _first_of(schema: CollectionSchema, vector_name: str, contract: VectorContract | SparseContract) -> str | None:
+    """Return the vector of the same maker that readers who name none read already; None where there is none."""
+    known = schema.contracts.get(vector_name)
+    if isinstance(known, VectorContract | SparseContract):
+        return known.beside
+    same = (name for name, made in schema.contracts.items() if made.fingerprint == contract.fingerprint)
+    return next((name for name in same if schema.has_vector(name) and not schema.is_beside(name)), None)
+
+
+def _note(vector_name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{ATTACH_PREFIX}{vector_name}": {"started": now_noted(), **entry}}
+
+
+def end_attach(collection: Collection, vector_name: str) -> None:
+    """Remove the note that an attach has begun; where there is none, nothing is written."""
+    key = f"{ATTACH_PREFIX}{vector_name}"
+    if collection.refresh().metadata.get(key) is not None:
+        collection.update("noting the end of the attach", metadata={key: None})
 
 
 def _vector_config(contract: VectorContract | SparseContract) -> models.VectorNameConfig:
@@ -240,15 +268,20 @@ class _Run:
     on_progress: OnProgress
     stop: threading.Event
     read: Read | None = None
+    is_part: bool = False
 
     def go(self, total: int) -> AttachReport:
         """Read, encode and write, each in its own threads."""
         start, name = time.perf_counter(), self.reader.vector_name
         report, collection, read = self.report, self.collection, 0
+        has_begun = collection.schema.metadata.get(f"{ATTACH_PREFIX}{name}") is not None
         text_gone: list[tuple[Collection, list[PointId]]] = []
 
         def begin(window: PointWindow) -> None:
-            nonlocal read
+            nonlocal read, has_begun
+            if window.encode and not has_begun:
+                has_begun = True
+                collection.update("noting the attach", metadata=_note(name, {}))
             read += window.read
             report.unchanged += window.unchanged
             report.without_text += window.without_text
@@ -275,6 +308,8 @@ class _Run:
         windows = self.reader.windows(collection) if self.read is None else self.read(collection, self.reader)
         worker.run(windows, collection, begin, on_batch)
         if not self.stop.is_set():
+            if not self.is_part:
+                end_attach(collection, name)
             report.removed = self._remove(text_gone)
             record_rescoring(collection, name)
         seconds = time.perf_counter() - start

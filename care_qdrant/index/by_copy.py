@@ -27,12 +27,12 @@ from care_qdrant.index.copying import (
 )
 from care_qdrant.index.preflight import Preflight, bytes_per_point, examine
 from care_qdrant.index.publish import KNOWN_ITEMS, read_versions
-from care_qdrant.index.settings import DocumentModel
+from care_qdrant.index.settings import DocumentModel, name_of_vector
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.contracts import VectorContract, contract_metadata
 from care_qdrant.qdrant.create import QUANTIZATION, require_quantization
 from care_qdrant.qdrant.retry import RetryPolicy
-from care_qdrant.qdrant.schema import CollectionSchema, VersionRecord
+from care_qdrant.qdrant.schema import COPY_KEY, CollectionSchema, VersionRecord
 
 MOST_PASSES = 10
 """Passes that copy what has changed since the last one; a collection that is never at rest is not switched."""
@@ -144,7 +144,7 @@ def attach_by_copy(
         QdrantError: Qdrant refused or could not be reached; what was written stays, and another run goes on from there.
     """
     settings, start = settings or AttachSettings(), time.perf_counter()
-    name, contract = vector_name or model.name, model.contract()
+    name, contract = name_of_vector(vector_name, model), model.contract()
     plan = plan_copy(Collection(client, collection, retries), alias, name, contract)
     origin, target = Collection(client, plan.source, retries), Collection(client, plan.version, retries)
     require_quantization(origin, settings.quantization)
@@ -155,7 +155,7 @@ def attach_by_copy(
     model.require_documents()
     origin.schema.require_whole()
     schema = _with_vector(origin.schema, name, attached_contract, settings)
-    _prepare(target, schema, VersionRecord(plan.source, adds=name))
+    _prepare(origin, target, schema, VersionRecord(plan.source, adds=name))
 
     passes: list[Copied] = []
     encoded = 0
@@ -175,7 +175,7 @@ def attach_by_copy(
 
     known_items = _verify(origin, target, schema, name, passes[-1].sample, attached)
     record = VersionRecord(plan.source, replaces=plan.replaces, adds=name)
-    target.update("recording what it replaces", metadata=record.metadata())
+    target.update("recording what it replaces", metadata=record.metadata() | {COPY_KEY: None})
     target.switch_alias(plan.alias)
     return CopyReport(
         source=plan.source,
@@ -240,9 +240,9 @@ def _with_vector(
     return replace(schema, config=schema.config.model_copy(update={"params": params, "metadata": metadata}))
 
 
-def _prepare(target: Collection, schema: CollectionSchema, record: VersionRecord) -> None:
+def _prepare(origin: Collection, target: Collection, schema: CollectionSchema, record: VersionRecord) -> None:
     """Create the copy, empty, or check the one that an interrupted run left."""
-    prepare_target(target, schema, schema.metadata | record.metadata())
+    prepare_target(origin, target, schema, schema.metadata | record.metadata())
     if target.refresh().version_record is None:
         target.drop()
         raise ServerTooOld("the server does not keep metadata of collections, which hold the fingerprint of the model")

@@ -20,7 +20,7 @@ from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.connection import tune_embedded
 from care_qdrant.qdrant.create import create_like, indexes_of
 from care_qdrant.qdrant.point_equality import ROUNDING, Measure, measures, same_point, vectors_of
-from care_qdrant.qdrant.schema import CollectionSchema
+from care_qdrant.qdrant.schema import COPY_KEY, CollectionSchema, now_noted
 from care_qdrant.qdrant.sender import MAX_BYTES, Sender, Write
 
 OnProgress = Callable[[int, int], None]
@@ -125,11 +125,20 @@ class Copied:
         return self.added + self.changed + self.unchanged
 
 
-def prepare_target(target: Collection, schema: CollectionSchema, metadata: Mapping[str, Any]) -> None:
+def copy_note(source: Collection) -> dict[str, Any]:
+    """Return the metadata of a collection into which another one is being copied; ``COPY_KEY`` goes at the end."""
+    return {COPY_KEY: {"source": source.name, "started": now_noted()}}
+
+
+def prepare_target(
+    source: Collection, target: Collection, schema: CollectionSchema, metadata: Mapping[str, Any]
+) -> None:
     """Create the target of a copy, or check the one that an interrupted run left; resumable at any moment."""
     if not target.exists():
-        create_like(target, schema, metadata)
+        create_like(target, schema, {**metadata, **copy_note(source)})
     target.refresh().require_same(schema, target.count())
+    if target.schema.metadata.get(COPY_KEY) is None:
+        target.update("noting the copy", metadata=copy_note(source))
     target.create_indexes(indexes_of(schema))
     tune_embedded(target.client, target.name)
 

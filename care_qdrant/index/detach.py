@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from qdrant_client import QdrantClient
 
 from care_qdrant.errors import InputError, ServerTooOld
+from care_qdrant.index.attach import end_attach
 from care_qdrant.index.points import is_key_of_others, stored_hash
 from care_qdrant.index.preflight import NAMED_VECTORS_SINCE
 from care_qdrant.qdrant.collection import Collection, PointId
@@ -64,6 +65,7 @@ def detach_vector(
     measured = rescoring_removal(name) | floors
     if measured.keys() & target.schema.metadata.keys():
         target.update("removing what was measured", metadata=measured)
+    end_attach(target, name)
     target.write_contract(name, None)
     return DetachReport(target.name, name, points, cleaned)
 

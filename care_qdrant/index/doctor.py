@@ -44,6 +44,8 @@ class CollectionSummary:
     aliases: tuple[str, ...]
     points: int
     vectors: tuple[VectorSummary, ...]
+    unfinished: str | None = None
+    """What to say of work that writes to it, or did when it was interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,7 @@ def describe(collection: Collection) -> CollectionSummary:
         aliases=tuple(sorted(alias for alias, behind in collection.aliases().items() if behind == collection.name)),
         points=collection.count(),
         vectors=(*dense, *sparse),
+        unfinished=schema.unfinished,
     )
 
 

@@ -7,7 +7,6 @@ run that finds an entry knows that chunks may be left behind which no document l
 """
 
 import logging
-import time
 import uuid
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +17,7 @@ from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.contract_checks import check_contract, check_sparse_contract
 from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME, PointVectors
 from care_qdrant.qdrant.retry import is_forbidden
-from care_qdrant.qdrant.schema import IDENTITY_KEY, RUN_PREFIX, CollectionSchema
+from care_qdrant.qdrant.schema import IDENTITY_KEY, RUN_PREFIX, CollectionSchema, now_noted
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +63,7 @@ class RunGuard:
         """
         if self.has_begun or self.cannot_note:
             return
-        entry = {"started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **self._place}
+        entry = {"started": now_noted(), **self._place}
         try:
             self.collection.update("noting the run", metadata={self.key: entry})
         except Rejected as error:

@@ -25,7 +25,7 @@ from care_qdrant.index.plan import ChunkTask, Plan, has_other_writers
 from care_qdrant.index.points import remove_orphaned_hashes
 from care_qdrant.index.reading import Cut, Reader, Reading, Source, open_source, require_document, sparse_contract
 from care_qdrant.index.seen import Seen, delete_missing, delete_surplus_chunks
-from care_qdrant.index.settings import DocumentModel, IngestReport, IngestSettings
+from care_qdrant.index.settings import DocumentModel, IngestReport, IngestSettings, name_of_vector
 from care_qdrant.index.work import WINDOWS_AHEAD, Worker, document_vectors, read_ahead
 from care_qdrant.progress import Progress
 from care_qdrant.qdrant.collection import Collection
@@ -83,7 +83,7 @@ def ingest(
         EncodingError: The encoder gave no usable vector.
         MissingExtra: Documents cannot be encoded in this installation; nothing was written.
     """
-    settings = settings or IngestSettings()
+    settings, name = settings or IngestSettings(), name_of_vector(vector_name, model)
     target = Collection(client, collection, retries, shard_key=settings.shard_key)
     if target.is_embedded and settings.shard_key is not None:
         raise InputError("--shard-key needs a server: the embedded database has no shards")
@@ -93,12 +93,12 @@ def ingest(
     shard = (settings.shard.number, settings.shard.of)
     with open_source(corpus, reading or Reading(), shard, dry_run=settings.dry_run) as source, Seen() as seen:
         rows: Iterator[Document | Reject] = islice(source.rows, settings.limit)
-        vectors = join_collection(target, vector_name or model.name, model.contract(), sparse=settings.sparse)
+        vectors = join_collection(target, name, model.contract(), sparse=settings.sparse)
         is_new = vectors is None
         if vectors is None:
             rows = require_document(rows, collection)
             sparse, rows = sparse_contract(rows) if settings.sparse else (None, rows)
-            vectors = PointVectors(vector_name or model.name, model.contract(), sparse)
+            vectors = PointVectors(name, model.contract(), sparse)
         else:
             _refuse_version(target)
         if is_new and not settings.dry_run:

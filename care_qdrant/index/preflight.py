@@ -179,8 +179,6 @@ def _has_lost_contract(
 def _require_free_or_ours(
     schema: CollectionSchema, vector_name: str, contract: VectorContract, *, lost_contract: bool
 ) -> None:
-    if not vector_name:
-        raise InputError("a vector that is added needs a name: give --vector-name")
     if vector_name in schema.sparse:
         raise SchemaMismatch(f"{vector_name!r} is a sparse vector of collection {schema.name!r}; use another name")
     if vector_name in schema.dense:
@@ -242,7 +240,9 @@ def _notices(schema: CollectionSchema) -> Iterator[str]:
     if schema.dense.keys() == {""}:
         yield (
             "the collection has an unnamed vector, which stays the one that unnamed searches use; but its "
-            "configuration will list two vectors, and tools that read config.params.vectors.size must be told the name"
+            "configuration will list two vectors, and tools that read config.params.vectors.size must be told the "
+            "name. LlamaIndex's own QdrantVectorStore searches the unnamed one whatever dense_vector_name= says: read "
+            "the new one with CareVectorStore"
         )
 
 

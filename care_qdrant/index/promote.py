@@ -1,14 +1,18 @@
 """Copies a collection from the embedded database to a server: ids, payloads, vectors and contracts as they are."""
 
+import logging
 import time
 from dataclasses import dataclass
 
-from care_qdrant.errors import InputError
-from care_qdrant.index.copying import CopySettings, OnProgress, copy_points, ids_beyond, verify_copy
+from care_qdrant.errors import InputError, Rejected
+from care_qdrant.index.copying import CopySettings, OnProgress, copy_note, copy_points, ids_beyond, verify_copy
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.contracts import METADATA_PREFIX
 from care_qdrant.qdrant.create import create_like, indexes_of
-from care_qdrant.qdrant.schema import CollectionSchema
+from care_qdrant.qdrant.retry import is_forbidden
+from care_qdrant.qdrant.schema import COPY_KEY, CollectionSchema
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,8 @@ def promote_collection(
     copied = copy_points(source, target, vectors, settings, on_progress)
     if not settings.dry_run:
         verify_copy(source, target, vectors, copied.sample)
+        if target.refresh().metadata.get(COPY_KEY) is not None:
+            target.update("noting the end of the copy", metadata={COPY_KEY: None})
     return PromotionReport(
         source=source.name,
         target=target.name,
@@ -85,9 +91,10 @@ def _prepare(source: Collection, target: Collection, schema: CollectionSchema, s
     if not target.exists():
         if settings.dry_run:
             return
-        create_like(target, schema, metadata)
+        create_like(target, schema, {**metadata, **copy_note(source)} if metadata else {})
     found, points = target.refresh(), target.count()
-    found.require_whole()
+    if found.metadata.get(COPY_KEY) is None:  # else a promotion that was interrupted, which this one finishes
+        found.require_whole()
     found.require_same(schema, points)
     others = next(ids_beyond(source, target), None) if points else None
     if others:
@@ -100,3 +107,19 @@ def _prepare(source: Collection, target: Collection, schema: CollectionSchema, s
         ours = (key for key in metadata if key.startswith(METADATA_PREFIX) and key not in found.metadata)
         if lacking := {key: metadata[key] for key in ours}:
             target.update("writing the contracts", metadata=lacking)
+        if found.metadata.get(COPY_KEY) is None:
+            _note(source, target)
+
+
+def _note(source: Collection, target: Collection) -> None:
+    """Let the target say that it is being written; a key for its points alone may not."""
+    try:
+        target.update("noting the copy", metadata=copy_note(source))
+    except Rejected as error:
+        if not is_forbidden(error):
+            raise
+        logger.warning(
+            "collection %r: this key may write points and not metadata, so the copy is not noted: if it is "
+            "interrupted, nothing says so",
+            target.name,
+        )

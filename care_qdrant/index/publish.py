@@ -25,7 +25,7 @@ from care_qdrant.index.copying import (
 )
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.retry import RetryPolicy
-from care_qdrant.qdrant.schema import VersionRecord
+from care_qdrant.qdrant.schema import COPY_KEY, VersionRecord
 
 KNOWN_ITEMS = 50
 """Number of points that their own vectors have to find."""
@@ -171,7 +171,7 @@ def publish_collection(
     deleted_versions: list[str] = []
     if not settings.dry_run:
         record = VersionRecord(origin.name, replaces=versions.live)
-        target.update("recording what it replaces", metadata=record.metadata())
+        target.update("recording what it replaces", metadata=record.metadata() | {COPY_KEY: None})
         target.switch_alias(versions.alias)
         deleted_versions = [] if settings.keep is None else delete_old(target, versions, settings.keep)
     return PublicationReport(
@@ -223,7 +223,7 @@ def _copy(
     schema = origin.schema
     schema.require_whole()
     if not settings.dry_run:
-        prepare_target(target, schema, schema.portable_metadata | VersionRecord(origin.name).metadata())
+        prepare_target(origin, target, schema, schema.portable_metadata | VersionRecord(origin.name).metadata())
     copying = CopySettings(overwrite=True, delete_others=True, dry_run=settings.dry_run)
     copied = copy_points(origin, target, schema.dense, copying, on_progress)
     if settings.dry_run:

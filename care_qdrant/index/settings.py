@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from care_qdrant.corpus.chunking import Overflow
-from care_qdrant.encoders import Encoder, TokenCounter
+from care_qdrant.encoders import Encoder, TokenCounter, bm25
 from care_qdrant.errors import InputError
 from care_qdrant.qdrant.contracts import VectorContract
 from care_qdrant.qdrant.create import Index
@@ -32,6 +32,13 @@ class DocumentModel(Protocol):
     @property
     def document_encoder(self) -> Encoder:
         """Loaded when the first chunk has to be encoded, and not before."""
+
+
+def name_of_vector(given: str | None, model: DocumentModel | None) -> str:
+    """Return the name of the vector that a model, or BM25 for None, gets: the given one, or that of its maker."""
+    if given == "":
+        raise InputError("a vector that is added needs a name: give --vector-name one, or leave the option out")
+    return given if given is not None else bm25.VECTOR_NAME if model is None else model.name
 
 
 def require_fraction(option: str, value: float) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.encoders import Encoder, bm25
-from care_qdrant.errors import next_command
+from care_qdrant.errors import ContractError, InputError, next_command
 from care_qdrant.index.points import (
     expected_hash,
     other_field_warning,
@@ -36,6 +36,7 @@ from care_qdrant.qdrant.quantization import (
     recorded_rescoring,
 )
 from care_qdrant.qdrant.retry import RetryPolicy
+from care_qdrant.qdrant.schema import CollectionSchema
 from care_qdrant.search.resolve import find_bm25
 
 TOP_K = 10
@@ -91,14 +92,17 @@ class VerifyReport:
     in_other_field: int = 0
     """Points without a text in the field from which the vector is made that have one in another field."""
     sampled: int = 0
+    """Points that were encoded again; 0 where another model than the given one made the vector."""
     lowest_cosine: float | None = None
-    known_items: float | None = None
+    known_items: float | None = field(default=None, metadata={"unit": "fraction"})
     """Fraction of the sample that was found by its own opening, from 0 to 1."""
     rescoring: Rescoring | None = None
     """Of a quantised vector: what searches by the query encoder find with the recorded oversampling, or with the
     least one that is enough."""
     problems: list[str] = field(default_factory=list)
-    """Empty where all is right."""
+    """Empty where all is right, also with `others`."""
+    others: "list[VerifyReport]" = field(default_factory=list)
+    """Of the other vectors that this package made; empty where one vector was asked for."""
 
 
 _Point = tuple[PointId, Mapping[str, Any]]
@@ -122,7 +126,8 @@ def verify_collection(
         client: An open Qdrant.
         collection: Name or alias.
         model: The pair that is said to have made the vectors; None for BM25.
-        vector_name: None takes the one that the model made, or BM25.
+        vector_name: None takes the one that the model made, and then all others that this package made: BM25 in the
+            same way, those of other models without encoding a sample. Without a model it takes BM25 alone.
         text_field: Payload field with the text; None takes what attach took, or guesses.
         settings: What counts as right.
         retries: How often to try a call again.
@@ -132,14 +137,59 @@ def verify_collection(
         InputError: There is no such collection or vector, or no text in its payloads.
     """
     settings, target = settings or VerifySettings(), Collection(client, collection, retries).resolve()
-    contract: VectorContract | SparseContract
+    schema = target.schema
     if model is None:
-        name = vector_name or find_bm25(target.schema) or bm25.VECTOR_NAME
-        contract = check_sparse_contract(target.schema, name)
+        found = find_bm25(schema) or bm25.VECTOR_NAME
+        name = found if vector_name is None else vector_name
+        report = _verify(target, name, check_sparse_contract(schema, name), None, text_field, settings)
     else:
         contract = model.contract()
-        name = vector_name or target.schema.made_by(contract.fingerprint) or model.name
-        check_contract(target.schema, name, contract)
+        name = _vector_of(schema, model.name, contract) if vector_name is None else vector_name
+        check_contract(schema, name, contract)
+        report = _verify(target, name, contract, model, text_field, settings)
+    if model is not None and vector_name is None:
+        report.others = [_verify_other(target, other, model, settings) for other in _others(schema, name)]
+        report.problems += [f"vector {each.vector_name!r}: {said}" for each in report.others for said in each.problems]
+    if unfinished := schema.unfinished_of(*schema.contracts) if vector_name is None else schema.unfinished_of(name):
+        report.problems.append(unfinished)
+    return report
+
+
+def _vector_of(schema: CollectionSchema, model: str, contract: VectorContract) -> str:
+    """Return the vector of a model that readers search who name none."""
+    made = schema.all_made_by(contract.fingerprint)
+    return next((name for name in made if not schema.is_beside(name)), model)
+
+
+def _others(schema: CollectionSchema, name: str) -> list[str]:
+    """Return the other vectors that this package made, or says that it made."""
+    return [other for other in schema.contracts if other != name and schema.has_vector(other)]
+
+
+def _verify_other(collection: Collection, name: str, model: PairModel, settings: VerifySettings) -> VerifyReport:
+    """Verify a vector beside that of the model as far as that goes: nothing of it stops the report."""
+    contract = collection.schema.contracts[name]
+    report = VerifyReport(collection.name, name, contract.fingerprint, name in collection.schema.attached)
+    try:
+        if isinstance(contract, VectorContract):
+            is_same = contract.fingerprint == model.contract().fingerprint
+            check_contract(collection.schema, name, contract)
+            return _verify(collection, name, contract, model if is_same else None, None, settings)
+        return _verify(collection, name, check_sparse_contract(collection.schema, name), None, None, settings)
+    except (ContractError, InputError) as error:
+        report.problems.append(str(error))
+        return report
+
+
+def _verify(
+    target: Collection,
+    name: str,
+    contract: VectorContract | SparseContract,
+    model: PairModel | None,
+    text_field: str | None,
+    settings: VerifySettings,
+) -> VerifyReport:
+    """Verify one vector, whose contract is the right one; without its model, no sample is encoded."""
     report = VerifyReport(target.name, name, contract.fingerprint, name in target.schema.attached)
     preflight = examine(target, name, contract, text_field)
     if preflight.is_emptied:
@@ -150,7 +200,8 @@ def verify_collection(
     sample = _count(target, report, preflight.layout, contract.constants, settings.sample)
     if warning := other_field_warning(report.points, report.in_other_field, preflight.layout.text_field):
         report.problems.append(warning)
-    _check_sample(target, report, model, contract, preflight.layout, sample)
+    if model is not None or isinstance(contract, SparseContract):
+        _check_sample(target, report, model, contract, preflight.layout, sample)
     report.problems += _problems(report, settings)
     return report
 

@@ -420,6 +420,11 @@ class Collection(Calls):
         return [answer.points for answer in self.client.query_batch_points(self.name, requests, timeout=seconds_left())]
 
     def _query_embedded(self, request: models.QueryRequest) -> list[models.ScoredPoint]:
+        if request.shard_key is not None:
+            raise InputError(
+                f"a search in collection {self.name!r} names shard key {request.shard_key!r}, and the embedded "
+                "database has no shards: leave it out, or search on a server"
+            )
         points = search_arrays(self.client, self.name, request)
         if points is not None:
             return points
@@ -431,7 +436,10 @@ class Collection(Calls):
             prefetch=request.prefetch,
             query_filter=request.filter,
             search_params=request.params,
-            limit=request.limit or 10,
+            score_threshold=request.score_threshold,
+            limit=10 if request.limit is None else request.limit,
+            offset=request.offset,
+            lookup_from=request.lookup_from,
             with_payload=request.with_payload or False,
             with_vectors=request.with_vector or False,
         ).points

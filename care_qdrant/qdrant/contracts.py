@@ -30,6 +30,8 @@ class VectorContract:
     dim: int
     text_field: str | None = None
     """Payload field whose text was encoded, where ``care attach`` added the vector; None for any other vector."""
+    beside: str | None = None
+    """Vector of the same maker that was there before this one: readers that name no vector go on reading that one."""
     tool_version: str = __version__
     distance: str = "Cosine"
     """Of the model's geometry, as Qdrant names it: ``Cosine`` or ``Dot``."""
@@ -58,6 +60,8 @@ class SparseContract:
     """Mean document length in terms, fixed when the vector is created."""
     text_field: str | None = None
     """Payload field of the terms, where ``care attach`` added the vector; None for any other vector."""
+    beside: str | None = None
+    """Vector of the same maker that was there before this one: readers that name no vector go on reading that one."""
     tool_version: str = __version__
     kind: str = "sparse"
 

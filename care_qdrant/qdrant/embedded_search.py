@@ -47,7 +47,10 @@ def search_arrays(client: QdrantClient, collection: str, request: models.QueryRe
     if not all(hasattr(local, name) for name in _READ):
         return None
     search, query, start = _Search(local), request.query, request.offset or 0
-    end = start + (request.limit or 10)
+    limit = 10 if request.limit is None else request.limit
+    if limit < 1 or start < 0 or request.lookup_from is not None:  # qdrant-client's to refuse, or to look up
+        return None
+    end = start + limit
     if request.prefetch is None:
         if not isinstance(query, models.SparseVector) or not query.indices:
             return None
@@ -57,7 +60,9 @@ def search_arrays(client: QdrantClient, collection: str, request: models.QueryRe
         leaf.score_threshold = request.score_threshold
         best = search.leaf(leaf)
         points = None if best is None else best[start:]
-    elif request.filter is not None or request.score_threshold is not None or not isinstance(request.prefetch, list):
+    elif not isinstance(request.prefetch, list) or any(
+        given is not None for given in (request.filter, request.score_threshold, request.using)
+    ):
         return None
     elif isinstance(query, models.FusionQuery):
         lists = search.leaves(request.prefetch)
@@ -99,13 +104,16 @@ class _Search:
         if not len(scored) == len(weights) == len(sources) or len(found) < len(leaves):
             return None
         rows = np.unique(np.concatenate(found))
+        if not all(_rescores_all(each, len(rows)) for each in sources):
+            return None
         total, places = np.zeros(len(rows)), []
         for leaf, weight in zip(scored, weights, strict=True):
             ranked = self._ranked(leaf)
             if ranked is None:
                 return None
             scores, order = ranked
-            has = self._mask(leaf)[rows] & (scores[rows] > -np.inf)
+            # A list scores the candidates of the others as well, whatever filter it had to find its own.
+            has = self._mask(models.Prefetch(using=leaf.using))[rows] & (scores[rows] > -np.inf)
             total[has] += weight * scores[rows][has].astype(np.float64)
             place = np.empty(len(scores), dtype=np.int64)
             place[order] = np.arange(len(scores))
@@ -138,7 +146,7 @@ class _Search:
                 return its_scores, its_order
         local, name, query = self._local, leaf.using or "", leaf.query
         scores: Any
-        if leaf.prefetch is not None or (leaf.params is not None and leaf.params.idf is not None):
+        if leaf.prefetch is not None or leaf.limit == 0 or (leaf.params is not None and leaf.params.idf is not None):
             return None
         if isinstance(query, models.SparseVector) and name in local.sparse_vectors:
             if local.config.sparse_vectors[name].modifier == models.Modifier.IDF:
@@ -163,6 +171,13 @@ class _Search:
             self._masks.append((leaf.filter, mask))
         missing: Mask = self._local.deleted_per_vector[leaf.using or ""].astype(bool)
         return mask & ~missing[: len(mask)]
+
+
+def _rescores_all(source: models.Prefetch, candidates: int) -> bool:
+    """Return whether a list scores each candidate of its leaves, and does nothing else."""
+    known = ("prefetch", "query", "using", "limit")
+    others = (name for name in models.Prefetch.model_fields if name not in known)
+    return (source.limit or 10) >= candidates and all(getattr(source, name) is None for name in others)
 
 
 def _weights(query: models.FormulaQuery) -> list[float] | None:

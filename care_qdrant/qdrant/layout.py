@@ -1,14 +1,21 @@
 """Who wrote the payloads of a collection, and where in them the text, the metadata and the document's id are.
 
-================  =======================  ==============  ==========================================
+================  =======================  ==============  ===============================================
 tool              text                     metadata        id of the source document
-================  =======================  ==============  ==========================================
+================  =======================  ==============  ===============================================
 ``care``          ``text``                 top level       ``doc_id``
 ``llama-index``   ``_node_content.text``   top level       ``doc_id``
+``dify``          ``page_content``         ``metadata.``   ``metadata.document_id``; ``doc_id`` is a segment's
 ``langchain``     ``page_content``         ``metadata.``   ``metadata.doc_id``, ``metadata.source`` …
+``langchain-js``  ``content``              ``metadata.``   the same; also of Flowise and n8n
 ``haystack``      ``content``              ``meta.``       ``meta.source_id``, ``id``
+``open-webui``    ``text``                 ``metadata.``   ``metadata.file_id``
+``ragflow``       ``content_with_weight``  top level       ``doc_id``
+``mem0``          ``data``                 top level       that of the point: a memory is no part of a document
+``spring-ai``     ``doc_content``          top level       ``doc_id``, ``id`` …
+``langchain4j``   ``text_segment``         top level       ``doc_id``, ``id`` …
 ``plain``         ``text``, ``body``, …    top level       ``doc_id``, ``id`` …
-================  =======================  ==============  ==========================================
+================  =======================  ==============  ===============================================
 
 A path is dotted, as Qdrant's own filters write it; where it meets a string that holds JSON (LlamaIndex's
 ``_node_content``), it goes on inside.
@@ -16,7 +23,7 @@ A path is dotted, as Qdrant's own filters write it; where it meets a string that
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Literal, get_args
@@ -28,7 +35,20 @@ from care_qdrant.types import CARE_KEY, LLAMA_INDEX_KEYS, RESERVED_KEYS, Hit
 
 Payload = Mapping[str, Any]
 Point = models.ScoredPoint | models.Record | models.PointStruct
-Tool = Literal["care", "llama-index", "langchain", "haystack", "plain"]
+Tool = Literal[
+    "care",
+    "llama-index",
+    "dify",
+    "langchain",
+    "langchain-js",
+    "haystack",
+    "open-webui",
+    "ragflow",
+    "mem0",
+    "spring-ai",
+    "langchain4j",
+    "plain",
+]
 
 TEXT_NAMES = ("text", "content", "page_content", "body", "chunk", "chunk_text", "document", "passage")
 """Names under which a text is looked for: the first that is there wins, at the top level before nested."""
@@ -110,7 +130,8 @@ class Layout:
         for name in reversed(self.text_field.split(".")):
             payload = {name: payload}
         if self.metadata_prefix:
-            named = {} if document_id is None else {"doc_id": document_id}
+            own_key = self.document_paths[0].removeprefix(f"{self.metadata_prefix}.")
+            named = {} if document_id is None else {own_key: document_id}
             payload[self.metadata_prefix] = {**metadata, **named}
         return dict(payload)
 
@@ -203,24 +224,67 @@ def _is_ours(payload: Payload) -> bool:
 
 
 def _candidates(payload: Payload) -> Iterator[Layout]:
-    if _is_ours(payload):
-        yield CARE_LAYOUT
-    if "_node_content" in payload:
-        yield Layout("llama-index", "_node_content.text", document_paths=_LLAMA_INDEX_IDS)
-    if "page_content" in payload and isinstance(payload.get("metadata"), Mapping | None):
-        yield _nested("langchain", "page_content", "metadata", ["metadata.source"])
-    if "content" in payload and isinstance(payload.get("meta"), Mapping):
-        yield _nested("haystack", "content", "meta", ["id"])
+    yield from (layout for is_of_tool, layout in _WRITERS if is_of_tool(payload))
     yield from (_plain(path) for path in _text_paths(payload))
 
 
-def _nested(tool: Tool, text_field: str, prefix: str, more_ids: list[str]) -> Layout:
-    ids = [f"{prefix}.{name}" for name in _DOCUMENT_NAMES]
-    return Layout(tool, text_field, metadata_prefix=prefix, document_paths=(*ids, *more_ids))
+def _nested(tool: Tool, text_field: str, prefix: str, ids: Sequence[str]) -> Layout:
+    return Layout(tool, text_field, metadata_prefix=prefix, document_paths=tuple(ids))
 
 
 def _plain(text_field: str) -> Layout:
     return Layout("plain", text_field, document_paths=_DOCUMENT_NAMES)
+
+
+def _is_nested(payload: Payload, text_field: str, prefix: str) -> bool:
+    return text_field in payload and isinstance(payload.get(prefix), Mapping)
+
+
+def _is_of_dify(payload: Payload) -> bool:
+    """Return whether Dify wrote a segment: it names segment, document and dataset, in LangChain's shape."""
+    metadata = payload.get("metadata")
+    return "page_content" in payload and isinstance(metadata, Mapping) and {"document_id", "dataset_id"} <= {*metadata}
+
+
+def _has_only(payload: Payload, *keys: str) -> bool:
+    """Return whether a payload has no other keys than these, and those of an attach."""
+    return payload.keys() <= {*keys, CARE_KEY}
+
+
+_IN_METADATA = tuple(f"metadata.{name}" for name in (*_DOCUMENT_NAMES, "source"))
+_WRITERS: tuple[tuple[Callable[[Payload], bool], Layout], ...] = (
+    (_is_ours, CARE_LAYOUT),
+    (
+        lambda payload: "_node_content" in payload,
+        Layout("llama-index", "_node_content.text", document_paths=_LLAMA_INDEX_IDS),
+    ),
+    (_is_of_dify, _nested("dify", "page_content", "metadata", ["metadata.document_id", "metadata.doc_id"])),
+    (
+        lambda payload: "page_content" in payload and isinstance(payload.get("metadata"), Mapping | None),
+        _nested("langchain", "page_content", "metadata", _IN_METADATA),
+    ),
+    (
+        lambda payload: _is_nested(payload, "content", "meta"),
+        _nested("haystack", "content", "meta", [*(f"meta.{name}" for name in _DOCUMENT_NAMES), "id"]),
+    ),
+    # The next two keep all that is known of a text in ``metadata``. Beside other keys it is one of the user's own.
+    (
+        lambda payload: _is_nested(payload, "content", "metadata") and _has_only(payload, "content", "metadata"),
+        _nested("langchain-js", "content", "metadata", _IN_METADATA),
+    ),
+    (
+        lambda payload: _is_nested(payload, "text", "metadata") and _has_only(payload, "text", "metadata", "tenant_id"),
+        _nested("open-webui", "text", "metadata", ["metadata.file_id", *_IN_METADATA]),
+    ),
+    (
+        lambda payload: "content_with_weight" in payload,
+        Layout("ragflow", "content_with_weight", document_paths=("doc_id",)),
+    ),
+    (lambda payload: {"data", "hash"} <= payload.keys(), Layout("mem0", "data")),
+    (lambda payload: "doc_content" in payload, Layout("spring-ai", "doc_content", document_paths=_DOCUMENT_NAMES)),
+    (lambda payload: "text_segment" in payload, Layout("langchain4j", "text_segment", document_paths=_DOCUMENT_NAMES)),
+)
+"""By what the payloads of a tool are recognised, and how they are read; the first that has a text wins."""
 
 
 def _text_paths(payload: Payload) -> list[str]:

@@ -1,5 +1,6 @@
 """A collection without its points: vectors, settings, payload indexes, metadata and contracts, as one value."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -19,6 +20,10 @@ RUN_PREFIX = "care_run:"
 """Metadata keys: one for each ingestion that has begun to write and has not finished."""
 FLOOR_PREFIX = "care_floor:"
 """Metadata keys: one for each pair and mode, the lowest score of a good match."""
+ATTACH_PREFIX = "care_attach:"
+"""Metadata keys: one for each vector to whose points ``care attach`` has begun to write and has not finished."""
+COPY_KEY = "care_copy"
+"""Metadata key: the copy of another collection that has begun here and is not verified yet."""
 PUBLISH_KEY = "care_publish"
 """Metadata key: how a version of a published collection was made."""
 MAX_POINTS = 256
@@ -117,8 +122,8 @@ class CollectionSchema:
     @property
     def portable_metadata(self) -> dict[str, Any]:
         """Metadata that a copy of the collection keeps: without what belongs to this very collection."""
-        own = (IDENTITY_KEY, PUBLISH_KEY)
-        return {key: value for key, value in self.metadata.items() if key not in own and not key.startswith(RUN_PREFIX)}
+        own, runs = (IDENTITY_KEY, PUBLISH_KEY, COPY_KEY), (RUN_PREFIX, ATTACH_PREFIX)
+        return {key: value for key, value in self.metadata.items() if key not in own and not key.startswith(runs)}
 
     def floors_of(self, vector_name: str) -> list[str]:
         """Return the metadata keys of what a good score of a vector is; by BM25 it is a score of all that are there."""
@@ -174,22 +179,50 @@ class CollectionSchema:
         """Names of the vectors that ``care attach`` added, sorted; also of one whose addition was interrupted."""
         return sorted(name for name in self.contracts if self.text_field(name) is not None)
 
-    def made_by(self, fingerprint: str) -> str | None:
-        """Return the name of the first dense vector that a model made or was learned from, None where there is none."""
+    def all_made_by(self, fingerprint: str) -> list[str]:
+        """Return the names of the dense vectors that a model made, and of those that it was learned from."""
         found = [*self.contracts.items(), *self.learned.items()]
-        return next((name for name, contract in found if contract.fingerprint == fingerprint), None)
+        made = (name for name, contract in found if contract.fingerprint == fingerprint and name in self.dense)
+        return list(dict.fromkeys(made))
+
+    def is_beside(self, vector_name: str) -> bool:
+        """Return whether a vector was attached beside one of the same maker, which is there still."""
+        contract = self.contracts.get(vector_name)
+        return isinstance(contract, VectorContract | SparseContract) and contract.beside in {*self.dense, *self.sparse}
+
+    def is_being_added(self, vector_name: str) -> bool:
+        """Return whether the first attach of a vector has not ended: most points may lack it."""
+        begun = self.metadata.get(f"{ATTACH_PREFIX}{vector_name}")
+        return isinstance(begun, Mapping) and bool(begun.get("first"))
 
     @property
     def unfinished(self) -> str | None:
-        """What to say of an ingestion that writes here, or did when it was interrupted; None where there is none."""
-        runs = (entry for key, entry in self.metadata.items() if key.startswith(RUN_PREFIX))
-        begun = next((entry for entry in runs if isinstance(entry, Mapping)), None)
+        """What to say of work that writes here, or did when it was interrupted; None where there is none."""
+        attached = (key.removeprefix(ATTACH_PREFIX) for key in self.metadata if key.startswith(ATTACH_PREFIX))
+        return self.unfinished_of(*attached)
+
+    def unfinished_of(self, *vector_names: str | None) -> str | None:
+        """What to say of it to who reads these vectors: an attach of another one is no concern of theirs."""
+        if (copy := self.metadata.get(COPY_KEY)) is not None:
+            return (
+                f"the copy of {_noted(copy, 'source', 'another collection')!r} into collection {self.name!r} began at "
+                f"{_noted(copy, 'started')} and has not ended: points may be missing, and it is not verified. Let it "
+                "end, or run the same command again"
+            )
+        begun = next((entry for key, entry in self.metadata.items() if key.startswith(RUN_PREFIX) and entry), None)
         if begun is not None:
             return (
-                f"an ingestion into collection {self.name!r} began at {begun.get('started', 'an unknown time')} and "
+                f"an ingestion into collection {self.name!r} began at {_noted(begun, 'started')} and "
                 "has not ended: it writes now, or was interrupted, and chunks of former texts may be among the points. "
                 "Let it end, or run the same care ingest again without --limit"
             )
+        for name in vector_names:
+            if (begun := self.metadata.get(f"{ATTACH_PREFIX}{name}")) is not None:
+                return (
+                    f"an attach of vector {name!r} to collection {self.name!r} began at {_noted(begun, 'started')} and "
+                    "has not ended: it writes now, or was interrupted, and points without the vector are not found by "
+                    f"it. Let it end, or run it again, with the same --model and --path/--url: {self._attach(name)}"
+                )
         load = self.metadata.get(LOAD_KEY)
         if load and not load["done"]:
             return (
@@ -198,8 +231,14 @@ class CollectionSchema:
             )
         return None
 
+    def _attach(self, vector_name: str | None) -> str:
+        """Return the command that attaches a vector of this name."""
+        made = self.contracts.get(vector_name or "")
+        sparse = " --sparse bm25" if isinstance(made, SparseContract) else ""
+        return f"care attach {self.name} --vector-name {vector_name}{sparse}"
+
     def require_whole(self) -> None:
-        """Refuse a collection into which an ingestion is writing, or was when it was interrupted."""
+        """Refuse a collection that is being written, or was when that was interrupted."""
         if (unfinished := self.unfinished) is not None:
             raise InputError(f"{unfinished}; and then this")
 
@@ -224,6 +263,16 @@ class CollectionSchema:
             for name, vector in self.dense.items()
         }
         return dense | {name: ("sparse", vector.modifier) for name, vector in self.sparse.items()}
+
+
+def now_noted() -> str:
+    """Return the time as the metadata of a collection keep it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def _noted(entry: Any, key: str, otherwise: str = "an unknown time") -> str:
+    """Return what a metadata entry says; another version may have written it."""
+    return str(entry.get(key, otherwise)) if isinstance(entry, Mapping) else otherwise
 
 
 def _comparable(contracts: Mapping[str, Contract]) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class StoreConfig:
     fingerprint: str | None = None
     """Of that model, when this is all that is known of it."""
     only_vector: bool = False
-    """Where no vector is made by the model, take the only one there is, and let the check name its model."""
+    """Where no vector is made by the model, take the only one there is, whose model the check then names."""
     text_field: str | None = None
     """Payload field of the text; None finds out."""
     encode: Callable[[Sequence[str]], Vectors] | None = None
@@ -90,6 +90,8 @@ class ResolvedCollection:
     """How to read payloads; None where none were sampled, and where no sampled node has a text."""
     told_keys: set[str] = field(default_factory=set)
     """Payload keys without an index of which a warning was logged."""
+    unfinished: str | None = None
+    """What to say where the searched vectors are being written, or were when that was interrupted."""
     is_sampled: bool = False
     """Whether the sample held points: an empty collection is sampled again."""
 
@@ -141,12 +143,13 @@ class CollectionResolver:
         resolved = before
         if resolved is None or now - resolved.checked_at >= self._check_seconds:
             collection, schema = self._read()
-            resolved = resolve_vectors(collection, schema, self.config, checked_at=now)
+            chosen = before if before is not None and before.name == collection.name else None
+            resolved = resolve_vectors(collection, schema, self.config, checked_at=now, before=chosen)
             if resolved.vector_name is not None and _learned(schema, resolved.vector_name, self.config):
                 require_learned_from(collection, resolved.vector_name, self.config.encode)
-            if before is not None and before.name == resolved.name:
+            if chosen is not None:
                 resolved = replace(
-                    resolved, layout=before.layout, is_sampled=before.is_sampled, told_keys=before.told_keys
+                    resolved, layout=chosen.layout, is_sampled=chosen.is_sampled, told_keys=chosen.told_keys
                 )
         if self.config.sample_points and not resolved.is_sampled:
             resolved = self._sample(resolved)
@@ -197,11 +200,19 @@ class CollectionResolver:
 
 
 def resolve_vectors(
-    collection: Collection, schema: CollectionSchema, config: StoreConfig, *, checked_at: float
+    collection: Collection,
+    schema: CollectionSchema,
+    config: StoreConfig,
+    *,
+    checked_at: float,
+    before: ResolvedCollection | None = None,
 ) -> ResolvedCollection:
-    """Choose the vectors of a collection, and check that the model and the analyser made them."""
-    vector_name = choose_dense(schema, config) if config.dense else None
-    sparse_name = choose_sparse(schema, config) if config.sparse else None
+    """Choose the vectors of a collection, and check that the model and the analyser made them.
+
+    ``before`` is the last check of the same collection: a vector that was chosen stays chosen, whatever was added.
+    """
+    vector_name = choose_dense(schema, config, before and before.vector_name) if config.dense else None
+    sparse_name = choose_sparse(schema, config, before and before.sparse_vector_name) if config.sparse else None
     if config.sparse is None:
         sparse_name = find_bm25(schema, config.sparse_vector_name)
     unchecked = None
@@ -226,47 +237,84 @@ def resolve_vectors(
         alpha=DEFAULT_ALPHA if learned is None or learned.alpha is None else learned.alpha,
         hnsw_ef=None if vector_name is None else _hnsw_ef(schema, vector_name, config),
         held_out_deviations=_held_out_deviations(learned),
+        # BM25 that is being added is not searched yet by who takes what there is, and will be.
+        unfinished=schema.unfinished_of(vector_name, sparse_name, *(schema.sparse if config.sparse is None else ())),
     )
 
 
-def choose_dense(schema: CollectionSchema, config: StoreConfig) -> str:
-    """Return the name of the dense vector to search; it may not be there."""
+def choose_dense(schema: CollectionSchema, config: StoreConfig, before: str | None = None) -> str:
+    """Return the name of the dense vector to search; it may not be there.
+
+    Nothing is guessed: with another vector beside it, a collection would answer from another space, without an error.
+    """
     if config.vector_name is not None:
         return config.vector_name
-    marked = [name for name in schema.dense if isinstance(schema.contracts.get(name), VectorContract)]
-    ours = [name for name in marked if schema.contracts[name].fingerprint == config.expected]
-    ours += [name for name, learned in schema.learned.items() if learned.fingerprint == config.expected]
+    ours = schema.all_made_by(config.expected) if config.expected is not None else []
+    fitting = ours or list(schema.dense)
+    if before in fitting:
+        return before
     if ours:
-        return ours[0]
-    for choice in (marked, list(schema.dense)) if config.only_vector else ():
-        if len(choice) == 1:
-            return choice[0]
+        return _first(schema, ours)
+    if config.only_vector and len(schema.dense) == 1:
+        return fitting[0]
     if config.contract is not None:
         return config.contract.model
-    raise InputError(
-        f"collection {schema.name!r} has the vectors {', '.join(map(repr, sorted(schema.dense))) or 'none'}; "
-        "say which one to search: vector_name=..."
-    )
+    raise _unclear(schema, fitting)
 
 
-def choose_sparse(schema: CollectionSchema, config: StoreConfig) -> str:
+def choose_sparse(schema: CollectionSchema, config: StoreConfig, before: str | None = None) -> str:
     """Return the name of the sparse vector to search; it may not be there."""
     if config.sparse_vector_name is not None:
         return config.sparse_vector_name
-    marked = [name for name in schema.sparse if isinstance(schema.contracts.get(name), SparseContract)]
-    if marked:
-        return marked[0]
-    return next(iter(schema.sparse)) if len(schema.sparse) == 1 else bm25.VECTOR_NAME
+    ours = [name for name in schema.sparse if isinstance(schema.contracts.get(name), SparseContract)]
+    # An encoder of the user's own cuts texts into other terms than BM25 by this package.
+    fitting = ours if config.bm25 else [name for name in schema.sparse if name not in ours]
+    if before in fitting:
+        return before
+    if fitting and config.bm25:
+        return _first(schema, fitting)
+    fitting = fitting or list(schema.sparse)
+    if len(fitting) > 1 and not config.bm25:
+        raise _unclear(schema, fitting)
+    return fitting[0] if len(fitting) == 1 else bm25.VECTOR_NAME
 
 
 def find_bm25(schema: CollectionSchema, vector_name: str | None = None) -> str | None:
-    """Return the name of a sparse vector that is BM25 by the analyser of this package; None where there is none."""
+    """Return the name of a sparse vector that is BM25 by the analyser of this package; None where there is none.
+
+    One that is being added for the first time is not there yet: most points lack it.
+    """
+    found = []
     for name, params in schema.sparse.items():
         contract = schema.contracts.get(name)
         is_ours = isinstance(contract, SparseContract) and contract.fingerprint == bm25.ANALYSER
-        if is_ours and params.modifier == models.Modifier.IDF and vector_name in (None, name):
-            return name
-    return None
+        is_wanted = vector_name == name or (vector_name is None and not schema.is_being_added(name))
+        if is_ours and is_wanted and params.modifier == models.Modifier.IDF:
+            found.append(name)
+    return _first(schema, found) if found else None
+
+
+def _first(schema: CollectionSchema, names: Sequence[str]) -> str:
+    """Return the vector that was there before others of the same maker were attached beside it."""
+    firsts = [name for name in names if not schema.is_beside(name)]
+    if len(names) == 1 or len(firsts) == 1:
+        return (firsts or list(names))[0]
+    raise _unclear(schema, names)
+
+
+def _unclear(schema: CollectionSchema, names: Sequence[str]) -> InputError:
+    there = ", ".join(f"{name!r} ({_made_by(schema, name)})" for name in sorted(names))
+    return InputError(
+        f"collection {schema.name!r} has the vectors {there or 'none'}, and nobody says which one to search: name it "
+        "(vector_name=, sparse_vector_name=, or --vector-name; '' is the unnamed one), or give the model that made it"
+    )
+
+
+def _made_by(schema: CollectionSchema, name: str) -> str:
+    contract = schema.contracts.get(name)
+    if contract is None:
+        return "by another tool"
+    return f"by {contract.model if isinstance(contract, VectorContract) else contract.fingerprint}"
 
 
 def choose_layout(payloads: Sequence[Payload], text_field: str | None, attached: str | None) -> Layout | None:

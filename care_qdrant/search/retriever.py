@@ -163,6 +163,11 @@ class Retriever:
         other._fusion, other._alpha = fusion, alpha
         return other
 
+    @property
+    def unfinished(self) -> str | None:
+        """What to say where the searched vectors are being written, or were when that was interrupted."""
+        return self._resolver.resolve().unfinished
+
     def search(
         self,
         queries: Sequence[str],

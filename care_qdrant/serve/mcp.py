@@ -75,7 +75,9 @@ class SearchResult(BaseModel):
     )
     hits: list[Found]
     note: str | None = Field(
-        default=None, description="Why the conditions let nothing pass, or which words of the query are not read."
+        default=None,
+        description="Why the conditions let nothing pass, which words of the query are not read, or why documents may "
+        "be missing, where that is known.",
     )
 
 
@@ -171,7 +173,7 @@ class McpPath:
             mode=answer.mode,
             good_match=answer.good_match,
             hits=[Found(**hit.model_dump(include=set(Found.model_fields))) for hit in answer.hits],
-            note=note,
+            note=note or answer.unfinished,
         )
 
     @_told

@@ -254,6 +254,9 @@ class SearchAnswer(BaseModel):
         description="Words of the query that the tokenizer of the pair does not know, where they are most of it: its "
         "scores mean nothing then. Empty for a query that it reads."
     )
+    unfinished: str | None = Field(
+        default=None, description="What writes to the searched vectors, or was interrupted: documents may be missing."
+    )
     timing_ms: Timing
 
 
@@ -264,6 +267,9 @@ class CollectionState(BaseModel):
     models: list[str] = Field(description="Pairs that are served and made a vector of it.")
     sparse: bool = Field(description="Whether it has BM25 vectors that this version reads.")
     problem: str | None = Field(default=None, description="Why it cannot be searched.")
+    unfinished: str | None = Field(
+        default=None, description="What writes to it, or was interrupted: documents may be missing."
+    )
     points: int = Field(default=0, description="Points that it has.")
     questions: list[str] = Field(default=[], description="Questions of its own, from a sample of its points.")
     keys: dict[str, list[str | int | float | bool]] = Field(

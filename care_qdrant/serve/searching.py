@@ -111,6 +111,8 @@ class _Found:
     mode: Mode
     hits: list[Hit]
     floor: Floor | None
+    unfinished: str | None
+    """What writes to the searched vectors, or was interrupted."""
     started: float
     ended: float
 
@@ -164,6 +166,7 @@ class Searching:
             good_match=match.is_good,
             floor=match.floor,
             unread=list(match.unread),
+            unfinished=found.unfinished,
             timing_ms=Timing(
                 **{name: round(value * 1000, 3) for name, value in seconds.items()},
                 total=round((found.ended - accepted) * 1000, 3),
@@ -256,7 +259,7 @@ class Searching:
         floor = None
         if pair is not None and _has_scale(request):
             floor = self._known_floor(retriever, collection, pair, request.mode)
-        return _Found(retriever.mode, hits, floor, started, time.perf_counter())
+        return _Found(retriever.mode, hits, floor, retriever.unfinished, started, time.perf_counter())
 
     async def why_nothing(self, request: SearchRequest) -> str | None:
         """Return why no point can pass the conditions of a search that found nothing; None where nothing says so."""
@@ -281,6 +284,7 @@ class Searching:
             name=name,
             models=pairs,
             sparse=sparse,
+            unfinished=collection.schema.unfinished,
             points=holds.points,
             questions=[question.text for question in holds.questions[:_EXAMPLES]],
             keys={key: list(values) for key, values in holds.keys.items()},

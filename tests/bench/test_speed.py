@@ -16,6 +16,13 @@ def test_percentiles_are_in_milliseconds() -> None:
     assert (latency.p95_ms, latency.p99_ms) == (pytest.approx(95.05), pytest.approx(99.01))
 
 
+@pytest.mark.parametrize(("calls", "known"), [(3, []), (19, []), (20, [95]), (99, [95]), (100, [95, 99])])
+def test_a_percentile_needs_calls_above_it(calls: int, known: list[int]) -> None:
+    latency = summarise([0.001] * calls)
+    found = {95: latency.p95_ms, 99: latency.p99_ms}
+    assert [percent for percent, milliseconds in found.items() if milliseconds is not None] == known
+
+
 def test_a_load_sends_every_query_in_turn_after_the_warm_up() -> None:
     sent: list[str] = []
     load = measure_load(sent.append, ["a", "b"], concurrency=1, samples=5)

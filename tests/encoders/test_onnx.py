@@ -79,6 +79,14 @@ def test_the_kernels_for_old_cpus_give_the_same_vectors(exported: Exported) -> N
     np.testing.assert_allclose(fast, exact, atol=0.02)
 
 
+@pytest.mark.parametrize("exact", [True, False])
+def test_the_threads_of_a_session_do_not_spin(exact: bool) -> None:
+    """What a spinning pool costs shows on a contended machine alone, and no test can count on one: 34 times the time
+    was measured. So the test is that the option arrives at ONNX Runtime."""
+    options = session_options(2, exact_kernels=exact)
+    assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+
+
 def test_a_tokenizer_that_pads_on_the_left_changes_nothing(exported: Exported, tmp_path: Path) -> None:
     folder = shutil.copytree(exported("lasttoken")[0], tmp_path / "query")
     settings = json.loads((folder / "tokenizer_config.json").read_text())

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from care_qdrant.errors import FingerprintMismatch, InputError, MissingExtra
 from care_qdrant.model.pair import CareModel
-from tests.tiny import HashEncoder, HashModel, care_folder
+from tests.tiny import BusyEncoder, HashEncoder, HashModel, care_folder, medical_texts
 
 QUERY = "高血压患者饮食上要注意什么？"
 
@@ -45,6 +45,23 @@ async def test_async_gives_the_same_vectors(pair_folder: Path) -> None:
     batch = await embedding.aget_text_embedding_batch(texts)
     assert close(batch, embedding.get_text_embedding_batch(texts))
     assert close(await embedding.aget_text_embedding(QUERY), batch[0])
+
+
+async def test_documents_go_in_large_batches(hash_model: HashModel) -> None:
+    """LlamaIndex's own default is ten texts a call, and its async calls all run at once."""
+    encoder = BusyEncoder(lambda _: None)
+    hash_model._encoder = encoder
+    embedding = CareEmbedding(model="m")
+    texts = medical_texts(300)
+    one_by_one = HashEncoder().encode(texts)
+    found = embedding.get_text_embedding_batch(texts)
+    assert np.allclose(found, one_by_one) and encoder.batches <= len(texts) / 60
+    encoder.batches = 0
+    found = await CareEmbedding(model="m").aget_text_embedding_batch(texts)
+    assert np.allclose(found, one_by_one) and encoder.batches <= len(texts) / 60
+    encoder.batches = 0
+    CareEmbedding(model="m", embed_batch_size=100).get_text_embedding_batch(texts)
+    assert encoder.batches == 3
 
 
 def test_queries_need_no_torch_and_creation_loads_nothing(pair_folder: Path) -> None:

@@ -128,7 +128,7 @@ class TestWhichVector:
     def test_an_unclear_choice_is_not_made(self, client: QdrantClient) -> None:
         dense = models.VectorParams(size=32, distance=models.Distance.COSINE)
         client.create_collection(NAME, vectors_config={"a": dense, "b": dense})
-        with pytest.raises(InputError, match="'a', 'b'; say which"):
+        with pytest.raises(InputError, match=r"'a' \(by another tool\), 'b' \(by another tool\), and nobody"):
             CareVectorStore(NAME, client)
 
     async def test_an_embedded_async_client_alone_is_refused(self, embedding: CareEmbedding) -> None:

@@ -1,13 +1,15 @@
 """Searches on arrays against qdrant-client's own, while points come, change and go."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
+import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.encoders import bm25
+from care_qdrant.errors import CareError
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.embedded_search import search_arrays
 from care_qdrant.search.fusion import Fusion, fused_request
@@ -96,6 +98,93 @@ def test_scores_stay_equal_while_points_come_change_and_go(tmp_path: Path) -> No
             found = _on_arrays(fast)
             assert found == _own(own), name
             assert any(found)
+
+
+SPARSE = models.Prefetch(query=bm25.query_vector(QUERIES[1]), using="bm25", limit=30)
+DENSE = models.Prefetch(query=[0.1, 0.2, -0.3, 0.4], using="d", limit=30)
+BASES = {
+    "dense": models.QueryRequest(query=DENSE.query, using="d", limit=7),
+    "sparse": models.QueryRequest(query=SPARSE.query, using="bm25", limit=7),
+    "points": models.QueryRequest(limit=7),
+    **{fusion: fused_request(DENSE, SPARSE, fusion=fusion, alpha=0.4, limit=7) for fusion in FUSIONS},
+}
+CHANGED: dict[str, list[object]] = {
+    "shard_key": ["a"],
+    "prefetch": [[SPARSE.model_copy(update={"limit": 3})], SPARSE.model_copy(update={"limit": 3})],
+    "query": [[0.4, 0.3, 0.2, 0.1], bm25.query_vector(QUERIES[0]), 70, models.RrfQuery(rrf=models.Rrf(k=3))],
+    "using": ["d", "bm25"],
+    "filter": [EVEN],
+    "params": [models.SearchParams(idf=models.IdfCorpusParams(corpus=EVEN)), models.SearchParams(exact=True)],
+    "score_threshold": [0.05, 0.4, 3.0],
+    "limit": [0, 1, None],
+    "offset": [0, 3, 1_000, -1],
+    "with_vector": [True, ["d"]],
+    "with_payload": [True, ["even"], models.PayloadSelectorExclude(exclude=["even"])],
+    "lookup_from": [models.LookupLocation(collection="corpus", vector="d")],
+}
+"""Values of every field of a request, and of a list within it."""
+
+Answer = list[tuple[object, float, object, object]] | str
+
+
+def _answer(search: Callable[[], list[models.ScoredPoint]]) -> Answer:
+    """Return what a search finds, or that it is refused."""
+    try:
+        return [(point.id, round(point.score, 6), point.payload, point.vector) for point in search()]
+    except (CareError, ValueError, AssertionError):
+        return "refused"
+
+
+@pytest.fixture(scope="module")
+def filled() -> Iterator[QdrantClient]:
+    with closing(QdrantClient(":memory:")) as client:
+        _create(client)
+        yield client
+
+
+def _same(client: QdrantClient, request: models.QueryRequest) -> Answer:
+    """Return the answer of `Collection`, which has to be that of qdrant-client."""
+    own = _answer(lambda: client.query_batch_points("corpus", [request])[0].points)
+    found = _answer(lambda: Collection(client, "corpus").search("searching", [request])[0])
+    assert found == own or request.shard_key is not None
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:Local mode performs exact")
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("field", models.QueryRequest.model_fields)
+def test_no_field_of_a_request_is_dropped(filled: QdrantClient, base: str, field: str) -> None:
+    """With every field, the answer is that of qdrant-client; shards, which it ignores, are refused."""
+    for value in CHANGED[field]:
+        found = _same(filled, BASES[base].model_copy(update={field: value}))
+        assert found == "refused" or field != "shard_key"
+
+
+@pytest.mark.filterwarnings("ignore:Local mode performs exact")
+@pytest.mark.parametrize("base", FUSIONS)
+@pytest.mark.parametrize("field", models.Prefetch.model_fields)
+def test_no_field_of_a_list_to_fuse_is_dropped(filled: QdrantClient, base: str, field: str) -> None:
+    request = BASES[base]
+    assert isinstance(request.prefetch, list)
+    for value in CHANGED[field]:
+        for place, source in enumerate(request.prefetch):
+            changed = list(request.prefetch)
+            changed[place] = source.model_copy(update={field: value})
+            _same(filled, request.model_copy(update={"prefetch": changed}))
+            if isinstance(source.prefetch, list) and field != "prefetch":
+                leaves = [source.prefetch[0].model_copy(update={field: value}), *source.prefetch[1:]]
+                changed = [each.model_copy(update={"prefetch": leaves}) for each in request.prefetch]
+                _same(filled, request.model_copy(update={"prefetch": changed}))
+
+
+def test_a_threshold_and_an_offset_are_those_of_the_server(filled: QdrantClient) -> None:
+    """A plain score has to exceed the threshold; an offset skips points that reach it."""
+    collection, plain = Collection(filled, "corpus"), BASES["dense"].model_copy(update={"limit": 120})
+    [hits] = collection.search("searching", [plain])
+    above = plain.model_copy(update={"score_threshold": hits[3].score})
+    skipped = above.model_copy(update={"offset": 2})
+    found = collection.search("searching", [above, skipped])
+    assert [[hit.id for hit in each] for each in found] == [[hit.id for hit in hits[:3]], [hits[2].id]]
 
 
 def test_what_is_no_embedded_collection_is_left_alone() -> None:

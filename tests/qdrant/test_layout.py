@@ -4,9 +4,10 @@ import json
 from typing import Any
 
 import pytest
+from qdrant_client import models
 
 from care_qdrant.errors import InputError
-from care_qdrant.qdrant.layout import guess_layout
+from care_qdrant.qdrant.layout import guess_layout, read_hit
 from care_qdrant.qdrant.payload import chunk_payload
 from care_qdrant.types import Chunk, Document
 
@@ -25,6 +26,31 @@ LLAMA_INDEX_NODE = {
 }
 LANGCHAIN = {"page_content": TEXT, "metadata": {"dept": "耳鼻喉", "source": "d1"}}
 HAYSTACK = {"id": "d1", "content": TEXT, "meta": {"dept": "耳鼻喉"}, "score": None}
+DIFY = {
+    "page_content": TEXT,
+    "metadata": {"doc_id": "s1", "doc_hash": "h", "document_id": "d1", "dataset_id": "ds", "dept": "耳鼻喉"},
+    "group_id": "ds",
+}
+LANGCHAIN_JS = {"content": TEXT, "metadata": {"dept": "耳鼻喉", "source": "d1", "loc": {"lines": {"from": 1, "to": 2}}}}
+OPEN_WEBUI = {
+    "text": TEXT,
+    "metadata": {"dept": "耳鼻喉", "file_id": "d1", "name": "耳鸣.pdf", "source": "耳鸣.pdf", "hash": "h"},
+    "tenant_id": "file-d1",
+}
+OPEN_WEBUI_ALONE = {key: value for key, value in OPEN_WEBUI.items() if key != "tenant_id"}
+RAGFLOW = {
+    "id": "c1",
+    "doc_id": "d1",
+    "kb_id": "kb",
+    "docnm_kwd": "耳鸣.pdf",
+    "title_tks": "耳鸣",
+    "content_with_weight": TEXT,
+    "content_ltks": "耳鸣 噪声",
+    "dept": "耳鼻喉",
+}
+MEM0 = {"data": TEXT, "hash": "h", "user_id": "u", "created_at": "2026-03-01T00:00:00Z", "dept": "耳鼻喉"}
+SPRING_AI = {"doc_content": TEXT, "dept": "耳鼻喉", "id": "d1"}
+LANGCHAIN4J = {"text_segment": TEXT, "dept": "耳鼻喉", "document_id": "d1"}
 PLAIN = {"text": TEXT, "dept": "耳鼻喉", "doc_id": "d1"}
 NESTED = {"article": {"body": TEXT, "year": 2020}, "dept": "耳鼻喉", "id": "d1"}
 
@@ -37,6 +63,13 @@ NESTED = {"article": {"body": TEXT, "year": 2020}, "dept": "耳鼻喉", "id": "d
         (LLAMA_INDEX_NODE, "llama-index", "_node_content.text", "dept"),
         (LANGCHAIN, "langchain", "page_content", "metadata.dept"),
         (HAYSTACK, "haystack", "content", "meta.dept"),
+        (DIFY, "dify", "page_content", "metadata.dept"),
+        (LANGCHAIN_JS, "langchain-js", "content", "metadata.dept"),
+        (OPEN_WEBUI, "open-webui", "text", "metadata.dept"),
+        (OPEN_WEBUI_ALONE, "open-webui", "text", "metadata.dept"),
+        (RAGFLOW, "ragflow", "content_with_weight", "dept"),
+        (SPRING_AI, "spring-ai", "doc_content", "dept"),
+        (LANGCHAIN4J, "langchain4j", "text_segment", "dept"),
         (PLAIN, "plain", "text", "dept"),
         (NESTED, "plain", "article.body", "dept"),
     ],
@@ -50,6 +83,39 @@ def test_each_tool_is_recognised_and_read(payload: dict[str, Any], tool: str, te
     metadata = layout.metadata(payload)
     assert metadata["dept"] == "耳鼻喉"
     assert TEXT not in json.dumps(metadata, ensure_ascii=False)
+
+
+ALL = [OURS, LLAMA_INDEX, LANGCHAIN, HAYSTACK, DIFY, LANGCHAIN_JS, OPEN_WEBUI, RAGFLOW, MEM0, SPRING_AI, LANGCHAIN4J]
+
+
+@pytest.mark.parametrize("payload", ALL, ids=lambda payload: guess_layout([payload]).tool)
+def test_a_hit_is_read_as_its_tool_wrote_it(payload: dict[str, Any]) -> None:
+    """The same before and after an attach, alone and by the layout that a sample of the collection showed."""
+    attached = payload if payload is OURS else {**payload, "_care": {"vectors": {"care": "0" * 32}}}
+    found = [
+        read_hit(models.Record(id=7, payload=one), layout)
+        for one in (payload, attached)
+        for layout in (None, guess_layout([payload]))
+    ]
+    assert {(hit.text, hit.title) for hit in found} == {(TEXT, "耳鸣" if payload is OURS else "")}
+    assert {hit.document_id for hit in found} == {"7" if payload is MEM0 else "d1"}
+    assert [hit.metadata for hit in found[1:]] == [found[0].metadata] * 3
+    assert found[0].metadata["dept"] == "耳鼻喉" and "_care" not in found[0].metadata
+
+
+def test_a_segment_of_dify_belongs_to_its_document() -> None:
+    layout = guess_layout([DIFY])
+    written = layout.written(TEXT, {"dept": "耳鼻喉"}, "d9")
+    assert layout.ref_doc_id(written) == "d9" and layout.metadata(written)["dept"] == "耳鼻喉"
+    assert guess_layout([{**DIFY, "metadata": {"doc_id": "d2", "document_id": "d1"}}]).tool == "langchain"
+
+
+def test_metadata_beside_other_keys_is_one_of_the_users_own() -> None:
+    for text_field in ("text", "content"):
+        payload = {text_field: TEXT, "metadata": {"a": 1}, "dept": "耳鼻喉", "doc_id": "d1"}
+        layout = guess_layout([payload])
+        assert (layout.tool, layout.ref_doc_id(payload)) == ("plain", "d1")
+        assert layout.metadata(payload) == {"metadata": {"a": 1}, "dept": "耳鼻喉"}
 
 
 def test_only_our_own_payloads_keep_the_title_apart() -> None:

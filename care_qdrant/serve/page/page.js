@@ -425,7 +425,8 @@ async function start() {
   await loadCollections(address.get("collection"));
   showColumns(address.getAll("column"));
   applyLanguage(state.language);
-  if (problem()) say(problem(), state.problem || state.collections.length);
+  const trouble = problem() ?? current()?.unfinished;
+  if (trouble) say(trouble, state.problem || state.collections.length);
   if (matchMedia("(max-width: 44rem)").matches) $("more").open = false;
   if ($("query").value) await search();
 }

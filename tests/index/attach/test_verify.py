@@ -3,8 +3,9 @@
 import pytest
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.console.reports import show_report
 from care_qdrant.errors import FingerprintMismatch, InputError
-from care_qdrant.index.attach import attach_vector
+from care_qdrant.index.attach import AttachSettings, attach_vector
 from care_qdrant.index.verify import VerifyReport, VerifySettings, verify_collection
 from tests.index.attach.collections import NAME, contents, point
 from tests.tiny import HashModel
@@ -75,6 +76,55 @@ def test_vectors_that_are_gone(attached: QdrantClient) -> None:
     report = _verify(attached, sample=40)
     assert any("2 of 40 sampled points name a vector that they do not have" in problem for problem in report.problems)
     assert any("38 points have the vector, and 40 say so" in problem for problem in report.problems)
+
+
+class TestEveryVector:
+    """Without a name, each vector that this package made is looked at."""
+
+    @pytest.fixture
+    def client(self, attached: QdrantClient) -> QdrantClient:
+        """A collection with our vector, one of another model and BM25."""
+        attach_vector(attached, NAME, HashModel(name="other", salt="other"))
+        attach_vector(attached, NAME, None)
+        return attached
+
+    def test_all_right(self, client: QdrantClient) -> None:
+        report = _verify(client, sample=10)
+        assert report.problems == []
+        assert {each.vector_name: each.sampled for each in report.others} == {"other": 0, "bm25": 10}
+        assert {each.covered for each in report.others} == {40}
+        one = verify_collection(client, NAME, HashModel(name="care"), vector_name="care")
+        assert one.others == []
+
+    @pytest.mark.parametrize("name", ["other", "bm25"])
+    def test_what_is_wrong_with_another_one_is_wrong(self, client: QdrantClient, name: str) -> None:
+        client.delete_vectors(NAME, [name], points=[1, 3], wait=True)
+        [problem, *_] = _verify(client).problems
+        assert problem.startswith(f"vector '{name}': ")
+
+    def test_another_field_of_the_same_model(self, attached: QdrantClient, model: HashModel) -> None:
+        attach_vector(attached, NAME, model, vector_name="dept", settings=AttachSettings(text_field="dept"))
+        wrong = model.encode_document(["别的"])[0].tolist()
+        assert _verify(attached).problems == []
+        attached.update_vectors(NAME, [models.PointVectors(id=7, vector={"dept": wrong})], wait=True)
+        report = _verify(attached, sample=40)
+        assert report.vector_name == "care" and report.lowest_cosine == pytest.approx(1, abs=1e-5)
+        assert any(problem.startswith("vector 'dept': a stored vector has cosine") for problem in report.problems)
+
+    def test_one_that_this_version_cannot_read(self, attached: QdrantClient) -> None:
+        attached.update_collection(NAME, metadata={"care:old": {"kind": "of the future"}})
+        [problem] = _verify(attached).problems
+        assert problem.startswith("vector 'old': ")
+
+
+def test_a_share_is_shown_as_one(attached: QdrantClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("click.echo", shown.append)
+    report = _verify(attached, sample=10)
+    show_report(report)
+    [line] = [line for line in shown[0].split("\n") if line.startswith("known items")]
+    assert line.split() == ["known", "items", f"{report.known_items:.1%}"]
 
 
 def test_a_query_encoder_that_does_not_fit(attached: QdrantClient) -> None:

@@ -1,6 +1,7 @@
 """Each fault on a real socket: the run finishes with an exact count, or stops and says how to go on."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -167,3 +168,33 @@ def test_interrupting_a_run_ends_its_waiting(corpus: Path, client: QdrantClient,
     patient = RetryPolicy(attempts=50, base_seconds=3_600, cap_seconds=3_600)
     with pytest.raises(KeyboardInterrupt):
         ingest(corpus, model, client, "corpus", settings=SMALL_BATCHES, retries=patient)
+
+
+@pytest.mark.parametrize("most", [1, 300])
+def test_a_limit_of_points_that_is_overrun_loses_nothing(corpus: Path, client: QdrantClient, most: int) -> None:
+    """A server checks the limit before a write, against a count that may be old: a run can pass it by some requests."""
+    model = HashModel()
+    ingest(corpus, model, client, "corpus", settings=replace(SMALL_BATCHES, limit=1))
+    limits = models.StrictModeConfig(enabled=True, max_points_count=most)
+    client.update_collection("corpus", strict_mode_config=limits)
+    with pytest.raises(Rejected, match="Max points count limit"):
+        ingest(corpus, model, client, "corpus", settings=SMALL_BATCHES, retries=IMPATIENT)
+    stored = client.count("corpus").count
+    assert most <= stored < 600
+    assert Collection(client, "corpus").schema.unfinished is not None
+    client.update_collection(
+        "corpus", strict_mode_config=models.StrictModeConfig(enabled=True, max_points_count=10_000)
+    )
+    report = ingest(corpus, model, client, "corpus", retries=IMPATIENT)
+    assert (report.unchanged, report.encoded, report.points) == (stored, 600 - stored, 600)
+    assert stored_texts(client) == TEXTS
+    assert Collection(client, "corpus").schema.unfinished is None
+
+
+def test_the_last_request_may_overrun_a_limit_of_points(corpus: Path, client: QdrantClient) -> None:
+    model = HashModel()
+    ingest(corpus, model, client, "corpus", settings=replace(SMALL_BATCHES, limit=1))
+    limits = models.StrictModeConfig(enabled=True, max_points_count=599)
+    client.update_collection("corpus", strict_mode_config=limits)
+    assert ingest(corpus, model, client, "corpus", settings=SMALL_BATCHES).points == 600
+    assert ingest(corpus, model, client, "corpus", settings=SMALL_BATCHES).unchanged == 600

@@ -63,7 +63,12 @@ def _figures(rows: Iterable[Pair | Text], run: Run, stage: Stage) -> dict[str, A
         "sources": {
             source: {"rows": count, "weight": weights.get(source, 1.0)} for source, count in sources.most_common()
         },
-        "characters": {f"p{share}": int(np.percentile(lengths, share)) for share in (50, 95, 100)},
+        # Fewer texts than twenty have no 95th percentile.
+        "characters": {
+            f"p{share}": int(np.percentile(lengths, share))
+            for share in (50, 95, 100)
+            if share != 95 or len(lengths) >= 20
+        },
     }
 
 

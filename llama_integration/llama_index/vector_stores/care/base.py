@@ -56,7 +56,7 @@ from care_qdrant.qdrant.sender import send_all
 from care_qdrant.search.fallback import Fallback
 from care_qdrant.search.fusion import Fusion
 from care_qdrant.search.plan import Query, find
-from care_qdrant.search.resolve import CHECK_SECONDS, CollectionResolver, ResolvedCollection, StoreConfig
+from care_qdrant.search.resolve import CHECK_SECONDS, CollectionResolver, ResolvedCollection, StoreConfig, find_bm25
 from care_qdrant.search.retriever import SEARCH_POLICY
 from care_qdrant.types import Hit
 
@@ -103,8 +103,8 @@ class CareVectorStore(BasePydanticVectorStore):
     - `add` keeps the vectors that other models have on a point, and `get_nodes` returns all of them.
     - NE, NIN, CONTAINS, ANY and ALL filters mean what LlamaIndex says they mean, and 2 is 2.0.
     - An MMR query gives diverse answers, and a query of a mode that is not answered is refused.
-    - Where the collection has a BM25 vector of this package, queries are hybrid and added nodes get it, too;
-      ``enable_hybrid=False`` searches the dense vector alone.
+    - With ``embedding=``, where the collection has a BM25 vector of this package, queries are hybrid and added nodes
+      get it; ``enable_hybrid=False`` searches the dense vector alone.
     - Scores of hybrid queries are in 0…1, and ``alpha=0.0`` is 0, sync and async.
     - One client serves sync and async callers, from any number of threads.
     - Searches and writes that fail for the moment are tried again, on another node where the client knows several
@@ -168,6 +168,7 @@ class CareVectorStore(BasePydanticVectorStore):
     _query_terms: Callable[[str], models.SparseVector] = PrivateAttr()
     _fallback: Fallback | None = PrivateAttr()
     _has_warned: bool = PrivateAttr(default=False)
+    _has_told_unfinished: bool = PrivateAttr(default=False)
     _has_told_metadata: bool = PrivateAttr(default=False)
 
     def __init__(
@@ -197,7 +198,8 @@ class CareVectorStore(BasePydanticVectorStore):
             aclient: Only for those who have no other: a client with its options is opened, which async calls use, too.
             embedding: What makes the query vectors: the collection must carry its fingerprint.
             fingerprint: The same, when only the fingerprint is known.
-            vector_name: Of the dense vector; None takes the one of the embedding, or the only one.
+            vector_name: Of the dense vector, ``""`` for the unnamed one; None takes the one of the embedding, or the
+                only one, and where several are there it is refused.
             sparse_vector_name: For hybrid queries; None takes the only one.
             sparse_encoder: Of added nodes and of queries of the modes hybrid and sparse, in place of BM25 by this
                 package: the server's own, or a model of FastEmbed (`care_qdrant.encoders.sparse`). It needs
@@ -213,8 +215,9 @@ class CareVectorStore(BasePydanticVectorStore):
                 it encodes no documents (``documents=False``, or without torch), only the dimension of nodes is checked.
                 False for vectors that are of another text on purpose, as with HyDE.
             dense_vector_name: The stock store's word for ``vector_name``.
-            settings: The other fields of this class. Where the collection has a BM25 vector of this package,
-                ``enable_hybrid`` is on by default, and queries of the default mode are hybrid, too.
+            settings: The other fields of this class. With ``embedding=`` or ``fingerprint=``, where the collection has
+                a BM25 vector of this package, ``enable_hybrid`` is on by default: queries of the default mode are
+                hybrid.
 
         Raises:
             InputError: The settings contradict each other; the vector is not there; no point of the collection has a
@@ -223,12 +226,15 @@ class CareVectorStore(BasePydanticVectorStore):
         """
         contract = _contract_of(embedding)
         encoder = chosen_encoder(sparse_encoder, sparse_vector_name, settings)
-        finds_bm25 = settings.get("enable_hybrid") is None and encoder is None
+        # An attach of BM25 must not change what the readers of another model find, whose scores it does not know.
+        is_known = embedding is not None or fingerprint is not None
+        finds_bm25 = settings.get("enable_hybrid") is None and encoder is None and is_known
         hybrid = bool(settings.pop("enable_hybrid", None)) or sparse_encoder is not None
-        vector_name = vector_name or dense_vector_name
+        vector_name = dense_vector_name if vector_name is None else vector_name
+        own_name = "text-dense" if contract is None else contract.model
         names = {
             "collection_name": collection_name,
-            "dense_vector_name": vector_name or ("text-dense" if contract is None else contract.model),
+            "dense_vector_name": own_name if vector_name is None else vector_name,
             "sparse_vector_name": sparse_vector_name or (SPARSE_VECTOR_NAME if encoder is None else "text-sparse-new"),
         }
         super().__init__(**{**settings, **names, "enable_hybrid": hybrid})
@@ -426,9 +432,13 @@ class CareVectorStore(BasePydanticVectorStore):
     def _adopt(self, resolved: ResolvedCollection) -> ResolvedCollection:
         """Let the fields name the vectors that were chosen."""
         self.dense_vector_name = resolved.vector_name or ""
-        self.sparse_vector_name = resolved.sparse_vector_name or self.sparse_vector_name
+        if resolved.sparse_vector_name is not None:
+            self.sparse_vector_name = resolved.sparse_vector_name
         if self._finds_bm25:
             self.enable_hybrid = resolved.bm25 is not None
+        if resolved.unfinished is not None and not self._has_told_unfinished:
+            self._has_told_unfinished = True
+            logger.warning("%s", resolved.unfinished)
         if resolved.unchecked is not None and not self._has_warned:
             self._has_warned = True
             logger.warning(
@@ -485,9 +495,11 @@ class CareVectorStore(BasePydanticVectorStore):
             raise ValueError(f"CareVectorStore answers queries of mode {answered}, none of mode {query.mode.value}")
         if query.mode in LEXICAL and not self.enable_hybrid:
             needs = "CareVectorStore(..., enable_hybrid=True)"
-            if self._finds_bm25:
+            if find_bm25(resolved.schema) is None:
+                then = "" if self._finds_bm25 else f", and {needs}"
                 needs = (
-                    f"BM25 in the collection; with its --path/--url: care attach {self.collection_name} --sparse bm25"
+                    f"BM25 in the collection, with its --path/--url: care attach {self.collection_name} --sparse bm25"
+                    f"{then}"
                 )
             raise ValueError(f"a {query.mode.value} query needs {needs}")
         own_filter, params = options.get("qdrant_filters"), options.get("search_params")
@@ -568,7 +580,7 @@ class CareVectorStore(BasePydanticVectorStore):
         sparse = self.sparse_config or models.SparseVectorParams(modifier=modifier)
         try:
             self._named.create(
-                vectors_config={self.dense_vector_name: dense},
+                vectors_config={self.dense_vector_name: dense} if self.dense_vector_name else dense,
                 sparse_vectors_config={self.sparse_vector_name: sparse} if self.enable_hybrid else None,
                 quantization_config=self.quantization_config,
                 shard_number=self.shard_number,
@@ -612,7 +624,8 @@ def _contract_of(embedding: HasContract | None) -> VectorContract | None:
     if embedding is not None and not callable(getattr(embedding, "contract", None)):
         raise InputError(
             f"embedding= is a {type(embedding).__name__}, which does not say what made its vectors; expected a "
-            "CareEmbedding or a CareModel. For another class, leave embedding= out and give vector_name="
+            "CareEmbedding or a CareModel. For another class, leave embedding= out and give vector_name=, '' for the "
+            "unnamed vector"
         )
     return None if embedding is None else embedding.contract()
 
