@@ -42,7 +42,8 @@ _EXAMPLES = 3
     "--filter",
     "conditions",
     multiple=True,
-    help="Condition on metadata: key=value, key!=value, key>=number. Repeatable; all must hold.",
+    help="Condition on metadata: key=value, key!=value, key>=number or date; in quotes, since a shell takes < and > for"
+    " itself. Repeatable; all must hold.",
 )
 @click.option("--vector-name", help="Dense vector to search.  [default: the one that the model made]")
 @click.option(
@@ -81,13 +82,16 @@ def command(
     """
     from care_qdrant.errors import InputError
     from care_qdrant.qdrant.collection import Collection, only_collection
-    from care_qdrant.search.conditions import parse_filter, why_nothing
+    from care_qdrant.search.conditions import notice, parse_filter
     from care_qdrant.search.retriever import Retriever
 
     if query is not None and not query.strip():
         raise InputError("the query is empty")
     _refuse_without_effect("hybrid" if mode == "auto" else mode)
-    parse_filter(conditions)  # a slip is said before anything is opened
+    try:
+        parse_filter(conditions)  # a slip is said before anything is opened
+    except InputError as error:
+        raise InputError(f"--filter: {error}") from error
     with target.open() as client:
         retriever = Retriever(
             client,
@@ -100,16 +104,18 @@ def command(
         schema = retriever.schema
         if (unfinished := schema.unfinished) is not None:
             click.echo(f"note: {unfinished}", err=True)
-        conditions_filter = parse_filter(conditions, schema.payload_schema)
+        keys = retriever.keys if conditions else None
+        conditions_filter = parse_filter(conditions, keys)
         least = None
         for each in _prompted(Collection(client, collection)) if query is None else [query]:
             [hits] = retriever.search([each], top_k, conditions_filter)
             _refuse_without_effect(retriever.mode)
-            reason = None
-            if not hits and conditions_filter is not None:
-                reason = why_nothing(Collection(client, collection), conditions_filter)
-            if reason is not None:
-                raise InputError(f"--filter: {reason}")
+            if keys is not None:
+                reason = notice(Collection(client, collection), conditions, keys, found=bool(hits))
+                if reason is not None and not hits:
+                    raise InputError(f"--filter: {reason}")
+                if reason is not None:
+                    click.echo(f"note: --filter: {reason}", err=True)
             _show(each, collection, retriever.mode, hits, as_json)
             if hits and sys.stdout.isatty() and not as_json and mode != "sparse" and open_fallback is None:
                 least = _floor(retriever, Collection(client, collection)) if least is None else least

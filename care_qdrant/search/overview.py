@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from care_qdrant.errors import InputError
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.layout import read_hit
+from care_qdrant.search.conditions import written_key
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Vectors
 
@@ -48,7 +50,8 @@ class Overview:
     questions: tuple[Question, ...]
     """One of each sampled document; those that ask something come first."""
     keys: Mapping[str, tuple[Scalar, ...]]
-    """Metadata keys with the values that the sample has, sorted; empty for a key with more than `MAX_VALUES`."""
+    """Metadata keys, as a condition writes them, with the values that the sample has, sorted; empty for a key with more
+    than `MAX_VALUES`. A key that no condition can name is left out."""
 
 
 def overview(collection: Collection) -> Overview:
@@ -65,8 +68,13 @@ def overview(collection: Collection) -> Overview:
             if scalars:
                 values.setdefault(key, set()).update(scalars)
     questions = sorted(found.values(), key=lambda one: _ASKS.search(one.text) is None)
-    keys = {key: tuple(sorted(there, key=str)) if len(there) <= MAX_VALUES else () for key, there in values.items()}
-    return Overview(collection.count(as_seen=True), tuple(questions), dict(sorted(keys.items())))
+    keys: dict[str, tuple[Scalar, ...]] = {}
+    for key, there in sorted(values.items()):
+        try:
+            keys[written_key(key)] = tuple(sorted(there, key=str)) if len(there) <= MAX_VALUES else ()
+        except InputError:
+            continue
+    return Overview(collection.count(as_seen=True), tuple(questions), keys)
 
 
 def floor(

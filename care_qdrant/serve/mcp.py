@@ -71,7 +71,7 @@ class SearchResult(BaseModel):
         description="Whether the best score is one that the collection's own questions reach; null where unknown."
     )
     hits: list[Found]
-    note: str | None = Field(default=None, description="Why the conditions let nothing pass, where that is known.")
+    note: str | None = Field(default=None, description="Why a condition lets nothing pass, or rules nothing out.")
 
 
 def _told(tool: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
@@ -148,7 +148,10 @@ class McpPath:
             Field(description="auto is hybrid where the collection has BM25, else by vectors alone."),
         ] = "auto",
         conditions: Annotated[
-            list[str] | None, Field(description="On metadata, all must hold: key=value, key!=value, key>=number.")
+            list[str] | None,
+            Field(
+                description="On metadata, all must hold: key=value, key!=value, key>=number, key>=2024-03-01 (a date)."
+            ),
         ] = None,
     ) -> SearchResult:
         """Find the documents that answer a question, best first."""
@@ -166,7 +169,7 @@ class McpPath:
             mode=answer.mode,
             good_match=good,
             hits=[Found(**hit.model_dump(include=set(Found.model_fields))) for hit in answer.hits],
-            note=None if answer.hits else await self._searching.why_nothing(request),
+            note=answer.note,
         )
 
     @_told

@@ -20,7 +20,7 @@ from care_qdrant.errors import CareError, InputError, Rejected
 from care_qdrant.qdrant.collection import Collection, only_collection
 from care_qdrant.qdrant.contracts import SparseContract
 from care_qdrant.qdrant.layout import guess_layout, read_hit
-from care_qdrant.search.conditions import parse_filter, why_nothing
+from care_qdrant.search.conditions import Keys, notice, parse_filter
 from care_qdrant.search.fallback import Fallback
 from care_qdrant.search.fusion import Fusion
 from care_qdrant.search.overview import FLOOR_QUESTIONS, floor, overview
@@ -119,13 +119,13 @@ class Searching:
             raise Refusal(400, "invalid_request", f"top_k is {request.top_k}; at most {self._limits.top_k}")
         pair = None if request.mode == "sparse" else self._pair(request.model)
         accepted = time.perf_counter()
-        _filter(request, {})  # refused before anything is encoded
+        _filter(request)  # refused before anything is encoded
         with self._place():
             # Here, and not in a thread of the search: a request that is given up leaves the queue of the encoder.
             vectors = None if pair is None else await pair.encode([request.query], "query")
             encoded = time.perf_counter()
             run = partial(self._search, request, collection, pair, vectors)
-            mode, hits, started, ended = await self._in_thread(run)
+            mode, hits, note, started, ended = await self._in_thread(run)
         seconds = {"wait": started - encoded, "encode": encoded - accepted, "search": ended - started}
         return SearchAnswer(
             collection=collection,
@@ -133,6 +133,7 @@ class Searching:
             fingerprint=None if pair is None else pair.fingerprint,
             mode=mode,
             hits=hits,
+            note=note,
             timing_ms=Timing(
                 **{name: round(value * 1000, 3) for name, value in seconds.items()},
                 total=round((ended - accepted) * 1000, 3),
@@ -184,26 +185,20 @@ class Searching:
         collection: str,
         pair: ServedPair | None,
         vectors: Vectors | None,
-    ) -> tuple[Mode, list[SearchHit], float, float]:
+    ) -> tuple[Mode, list[SearchHit], str | None, float, float]:
         started = time.perf_counter()
         retriever = self._retriever(collection, pair, request.mode, request.fusion, request.alpha)
         encode = None if vectors is None else lambda _: vectors
-        filter_ = _filter(request, retriever.schema.payload_schema if request.conditions else {})
+        keys = retriever.keys if request.conditions else None
+        filter_ = _filter(request, keys)
         trace = tracing.current()
         with trace.part("search", **{"db.collection.name": collection}) if trace is not None else nullcontext():
             [hits] = retriever.search([request.query], request.top_k, filter_, encode=encode)
-        marked = _marked(request.query, hits, request.marks)
-        return retriever.mode, marked, started, time.perf_counter()
-
-    async def why_nothing(self, request: SearchRequest) -> str | None:
-        """Return why no point can pass the conditions of a search that found nothing; None where nothing says so."""
-        collection, conditions = await self.served(request.collection), parse_filter(request.conditions)
-        if conditions is None:
-            return None
-        with self._place():
-            return await self._in_thread(
-                lambda: why_nothing(Collection(self._qdrant(), collection).resolve(), conditions)
-            )
+        marked, note = _marked(request.query, hits, request.marks), None
+        if keys is not None:
+            there = Collection(self._qdrant(), collection).resolve()
+            note = notice(there, request.conditions, keys, found=bool(hits))
+        return retriever.mode, marked, note, started, time.perf_counter()
 
     def _state(self, name: str) -> CollectionState:
         try:
@@ -310,9 +305,9 @@ def _document_paths(payload: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
 
 
-def _filter(request: SearchRequest, indexes: Mapping[str, models.PayloadIndexInfo]) -> models.Filter | None:
+def _filter(request: SearchRequest, keys: Keys | None = None) -> models.Filter | None:
     """Return the filter that the conditions and the filter of Qdrant make together."""
-    conditions = parse_filter(request.conditions, indexes)
+    conditions = parse_filter(request.conditions, keys)
     if request.filter is None:
         return conditions
     try:
