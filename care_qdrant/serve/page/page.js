@@ -270,6 +270,7 @@ function renderColumn({ column, answer, error }, number, ranks) {
     section.append(element("p", { class: "facts" }, number ? t("shared", common) : t("first")));
   }
   if (!answer.hits.length) section.append(element("p", {}, t("nothing")));
+  if (answer.note) section.append(element("p", { class: "poor" }, answer.note));
   const list = element("ol");
   answer.hits.forEach((hit, rank) => list.append(renderHit(hit, rank, number ? ranks[0] : null, floor)));
   section.append(list);
