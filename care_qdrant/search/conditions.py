@@ -132,13 +132,12 @@ class Condition:
         """The number, boolean or quoted text that is written in JSON; else the text as it is written."""
         return _parsed(self.written)
 
-    def at(self, path: str, kind: str | None = None) -> models.Condition:
-        """Return the condition on a path of Qdrant; one with ``!=`` as the ``=`` that it rules out.
+    def within(self, keys: Keys) -> models.Condition:
+        """Return the condition as Qdrant takes it; one with ``!=`` as the ``=`` that it rules out."""
+        return at_first(keys.paths(self.key), lambda path: self._at(path, keys.kind(path)))
 
-        Args:
-            path: As `Keys.paths` returns it.
-            kind: Type of the payload index of the path, which answers for one kind of value alone.
-        """
+    def _at(self, path: str, kind: str | None) -> models.Condition:
+        """Return the condition on one path, whose payload index may answer for one kind of value alone."""
         if self.operator in BOUNDS:
             found = None if isinstance(self.value, bool) else ordered(path, BOUNDS[self.operator], self.value, kind)
             if found is None:
@@ -171,9 +170,7 @@ def parse_filter(conditions: Sequence[str], keys: Keys | None = None) -> models.
     must_not: list[models.Condition] = []
     for text in conditions:
         condition = Condition.parse(text)
-        paths = keys.paths(condition.key)
-        made = at_first(paths, lambda path, condition=condition: condition.at(path, keys.kind(path)))  # type: ignore[misc]
-        (must_not if condition.operator == "!=" else must).append(made)
+        (must_not if condition.operator == "!=" else must).append(condition.within(keys))
     return models.Filter(must=must or None, must_not=must_not or None) if conditions else None
 
 
@@ -229,12 +226,14 @@ def ordered(path: str, bound: str, value: str | int | float, kind: str | None = 
         kind: Type of the payload index of the path, where it has one.
     """
     number = _parsed(value) if isinstance(value, str) else value
-    ranges: list[models.Range | models.DatetimeRange] = []
-    if isinstance(number, int | float) and not isinstance(number, bool) and kind != "datetime":
-        ranges.append(models.Range(**{bound: number}))
     date = _date(value) if isinstance(value, str) else None
-    if date is not None and kind not in ("integer", "float"):
+    ranges: list[models.Range | models.DatetimeRange] = []
+    if isinstance(number, int | float) and not isinstance(number, bool):
+        ranges.append(models.Range(**{bound: number}))
+    if date is not None:
         ranges.append(models.DatetimeRange(**{bound: date}))
+    if len(ranges) > 1 and kind in ("integer", "float", "datetime"):
+        ranges = ranges[1:] if kind == "datetime" else ranges[:1]
     each = [models.FieldCondition(key=path, range=one) for one in ranges]
     return None if not each else each[0] if len(each) == 1 else models.Filter(should=list(each))
 

@@ -117,7 +117,9 @@ class CareVectorStore(BasePydanticVectorStore):
     - Payloads of LangChain, Haystack and plain points are read with ids, metadata, filters and reference ids; a point
       without text does not fail a query.
     - `add` keeps the vectors that other models have on a point, and `get_nodes` returns all of them.
-    - NE, NIN, CONTAINS, ANY and ALL filters mean what LlamaIndex says they mean, and 2 is 2.0.
+    - NE, NIN, CONTAINS, ANY and ALL filters mean what LlamaIndex says they mean, 2 is 2.0, and a key is the one that
+      the metadata have, also with dots and spaces.
+    - A deletion that every node would pass is refused, and index and image nodes hide no text nodes from an index.
     - An MMR query gives diverse answers, and a query of a mode that is not answered is refused.
     - Where the collection has a BM25 vector of this package, queries are hybrid and added nodes get it, too;
       ``enable_hybrid=False`` searches the dense vector alone.

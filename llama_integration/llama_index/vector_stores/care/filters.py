@@ -1,8 +1,8 @@
 """LlamaIndex's metadata filters as Qdrant conditions, with the meaning that LlamaIndex gives them.
 
 The stock store lets NE and NIN miss points that lack the key (LlamaIndex counts them as different), knows no CONTAINS,
-ANY and ALL, lets a list of node ids widen an OR filter where it should narrow it, and takes 2 for another number than
-a stored 2.0.
+ANY and ALL, lets a list of node ids widen an OR filter where it should narrow it, takes 2 for another number than a
+stored 2.0, and takes a dot in a key for a way down.
 
 Two things stay Qdrant's. TEXT_MATCH, with case or without, looks for words of any case where there is a full-text
 index and in the embedded database, and for a part of the text on a server without one. CONTAINS looks into arrays and
