@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from qdrant_client import models
 
     from care_qdrant.qdrant.collection import Collection
+    from care_qdrant.search.conditions import Keys
     from care_qdrant.search.fallback import Fallback
     from care_qdrant.search.floor import Floor, Match
     from care_qdrant.search.retriever import Mode, Retriever
@@ -47,7 +48,8 @@ _FLOOR_SECONDS = 10.0
     "--filter",
     "conditions",
     multiple=True,
-    help="Condition on metadata: key=value, key!=value, key>=number. Repeatable; all must hold.",
+    help="Condition on metadata: key=value, key!=value, key>=number or date; in quotes, since a shell takes < and > for"
+    " itself. Repeatable; all must hold.",
 )
 @click.option("--vector-name", help="Dense vector to search.  [default: the one that the model made]")
 @click.option(
@@ -86,7 +88,7 @@ def command(
     """
     from care_qdrant.errors import InputError
     from care_qdrant.qdrant.collection import Collection, only_collection
-    from care_qdrant.search.conditions import why_nothing
+    from care_qdrant.search.conditions import notice
     from care_qdrant.search.floor import judge
     from care_qdrant.search.retriever import Retriever
 
@@ -104,19 +106,20 @@ def command(
             **options,
             fallback=None if open_fallback is None else open_fallback(),
         )
-        schema = retriever.schema
         if (unfinished := retriever.unfinished) is not None:
             click.echo(f"note: {unfinished}", err=True)
-        conditions_filter = _parsed(conditions, schema.payload_schema)
+        keys = retriever.keys if conditions else None
+        conditions_filter = _parsed(conditions, keys)
         floor, is_measured = None, False
         for each in _prompted(Collection(client, collection)) if query is None else [query]:
             [hits] = retriever.search([each], top_k, conditions_filter)
             _refuse_without_effect(retriever.mode)
-            reason = None
-            if not hits and conditions_filter is not None:
-                reason = why_nothing(Collection(client, collection), conditions_filter)
-            if reason is not None:
-                raise InputError(f"--filter: {reason}")
+            if keys is not None:
+                reason = notice(Collection(client, collection), conditions, keys, found=bool(hits))
+                if reason is not None and not hits:
+                    raise InputError(f"--filter: {reason}")
+                if reason is not None:
+                    click.echo(f"note: --filter: {reason}", err=True)
             _show(each, collection, retriever.mode, hits, as_json)
             if hits and sys.stdout.isatty() and not as_json and model is not None and open_fallback is None:
                 if not is_measured:
@@ -125,15 +128,13 @@ def command(
                     click.echo(f"note: {note}", err=True)
 
 
-def _parsed(
-    conditions: Sequence[str], indexes: "Mapping[str, models.PayloadIndexInfo] | None" = None
-) -> "models.Filter | None":
+def _parsed(conditions: Sequence[str], keys: "Keys | None" = None) -> "models.Filter | None":
     """Return the filter of --filter; an error says what a shell does to conditions."""
     from care_qdrant.errors import InputError
     from care_qdrant.search.conditions import parse_filter
 
     try:
-        return parse_filter(conditions, indexes)
+        return parse_filter(conditions, keys)
     except InputError as error:
         is_cut = not all(set(one) & set("<=>") for one in conditions)
         hint = "; a shell takes < and > for itself, so write the condition in quotes" if is_cut else ""

@@ -1,5 +1,6 @@
 """Creates the collection that a corpus goes into, joins one with the same contract, or makes one like another."""
 
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from care_qdrant.errors import InputError, Rejected, ServerTooOld, next_command
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.contract_checks import check_contract, check_sparse_contract
 from care_qdrant.qdrant.contracts import SparseContract, VectorContract, contract_metadata
+from care_qdrant.qdrant.paths import readings
 from care_qdrant.qdrant.schema import IDENTITY_KEY, LOAD_KEY, CollectionSchema
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -44,6 +46,7 @@ TURBO_SINCE = (1, 18)
 
 Index = Literal["keyword", "integer", "float", "bool", "datetime", "text", "uuid", "tenant"]
 """Type of the values under a payload key; ``tenant`` is a keyword by which the server lays points together."""
+_INDEX = re.compile(r"""(?P<key>(?>"[^"]*"|[^=])++)(?:=(?P<kind>.*))?""", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,17 +166,28 @@ def parse_indexes(given: Sequence[str]) -> dict[str, Index]:
     """Return payload indexes from ``KEY`` or ``KEY=TYPE`` each; without a type they are for keywords."""
     indexes: dict[str, Index] = {}
     for each in given:
-        key, _, kind = each.partition("=")
-        if not key or (kind or "keyword") not in get_args(Index):
+        match = _INDEX.fullmatch(each)
+        if match is None or (match["kind"] or "keyword") not in get_args(Index):
             raise InputError(f"--index {each!r}: expected KEY or KEY=TYPE, where TYPE is {', '.join(get_args(Index))}")
-        indexes[key] = cast(Index, kind or "keyword")
+        try:
+            readings(match["key"])
+        except InputError as error:
+            raise InputError(f"--index: {error}") from error
+        indexes[match["key"]] = cast(Index, match["kind"] or "keyword")
     return indexes
 
 
 def index_schemas(indexes: Mapping[str, Index]) -> dict[str, Any]:
-    """Return payload indexes as `Collection.create_indexes` takes them."""
+    """Return payload indexes as `Collection.create_indexes` takes them.
+
+    A key with a dot gets an index for each of its `readings`, since no payload shows yet which one it is.
+    """
     tenant = models.KeywordIndexParams(type=models.KeywordIndexType.KEYWORD, is_tenant=True)
-    return {key: tenant if kind == "tenant" else models.PayloadSchemaType(kind) for key, kind in indexes.items()}
+    return {
+        path: tenant if kind == "tenant" else models.PayloadSchemaType(kind)
+        for key, kind in indexes.items()
+        for path in readings(key)
+    }
 
 
 def finish_load(collection: Collection) -> None:

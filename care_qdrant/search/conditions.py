@@ -1,72 +1,264 @@
-"""Conditions on metadata, as a person writes them."""
+"""Conditions on metadata: as a person writes them, and how every door of this package compares values.
+
+A filter of LlamaIndex, ``--filter``, a condition of the service, of its page and of an assistant become Qdrant's
+conditions by the same rules: `Keys` says where a key is in the payloads, `equals` and `ordered` compare.
+"""
 
 import json
+import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from qdrant_client import models
 
 from care_qdrant.errors import InputError
-from care_qdrant.types import RESERVED_KEYS
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.layout import Layout, guess_layout, lookup, read_hit
+from care_qdrant.qdrant.paths import as_stored, quoted, readings
 
-if TYPE_CHECKING:
-    from qdrant_client import models
+Value = str | int | float | bool
+BOUNDS = {">=": "gte", "<=": "lte", ">": "gt", "<": "lt"}
+ORDERED = "a number or a date (2024-03-01, 2024-03-01T08:00:00Z): Qdrant orders no others"
+"""What a comparison by order takes, as its refusals say it."""
 
-    from care_qdrant.qdrant.collection import Collection
-
-_CONDITION = re.compile(r"(?P<key>[^=<>!]+)(?P<operator>>=|<=|!=|=|>|<)(?P<value>.*)", re.DOTALL)
-_RANGES = {">=": "gte", "<=": "lte", ">": "gt", "<": "lt"}
-_OF_TEXTS, _OF_OTHERS = ("keyword", "uuid", "text"), ("integer", "bool")
-"""Types of payload indexes that answer for one kind of value alone; in strict mode another kind is refused."""
+_CONDITION = re.compile(
+    # Possessive: else a text of many quotes would be read in very many ways.
+    r"""(?P<key>(?>"[^"]*"|[^=<>!])++)(?P<operator>>=|<=|!=|=|>|<)(?P<value>.*)""",
+    re.DOTALL,
+)
 _SAMPLE_POINTS = 100
+_LAYOUT_POINTS = 32
+"""Points, those with the smallest ids, that show below which key other tools keep the metadata."""
+_EXACT_IN_FLOAT, _INTEGERS = 2**53, 2**63
+"""Up to the first, a whole number is the same as a float, which is what Qdrant compares ranges by; from the second on,
+Qdrant has no integer."""
 
 
-def parse_filter(
-    conditions: Sequence[str], indexes: "Mapping[str, models.PayloadIndexInfo] | None" = None
-) -> "models.Filter | None":
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys in the payloads of one collection."""
+
+    layouts: tuple[Layout, ...] = ()
+    """Of the tools that keep metadata below a key of their own."""
+    indexes: Mapping[str, models.PayloadIndexInfo] = field(default_factory=dict)
+    only_indexed: bool = False
+    """Whether the server refuses a filter on a key without an index (strict mode)."""
+    is_sampled: bool = True
+    """Whether there were payloads to read; an empty collection may soon hold those of any tool."""
+    _there: set[str] = field(default_factory=set)
+    """Keys that some point was seen to have."""
+
+    @classmethod
+    def of(cls, collection: Collection) -> "Keys":
+        """Read them off the schema and a few payloads of a collection."""
+        [records] = collection.scroll("reading a sample", limit=min(_LAYOUT_POINTS, collection.limits.page))
+        layouts: dict[str, Layout] = {}
+        for record in records:
+            try:
+                layout = guess_layout([record.payload or {}])
+            except InputError:  # a point without a text
+                continue
+            if layout.metadata_prefix:
+                layouts.setdefault(layout.metadata_prefix, layout)
+        schema = collection.schema
+        strict = schema.strict_mode
+        return cls(
+            tuple(layouts.values()),
+            {as_stored(path): index for path, index in schema.payload_schema.items()},
+            strict is not None and strict.unindexed_filtering_retrieve is False,
+            is_sampled=bool(records),
+        )
+
+    def paths(self, key: str) -> tuple[str, ...]:
+        """Return the paths of Qdrant under which a point may have a key; the first that it has counts.
+
+        Only those are returned that have a payload index with points in it, where there are such: a condition on
+        another path beside it would make the server look at every payload.
+
+        Raises:
+            InputError: No path of Qdrant can name the key.
+        """
+        ways = readings(key)
+        paths = tuple(dict.fromkeys([*(one.filter_key(way) for one in self.layouts for way in ways), *ways]))
+        indexed = tuple(path for path in paths if path in self.indexes)
+        filled = tuple(path for path in indexed if self.indexes[path].points)
+        return filled or (indexed if self.only_indexed else ()) or paths
+
+    def kind(self, path: str) -> str | None:
+        """Return the type of the payload index of a path; None where it has none."""
+        return self.indexes[path].data_type.value if path in self.indexes else None
+
+    def has(self, collection: Collection, key: str) -> bool:
+        """Return whether some point of the collection has a key; that it has is asked once."""
+        paths = self.paths(key)
+        if key not in self._there and not any(path in self.indexes and self.indexes[path].points for path in paths):
+            each: list[models.Condition] = []
+            for path in paths:
+                is_null = models.IsNullCondition(is_null=models.PayloadField(key=path))
+                each += [models.Filter(must_not=[is_absent(path)]), is_null]
+            where = models.Filter(should=each)
+            if not any(collection.scroll("looking for a key", where=where, limit=1, payload=False, as_seen=True)):
+                return False
+        self._there.add(key)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One condition as a person writes it: ``year>=2020``."""
+
+    key: str
+    operator: str
+    written: str
+    """The value, not yet read."""
+
+    @classmethod
+    def parse(cls, text: str) -> "Condition":
+        """Read ``key=value``, ``key!=value`` or ``key>=value``, also with ``<=``, ``>`` and ``<``."""
+        match = _CONDITION.fullmatch(text)
+        if match is None or not match["key"].strip():
+            raise InputError(
+                f"condition {text!r}: expected key=value, key!=value or key>=value; a key that holds =, <, > or ! "
+                "stands in double quotes"
+            )
+        return cls(match["key"].strip(), match["operator"], match["value"].strip())
+
+    @property
+    def value(self) -> Value:
+        """The number, boolean or quoted text that is written in JSON; else the text as it is written."""
+        return _parsed(self.written)
+
+    def within(self, keys: Keys) -> models.Condition:
+        """Return the condition as Qdrant takes it; one with ``!=`` as the ``=`` that it rules out."""
+        return at_first(keys.paths(self.key), lambda path: self._at(path, keys.kind(path)))
+
+    def _at(self, path: str, kind: str | None) -> models.Condition:
+        """Return the condition on one path, whose payload index may answer for one kind of value alone."""
+        if self.operator in BOUNDS:
+            found = None if isinstance(self.value, bool) else ordered(path, BOUNDS[self.operator], self.value, kind)
+            if found is None:
+                raise InputError(f"condition {str(self)!r}: {self.operator} takes {ORDERED}")
+            return found
+        value = self.value
+        # A table may hold a number as a text.
+        values = [value] if isinstance(value, str) else [value, self.written]
+        if kind in ("integer", "float", "bool"):
+            values = values[:1]
+        elif kind in ("keyword", "uuid", "text", "datetime"):
+            values = values[-1:]
+        each = [equals(path, one, kind) for one in values]
+        return each[0] if len(each) == 1 else models.Filter(should=list(each))
+
+    def __str__(self) -> str:
+        return f"{self.key}{self.operator}{self.written}"
+
+
+def parse_filter(conditions: Sequence[str], keys: Keys | None = None) -> models.Filter | None:
     """Return the filter that all conditions make together; None for no condition.
 
-    A condition is ``key=value``, ``key!=value`` or ``key>=value`` (also ``<=``, ``>``, ``<``, with a number). A value
-    that reads as a JSON integer or boolean is that or the same text, as a table holds it (``year=2020``), unless a
-    payload index of the key says which; quoted, as ``code="017"``, it is a text.
+    A condition is ``key=value``, ``key!=value`` or ``key>=value`` (also ``<=``, ``>``, ``<``, with a number or a date).
+    A value that reads as a JSON number or boolean is that or the same text, as a table holds it (``year=2020``), unless
+    a payload index of the key says which; quoted, as ``code="017"``, it is a text. Without ``keys``, a key is looked
+    for where this package keeps it.
     """
-    from qdrant_client import models
-
-    if not conditions:
-        return None
+    keys = keys or Keys()
     must: list[models.Condition] = []
     must_not: list[models.Condition] = []
-    for condition in conditions:
-        match = _CONDITION.fullmatch(condition)
-        if match is None:
-            raise InputError(f"condition {condition!r}: expected key=value, key!=value or key>=number")
-        key, operator, written = match["key"].strip(), match["operator"], match["value"].strip()
-        value = _value(written)
-        if operator in _RANGES:
-            if isinstance(value, bool | str):
-                raise InputError(f"condition {condition!r}: {operator} compares numbers, and {value!r} is none")
-            limits = models.Range(**{_RANGES[operator]: value})
-            must.append(models.FieldCondition(key=key, range=limits))
-        elif isinstance(value, float):
-            raise InputError(f"condition {condition!r}: Qdrant matches integers and texts; use >= and <= for {value}")
-        else:
-            kind = indexes[key].data_type.value if indexes and key in indexes else None
-            values = [value, written]
-            if isinstance(value, str) or kind in _OF_OTHERS:
-                values = [value]
-            elif kind in _OF_TEXTS:
-                values = [written]
-            each = [models.FieldCondition(key=key, match=models.MatchValue(value=one)) for one in values]
-            if operator == "!=":
-                must_not += each
-            else:
-                must += each if len(each) == 1 else [models.Filter(should=list(each))]
-    return models.Filter(must=must or None, must_not=must_not or None)
+    for text in conditions:
+        condition = Condition.parse(text)
+        (must_not if condition.operator == "!=" else must).append(condition.within(keys))
+    return models.Filter(must=must or None, must_not=must_not or None) if conditions else None
 
 
-def keys_of(conditions: "models.Filter") -> set[str]:
+def written_key(key: str) -> str:
+    """Return a payload key as a condition has to write it.
+
+    Raises:
+        InputError: No path of Qdrant can name the key.
+    """
+    path = quoted(key)
+    return path if path != key and (key != key.strip() or not key or re.search("[=<>!]", key)) else key
+
+
+# Comparisons
+
+
+def at_first(paths: Sequence[str], condition: Callable[[str], models.Condition]) -> models.Condition:
+    """Return a condition on the first of several paths under which a point has a value."""
+    if len(paths) == 1:
+        return condition(paths[0])
+    return models.Filter(
+        should=[
+            models.Filter(must=[condition(path), *map(is_absent, paths[:number])]) for number, path in enumerate(paths)
+        ]
+    )
+
+
+def is_absent(path: str) -> models.IsEmptyCondition:
+    """Match points that have no value, null or an empty array under a path."""
+    return models.IsEmptyCondition(is_empty=models.PayloadField(key=path))
+
+
+def equals(path: str, value: Value, kind: str | None = None) -> models.FieldCondition:
+    """Match points that have the value, or an array with it, under a path; 2 equals 2.0.
+
+    ``kind`` is the type of the payload index of the path, where it has one.
+    """
+    if kind == "datetime" and isinstance(value, str) and (date := _date(value)) is not None:
+        return models.FieldCondition(key=path, range=models.DatetimeRange(gte=date, lte=date))
+    by_match = isinstance(value, int) and (kind == "integer" or abs(value) > _EXACT_IN_FLOAT) and abs(value) < _INTEGERS
+    if not isinstance(value, float) and (by_match or isinstance(value, str | bool)):
+        return models.FieldCondition(key=path, match=models.MatchValue(value=value))
+    return models.FieldCondition(key=path, range=models.Range(gte=value, lte=value))
+
+
+def ordered(path: str, bound: str, value: str | int | float, kind: str | None = None) -> models.Condition | None:
+    """Match points whose value is on one side of a number or a date; None for a text that is neither.
+
+    Args:
+        path: Of the value.
+        bound: ``gt``, ``gte``, ``lt`` or ``lte``.
+        value: A text may hold a number, as language models write it, or a date; ``20240301`` holds both.
+        kind: Type of the payload index of the path, where it has one.
+    """
+    number = _parsed(value) if isinstance(value, str) else value
+    date = _date(value) if isinstance(value, str) else None
+    ranges: list[models.Range | models.DatetimeRange] = []
+    if isinstance(number, int | float) and not isinstance(number, bool):
+        ranges.append(models.Range(**{bound: number}))
+    if date is not None:
+        ranges.append(models.DatetimeRange(**{bound: date}))
+    if len(ranges) > 1 and kind in ("integer", "float", "datetime"):
+        ranges = ranges[1:] if kind == "datetime" else ranges[:1]
+    each = [models.FieldCondition(key=path, range=one) for one in ranges]
+    return None if not each else each[0] if len(each) == 1 else models.Filter(should=list(each))
+
+
+def _date(text: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return None
+
+
+def _parsed(text: str) -> Value:
+    try:
+        value = json.loads(text)
+        is_usable = isinstance(value, str) or (isinstance(value, int | float) and math.isfinite(value))
+    except (ValueError, OverflowError):  # a whole number may be larger than any float
+        return text
+    return value if is_usable else text
+
+
+# What is said of conditions
+
+
+def keys_of(conditions: models.Filter) -> set[str]:
     """Return the payload keys that a filter asks for, those of nested filters included."""
-    from qdrant_client import models
-
     found: set[str] = set()
     least = conditions.min_should.conditions if conditions.min_should else []
     for group in (conditions.must, conditions.must_not, conditions.should, least):
@@ -81,35 +273,46 @@ def keys_of(conditions: "models.Filter") -> set[str]:
     return found
 
 
-def why_nothing(collection: "Collection", conditions: "models.Filter") -> str | None:
-    """Return why no point of a collection can pass `parse_filter`'s conditions; None where none says so by itself."""
-    from qdrant_client import models
+def no_such_key(collection: Collection, key: str) -> str:
+    """Say that no point of a collection has a key, and which keys some points have."""
+    names = {name for record in collection.sample(_SAMPLE_POINTS) for name in read_hit(record).metadata}
+    return f"no point of {collection.name!r} has {key!r} (some keys: {', '.join(sorted(names)) or 'none'})"
 
-    sampled = [record.payload or {} for record in collection.sample(_SAMPLE_POINTS)]
-    for key in sorted(keys_of(conditions)):
-        has_key = models.Filter(must_not=[models.IsEmptyCondition(is_empty=models.PayloadField(key=key))])
-        if not collection.count(has_key):
-            there = ", ".join(sorted({name for payload in sampled for name in payload} - RESERVED_KEYS)) or "none"
-            return f"no point of {collection.name!r} has {key!r} (some keys: {there})"
-    for condition in conditions.must if isinstance(conditions.must, list) else []:
-        if isinstance(condition, models.FieldCondition) and _is_of_numbers(condition):
-            values: list[Any] = [payload[condition.key] for payload in sampled if condition.key in payload]
-            if values and all(isinstance(value, str) for value in values):
-                return (
-                    f"{condition.key!r} holds texts, as {values[0]!r}, and the condition compares numbers: JSON lines "
-                    "and Parquet keep numbers, a CSV holds texts alone"
-                )
+
+def notice(collection: Collection, conditions: Sequence[str], keys: Keys, *, found: bool) -> str | None:
+    """Return why conditions let no point of a collection pass, or rule none out; None where nothing says so.
+
+    A key that no point has lets nothing pass, and with ``!=`` everything. No text compares with a number. ``found``
+    says whether points passed.
+    """
+    for condition in map(Condition.parse, conditions):
+        is_negative = condition.operator == "!="
+        if (is_negative or not found) and not keys.has(collection, condition.key):
+            reason = no_such_key(collection, condition.key)
+            return f"{reason}, so {str(condition)!r} rules nothing out" if is_negative else reason
+    if not found:
+        reasons = map(partial(_incomparable, collection, keys), map(Condition.parse, conditions))
+        return next((reason for reason in reasons if reason is not None), None)
     return None
 
 
-def _is_of_numbers(condition: "models.FieldCondition") -> bool:
-    """Return whether a text can never pass: an index for numbers may have made ``year=2020`` such a condition."""
-    return condition.range is not None or isinstance(getattr(condition.match, "value", None), int)
-
-
-def _value(text: str) -> str | int | float | bool:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return text
-    return value if isinstance(value, str | int | float) else text
+def _incomparable(collection: Collection, keys: Keys, condition: Condition) -> str | None:
+    """Say that a condition compares a number or a date with texts that are none; None where it does not."""
+    by_order = condition.operator in BOUNDS
+    indexed = any(keys.kind(path) in ("integer", "float") for path in keys.paths(condition.key))
+    if not by_order and not (indexed and condition.operator == "="):
+        return None
+    stored: list[Any] = [
+        value
+        for record in collection.sample(_SAMPLE_POINTS)
+        if (value := lookup(read_hit(record).metadata, condition.key)) is not None
+    ]
+    texts = [value for value in stored if isinstance(value, str)]
+    wants_date = by_order and _date(condition.written) is not None
+    if not texts or len(texts) < len(stored) or (wants_date and any(_date(text) is not None for text in texts)):
+        return None
+    what = "dates, as 2024-03-01" if wants_date else "numbers"
+    return (
+        f"{condition.key!r} holds texts, as {texts[0]!r}, and the condition compares {what}: JSON lines and Parquet "
+        "keep numbers, a CSV holds texts alone"
+    )

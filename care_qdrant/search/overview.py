@@ -7,8 +7,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from care_qdrant.errors import InputError
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.layout import read_hit
+from care_qdrant.search.conditions import written_key
 from care_qdrant.types import Hit
 
 Scalar = str | int | float | bool
@@ -39,7 +41,8 @@ class Overview:
     questions: tuple[Question, ...]
     """One of each sampled document; those that ask something come first."""
     keys: Mapping[str, tuple[Scalar, ...]]
-    """Metadata keys with the values that the sample has, sorted; empty for a key with more than `MAX_VALUES`."""
+    """Metadata keys, as a condition writes them, with the values that the sample has, sorted; empty for a key with more
+    than `MAX_VALUES`. A key that no condition can name is left out."""
 
 
 def overview(collection: Collection) -> Overview:
@@ -52,8 +55,13 @@ def overview(collection: Collection) -> Overview:
             scalars = {one for one in each if isinstance(one, Scalar)}
             if scalars:
                 values.setdefault(key, set()).update(scalars)
-    keys = {key: tuple(sorted(there, key=str)) if len(there) <= MAX_VALUES else () for key, there in values.items()}
-    return Overview(collection.count(as_seen=True), tuple(own_questions(hits)), dict(sorted(keys.items())))
+    keys: dict[str, tuple[Scalar, ...]] = {}
+    for key, there in sorted(values.items()):
+        try:
+            keys[written_key(key)] = tuple(sorted(there, key=str)) if len(there) <= MAX_VALUES else ()
+        except InputError:
+            continue
+    return Overview(collection.count(as_seen=True), tuple(own_questions(hits)), keys)
 
 
 def own_questions(hits: Iterable[Hit]) -> list[Question]:

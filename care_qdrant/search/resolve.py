@@ -22,6 +22,7 @@ from care_qdrant.qdrant.learned import LearnedContract
 from care_qdrant.qdrant.quantization import recorded_rescoring
 from care_qdrant.qdrant.retry import is_not_found
 from care_qdrant.qdrant.schema import CollectionSchema, Limits
+from care_qdrant.search.conditions import Keys
 from care_qdrant.search.fusion import DEFAULT_ALPHA
 from care_qdrant.types import Hit, Vectors
 
@@ -132,6 +133,7 @@ class CollectionResolver:
         self.resolved: ResolvedCollection | None = None
         """Of the last check; None before the first one."""
         self._named, self._check_seconds = collection, check_seconds
+        self._keys: tuple[Collection, Keys] | None = None
 
     def forget(self) -> None:
         """Check again at the next use."""
@@ -155,6 +157,14 @@ class CollectionResolver:
             resolved = self._sample(resolved)
         self.resolved = resolved
         return resolved
+
+    def keys(self, resolved: ResolvedCollection) -> Keys:
+        """Return the keys in the payloads of a collection that this object resolved: one request after each check."""
+        known, keys = self._keys or (None, Keys(is_sampled=False))
+        if known is not resolved.collection or not keys.is_sampled:
+            keys = Keys.of(resolved.collection)
+            self._keys = resolved.collection, keys
+        return keys
 
     def use(self, work: Callable[[ResolvedCollection], T]) -> T:
         """Return the result of work on the collection; done again where the collection was deleted in the meantime.

@@ -14,6 +14,7 @@ from care_qdrant.errors import InputError
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.qdrant.schema import CollectionSchema
+from care_qdrant.search.conditions import Keys
 from care_qdrant.search.fallback import Fallback
 from care_qdrant.search.fusion import Fusion, candidates
 from care_qdrant.search.plan import Query, find
@@ -167,6 +168,11 @@ class Retriever:
     def unfinished(self) -> str | None:
         """What to say where the searched vectors are being written, or were when that was interrupted."""
         return self._resolver.resolve().unfinished
+
+    @property
+    def keys(self) -> Keys:
+        """Keys in the payloads of the collection, with which `parse_filter` reads conditions."""
+        return self._resolver.keys(self._resolver.resolve())
 
     def search(
         self,

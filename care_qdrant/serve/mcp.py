@@ -76,8 +76,8 @@ class SearchResult(BaseModel):
     hits: list[Found]
     note: str | None = Field(
         default=None,
-        description="Why the conditions let nothing pass, which words of the query are not read, or why documents may "
-        "be missing, where that is known.",
+        description="Why a condition lets nothing pass or rules nothing out, which words of the query are not read, or "
+        "why documents may be missing, where that is known.",
     )
 
 
@@ -155,14 +155,17 @@ class McpPath:
             Field(description="auto is hybrid where the collection has BM25, else by vectors alone."),
         ] = "auto",
         conditions: Annotated[
-            list[str] | None, Field(description="On metadata, all must hold: key=value, key!=value, key>=number.")
+            list[str] | None,
+            Field(
+                description="On metadata, all must hold: key=value, key!=value, key>=number, key>=2024-03-01 (a date)."
+            ),
         ] = None,
     ) -> SearchResult:
         """Find the documents that answer a question, best first."""
         request = SearchRequest(query=query, collection=collection, top_k=top_k, mode=mode, conditions=conditions or [])
         await self._enter(request.collection)
         answer = await self._searching.search(request, _FLOOR_SECONDS)
-        note = None if answer.hits else await self._searching.why_nothing(request)
+        note = answer.note
         if note is None and answer.unread:
             note = (
                 f"the encoder of this collection does not read {', '.join(answer.unread)}, so these scores mean "

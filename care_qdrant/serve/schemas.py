@@ -172,7 +172,9 @@ class SearchRequest(_Request):
     )
     top_k: int = Field(default=10, ge=1)
     conditions: list[StrictStr] = Field(
-        default=[], description="On metadata, as `dept=内科`, `year>=2020`, `dept!=外科`; all must hold."
+        default=[],
+        description="On metadata, such as `dept=内科`, `dept!=外科`, `year>=2020`, `date>=2024-03-01`; all must hold. "
+        "A key that holds `=`, `<`, `>` or `!` stands in double quotes.",
     )
     filter: dict[str, Any] | None = Field(default=None, description="A filter of Qdrant, beside the conditions.")
     fusion: Literal["linear", "dbsf", "rrf"] = "linear"
@@ -257,6 +259,7 @@ class SearchAnswer(BaseModel):
     unfinished: str | None = Field(
         default=None, description="What writes to the searched vectors, or was interrupted: documents may be missing."
     )
+    note: str | None = Field(default=None, description="Why a condition lets nothing pass, or rules nothing out.")
     timing_ms: Timing
 
 
@@ -273,7 +276,9 @@ class CollectionState(BaseModel):
     points: int = Field(default=0, description="Points that it has.")
     questions: list[str] = Field(default=[], description="Questions of its own, from a sample of its points.")
     keys: dict[str, list[str | int | float | bool]] = Field(
-        default={}, description="Metadata keys with the values in that sample; none for a key with too many."
+        default={},
+        description="Metadata keys, as conditions write them, with the values in that sample; none for a key with too "
+        "many.",
     )
 
 

@@ -26,7 +26,7 @@ from care_qdrant.qdrant.calls import DEADLINE
 from care_qdrant.qdrant.collection import Collection, only_collection
 from care_qdrant.qdrant.contracts import SparseContract
 from care_qdrant.qdrant.layout import guess_layout, read_hit
-from care_qdrant.search.conditions import parse_filter, why_nothing
+from care_qdrant.search.conditions import Keys, notice, parse_filter
 from care_qdrant.search.fallback import Fallback
 from care_qdrant.search.floor import Floor, Match, find_floor, fixed_questions, judge, known_floor
 from care_qdrant.search.overview import Question, overview
@@ -113,6 +113,8 @@ class _Found:
     floor: Floor | None
     unfinished: str | None
     """What writes to the searched vectors, or was interrupted."""
+    note: str | None
+    """Why a condition lets nothing pass, or rules nothing out."""
     started: float
     ended: float
 
@@ -142,7 +144,7 @@ class Searching:
             raise Refusal(400, "invalid_request", f"top_k is {request.top_k}; at most {self._limits.top_k}")
         pair = None if request.mode == "sparse" else self._pair(request.model)
         accepted = time.perf_counter()
-        _filter(request, {})  # refused before anything is encoded
+        _filter(request)  # refused before anything is encoded
         with self._place():
             # Here, and not in a thread of the search: a request that is given up leaves the queue of the encoder.
             vectors = None if pair is None else await pair.encode([request.query], "query")
@@ -167,6 +169,7 @@ class Searching:
             floor=match.floor,
             unread=list(match.unread),
             unfinished=found.unfinished,
+            note=found.note,
             timing_ms=Timing(
                 **{name: round(value * 1000, 3) for name, value in seconds.items()},
                 total=round((found.ended - accepted) * 1000, 3),
@@ -252,24 +255,18 @@ class Searching:
         started = time.perf_counter()
         retriever = self._retriever(collection, pair, request.mode).fused_by(request.fusion, request.alpha)
         encode = None if vectors is None else lambda _: vectors
-        filter_ = _filter(request, retriever.schema.payload_schema if request.conditions else {})
+        keys = retriever.keys if request.conditions else None
+        filter_ = _filter(request, keys)
         trace = tracing.current()
         with trace.part("search", **{"db.collection.name": collection}) if trace is not None else nullcontext():
             [hits] = retriever.search([request.query], request.top_k, filter_, encode=encode)
-        floor = None
+        floor = note = None
         if pair is not None and _has_scale(request):
             floor = self._known_floor(retriever, collection, pair, request.mode)
-        return _Found(retriever.mode, hits, floor, retriever.unfinished, started, time.perf_counter())
-
-    async def why_nothing(self, request: SearchRequest) -> str | None:
-        """Return why no point can pass the conditions of a search that found nothing; None where nothing says so."""
-        collection, conditions = await self.served(request.collection), parse_filter(request.conditions)
-        if conditions is None:
-            return None
-        with self._place():
-            return await self._in_thread(
-                lambda: why_nothing(Collection(self._qdrant(), collection).resolve(), conditions)
-            )
+        if keys is not None:
+            there = Collection(self._qdrant(), collection).resolve()
+            note = notice(there, request.conditions, keys, found=bool(hits))
+        return _Found(retriever.mode, hits, floor, retriever.unfinished, note, started, time.perf_counter())
 
     def _state(self, name: str) -> CollectionState:
         try:
@@ -411,9 +408,9 @@ def _note_failure(task: "asyncio.Task[Floor | None]") -> None:
         logger.warning("which score is a good one was not measured (%s)", error)
 
 
-def _filter(request: SearchRequest, indexes: Mapping[str, models.PayloadIndexInfo]) -> models.Filter | None:
+def _filter(request: SearchRequest, keys: Keys | None = None) -> models.Filter | None:
     """Return the filter that the conditions and the filter of Qdrant make together."""
-    conditions = parse_filter(request.conditions, indexes)
+    conditions = parse_filter(request.conditions, keys)
     if request.filter is None:
         return conditions
     try:

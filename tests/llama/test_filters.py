@@ -1,9 +1,13 @@
 """Filters of `CareVectorStore` against LlamaIndex's own store, which says what they mean."""
 
 import uuid
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from llama_index.core.schema import TextNode
 from llama_index.core.vector_stores import (
     FilterCondition,
@@ -44,6 +48,26 @@ def stores(client: QdrantClient) -> tuple[CareVectorStore, SimpleVectorStore]:
     return care, simple
 
 
+@contextmanager
+def two_stores(metadata: list[dict[str, Any]]) -> Iterator[tuple[CareVectorStore, SimpleVectorStore]]:
+    """Open our store and LlamaIndex's own with a node for each of these metadata."""
+    with closing(QdrantClient(":memory:")) as client:
+        care, simple = CareVectorStore("filters", client), SimpleVectorStore()
+        for store in (care, simple):
+            store.add(
+                [
+                    TextNode(id_=str(uuid.UUID(int=number)), text=f"t{number}", metadata=one, embedding=[1.0, 0.0])
+                    for number, one in enumerate(metadata)
+                ]
+            )
+        yield care, simple
+
+
+def kept(store: CareVectorStore | SimpleVectorStore) -> set[int]:
+    ids = store.data.embedding_dict if isinstance(store, SimpleVectorStore) else (n.node_id for n in store.get_nodes())
+    return {uuid.UUID(node_id).int for node_id in ids}
+
+
 def ask(store: BasePydanticVectorStore, *filters: Any, condition: str = "and") -> list[int]:
     chosen = MetadataFilters(filters=list(filters), condition=FilterCondition(condition))
     found = store.query(VectorStoreQuery(query_embedding=[1.0, 0.0], similarity_top_k=9, filters=chosen))
@@ -68,6 +92,101 @@ def test_a_filter_finds_what_llama_index_finds(
     one = MetadataFilter(key=key, operator=operator, value=value)
     care, simple = stores
     assert ask(care, one) == ask(simple, one)
+
+
+NAMES = [
+    "source.system",
+    "a.b",
+    "a.b.c",
+    "a",
+    "入院 日期",
+    "价格（元）",
+    "a/b",
+    "tags[]",
+    "[]",
+    ".",
+    "metadata.dept",
+    "doc.id",
+]
+keys = st.one_of(st.sampled_from(NAMES), st.text(st.characters(exclude_characters='"\\', exclude_categories=["Cs"])))
+values = st.one_of(st.integers(-9, 9), st.floats(-9, 9), st.sampled_from([2, 2.0, "2", "new", "old", ""]))
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_a_key_is_read_as_the_metadata_have_it(data: st.DataObject) -> None:
+    """Searches and deletions, with and without NE: what goes is exactly what LlamaIndex's own store lets go."""
+    names = data.draw(st.lists(keys, min_size=1, max_size=3, unique=True))
+    metadata = data.draw(st.lists(st.dictionaries(st.sampled_from(names), values), min_size=1, max_size=5))
+    key = data.draw(st.sampled_from([name for name in names if any(name in one for one in metadata)] or names))
+    operator = data.draw(st.sampled_from([OP.EQ, OP.NE, OP.IN, OP.NIN, OP.IS_EMPTY]))
+    value = data.draw(values)
+    given_value: Any = [value] if operator in (OP.IN, OP.NIN) else value
+    one = MetadataFilter(key=key, operator=operator, value=given_value)
+    with two_stores(metadata) as (care, simple):
+        assert ask(care, one) == ask(simple, one)
+        if not any(key in each for each in metadata) and operator in (OP.NE, OP.NIN, OP.IS_EMPTY):
+            with pytest.raises(InputError, match="and every point passes; nothing was deleted"):
+                care.delete_nodes(filters=MetadataFilters(filters=[one]))
+            assert kept(care) == set(range(len(metadata)))
+        else:
+            for store in (care, simple):
+                store.delete_nodes(filters=MetadataFilters(filters=[one]))
+            assert kept(care) == kept(simple)
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        None,
+        MetadataFilters(filters=[]),
+        MetadataFilters(filters=[MetadataFilters(filters=[])], condition=FilterCondition.NOT),
+        MetadataFilters(filters=[MetadataFilter(key="s.t", operator=OP.NE, value="x")]),
+        MetadataFilters(filters=[MetadataFilter(key="s", operator=OP.NIN, value=[])]),
+        MetadataFilters(filters=[MetadataFilter(key="s", operator=OP.NE, value=None)]),
+        MetadataFilters(filters=[MetadataFilter(key="tags", operator=OP.ALL, value=[])]),
+        MetadataFilters(filters=[MetadataFilter(key="typo", operator=OP.IS_EMPTY, value=None)]),
+        MetadataFilters(filters=[MetadataFilter(key="typo", value="x")], condition=FilterCondition.NOT),
+        MetadataFilters(
+            filters=[
+                MetadataFilter(key="n", value=1),
+                MetadataFilters(filters=[MetadataFilter(key="typo", operator=OP.NIN, value=["x"])]),
+            ],
+            condition=FilterCondition.OR,
+        ),
+    ],
+)
+def test_a_deletion_of_everything_by_oversight_is_refused(
+    stores: tuple[CareVectorStore, SimpleVectorStore], filters: MetadataFilters | None
+) -> None:
+    with pytest.raises(InputError, match="nothing was deleted"):
+        stores[0].delete_nodes(filters=filters)
+    stores[0].delete_nodes(node_ids=[], filters=filters)
+    assert kept(stores[0]) == set(range(len(METADATA)))
+
+
+def test_a_deletion_without_an_id_names_what_empties_the_collection(
+    stores: tuple[CareVectorStore, SimpleVectorStore],
+) -> None:
+    with pytest.raises(InputError, match=r"clear\(\) empties the collection"):
+        stores[0].delete_nodes()
+    for nothing in ("", None):
+        with pytest.raises(InputError, match="nothing was deleted"):
+            stores[0].delete(nothing)  # type: ignore[arg-type]
+    assert kept(stores[0]) == set(range(len(METADATA)))
+
+
+def test_a_text_that_holds_a_number_is_compared_as_one(stores: tuple[CareVectorStore, SimpleVectorStore]) -> None:
+    for operator, found in ((OP.GT, [1, 2]), (OP.GTE, [0, 1, 2]), (OP.LT, [5]), (OP.LTE, [0, 5])):
+        assert ask(stores[0], MetadataFilter(key="n", operator=operator, value="1")) == found
+
+
+def test_a_filter_that_rules_nothing_out_is_said_once(
+    stores: tuple[CareVectorStore, SimpleVectorStore], caplog: pytest.LogCaptureFixture
+) -> None:
+    for key in ("typo", "s", "typo"):
+        ask(stores[0], MetadataFilter(key=key, operator=OP.NE, value="x"))
+    assert len(caplog.records) == 1
 
 
 @pytest.mark.parametrize("operator", [OP.GT, OP.GTE, OP.LT, OP.LTE])

@@ -1,13 +1,15 @@
 """The node parser sized to the model: nothing is cut off, and nodes are the points of care-ingest."""
 
 import logging
+from contextlib import closing
 
 import pytest
 from llama_index.core import Document
 from llama_index.core.ingestion import IngestionPipeline
 from llama_index.core.node_parser import SentenceSplitter
-from llama_index.core.schema import MetadataMode
+from llama_index.core.schema import MetadataMode, TextNode
 from llama_index.embeddings.care import CareEmbedding, CareNodeParser, CareNodeText
+from llama_index.vector_stores.care import CareVectorStore
 from qdrant_client import QdrantClient
 
 from care_qdrant import CareModel, ingest
@@ -57,6 +59,27 @@ def test_nodes_are_the_points_of_care_ingest(embedding: CareEmbedding) -> None:
     )
     assert DOCUMENTS[0].excluded_embed_metadata_keys == []
     client.close()
+
+
+def test_documents_that_share_an_id_are_all_kept(embedding: CareEmbedding) -> None:
+    """The pages of a file often have its name as their id."""
+    texts = ["孩子发烧可以吃退烧药。", LONG, "骨折后补钙。", "孩子发烧可以吃退烧药。"]
+    pages = [Document(text=text, id_="guide.pdf", metadata={"page": n}) for n, text in enumerate(texts)]
+    with closing(QdrantClient(":memory:")) as client:
+        store = CareVectorStore("n", client, embedding=embedding)
+        parser = CareNodeParser(embedding=embedding)
+        for _ in range(2):
+            IngestionPipeline(transformations=[parser, embedding], vector_store=store).run(documents=pages)
+        nodes = parser(pages)
+        stored = store.get_nodes()
+        assert {node.node_id: node.get_content() for node in stored} == {n.node_id: n.get_content() for n in nodes}
+        assert len(stored) == len(nodes) > len(pages)
+        assert {node.metadata["page"] for node in stored} == {0, 1, 2, 3}
+        for node in nodes:
+            text = texts[node.metadata["page"]]
+            assert isinstance(node, TextNode) and text[node.start_char_idx : node.end_char_idx] == node.get_content()
+        store.delete("guide.pdf")
+        assert store.get_nodes() == []
 
 
 def test_a_title_that_leaves_no_room_is_refused(embedding: CareEmbedding) -> None:

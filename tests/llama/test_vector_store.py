@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from llama_index.core import Document as LlamaDocument
-from llama_index.core import StorageContext, VectorStoreIndex
-from llama_index.core.schema import NodeRelationship, RelatedNodeInfo, TextNode
+from llama_index.core import StorageContext, VectorStoreIndex, load_index_from_storage
+from llama_index.core.indices.vector_store import VectorIndexRetriever
+from llama_index.core.schema import BaseNode, ImageNode, IndexNode, NodeRelationship, RelatedNodeInfo, TextNode
 from llama_index.core.vector_stores import (
     FilterCondition,
     FilterOperator,
@@ -211,6 +212,20 @@ class TestReading:
         assert find(store, DOCUMENTS[0].text) == [DOCUMENTS[0].text]
         assert filtered(store, MetadataFilter(key="year", value=2021)) == ["d1"]
 
+    @pytest.mark.parametrize("write", [made.langchain, made.haystack, made.plain])
+    def test_what_keeps_metadata_below_a_key_is_deleted_by_their_own_names(
+        self, client: QdrantClient, write: Write
+    ) -> None:
+        fill(client, lambda document: write(replace(document, metadata={**document.metadata, "source.system": "old"})))
+        client.set_payload(
+            NAME, write(replace(DOCUMENTS[2], metadata={"source.system": "new"})), [node_id(DOCUMENTS[2])]
+        )
+        store = CareVectorStore(NAME, client)
+        others = MetadataFilter(key="source.system", operator=FilterOperator.NE, value="new")
+        assert filtered(store, others) == ["d0", "d1", "d3"]
+        store.delete_nodes(filters=MetadataFilters(filters=[others]))
+        assert [node.ref_doc_id for node in store.get_nodes()] == ["d2"]
+
     def test_nodes_come_by_the_thousand(self, client: QdrantClient) -> None:
         store = CareVectorStore(NAME, _numbered(client, 10_050))
         assert len(store.get_nodes()) == 10_050
@@ -226,6 +241,43 @@ class TestReading:
         assert [node.ref_doc_id for node in store.get_nodes([node_id(DOCUMENTS[0])], either)] == ["d0"]
         store.delete_nodes([node_id(DOCUMENTS[0])], either)
         assert client.count(NAME).count == 3
+
+    @pytest.mark.parametrize("other", [ImageNode(text="图", image_url="x"), IndexNode(text="章", index_id="c")])
+    def test_an_index_or_image_node_hides_no_text(
+        self, client: QdrantClient, embedding: CareEmbedding, tmp_path: Path, other: BaseNode
+    ) -> None:
+        """The retriever of LlamaIndex's index names such nodes, and those alone, in every query."""
+        context = StorageContext.from_defaults(vector_store=CareVectorStore(NAME, client, embedding=embedding))
+        texts = [TextNode(id_=node_id(document), text=document.text) for document in DOCUMENTS]
+        index = VectorStoreIndex([*texts, other], storage_context=context, embed_model=embedding)
+        everything = {other.node_id, *map(node_id, DOCUMENTS)}
+
+        def found(index: Any, **options: Any) -> set[str]:
+            asked = index.as_retriever(similarity_top_k=9, **options).retrieve("高血压")
+            return {hit.node.node_id for hit in asked}
+
+        assert found(index) == everything
+        assert found(index, vector_store_query_mode="mmr") == everything
+        context.persist(str(tmp_path))
+        again = StorageContext.from_defaults(
+            persist_dir=str(tmp_path), vector_store=CareVectorStore(NAME, client, embedding=embedding)
+        )
+        assert found(load_index_from_storage(again, embed_model=embedding)) == everything  # type: ignore[no-untyped-call]
+        index.delete_nodes([other.node_id])
+        assert found(index) == everything - {other.node_id}
+
+    def test_nodes_that_somebody_names_restrict_a_query(self, client: QdrantClient, embedding: CareEmbedding) -> None:
+        store = CareVectorStore(NAME, client, embedding=embedding)
+        images = [ImageNode(text=f"图{number}", image_url="x") for number in range(2)]
+        text = TextNode(text="高血压")
+        context = StorageContext.from_defaults(vector_store=store)
+        index = VectorStoreIndex([*images, text], storage_context=context, embed_model=embedding)
+        for named in ([text], [images[0]], [images[0], text]):
+            ids = [node.node_id for node in named]
+            hits = VectorIndexRetriever(index, similarity_top_k=9, node_ids=ids).retrieve("高血压")
+            assert {hit.node.node_id for hit in hits} == set(ids)
+        missing = VectorIndexRetriever(index, similarity_top_k=9, node_ids=[str(uuid.uuid4())])
+        assert missing.retrieve("高血压") == []
 
 
 class TestWriting:
@@ -327,6 +379,15 @@ class TestWriting:
     def test_an_id_that_qdrant_does_not_take_is_explained(self, client: QdrantClient) -> None:
         with pytest.raises(InputError, match="'doc-1' is no UUID"):
             CareVectorStore(NAME, client).add([TextNode(id_="doc-1", text="x", embedding=[1.0])])
+
+    def test_two_nodes_of_one_id_are_refused_before_one_is_lost(self, client: QdrantClient) -> None:
+        node = TextNode(id_=str(uuid.uuid4()), text="x", embedding=[1.0])
+        store = CareVectorStore(NAME, client)
+        with pytest.raises(InputError, match=f"two different nodes have the id {node.node_id}"):
+            store.add([node, node.model_copy(update={"text": "y"})])
+        assert not client.collection_exists(NAME)
+        assert store.add([node, node.model_copy()]) == [node.node_id] * 2
+        assert client.count(NAME).count == 1
 
     def test_a_default_index_warns_once(
         self, client: QdrantClient, embedding: CareEmbedding, caplog: pytest.LogCaptureFixture

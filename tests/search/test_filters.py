@@ -13,7 +13,7 @@ from care_qdrant.errors import InputError
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.qdrant.create import index_schemas, parse_indexes
-from care_qdrant.search.conditions import keys_of, parse_filter, why_nothing
+from care_qdrant.search.conditions import Keys, keys_of, notice, parse_filter
 from care_qdrant.search.plan import Query, find
 from care_qdrant.search.resolve import ResolvedCollection, StoreConfig, resolve_vectors
 from tests.databases import REAL, open_database
@@ -136,15 +136,15 @@ def test_an_index_says_which_kind_of_value_a_condition_means(real: QdrantClient,
     collection = Collection(real, "typed")
     collection.create(vectors_config={})
     collection.create_indexes(index_schemas(parse_indexes([f"year={kind}"])))
-    indexes = collection.refresh().payload_schema
     strict = models.StrictModeConfig(enabled=True, unindexed_filtering_retrieve=False)
     collection.update("strict", strict_mode_config=strict)
-    parsed = parse_filter(["year=2020"], indexes)
+    keys = Keys.of(Collection(real, "typed"))
+    parsed = parse_filter(["year=2020"], keys)
     assert parsed == models.Filter(must=[models.FieldCondition(key="year", match=models.MatchValue(value=value))])
     assert real.scroll("typed", parsed)[0] == []
     real.upsert("typed", [models.PointStruct(id=1, vector={}, payload={"year": "2020"})], wait=True)
     assert len(real.scroll("typed", parsed)[0]) == (kind == "tenant")
-    assert bool(why_nothing(collection, parsed)) == (kind == "integer")
+    assert bool(notice(collection, ["year=2020"], keys, found=False)) == (kind == "integer")
 
 
 def test_the_keys_of_a_filter_are_those_at_any_depth() -> None:

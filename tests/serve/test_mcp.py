@@ -47,6 +47,8 @@ async def test_an_assistant_finds_lists_and_fetches(make_service, listen, filled
         assert (hits[0]["document_id"], len(hits)) == ("d3", 2)
         none = await asked.call_tool("search", {"query": TEXTS[3], "conditions": ["department=内科"]})
         assert "no point of 'corpus' has 'department'" in none.structured_content["note"]
+        nothing = await asked.call_tool("search", {"query": TEXTS[3], "conditions": ["a.b!=内科"]})
+        assert "'a.b!=内科' rules nothing out" in nothing.structured_content["note"]
         whole = await asked.call_tool("fetch_document", {"document_id": "d3"})
         assert whole.structured_content["chunks"] == [TEXTS[3]]
         for tool, arguments, reason in (

@@ -104,6 +104,25 @@ def test_a_link_holds_the_conditions_too(address: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+def test_what_the_menus_offer_finds_what_has_it(address: str, client: QdrantClient, tmp_path: Path) -> None:
+    values = {"code; =": ["x; y", "true"], "year": [2020.0, 2021.5], "source.system": ["2020", 'say "no"']}
+    for number, point in enumerate(client.scroll("corpus")[0]):
+        client.set_payload("corpus", {key: each[number % 2] for key, each in values.items()}, [point.id])
+    page = shown(address, tmp_path, "<option")
+    menus = dict(re.findall(r"<label><span>([^<]*)</span> <select>(.*?)</select>", page.split('id="facets"')[1]))
+    assert set(map(html.unescape, menus)) == {'"code; ="', "year", "source.system"}
+    for key, menu in menus.items():
+        offered = list(map(html.unescape, re.findall(r'<option value="([^"]+)"', menu)))
+        counts = []
+        for value in offered:
+            where = quote(f"{html.unescape(key)}={value}; k!=x; {html.unescape(key)}!=z")
+            page = shown(f"{address}/?q=头皮痒&collection=corpus&lang=en&where={where}", tmp_path)
+            assert "refused" not in page
+            counts.append(page.split('<section class="column"')[1].count('<li class="hit"'))
+        assert sorted(counts) == [1, 2], (key, offered)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 def test_two_pairs_stand_side_by_side_with_what_moved(address: str, tmp_path: Path) -> None:
     names = [f"{model.name}@{model.fingerprint[:12]}" for model in (aligned(), aligned("other"))]
     found = [

@@ -50,6 +50,33 @@ async def test_conditions_and_a_filter_of_qdrant_narrow_together(make_service, c
     assert await numbers(conditions=["dept=内科", "n>=3"], filter=fewer) == [3, 7]
 
 
+async def test_keys_are_sent_back_as_they_are_offered(make_service, connect, filled: QdrantClient) -> None:
+    """Also those with a dot, which Qdrant would take for a path, and numbers that JSON holds as 2020.0."""
+    [first, *others], _ = filled.scroll("corpus", limit=100)
+    values = {"source.system": "new", "入院 日期": "2024-03-01", "a=b": 1, "year": 2020.0}
+    filled.set_payload("corpus", values, [first.id])
+    http = connect(make_service(aligned(), collections=("corpus",), over=filled))
+
+    async def search(*conditions: str) -> tuple[set[str], str | None]:
+        answer = await http.post("/search", json={"query": TEXTS[0], "top_k": 50, "conditions": list(conditions)})
+        return {hit["point_id"] for hit in answer.json()["hits"]}, answer.json()["note"]
+
+    [state] = (await http.get("/collections")).json()["collections"]
+    offered = {key: found[0] for key, found in state["keys"].items() if key not in ("n", "dept")}
+    assert offered == {"source.system": "new", "入院 日期": "2024-03-01", '"a=b"': 1, "year": 2020}
+    rest = {str(point.id) for point in others}
+    for key, value in offered.items():
+        assert await search(f"{key}={value}") == ({str(first.id)}, None)
+        assert await search(f"{key}!={value}") == (rest, None)
+    assert await search("入院 日期>=2024-02-01", "year<2020.5") == ({str(first.id)}, None)
+    found, note = await search("source.name!=new")
+    assert len(found) == len(TEXTS)
+    assert note is not None and "no point of 'corpus' has 'source.name'" in note and "rules nothing out" in note
+    found, note = await search("source.name=new")
+    assert found == set()
+    assert note is not None and note.startswith("no point of 'corpus' has 'source.name' (some keys: a=b, dept, n, ")
+
+
 async def test_a_pair_that_did_not_make_the_vectors_is_refused(make_service, connect, filled: QdrantClient) -> None:
     again = pair("pair", salt="trained again")
     service = make_service(aligned(), aligned("other"), again, collections=("corpus",), over=filled)

@@ -96,8 +96,12 @@ function fetchFloors() {
   }
 }
 
-// As a condition takes it: a text that reads as a number with a fraction stands in quotes.
-const written = (value) => (typeof value === "string" && value.trim() && !Number.isNaN(Number(value)) && !Number.isInteger(Number(value)) ? JSON.stringify(value) : String(value));
+// As a condition takes it: a text stands in quotes where it would be read as something else, or be cut.
+function written(value) {
+  if (typeof value !== "string") return String(value);
+  const isOther = value !== value.trim() || /[;；"]/.test(value) || /^(true|false)$/.test(value) || (value && !Number.isNaN(Number(value)));
+  return isOther ? JSON.stringify(value) : value;
+}
 
 const floorOf = (column, answer) => answer.floor ?? state.floors.get(`${$("collection").value} ${column}`) ?? null;
 
@@ -153,7 +157,8 @@ function columnName(column) {
 const split = (column) => [column.slice(0, column.indexOf(":")), column.slice(column.indexOf(":") + 1)];
 const current = () => state.collections.find((collection) => collection.name === $("collection").value);
 const chosen = () => [...$("columns").querySelectorAll("input:checked")].map((box) => box.value);
-const conditions = () => $("conditions").value.split(/[;；]/).map((part) => part.trim()).filter(Boolean);
+// Apart at semicolons, but not inside double quotes.
+const conditions = () => ($("conditions").value.match(/(?:"(?:[^"\\]|\\.)*"|[^;；])+/g) ?? []).map((part) => part.trim()).filter(Boolean);
 
 function showColumns(wanted) {
   const there = columnsOf(current());
@@ -293,6 +298,7 @@ function renderColumn({ column, answer, error }, number, ranks) {
     section.append(element("p", { class: "facts" }, number ? t("shared", common) : t("first")));
   }
   if (!answer.hits.length) section.append(element("p", {}, t("nothing")));
+  if (answer.note) section.append(element("p", { class: "poor" }, answer.note));
   const list = element("ol");
   answer.hits.forEach((hit, rank) => list.append(renderHit(hit, rank, number ? ranks[0] : null, floor)));
   section.append(list);

@@ -1,6 +1,8 @@
 """`CareNodeParser`: documents into nodes that the document encoder reads whole."""
 
+from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from llama_index.core.bridge.pydantic import Field, SerializeAsAny, field_validator
@@ -20,11 +22,19 @@ def _id_of_chunk(i: int, doc: BaseNode) -> str:
     return point_id(doc.node_id, i)
 
 
+def _numbered_from(first: int, id_func: IdFuncCallable, i: int, doc: BaseNode) -> str:
+    """Return the id of a chunk where its number does not begin at 0."""
+    return id_func(i=first + i, doc=doc)
+
+
 class CareNodeParser(NodeParser):
     """Cuts documents as ``care-ingest`` does: at sentence ends, into nodes of at most the encoder's tokens.
 
     Title, prompt and special tokens are counted, too, so no node is cut off by the encoder; `SentenceSplitter` counts
     the tokens of another model. Nodes embed title and text alone, as `CareNodeText` has it.
+
+    Documents of one call that share an id, such as the pages of a file, get nodes with ids of their own, by their
+    order. A document of a later call with the same id is a new text of the first one, and its nodes replace the others.
 
     Example:
         >>> from llama_index.core import Document
@@ -53,6 +63,7 @@ class CareNodeParser(NodeParser):
     def _parse_nodes(self, nodes: Sequence[BaseNode], show_progress: bool = False, **kwargs: Any) -> list[BaseNode]:
         counter = self.embedding.document_tokenizer
         parsed: list[BaseNode] = []
+        made: Counter[str] = Counter()
         for node in nodes:
             title, text = str(node.metadata.get(TITLE_KEY) or ""), node.get_content(MetadataMode.NONE)
             if counter.count_tokens([title])[0] > counter.max_tokens // 2:
@@ -62,13 +73,28 @@ class CareNodeParser(NodeParser):
                 )
             spans = split(text, title, counter) if text.strip() else []
             parts = [text[span.start : span.end] for span in spans]
-            parsed += build_nodes_from_splits(parts, node, id_func=self.id_func)
+            # Pages of a file may share its name as their id: the chunks of all of them are numbered through.
+            id_func = partial(_numbered_from, made[node.node_id], self.id_func)
+            cut = build_nodes_from_splits(parts, node, id_func=id_func)
+            for piece, span in zip(cut, spans, strict=True):
+                piece.start_char_idx, piece.end_char_idx = span.start, span.end
+            made[node.node_id] += len(cut)
+            parsed += cut
         return parsed
 
     @override
     def _postprocess_parsed_nodes(self, nodes: list[BaseNode], parent_doc_map: dict[str, Document]) -> list[BaseNode]:
+        # Of documents that share an id, the map has the last alone, whose metadata all nodes would get.
+        shared = {
+            node.ref_doc_id
+            for node in nodes
+            if (source := node.source_node) is not None
+            and (parent := parent_doc_map.get(source.node_id)) is not None
+            and source.hash != parent.hash
+        }
+        own = {document_id: parent for document_id, parent in parent_doc_map.items() if document_id not in shared}
         # The metadata come here, and with them what must not be embedded.
-        nodes = super()._postprocess_parsed_nodes(nodes, parent_doc_map)
+        nodes = super()._postprocess_parsed_nodes(nodes, own)
         for node in nodes:
             embed_title_and_text_only(node)
         return nodes

@@ -25,8 +25,11 @@ from llama_index.vector_stores.care.filters import (
     LEXICAL,
     MODES,
     document_filter,
+    is_empty,
     node_filter,
+    passing_without,
     query_filter,
+    require_selective,
 )
 from llama_index.vector_stores.care.origin import check_nodes, check_query
 from llama_index.vector_stores.care.points import (
@@ -37,6 +40,8 @@ from llama_index.vector_stores.care.points import (
     changed_texts,
     check_points,
     having_ids,
+    is_listed,
+    is_listed_point,
     writes,
 )
 from llama_index.vector_stores.care.scores import choose_diverse, clip_scores, fuse_by_scaled_score
@@ -51,8 +56,9 @@ from care_qdrant.errors import InputError, Rejected
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.contracts import SparseContract, VectorContract, contract_metadata
 from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME
-from care_qdrant.qdrant.layout import Layout
+from care_qdrant.qdrant.paths import readings
 from care_qdrant.qdrant.sender import send_all
+from care_qdrant.search.conditions import Keys, no_such_key
 from care_qdrant.search.fallback import Fallback
 from care_qdrant.search.fusion import Fusion
 from care_qdrant.search.plan import Query, find
@@ -72,6 +78,16 @@ _THREADS = ThreadPoolExecutor(32, thread_name_prefix="care-store")
 """Async calls wait for sync ones in these, so that one client serves both and nothing is written twice."""
 
 logger = logging.getLogger(__name__)
+
+_WHOLE_LIST = (
+    "collection %r: a query names index and image nodes alone, as the retriever of a LlamaIndex index does in every "
+    "query when the index holds such a node. It is not restricted to them, so that text nodes are found; to restrict "
+    "it, give qdrant_filters= (of a retriever: vector_store_kwargs=)"
+)
+_PART_OF_LIST = (
+    "collection %r: a query names some index and image nodes, and finds no text nodes. Where as_retriever() of a "
+    "LlamaIndex index named them, take VectorIndexRetriever(index) in its place"
+)
 
 
 async def _in_thread(function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
@@ -101,7 +117,9 @@ class CareVectorStore(BasePydanticVectorStore):
     - Payloads of LangChain, Haystack and plain points are read with ids, metadata, filters and reference ids; a point
       without text does not fail a query.
     - `add` keeps the vectors that other models have on a point, and `get_nodes` returns all of them.
-    - NE, NIN, CONTAINS, ANY and ALL filters mean what LlamaIndex says they mean, and 2 is 2.0.
+    - NE, NIN, CONTAINS, ANY and ALL filters mean what LlamaIndex says they mean, 2 is 2.0, and a key is the one that
+      the metadata have, also with dots and spaces.
+    - A deletion that every node would pass is refused, and index and image nodes hide no text nodes from an index.
     - An MMR query gives diverse answers, and a query of a mode that is not answered is refused.
     - With ``embedding=``, where the collection has a BM25 vector of this package, queries are hybrid and added nodes
       get it; ``enable_hybrid=False`` searches the dense vector alone.
@@ -170,6 +188,12 @@ class CareVectorStore(BasePydanticVectorStore):
     _has_warned: bool = PrivateAttr(default=False)
     _has_told_unfinished: bool = PrivateAttr(default=False)
     _has_told_metadata: bool = PrivateAttr(default=False)
+    _has_told_listed: bool = PrivateAttr(default=False)
+    _told_keys: set[str] = PrivateAttr(default_factory=set)
+    _listed: set[str] = PrivateAttr(default_factory=set)
+    """Ids of index and image nodes; LlamaIndex's index keeps those, of all the nodes that it adds to a store."""
+    _added_listed: set[str] = PrivateAttr(default_factory=set)
+    """Those of them that this object added."""
 
     def __init__(
         self,
@@ -351,7 +375,7 @@ class CareVectorStore(BasePydanticVectorStore):
     ) -> list[BaseNode]:
         def read(resolved: ResolvedCollection) -> list[BaseNode]:
             pages = resolved.collection.of_shard(self._shard(shard_identifier)).scroll(
-                where=node_filter(node_ids, filters, resolved.layout),
+                where=node_filter(node_ids, filters, self._keys(resolved, filters)),
                 limit=limit,
                 vectors=[resolved.vector_name] if resolved.vector_name else True,
                 as_seen=True,
@@ -372,6 +396,9 @@ class CareVectorStore(BasePydanticVectorStore):
         if not nodes:
             return []
         check_points(nodes)
+        listed = {node.node_id for node in nodes if is_listed(node)}
+        self._listed |= listed
+        self._added_listed |= listed
         if not self._named.exists():
             self._create(nodes)
             self._resolver.forget()
@@ -383,7 +410,9 @@ class CareVectorStore(BasePydanticVectorStore):
 
     @override
     def delete(self, ref_doc_id: str, shard_identifier: Any = None, **options: Any) -> None:
-        self._delete(partial(document_filter, [ref_doc_id]), shard_identifier)
+        if not ref_doc_id:
+            raise InputError(f"delete() was given the document id {ref_doc_id!r}; nothing was deleted")
+        self._delete(lambda resolved: document_filter([ref_doc_id], resolved.layout), shard_identifier)
 
     @override
     async def adelete(self, ref_doc_id: str, shard_identifier: Any = None, **options: Any) -> None:
@@ -393,7 +422,27 @@ class CareVectorStore(BasePydanticVectorStore):
     def delete_nodes(
         self, node_ids: Ids = None, filters: Filters = None, shard_identifier: Any = None, **options: Any
     ) -> None:
-        self._delete(partial(node_filter, node_ids, filters), shard_identifier)
+        """Delete the nodes that have one of the ids and pass the filters; what is None does not count.
+
+        Raises:
+            InputError: Neither ids nor filters are given, or a filter that rules nodes out, such as NE, names a key
+                that no point has: every node would be deleted. `clear` is for that.
+        """
+        if node_ids is None and is_empty(filters):
+            raise InputError(
+                "delete_nodes() was given neither node ids nor filters, and every node would go; nothing was deleted. "
+                "clear() empties the collection"
+            )
+        if node_ids is not None and not node_ids:
+            return
+
+        def where(resolved: ResolvedCollection) -> models.Filter:
+            keys = self._keys(resolved, filters)
+            if filters is not None:
+                require_selective(filters, resolved.collection, keys)
+            return node_filter(node_ids, filters, keys)
+
+        self._delete(where, shard_identifier)
 
     @override
     async def adelete_nodes(
@@ -509,7 +558,7 @@ class CareVectorStore(BasePydanticVectorStore):
             None if _is_lexical(query) else query.query_embedding,
             terms,
             hybrid_top_k or query.similarity_top_k,
-            filter=own_filter if own_filter is not None else query_filter(query, resolved.layout),
+            filter=own_filter if own_filter is not None else self._filter(resolved, query),
             params=models.SearchParams(**params) if isinstance(params, dict) else params,
             fusion=self._fusion if resolved.bm25 is not None and self.hybrid_fusion_fn is None else None,
             alpha=query.alpha,
@@ -517,6 +566,44 @@ class CareVectorStore(BasePydanticVectorStore):
             with_vectors=query.mode == VectorStoreQueryMode.MMR and query.query_embedding is not None,
             shard_key=self._shard(options.get("shard_identifier")),
         )
+
+    def _filter(self, resolved: ResolvedCollection, query: VectorStoreQuery) -> models.Filter | None:
+        """Return the filter of a query, and log once of each key by which it means to rule points out and cannot."""
+        keys = self._keys(resolved, query.filters)
+        for one in passing_without(query.filters) if query.filters is not None else ():
+            if one.key not in self._told_keys and not keys.has(resolved.collection, one.key):
+                self._told_keys.add(one.key)
+                reason = no_such_key(resolved.collection, one.key)
+                logger.warning("%s: a filter on it with %s passes every point", reason, one.operator.value)
+        if query.node_ids and self._is_of_the_index(resolved, query.node_ids):
+            query = replace(query, node_ids=None)
+        return query_filter(query, resolved.layout, keys)
+
+    def _keys(self, resolved: ResolvedCollection, filters: Filters) -> Keys:
+        return Keys() if filters is None or is_empty(filters) else self._resolver.keys(resolved)
+
+    def _is_of_the_index(self, resolved: ResolvedCollection, node_ids: Sequence[str]) -> bool:
+        """Return whether `VectorStoreIndex.as_retriever` named these nodes, and nobody restricts the query to them.
+
+        Of a store that keeps texts, LlamaIndex's index lists the index and image nodes alone, and its retriever names
+        the whole list in each query: taken as a restriction, one such node hides all texts. A query that names some of
+        the index and image nodes that this object added means those.
+        """
+        asked = set(node_ids)
+        if unknown := asked - self._listed:
+            ids = [point_id for one in unknown if (point_id := as_point_id(one)) is not None]
+            found = resolved.collection.retrieve(ids, payload=["_node_type"])
+            listed = {str(point_id) for point_id, record in found.items() if is_listed_point(record)}
+            self._listed |= {one for one in unknown if str(as_point_id(one)) in listed}
+            if len(listed) < len(found):
+                return False
+        if not asked & self._listed:
+            return False
+        is_whole = asked >= self._added_listed
+        if not self._has_told_listed:
+            self._has_told_listed = True
+            logger.warning(_WHOLE_LIST if is_whole else _PART_OF_LIST, self.collection_name)
+        return is_whole
 
     def _terms(self, query: VectorStoreQuery) -> SparseQuery:
         """Return the terms of a query; in a hybrid one they have the weights that the pair has learned."""
@@ -560,9 +647,9 @@ class CareVectorStore(BasePydanticVectorStore):
         assert resolved.bm25 is not None, "without another encoder, the sparse vector is BM25 of this package"
         return list(map(resolved.bm25.vector, texts))
 
-    def _delete(self, where: Callable[[Layout | None], models.Filter], shard: Any) -> None:
+    def _delete(self, where: Callable[[ResolvedCollection], models.Filter], shard: Any) -> None:
         key = self._shard(shard)
-        self._use(lambda resolved: resolved.collection.of_shard(key).delete_where(where(resolved.layout)))
+        self._use(lambda resolved: resolved.collection.of_shard(key).delete_where(where(resolved)))
 
     def _create(self, nodes: Sequence[BaseNode]) -> None:
         """Create the collection with named vectors and, when the model is known, its contract."""
@@ -599,7 +686,11 @@ class CareVectorStore(BasePydanticVectorStore):
         self._named.create_indexes(indexes | self._indexes())
 
     def _indexes(self) -> dict[str, Any]:
-        return {index["field_name"]: index.get("field_schema") for index in self.payload_indexes or ()}
+        return {
+            path: index.get("field_schema")
+            for index in self.payload_indexes or ()
+            for path in readings(index["field_name"])
+        }
 
     def _shard(self, identifier: Any | None) -> Any | None:
         if identifier is None or self.sharding_method is not models.ShardingMethod.CUSTOM:

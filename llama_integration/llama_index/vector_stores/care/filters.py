@@ -1,16 +1,15 @@
 """LlamaIndex's metadata filters as Qdrant conditions, with the meaning that LlamaIndex gives them.
 
 The stock store lets NE and NIN miss points that lack the key (LlamaIndex counts them as different), knows no CONTAINS,
-ANY and ALL, lets a list of node ids widen an OR filter where it should narrow it, and takes 2 for another number than
-a stored 2.0.
+ANY and ALL, lets a list of node ids widen an OR filter where it should narrow it, takes 2 for another number than a
+stored 2.0, and takes a dot in a key for a way down.
 
 Two things stay Qdrant's. TEXT_MATCH, with case or without, looks for words of any case where there is a full-text
 index and in the embedded database, and for a part of the text on a server without one. CONTAINS looks into arrays and
 not into strings.
 """
 
-from collections.abc import Iterable, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Iterator, Sequence
 
 from llama_index.core.vector_stores.types import (
     FilterCondition,
@@ -24,14 +23,12 @@ from llama_index.vector_stores.care.points import having_ids
 from qdrant_client import models
 
 from care_qdrant.errors import InputError
+from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.layout import Layout
+from care_qdrant.search.conditions import BOUNDS, ORDERED, Keys, at_first, equals, is_absent, no_such_key, ordered
 
 Value = str | int | float
 DOCUMENT_ID_KEY = "doc_id"
-
-_BOUNDS = {FilterOperator.GT: "gt", FilterOperator.GTE: "gte", FilterOperator.LT: "lt", FilterOperator.LTE: "lte"}
-_EXACT_IN_FLOAT = 2**53
-"""Up to here a whole number is the same as a float, which is what Qdrant compares ranges by."""
 
 MODES = (
     VectorStoreQueryMode.DEFAULT,
@@ -41,9 +38,11 @@ MODES = (
 )
 """Modes that are answered; the stock store answers all others, and MMR, as if they were the first."""
 LEXICAL = (VectorStoreQueryMode.SPARSE, VectorStoreQueryMode.HYBRID)
+_PASSING_WITHOUT = (FilterOperator.NE, FilterOperator.NIN, FilterOperator.IS_EMPTY)
+"""Operators that a point passes which does not have the key."""
 
 
-def query_filter(query: VectorStoreQuery, layout: Layout | None) -> models.Filter | None:
+def query_filter(query: VectorStoreQuery, layout: Layout | None, keys: Keys) -> models.Filter | None:
     """Return the filter of a query: its documents, its nodes and its metadata filters; None for all points."""
     must: list[models.Condition] = []
     if query.doc_ids:
@@ -51,19 +50,17 @@ def query_filter(query: VectorStoreQuery, layout: Layout | None) -> models.Filte
     if query.node_ids:  # `VectorStoreIndex.as_retriever` gives an empty list for all nodes
         must.append(having_ids(query.node_ids))
     if query.filters and query.filters.filters:
-        must.append(build_filter(query.filters, layout))
+        must.append(build_filter(query.filters, keys))
     return models.Filter(must=must) if must else None
 
 
-def node_filter(
-    node_ids: Iterable[str] | None, filters: MetadataFilters | None, layout: Layout | None
-) -> models.Filter:
+def node_filter(node_ids: Iterable[str] | None, filters: MetadataFilters | None, keys: Keys) -> models.Filter:
     """Return the filter of nodes that have one of the ids and pass the filters; what is None does not count."""
     must: list[models.Condition] = []
     if node_ids is not None:
         must.append(having_ids(node_ids))
     if filters is not None and filters.filters:
-        must.append(build_filter(filters, layout))
+        must.append(build_filter(filters, keys))
     return models.Filter(must=must or None)
 
 
@@ -73,21 +70,15 @@ def document_filter(document_ids: Sequence[str], layout: Layout | None) -> model
     if layout is not None and layout.tool not in ("care", "llama-index"):
         # Last where our own `add` has them: points of several tools can be in one collection.
         paths = list(dict.fromkeys([*layout.document_paths, DOCUMENT_ID_KEY]))
-    return models.Filter(
-        should=[
-            models.Filter(must=[any_of(path, document_ids), *map(_is_absent, paths[:number])])
-            for number, path in enumerate(paths)
-        ]
-    )
+    return models.Filter(must=[at_first(paths, lambda path: any_of(path, document_ids))])
 
 
-def build_filter(filters: MetadataFilters, layout: Layout | None) -> models.Filter:
+def build_filter(filters: MetadataFilters, keys: Keys) -> models.Filter:
     """Translate filters, nested ones too; empty groups say nothing."""
-    key_of = str if layout is None else layout.filter_key
     conditions = [
-        build_filter(one, layout) if isinstance(one, MetadataFilters) else _condition(one, key_of(one.key))
+        build_filter(one, keys) if isinstance(one, MetadataFilters) else _condition(one, keys)
         for one in filters.filters
-        if not _is_empty(one)
+        if not is_empty(one)
     ]
     match filters.condition:
         case FilterCondition.OR:
@@ -98,47 +89,69 @@ def build_filter(filters: MetadataFilters, layout: Layout | None) -> models.Filt
             return models.Filter(must=conditions)
 
 
-def any_of(key: str, values: Sequence[Value]) -> models.Condition:
-    """Match points that have one of the values, or an array with one of them, under the key."""
+def is_empty(one: MetadataFilter | MetadataFilters | None) -> bool:
+    """Return whether there is no filter in a group or in the groups inside it."""
+    return one is None or (isinstance(one, MetadataFilters) and all(map(is_empty, one.filters)))
+
+
+def passing_without(filters: MetadataFilters, *, negated: bool = False) -> Iterator[MetadataFilter]:
+    """Yield the filters that a point passes which does not have their key; all points where no point has it."""
+    negated ^= filters.condition is FilterCondition.NOT
+    for one in filters.filters:
+        if isinstance(one, MetadataFilters):
+            yield from passing_without(one, negated=negated)
+        elif negated ^ (one.operator in _PASSING_WITHOUT or (one.operator is FilterOperator.ALL and not _values(one))):
+            yield one
+
+
+def require_selective(filters: MetadataFilters, collection: Collection, keys: Keys) -> None:
+    """Refuse filters of a deletion that every point may pass: one rules points out by a key that none has.
+
+    Raises:
+        InputError: There is such a filter.
+    """
+    for one in passing_without(filters):
+        said = f"filter {one.key!r} {one.operator.value} {one.value!r}"
+        if one.operator is not FilterOperator.IS_EMPTY and not _values(one):
+            raise InputError(f"{said}: every point passes a filter without a value; nothing was deleted")
+        if not keys.has(collection, one.key):
+            reason = no_such_key(collection, one.key)
+            raise InputError(f"{said}: {reason}, and every point passes; nothing was deleted")
+
+
+def any_of(path: str, values: Sequence[Value], kind: str | None = None) -> models.Condition:
+    """Match points that have one of the values, or an array with one of them, under the path."""
     words = [value for value in values if isinstance(value, str)]
     if len(words) == len(values):
-        return models.FieldCondition(key=key, match=models.MatchAny(any=words))
-    return models.Filter(should=[equals(key, value) for value in values])
+        return models.FieldCondition(key=path, match=models.MatchAny(any=words))
+    return models.Filter(should=[equals(path, value, kind) for value in values])
 
 
-def equals(key: str, value: Value) -> models.FieldCondition:
-    """Match points that have the value, or an array with it, under the key; 2 equals 2.0."""
-    if isinstance(value, str) or (isinstance(value, int) and abs(value) > _EXACT_IN_FLOAT):
-        return models.FieldCondition(key=key, match=models.MatchValue(value=value))
-    return models.FieldCondition(key=key, range=models.Range(gte=value, lte=value))
+def _condition(one: MetadataFilter, keys: Keys) -> models.Condition:
+    paths = keys.paths(one.key)
+    if one.operator is FilterOperator.IS_EMPTY:
+        no_value = models.Filter(must=list(map(is_absent, paths)))
+        return models.Filter(should=[no_value, at_first(paths, lambda path: equals(path, ""))])
+    found = at_first(paths, lambda path: _at(one, path, keys.kind(path)))
+    return models.Filter(must_not=[found]) if one.operator in _PASSING_WITHOUT else found
 
 
-def _condition(one: MetadataFilter, key: str) -> models.Condition:
+def _at(one: MetadataFilter, path: str, kind: str | None) -> models.Condition:
+    """Return the condition of a filter on a path of Qdrant; of NE and NIN, what they rule out."""
     match one.operator:
-        case FilterOperator.CONTAINS | FilterOperator.ANY | FilterOperator.IN:
-            return any_of(key, _values(one))
         case FilterOperator.ALL:
-            return models.Filter(must=[equals(key, value) for value in _values(one)])
-        case FilterOperator.NE | FilterOperator.NIN:
-            return models.Filter(must_not=[any_of(key, _values(one))])
-        case FilterOperator.IS_EMPTY:
-            return models.Filter(should=[_is_absent(key), equals(key, "")])
+            return models.Filter(must=[equals(path, value, kind) for value in _values(one)])
         case FilterOperator.TEXT_MATCH | FilterOperator.TEXT_MATCH_INSENSITIVE:
-            return models.FieldCondition(key=key, match=models.MatchText(text=_text(one)))
+            return models.FieldCondition(key=path, match=models.MatchText(text=_text(one)))
         case FilterOperator.EQ:
-            return equals(key, _single(one))
-        case operator:
-            return models.FieldCondition(key=key, range=_range(one, _BOUNDS[operator]))
-
-
-def _range(one: MetadataFilter, bound: str) -> models.Range | models.DatetimeRange:
-    value = _single(one)
-    if not isinstance(value, str):
-        return models.Range(**{bound: value})
-    try:
-        return models.DatetimeRange(**{bound: datetime.fromisoformat(value)})
-    except ValueError:
-        raise _unusable(one, "a number or a date (2024-03-01, 2024-03-01T08:00:00Z): Qdrant orders no others") from None
+            return equals(path, _single(one), kind)
+        case operator if operator.value in BOUNDS:
+            condition = ordered(path, BOUNDS[operator.value], _single(one), kind)
+            if condition is None:
+                raise _unusable(one, ORDERED)
+            return condition
+        case _:  # IN, ANY, CONTAINS, NE, NIN
+            return any_of(path, _values(one), kind)
 
 
 def _single(one: MetadataFilter) -> Value:
@@ -164,11 +177,3 @@ def _values(one: MetadataFilter) -> list[Value]:
         return []
     is_listed = one.operator in (FilterOperator.IN, FilterOperator.NIN) and isinstance(one.value, str)
     return [*one.value.split(",")] if is_listed and isinstance(one.value, str) else [one.value]
-
-
-def _is_empty(one: MetadataFilter | MetadataFilters) -> bool:
-    return isinstance(one, MetadataFilters) and all(map(_is_empty, one.filters))
-
-
-def _is_absent(path: str) -> models.IsEmptyCondition:
-    return models.IsEmptyCondition(is_empty=models.PayloadField(key=path))

@@ -6,7 +6,16 @@ from typing import Any, cast
 from uuid import UUID
 
 import numpy as np
-from llama_index.core.schema import BaseNode, MetadataMode, NodeRelationship, ObjectType, RelatedNodeInfo, TextNode
+from llama_index.core.schema import (
+    BaseNode,
+    ImageNode,
+    IndexNode,
+    MetadataMode,
+    NodeRelationship,
+    ObjectType,
+    RelatedNodeInfo,
+    TextNode,
+)
 from llama_index.core.vector_stores.types import VectorStoreQueryResult
 from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_metadata_dict
 from llama_index.vector_stores.care.origin import embedded_text_is_known, title_and_text
@@ -75,7 +84,11 @@ def build_points(
 
 
 def check_points(nodes: Iterable[BaseNode]) -> None:
-    """Refuse ids that Qdrant does not take and vectors that it takes and never finds, before anything is written."""
+    """Refuse what Qdrant does not take, never finds or keeps once, before anything is written.
+
+    Those are ids that are no UUIDs, vectors without a length, and different nodes with one id.
+    """
+    there: dict[str, BaseNode] = {}
     for node in nodes:
         length = float(np.linalg.norm(node.get_embedding()))
         if not math.isfinite(length) or length < LEAST_LENGTH:
@@ -87,6 +100,23 @@ def check_points(nodes: Iterable[BaseNode]) -> None:
                 f"node id {node.node_id!r} is no UUID, and Qdrant takes no other strings as point ids: "
                 "use care_qdrant.types.point_id(document_id), and keep your own id as ref_doc_id"
             )
+        other = there.setdefault(node.node_id, node)
+        if other is not node and other.hash != node.hash:
+            raise InputError(
+                f"two different nodes have the id {node.node_id} (document {node.ref_doc_id!r}), and only one would be "
+                "kept; nothing was written. Give the documents ids of their own, or parse those that share one in a "
+                "single call"
+            )
+
+
+def is_listed(node: BaseNode) -> bool:
+    """Return whether LlamaIndex's `VectorStoreIndex` lists a node that it adds to a store that keeps texts."""
+    return isinstance(node, ImageNode | IndexNode)
+
+
+def is_listed_point(record: models.Record) -> bool:
+    """Return whether a point is such a node (`is_listed`)."""
+    return (record.payload or {}).get("_node_type") in (ImageNode.class_name(), IndexNode.class_name())
 
 
 def having_ids(node_ids: Iterable[str]) -> models.HasIdCondition:

@@ -1,0 +1,71 @@
+"""Payload keys as the filters and the payload indexes of Qdrant write them.
+
+Qdrant reads a key as a path: ``patient.age`` is ``age`` inside ``patient``, and ``visits[].year`` looks into an array.
+A name that holds anything but letters, digits, ``_`` and ``-`` stands in double quotes: ``"source.system"``. People
+write a key as the payload has it, and the same characters may be a name or a path: `readings` returns both.
+"""
+
+import re
+from itertools import product
+
+from care_qdrant.errors import InputError
+
+_PLAIN = re.compile(r"[\w-]+")
+_BRACKETS = r"(?:\[[0-9]*\])"
+_NAME = rf'(?:"[^"\\]*"|[\w-]+){_BRACKETS}*'
+_PATH = re.compile(rf"{_NAME}(?:\.{_NAME})*")
+_ARRAY = re.compile(rf"(?P<name>.+?)(?P<brackets>{_BRACKETS}+)", re.DOTALL)
+_MAX_DOTS = 3
+"""Dots of a key up to which each of them is read both ways; the readings double with each dot."""
+
+
+def quoted(name: str) -> str:
+    """Return one name of a payload as a path has it, in quotes where it needs them.
+
+    Raises:
+        InputError: The name holds a double quote or a backslash, which no path of Qdrant can express.
+    """
+    if _PLAIN.fullmatch(name):
+        return name
+    if '"' in name or "\\" in name:
+        raise InputError(
+            f"key {name!r} holds a double quote or a backslash, and no filter of Qdrant can name such a key: store the "
+            'value under another one (a path is written as "source.system" or patient."date of birth")'
+        )
+    return f'"{name}"'
+
+
+def readings(key: str) -> tuple[str, ...]:
+    """Return the paths that a key may mean, the one literal name first.
+
+    ``source.system`` is the name ``"source.system"``, or ``system`` inside ``source``. A key with double quotes is a
+    path already and has one reading.
+    """
+    if '"' in key and _PATH.fullmatch(key):
+        return (as_stored(key),)
+    whole, parts = quoted(key), key.split(".")
+    if len(parts) > _MAX_DOTS + 1:
+        splits = [(False,) * (len(parts) - 1), (True,) * (len(parts) - 1)]
+    else:
+        splits = list(product((False, True), repeat=len(parts) - 1))
+    found = [whole]
+    for split in splits:
+        names = [parts[0]]
+        for part, is_inside in zip(parts[1:], split, strict=True):
+            if is_inside:
+                names.append(part)
+            else:
+                names[-1] += f".{part}"
+        found += [".".join(map(quoted, names)), ".".join(map(_as_array, names))]
+    return tuple(dict.fromkeys(found))
+
+
+def as_stored(path: str) -> str:
+    """Return a path as a server lists it among its payload indexes: in quotes is only what needs them."""
+    return re.sub(r'"([^"\\]*)"', lambda match: quoted(match[1]), path)
+
+
+def _as_array(name: str) -> str:
+    """Return the name with brackets at its end as a step into an array, any other name as it is."""
+    match = _ARRAY.fullmatch(name)
+    return quoted(name) if match is None else quoted(match["name"]) + match["brackets"]
