@@ -214,7 +214,9 @@ def command(
         # The sentence of an error comes once, on stderr.
         said = {} if report.stopped in (None, "interrupted") else {"stopped": "error"}
         with bars_cleared():
-            click.echo(shown or json.dumps(asdict(report) | said, ensure_ascii=False))
+            whole = json.dumps(asdict(report) | said, ensure_ascii=False)
+            # The path of a file may hold bytes that are no UTF-8: in JSON they are escapes.
+            click.echo(shown or whole.encode("utf-8", "backslashreplace").decode())
 
     verb = "compared" if options["dry_run"] else "stored"
     with _database(target, options["dry_run"]) as client, progress_bar(collection, verb) as show:

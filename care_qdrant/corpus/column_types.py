@@ -27,10 +27,10 @@ _DATE = re.compile(
 )
 _SECOND_OF = {"-": "-", "/": "/", ".": ".", "年": "月"}
 _IDENTIFIER = re.compile(
-    r"(?:^|[\W_])(?:id|no|nr|code|zip|zipcode|postcode|phone|tel|mobile|fax|isbn|issn|pmid|mrn)$|(?<=[a-z])(?:Id|ID|Code)$"
-    r"|号$|编号|编码|代码|代號|編號|電話|號碼|号码|电话|手机|邮编",
-    re.IGNORECASE,
+    r"(?i:(?:^|[\W_])(?:id|no|nr|code|zip|zipcode|postcode|phone|tel|mobile|fax|isbn|issn|pmid|mrn)$)"
+    r"|(?<=[a-z])(?:Id|ID|Code)$|号$|编号|编码|代码|代號|編號|電話|號碼|号码|电话|手机|邮编"
 )
+"""Names of columns whose digits are no quantity."""
 _NOTHING: frozenset[str] = frozenset()
 
 

@@ -145,6 +145,13 @@ class Corpus:
                 ", or give the file the ending .tsv",
                 file.path,
             )
+        if _size(file.path) is None:
+            columns = read_header(head, file.plain_name, self.fields).columns if form == "CSV" else []
+            require_columns(self.fields.types, set(columns), file.path)
+            if columns and not self.fields.types:
+                logger.info(
+                    "%s: columns of a pipe are text, since it can be read once: --types gives others", file.path
+                )
         self.found.append(describe_table(head, file.plain_name, self.fields) if form == "CSV" else form)
         yield from _read(form, content, file, self.fields)
 
@@ -238,8 +245,8 @@ def corpus_name(path: CorpusPath) -> str:
     for endings in (COMPRESSIONS, _KNOWN):
         while (ending := Path(name).suffix).lower() in endings:
             name = name.removesuffix(ending)
-    if not name:
-        raise InputError(f"{paths[0]}: has no name of its own: give --collection")
+    if not name or name != os.fsencode(name).decode(UTF_8, "replace"):
+        raise InputError(f"{paths[0]}: has no name that a collection can have: give --collection")
     return name
 
 
@@ -294,7 +301,9 @@ def _named_texts(files: list[CorpusFile], paths: Sequence[str | Path]) -> list[C
         if file.path in places:
             place = places[file.path]
             name = place.relative_to(next(root for root in roots if place.is_relative_to(root))).as_posix()
-        named.append(replace(file, name=unicodedata.normalize("NFC", name)))
+        # Bytes of a name that are no UTF-8, as another system wrote them, can be neither an id nor part of a report.
+        name = unicodedata.normalize("NFC", os.fsencode(name).decode(UTF_8, "backslashreplace"))
+        named.append(replace(file, name=name))
     return named
 
 

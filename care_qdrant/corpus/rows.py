@@ -79,7 +79,17 @@ def parse_json(values: Any, line: int, fields: Fields) -> Document | Reject:
         return Reject(line, f"has the key {values.key!r} twice")
     if not isinstance(values, dict):
         return Reject(line, f"is a {_kind(values)}; expected an object with {fields.id!r} and {fields.text!r}")
+    if fields.text not in values and (inner := _rows_inside(values)) is not None:
+        return Reject(line, f"is an object around the rows, which are in its {inner!r}: give that array alone")
     return parse_values(values, line, fields)
+
+
+def _rows_inside(values: Mapping[str, Any]) -> str | None:
+    """Return the key of an array of objects in a value that is no row itself, as many services answer."""
+    return next(
+        (key for key, value in values.items() if isinstance(value, list) and value[:1] and isinstance(value[0], dict)),
+        None,
+    )
 
 
 def parse_values(values: Mapping[str, Any], line: int, fields: Fields) -> Document | Reject:

@@ -55,7 +55,9 @@ def decompressed(file: io.BufferedReader, path: str, stack: ExitStack) -> io.Buf
     for layer in range(_LAYERS):
         magic = file.peek(4)[:4]
         if magic.startswith(_GZIP) or (path.endswith(".gz") and not layer):
-            file = io.BufferedReader(cast(io.RawIOBase, stack.enter_context(gzip.GzipFile(fileobj=file))), HEAD_BYTES)
+            file = io.BufferedReader(
+                cast(io.RawIOBase, stack.enter_context(gzip.GzipFile(fileobj=file, mode="rb"))), HEAD_BYTES
+            )
         elif magic == _ZSTD or (path.endswith(".zst") and not layer):
             file = io.BufferedReader(_Chunks(_zstandard(file, path)), HEAD_BYTES)
     return file

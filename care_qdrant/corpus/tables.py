@@ -202,10 +202,9 @@ def _records(text: io.TextIOWrapper, header: Header) -> Iterator[tuple[int, list
         try:
             cells = next(reader, None)
         except (csv.Error, _BadLine) as error:
-            reason = f"has quotes that are not right ({error}); a quote inside a quoted cell is written twice"
             number += 1
             lines.return_all_but_first()
-            yield number, Reject(number, reason if isinstance(error, csv.Error) else str(error))
+            yield number, Reject(number, _quotes(error) if isinstance(error, csv.Error) else str(error))
             reader = csv.reader(lines, delimiter=header.delimiter, strict=True)
             continue
         if cells is None:
@@ -213,6 +212,15 @@ def _records(text: io.TextIOWrapper, header: Header) -> Iterator[tuple[int, list
         number += len(lines.taken)
         lines.taken.clear()
         yield number, cells
+
+
+def _quotes(error: csv.Error) -> str:
+    """Return what is wrong with the quotes of a record."""
+    found = str(error)
+    what = (
+        "an opening quote without an end" if "end of data" in found or "limit" in found else f"wrong quotes ({found})"
+    )
+    return f"has {what}; write a quote inside a quoted cell twice"
 
 
 class _Lines(Iterator[str]):
