@@ -165,11 +165,11 @@ def test_an_interrupted_run_says_what_is_stored(
     class Interrupted(HashEncoder):
         """Ctrl-C comes in the middle."""
 
-        calls = 0
+        batches = 0
 
         def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
-            self.calls += 1
-            if self.calls > 100:
+            self.batches += 1
+            if self.batches > 100:
                 raise KeyboardInterrupt
             return super().encode(texts, prompt=prompt)
 
@@ -178,11 +178,11 @@ def test_an_interrupted_run_says_what_is_stored(
     monkeypatch.setattr(CareModel, "load", lambda *_args, **_options: model)
     monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda self: self.name == "<stdout>", raising=False)
     monkeypatch.setenv("CARE_BATCH_TOKENS", "400")
-    shown = CliRunner().invoke(command, [str(write_corpus(short_rows(2_000))), "--collection", "c"]).stdout
+    result = CliRunner().invoke(command, [str(write_corpus(short_rows(2_000))), "--collection", "c"])
     with open_client(path=tmp_path / "qdrant") as client:
         stored = client.count("c").count
     assert 0 < stored < 2_000
-    assert f"stopped: {stored:,} points of this corpus are stored; 2,000 documents were read so far" in shown
+    assert f"stopped: {stored:,} points of this corpus are stored; 2,000 documents were read so far" in result.stdout
 
 
 @pytest.mark.parametrize("share", ["0/4", "5/4", "1", "a/b", "1/0"])
