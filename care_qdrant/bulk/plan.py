@@ -16,9 +16,9 @@ import fsspec  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from care_qdrant.bulk.work import MANIFEST, Manifest, Unit, Work
-from care_qdrant.corpus.files import Corpus, CorpusFile, check_corpus
+from care_qdrant.corpus.files import Corpus, CorpusFile, check_corpus, typed_fields
 from care_qdrant.corpus.formats import read_lines, tell_format
-from care_qdrant.corpus.rows import Reject
+from care_qdrant.corpus.rows import Fields, Reject
 from care_qdrant.corpus.streams import HEAD_BYTES, UTF_8
 from care_qdrant.encoders import TokenCounter, bm25
 from care_qdrant.errors import FingerprintMismatch, InputError
@@ -45,6 +45,7 @@ def plan(
 ) -> Manifest:
     """Cut a corpus into units and write the manifest; a corpus that has grown gets more units and keeps its own."""
     former = work.manifest() if work.read(MANIFEST) is not None else None
+    draft = replace(draft, fields=_typed(corpus, draft, former))
     if former is not None:
         require_same(former, draft, work.url, sparse=sparse)
     planner = _Planner(draft, counter, former, on_progress)
@@ -109,6 +110,17 @@ def corpus_files(corpus: Sequence[str]) -> list[CorpusFile]:
                 raise InputError(f"{url}: does not exist")
             files += [CorpusFile(system.unstrip_protocol(path), PurePath(path).name) for path in sorted(paths)]
     return files
+
+
+def _typed(corpus: Sequence[str], draft: Manifest, former: Manifest | None) -> Fields:
+    """Return the fields with the types of tables' columns, which a job keeps: its rows are what they were.
+
+    Tables in object storage are not read for that: their columns are text where no type is given.
+    """
+    if former is not None:
+        return replace(draft.fields, types=draft.fields.types or former.fields.types)
+    local = [path for path in corpus if "://" not in path]
+    return typed_fields(local, draft.fields, draft.encoding) if local else draft.fields
 
 
 def corpus_documents(corpus: Sequence[str], job: Manifest) -> Iterator[Document]:

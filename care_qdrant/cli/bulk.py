@@ -136,7 +136,7 @@ def plan(
         dim=model.dim,
         distance="Dot" if contract.distance == "Dot" else "Cosine",
         vector_name=name_of_vector(vector_name, model),
-        fields=Fields(id_field, text_field, title_field),
+        fields=Fields(id_field, text_field, title_field, types=options["types"]),
         datatype="float16" if float16 else "float32",
     )
     counter = model.document_tokenizer

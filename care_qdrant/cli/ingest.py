@@ -35,6 +35,7 @@ from care_qdrant.version import __version__
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient
 
+    from care_qdrant.corpus.column_types import ColumnType
     from care_qdrant.index.settings import IngestReport, IngestSettings
 
 
@@ -51,6 +52,18 @@ class ShardType(click.ParamType[tuple[int, int]]):
         if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
             self.fail(f"{value!r} is no shard; the shards of four machines are 1/4, 2/4, 3/4 and 4/4", param, ctx)
         return int(number), int(of)
+
+
+class ColumnTypes(click.ParamType[dict[str, "ColumnType"]]):
+    """``name=int,date=date``, as a dictionary."""
+
+    name = "name=type,…"
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> "dict[str, ColumnType]":
+        from care_qdrant.corpus.column_types import parse_types
+
+        return value if isinstance(value, dict) else parse_types(str(value))
 
 
 _collection_options = add_options(
@@ -70,6 +83,14 @@ row_options = add_options(
         default="title",
         show_default=True,
         help="Field of a row that holds its title, which is encoded in front of the text.",
+    ),
+    click.option(
+        "--types",
+        type=ColumnTypes(),
+        default={},
+        metavar="NAME=TYPE,…",
+        help="Types of columns of CSV and TSV tables: int, float, date or text.  [default: numbers and dates where "
+        "every cell of a column is one; text in a pipe]",
     ),
     click.option(
         "--encoding", default="utf-8", show_default=True, help="Encoding of text files that are not UTF-8, as gb18030."
@@ -134,7 +155,7 @@ storage_options = add_options(
     context_settings=CONTEXT,
     groups={
         "Options": ["collection", "model", "engine_words", "path", "url", "sparse", "sync", "dry_run", "limit"],
-        "Corpus": ["id_field", "text_field", "title_field", "encoding", "rejects", "overflow", "shard"],
+        "Corpus": ["id_field", "text_field", "title_field", "types", "encoding", "rejects", "overflow", "shard"],
         "Model": ["vector_name"],
         "Server": ["shard_key"],
         "Deletion": ["replace_others", "max_delete_fraction", "sync_despite_rejects"],
@@ -193,7 +214,9 @@ def command(
         # The sentence of an error comes once, on stderr.
         said = {} if report.stopped in (None, "interrupted") else {"stopped": "error"}
         with bars_cleared():
-            click.echo(shown or json.dumps(asdict(report) | said, ensure_ascii=False))
+            whole = json.dumps(asdict(report) | said, ensure_ascii=False)
+            # The path of a file may hold bytes that are no UTF-8: in JSON they are escapes.
+            click.echo(shown or whole.encode("utf-8", "backslashreplace").decode())
 
     verb = "compared" if options["dry_run"] else "stored"
     with _database(target, options["dry_run"]) as client, progress_bar(collection, verb) as show:
@@ -206,7 +229,7 @@ def command(
             settings=_settings(options, target),
             storage=settings_of(Storage, options),
             reading=Reading(
-                Fields(options["id_field"], options["text_field"], options["title_field"]),
+                Fields(options["id_field"], options["text_field"], options["title_field"], types=options["types"]),
                 options["encoding"],
                 options["rejects"],
             ),
@@ -253,12 +276,16 @@ def _summary(report: "IngestReport", target: Target, is_named: bool, options: di
         return "\n".join(lines)
     counted = ("encoded", "updated", "unchanged", "deleted", "rejected")
     said = ", ".join(f"{count:,} {name}" for name in counted if (count := getattr(report, name)))
-    verb = f"{'dry run ' if options['dry_run'] else ''}stopped" if report.stopped else "done"
     speed = f", {report.tokens_per_second:,.0f} tokens/s" if report.tokens else ""
-    lines.append(f"{verb}: {report.documents:,} documents as {report.chunks:,} points ({said or 'nothing new'})")
-    points = "points of this corpus are stored" if report.stopped else f"points with vector {report.vector_name}"
-    lines.append(f"{report.collection}{named}: {report.points:,} {points}; {duration(report.seconds)}{speed}")
-    if not report.stopped:
+    time = f"{duration(report.seconds)}{speed}"
+    if report.stopped:
+        verb = "dry run stopped" if options["dry_run"] else "stopped"
+        read = f"{report.documents:,} documents were read so far ({said or 'nothing new'})"
+        lines.append(f"{verb}: {report.points:,} points of this corpus are stored; {read}")
+        lines.append(f"{report.collection}{named}: {time}")
+    else:
+        lines.append(f"done: {report.documents:,} documents as {report.chunks:,} points ({said or 'nothing new'})")
+        lines.append(f"{report.collection}{named}: {report.points:,} points with vector {report.vector_name}; {time}")
         lines.append(f"next: {search_command(report.collection, target)}")
     return "\n".join(lines)
 

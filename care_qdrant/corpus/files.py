@@ -3,40 +3,37 @@
 import glob
 import io
 import logging
+import os
 import sys
+import unicodedata
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
+from itertools import takewhile
 from pathlib import Path
 from typing import Self
 
-from care_qdrant.corpus.formats import (
-    TABLES,
-    TEXTS,
-    Format,
-    arrow_files,
-    describe_table,
-    is_arrow_folder,
-    read_array,
-    read_columns,
-    read_lines,
-    read_table,
-    read_text,
-    tell_format,
-)
+from care_qdrant.corpus.column_types import ColumnGuess, ColumnType, require_columns
+from care_qdrant.corpus.columnar import arrow_files, is_arrow_folder, read_columns
+from care_qdrant.corpus.foreign import describe_foreign
+from care_qdrant.corpus.formats import Format, looks_like_table, read_lines, read_text, tell_format
+from care_qdrant.corpus.json_values import read_values
+from care_qdrant.corpus.rejects import is_rejects_file
 from care_qdrant.corpus.rows import Fields, Reject
 from care_qdrant.corpus.streams import (
     HEAD_BYTES,
     STDIN,
     UTF_8,
+    Unreadable,
     decompressed,
     guess_encoding,
     is_chinese_utf_8,
     open_binary,
     recoded,
 )
+from care_qdrant.corpus.tables import TABLES, TEXTS, describe_table, guess_types, read_header, read_table
 from care_qdrant.errors import InputError, needs_extra
 from care_qdrant.types import Document
 
@@ -45,6 +42,7 @@ logger = logging.getLogger(__name__)
 CorpusPath = str | Path | Sequence[str | Path]
 COMPRESSIONS = (".gz", ".zst")
 _KNOWN = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow", *TABLES, *TEXTS)
+_NO_TABLES = (".parquet", ".arrow", ".md", ".markdown")
 _EXPECTED = (
     "expected JSON lines, a JSON array, CSV or TSV, Parquet, text (.txt, .md), a folder of such files, a folder that "
     "Hugging Face datasets saved, or -"
@@ -58,13 +56,15 @@ class CorpusFile:
 
     path: str
     name: str
-    """Relative to the folder that was given; the id of a text file."""
+    """Relative to the folder that was given, or that has all text files; the id of a text file."""
 
     @property
     def plain_name(self) -> str:
         """The name in lower case, without the ending of a compression."""
         name = self.name.lower()
-        return name.rsplit(".", 1)[0] if name.endswith(COMPRESSIONS) else name
+        while name.endswith(COMPRESSIONS):
+            name = name.rsplit(".", 1)[0]
+        return name
 
 
 class Corpus:
@@ -128,28 +128,73 @@ class Corpus:
             self._done += size or 0
 
     def _rows(self, file: CorpusFile) -> Iterator[Document | Reject]:
-        self._file = open_binary(file.path, self._stack)
-        content = decompressed(self._file, file.path, self._stack)
-        head = content.peek(HEAD_BYTES)
-        form = tell_format(file.plain_name, head, self.fields)
+        content, form = self._open(file)
         if form in ("Parquet", "Arrow"):
             self.found.append(form)
             _require_package(file.path, ".parquet")
-            if not self._file.seekable():
+            if self._file is None or not self._file.seekable():
                 raise InputError(f"{file.path}: a {form} file cannot be read from a pipe; save it first")
             yield from read_columns(content, form, file.name, self.fields)
             return
-        self._require_encoding(file.path, head)
-        converted = recoded(content, self.encoding)
-        if not _is_utf_8(self.encoding) and is_chinese_utf_8(head):  # a folder may hold both
-            logger.info("%s: is UTF-8, and read as such", file.path)
-        else:
-            content = converted
         head = content.peek(HEAD_BYTES)
-        form = tell_format(file.plain_name, head, self.fields)
-        table = describe_table(head, file.plain_name, self.fields) if form == "CSV" else form
-        self.found.append(table)
+        if not head:
+            logger.warning("%s: is empty", file.path)
+        if form == "text" and looks_like_table(head):
+            logger.warning(
+                "%s: is read as one document, and looks like a table: name its columns with --id-field and --text-field"
+                ", or give the file the ending .tsv",
+                file.path,
+            )
+        if _size(file.path) is None:
+            columns = read_header(head, file.plain_name, self.fields).columns if form == "CSV" else []
+            require_columns(self.fields.types, set(columns), file.path)
+            if columns and not self.fields.types:
+                logger.info(
+                    "%s: columns of a pipe are text, since it can be read once: --types gives others", file.path
+                )
+        self.found.append(describe_table(head, file.plain_name, self.fields) if form == "CSV" else form)
         yield from _read(form, content, file, self.fields)
+
+    def _open(self, file: CorpusFile) -> tuple[io.BufferedReader, Format]:
+        """Open a file as far as its format is known: decompressed, and as UTF-8 where it is text."""
+        try:
+            self._file = open_binary(file.path, self._stack)
+        except OSError as error:
+            raise InputError(f"{file.path}: cannot be opened ({error.strerror})") from error
+        content = decompressed(self._file, file.path, self._stack)
+        head = content.peek(HEAD_BYTES)
+        if problem := describe_foreign(head, is_text=file.plain_name.endswith(TEXTS)):
+            raise InputError(f"{file.path}: {problem}")
+        form = tell_format(file.plain_name, head, self.fields)
+        if form in ("Parquet", "Arrow"):
+            return content, form
+        self._require_encoding(file.path, head)
+        if _is_utf_8(self.encoding) or not is_chinese_utf_8(head):  # a folder may hold both
+            content = recoded(content, self.encoding)
+            form = tell_format(file.plain_name, content.peek(HEAD_BYTES), self.fields)
+        return content, form
+
+    def column_types(self) -> dict[str, ColumnType]:
+        """Read the tables of the corpus once, and return the types of their columns: those of the fields, and guesses.
+
+        A pipe is not read, since nothing can be read from it twice. Damage ends the look at a file: reading its rows
+        will tell.
+        """
+        guesses: dict[str, ColumnGuess] = {}
+        columns: set[str] = set()
+        for file, size in zip(self.files, self._sizes, strict=True):
+            if size is None or file.plain_name.endswith(_NO_TABLES):
+                continue
+            with suppress(*_damage()):
+                content, form = self._open(file)
+                if form == "CSV":
+                    columns.update(read_header(content.peek(HEAD_BYTES), file.plain_name, self.fields).columns)
+                    guess_types(content, file.plain_name, self.fields, guesses)
+            self._stack.close()
+            self._file = None
+        if None not in self._sizes:
+            require_columns(self.fields.types, columns, ", ".join(map(str, self._paths)))
+        return {**{name: guess.type for name, guess in guesses.items()}, **self.fields.types}
 
     def _require_encoding(self, path: str, head: bytes) -> None:
         """Refuse a file of which most lines are not in the given encoding, naming the one that it seems to have."""
@@ -161,7 +206,9 @@ class Corpus:
         has_header = len(lines) > 1 and lines[0].isascii() and not lines[0].lstrip().startswith((b"{", b"["))
         wrong = [guess_encoding(line) is not None for line in lines[has_header:]]
         # A file in which some lines are damaged is read, without those.
-        if guess == "utf-16" or (guess is not None and (has_header or wrong[0]) and sum(wrong) * 2 > len(wrong)):
+        if (guess or "").startswith("utf-") or (
+            guess is not None and (has_header or wrong[0]) and sum(wrong) * 2 > len(wrong)
+        ):
             name = f"{guess} (GBK)" if guess == "gb18030" else guess
             raise InputError(f"{path}: is not UTF-8; it reads as {name}: give --encoding {guess}")
 
@@ -177,7 +224,11 @@ class Corpus:
 def check_corpus(path: CorpusPath) -> list[CorpusFile]:
     """Return the files of a corpus, and refuse one that cannot be read before anything else is touched."""
     paths = [path] if isinstance(path, str | Path) else list(path)
-    files = [file for each in paths for file in _files_of(str(each), is_alone=len(paths) == 1)]
+    files = _named_texts([file for each in paths for file in _files_of(str(each), is_alone=len(paths) == 1)], paths)
+    lists = [file for file in files if file.path != STDIN and is_rejects_file(Path(file.path))]
+    if lists and len(lists) == len(files):
+        raise InputError(f"{lists[0].path}: is a list of rejected rows that an ingestion wrote, and no corpus")
+    files = [file for file in files if file not in lists]
     for file in files:
         for ending in (".zst", ".parquet", ".arrow"):
             if file.path.endswith(ending):
@@ -186,11 +237,28 @@ def check_corpus(path: CorpusPath) -> list[CorpusFile]:
 
 
 def corpus_name(path: CorpusPath) -> str:
-    """Return the name of one file or folder without its extensions: ``data/corpus.jsonl.gz`` is ``corpus``."""
+    """Return the name of one file or folder without the endings of formats: ``data/corpus.jsonl.gz`` is ``corpus``."""
     paths = [path] if isinstance(path, str | Path) else list(path)
     if len(paths) != 1 or str(paths[0]) == STDIN or Path(paths[0]).is_fifo() or glob.has_magic(str(paths[0])):
         raise InputError(f"{', '.join(map(str, paths))}: has no name of its own: give --collection")
-    return Path(paths[0]).absolute().name.split(".")[0]
+    name = _absolute(paths[0]).name
+    for endings in (COMPRESSIONS, _KNOWN):
+        while (ending := Path(name).suffix).lower() in endings:
+            name = name.removesuffix(ending)
+    if not name or name != os.fsencode(name).decode(UTF_8, "replace"):
+        raise InputError(f"{paths[0]}: has no name that a collection can have: give --collection")
+    return name
+
+
+def typed_fields(path: CorpusPath, fields: Fields, encoding: str = UTF_8) -> Fields:
+    """Return the fields with the types that the columns of a corpus's tables have; each table is read once for that."""
+    with Corpus(path, fields, encoding) as corpus:
+        types = corpus.column_types()
+    typed = {name: kind for name, kind in types.items() if kind != "text"}
+    if typed:
+        said = ", ".join(f"{name} {kind}" for name, kind in typed.items())
+        logger.info("types of columns: %s; the others are text (--types NAME=TYPE changes that)", said)
+    return replace(fields, types=types)
 
 
 def _files_of(path: str, *, is_alone: bool) -> list[CorpusFile]:
@@ -198,7 +266,8 @@ def _files_of(path: str, *, is_alone: bool) -> list[CorpusFile]:
     if path == STDIN or (place.exists() and not place.is_dir()):
         return [CorpusFile(path, place.name if is_alone else place.as_posix())]
     if not place.exists() and (matches := _matches(path)):
-        return [file for match in matches for file in _files_of(match, is_alone=False)]
+        found = [file for match in matches for file in _files_of(match, is_alone=False)]
+        return list({file.path: file for file in found}.values())
     if not place.is_dir():
         raise InputError(f"{path}: does not exist; {_EXPECTED}")
     entries = {entry.name for entry in place.iterdir()}
@@ -208,28 +277,87 @@ def _files_of(path: str, *, is_alone: bool) -> list[CorpusFile]:
     if "dataset_dict.json" in entries:
         splits = sorted(entry.name for entry in place.iterdir() if entry.is_dir())
         raise InputError(f"{path}: is a folder of splits; give one of them: {', '.join(f'{path}/{s}' for s in splits)}")
-    files = sorted(file for file in place.rglob("*") if file.is_file())
-    found = [CorpusFile(str(file), file.relative_to(place).as_posix()) for file in files]
-    found = [file for file in found if _is_known(file)]
+    found = [file for file in _walk(place)[0] if _is_known(file)]
     if not found:
         raise InputError(f"{path}: is a folder without files that can be read; {_EXPECTED}")
     return found
 
 
+def _named_texts(files: list[CorpusFile], paths: Sequence[str | Path]) -> list[CorpusFile]:
+    """Name each text after its place below the folder that was given, however it was given: the name is its id.
+
+    Text files without their folder are named below the deepest folder that has all of them, those that a pattern
+    matched below the folder in front of its first wildcard. In NFC, since file systems differ in that.
+    """
+    folders = [root for path in paths if (root := _root(str(path))) is not None]
+    texts = [file for file in files if file.path != STDIN and file.plain_name.endswith(TEXTS)]
+    places = {file.path: _absolute(file.path) for file in texts}
+    alone = [place.parent for place in places.values() if not any(place.is_relative_to(root) for root in folders)]
+    roots = sorted(folders, key=lambda root: len(root.parts))  # of folders in each other, the outer one
+    roots += [Path(os.path.commonpath(alone))] if alone else []
+    named = []
+    for file in files:
+        name = file.name
+        if file.path in places:
+            place = places[file.path]
+            name = place.relative_to(next(root for root in roots if place.is_relative_to(root))).as_posix()
+        # Bytes of a name that are no UTF-8, as another system wrote them, can be neither an id nor part of a report.
+        name = unicodedata.normalize("NFC", os.fsencode(name).decode(UTF_8, "backslashreplace"))
+        named.append(replace(file, name=name))
+    return named
+
+
+def _root(path: str) -> Path | None:
+    """Return the folder below which the files of a path are named; None for one file."""
+    place = Path(path)
+    if not place.exists() and glob.has_magic(path):
+        parts = list(takewhile(lambda part: not glob.has_magic(part), place.parts))
+        return _absolute(Path(*parts))
+    return _absolute(path) if path != STDIN and place.is_dir() else None
+
+
+def _absolute(path: str | Path) -> Path:
+    """Return an absolute path without ``..``; links stay what they are called."""
+    return Path(os.path.normpath(Path(path).absolute()))
+
+
+def _walk(folder: Path) -> tuple[list[CorpusFile], list[str]]:
+    """Return the files below a folder, and the names of what is there and is neither file nor folder.
+
+    A link to a folder is not followed: a link to the newest of several would make each document twice.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise InputError(f"{error.filename}: cannot be read ({error.strerror}); its documents would be missing")
+
+    files: list[Path] = []
+    others: list[Path] = []
+    for parent, folders, names in os.walk(folder, onerror=refuse):
+        others += [Path(parent, name) for name in folders if Path(parent, name).is_symlink()]
+        for name in names:
+            (files if Path(parent, name).is_file() else others).append(Path(parent, name))
+    found = [CorpusFile(str(file), file.relative_to(folder).as_posix()) for file in sorted(files)]
+    return found, sorted(other.relative_to(folder).as_posix() for other in others)
+
+
 def _tell_unread(folder: Path) -> None:
-    """Log which files of a folder are of no kind that is read, and what reads them."""
+    """Log what of a folder is not read, and why."""
     if not folder.is_dir() or is_arrow_folder({entry.name for entry in folder.iterdir()}):
         return
-    names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
-    files = [file for file in (CorpusFile(name, name) for name in names) if not _is_known(file) and not _is_own(file)]
-    if files:
-        logger.warning(
-            "%s: not read: %d, as %s: %s. LlamaIndex's SimpleDirectoryReader makes text of PDF and Word files",
-            folder,
-            len(files),
-            ", ".join(file.name for file in files[:3]),
-            _EXPECTED,
-        )
+    files, others = _walk(folder)
+    hidden = [file.name for file in files if _is_hidden(file) and file.plain_name.endswith(_KNOWN)]
+    foreign = [file.name for file in files if not _is_hidden(file) and not _is_known(file)]
+    foreign = [name for name in foreign if not is_rejects_file(folder / name)]
+    advice = f"{_EXPECTED}. LlamaIndex's SimpleDirectoryReader makes text of PDF and Word files"
+    reasons = (
+        (foreign, advice),
+        (others, "links to folders, broken links, pipes: give what is behind them as a path of its own"),
+        (hidden, "hidden files: give a file itself to read it"),
+    )
+    for names, reason in reasons:
+        if names:
+            shown = ", ".join(names[:3])
+            logger.warning("%s: not read: %d, as %s: %s", folder, len(names), shown, reason)
 
 
 def _is_utf_8(encoding: str) -> bool:
@@ -244,17 +372,16 @@ def _matches(pattern: str) -> list[str]:
 
 
 def _is_known(file: CorpusFile) -> bool:
-    return file.plain_name.endswith(_KNOWN) and not _is_own(file)
+    return file.plain_name.endswith(_KNOWN) and not _is_hidden(file)
 
 
-def _is_own(file: CorpusFile) -> bool:
-    """Return whether a file is hidden, or one into which an ingestion has written rejected rows."""
-    return any(part.startswith(".") for part in Path(file.name).parts) or ".rejects" in file.name
+def _is_hidden(file: CorpusFile) -> bool:
+    return any(part.startswith(".") for part in Path(file.name).parts)
 
 
 def _read(form: Format, content: io.BufferedReader, file: CorpusFile, fields: Fields) -> Iterator[Document | Reject]:
-    if form == "JSON array":
-        return read_array(content, fields)
+    if form in ("JSON array", "JSON objects"):
+        return read_values(content, fields)
     if form == "CSV":
         return read_table(content, file.plain_name, fields)
     if form == "text":
@@ -275,9 +402,7 @@ def _require_package(path: str, ending: str) -> None:
 
 def _damage() -> tuple[type[Exception], ...]:
     """Return what the readers raise for a file that is cut off or not what its name says."""
-    import csv
-
-    kinds: list[type[Exception]] = [EOFError, OSError, zlib.error, UnicodeDecodeError, csv.Error]
+    kinds: list[type[Exception]] = [EOFError, OSError, zlib.error, UnicodeDecodeError, Unreadable]
     if "zstandard" in sys.modules:
         kinds.append(sys.modules["zstandard"].ZstdError)
     if "pyarrow" in sys.modules:

@@ -4,9 +4,10 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from care_qdrant.corpus.column_types import ColumnType
 from care_qdrant.types import RESERVED_KEYS, Document, embedded_text
 
 HASH_ID = ":hash"
@@ -17,13 +18,15 @@ MAX_DEPTH = 32
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The names under which a row holds its parts."""
+    """The names under which a row holds its parts, and what the cells of a table are."""
 
     id: str = "id"
     """Also ``_id`` where a row has no ``id``; `HASH_ID` makes the id of what the row says."""
     text: str = "text"
     title: str = "title"
     metadata: str = "metadata"
+    types: Mapping[str, ColumnType] = field(default_factory=dict)
+    """Types of the columns of delimited tables; a column without one is text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +78,18 @@ def parse_json(values: Any, line: int, fields: Fields) -> Document | Reject:
     if isinstance(values, RepeatedKey):
         return Reject(line, f"has the key {values.key!r} twice")
     if not isinstance(values, dict):
-        return Reject(line, f"is a JSON {_kind(values)}; expected an object with {fields.id!r} and {fields.text!r}")
+        return Reject(line, f"is a {_kind(values)}; expected an object with {fields.id!r} and {fields.text!r}")
+    if fields.text not in values and (inner := _rows_inside(values)) is not None:
+        return Reject(line, f"is an object around the rows, which are in its {inner!r}: give that array alone")
     return parse_values(values, line, fields)
+
+
+def _rows_inside(values: Mapping[str, Any]) -> str | None:
+    """Return the key of an array of objects in a value that is no row itself, as many services answer."""
+    return next(
+        (key for key, value in values.items() if isinstance(value, list) and value[:1] and isinstance(value[0], dict)),
+        None,
+    )
 
 
 def parse_values(values: Mapping[str, Any], line: int, fields: Fields) -> Document | Reject:
@@ -130,10 +143,10 @@ def _field_problem(values: Mapping[str, Any], fields: Fields, shown: Mapping[str
         if values.get(name) is None:
             return f"document has no {name!r} (keys: {', '.join(map(str, shown)) or 'none'})"
     if not isinstance(values[fields.id], str | int) or isinstance(values[fields.id], bool):
-        return f"{fields.id!r} is a JSON {_kind(values[fields.id])}; expected a string"
+        return f"{fields.id!r} is a {_kind(values[fields.id])}; expected a string"
     for name in (fields.text, fields.title):
         if not isinstance(values.get(name), str | None):
-            return f"{name!r} is a JSON {_kind(values[name])}; expected a string"
+            return f"{name!r} is a {_kind(values[name])}; expected a string"
     return ""
 
 
@@ -143,7 +156,7 @@ def _metadata_problem(values: Mapping[str, Any], fields: Fields, extra: Mapping[
     if isinstance(metadata, RepeatedKey):
         return f"{fields.metadata!r} has the key {metadata.key!r} twice"
     if not isinstance(metadata, dict | None):
-        return f"{fields.metadata!r} is a JSON {_kind(metadata)}; expected an object"
+        return f"{fields.metadata!r} is a {_kind(metadata)}; expected an object"
     twice = sorted((metadata or {}).keys() & extra.keys())
     return f"{twice[0]!r} is both a field of the row and a key of its metadata" if twice else ""
 
@@ -188,11 +201,18 @@ def _scalar_problem(value: Any, name: str) -> str:
             return f"{name!r} is an integer of more than 64 bits"
         case None | bool() | int() | float():
             return ""
+        case bytes():
+            return f"{name!r} is a {_kind(value)}"
         case RepeatedKey():
             return f"{name!r} has the key {value.key!r} twice"
     return f"{name!r} is a {type(value).__name__}, which JSON cannot hold"
 
 
 def _kind(value: Any) -> str:
+    """Return what a value is called in JSON; or in Python, if JSON has no such thing."""
     names = {dict: "object", list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
-    return names.get(type(value), "null")
+    if value is None:
+        return "JSON null"
+    if isinstance(value, bytes):
+        return "column of bytes (a Parquet writer stores strings so; write it as strings)"
+    return f"JSON {names[type(value)]}" if type(value) in names else type(value).__name__

@@ -20,10 +20,19 @@ if TYPE_CHECKING:
 STDIN = "-"
 HEAD_BYTES = 65_536
 """Looked at to tell a format; a pipe may show less."""
+MAX_LINE_BYTES = 5_000_000
+"""Longest line or row that is read."""
 UTF_8 = "utf-8"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_LAYERS = 2
+_UNITS_BYTES = 4
 _GUESSES = ("gb18030", "big5", "shift_jis", "euc_kr")
 """Encodings that a text which is not UTF-8 is tried in; GB 18030 holds all of GBK and GB 2312."""
+
+
+class Unreadable(Exception):
+    """The rest of a file cannot be read; the message says where and why."""
 
 
 def open_binary(path: str, stack: ExitStack) -> io.BufferedReader:
@@ -39,12 +48,18 @@ def open_binary(path: str, stack: ExitStack) -> io.BufferedReader:
 
 
 def decompressed(file: io.BufferedReader, path: str, stack: ExitStack) -> io.BufferedReader:
-    """Return the content of a gzip or Zstandard file, told by its name or its first bytes; any other file as it is."""
-    magic = file.peek(4)[:4]
-    if path.endswith(".gz") or magic.startswith(_GZIP):
-        return io.BufferedReader(cast(io.RawIOBase, stack.enter_context(gzip.open(file))), HEAD_BYTES)
-    if path.endswith(".zst") or magic == _ZSTD:
-        return io.BufferedReader(_Chunks(_zstandard(file, path)), HEAD_BYTES)
+    """Return the content of a gzip or Zstandard file, told by its name or its first bytes; any other file as it is.
+
+    A server that compresses what it sends makes a second layer around a compressed file.
+    """
+    for layer in range(_LAYERS):
+        magic = file.peek(4)[:4]
+        if magic.startswith(_GZIP) or (path.endswith(".gz") and not layer):
+            file = io.BufferedReader(
+                cast(io.RawIOBase, stack.enter_context(gzip.GzipFile(fileobj=file, mode="rb"))), HEAD_BYTES
+            )
+        elif magic == _ZSTD or (path.endswith(".zst") and not layer):
+            file = io.BufferedReader(_Chunks(_zstandard(file, path)), HEAD_BYTES)
     return file
 
 
@@ -61,8 +76,16 @@ def recoded(file: io.BufferedReader, encoding: str) -> io.BufferedReader:
 
 def guess_encoding(head: bytes) -> str | None:
     """Return the encoding that the start of a text seems to have; None where it is UTF-8 or cannot be told."""
+    if head.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        return "utf-32"
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
+    # Rows begin with ASCII, a brace or the name of a column: half of a unit of UTF-16 is then zero.
+    first, second = head[:_UNITS_BYTES:2], head[1:_UNITS_BYTES:2]
+    if all(first) and second and not any(second):
+        return "utf-16-le"
+    if all(second) and first and not any(first):
+        return "utf-16-be"
     if _is_text_in(head, UTF_8):
         return None
     return next((encoding for encoding in _GUESSES if _is_text_in(head, encoding)), None)
@@ -130,9 +153,9 @@ def _zstandard(file: io.BufferedReader, path: str) -> Iterator[bytes]:
 
 
 @contextmanager
-def as_text(file: io.BufferedReader) -> Iterator[io.TextIOWrapper]:
+def as_text(file: io.BufferedReader, errors: str = "strict") -> Iterator[io.TextIOWrapper]:
     """Decode UTF-8 with its line ends as they are, without a byte order mark; the file itself stays open."""
-    text = io.TextIOWrapper(file, "utf-8-sig", newline="")
+    text = io.TextIOWrapper(file, "utf-8-sig", errors, newline="")
     try:
         yield text
     finally:

@@ -12,7 +12,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TypeGuard
 
-from care_qdrant.corpus.files import Corpus, CorpusPath
+from care_qdrant.corpus.files import Corpus, CorpusPath, typed_fields
 from care_qdrant.corpus.rejects import RejectsFile, rejects_path
 from care_qdrant.corpus.rows import Fields, Reject, check_document
 from care_qdrant.corpus.streams import UTF_8
@@ -72,8 +72,8 @@ def open_source(
         return
     path = None if dry_run and reading.rejects is None else reading.rejects or rejects_path(corpus, shard)
     with (
-        Corpus(corpus, reading.fields, reading.encoding) as file,
         nullcontext() if path is None else RejectsFile(path) as rejects,
+        Corpus(corpus, typed_fields(corpus, reading.fields, reading.encoding), reading.encoding) as file,
     ):
         rows = _readable(iter(file))
         if file.found:

@@ -1,7 +1,9 @@
 import gzip
 import io
 import json
+import os
 import sys
+from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from care_qdrant.corpus.files import Corpus
+from care_qdrant.corpus.files import Corpus, corpus_name
 from care_qdrant.corpus.formats import MAX_LINE_BYTES, numbered_lines
 from care_qdrant.corpus.rejects import RejectsFile, rejects_path
 from care_qdrant.corpus.rows import Fields, Reject
@@ -117,6 +119,135 @@ def test_rejects_are_written_and_forgotten_by_the_next_run(tmp_path: Path) -> No
         pass
     assert not path.exists()
     assert rejects_path("a.jsonl", (2, 4)).name == "a.jsonl.rejects-2-of-4.jsonl"
+
+
+@pytest.mark.parametrize("content", ["my notes\n", '{"line": 4}\n', '{"id": "1", "text": "one"}\n'])
+def test_a_file_that_no_run_wrote_is_never_touched(tmp_path: Path, content: str) -> None:
+    (tmp_path / "notes.txt").write_text(content)
+    with pytest.raises(InputError, match=r"notes\.txt: is there, and is no list of rejected rows.*--rejects"):
+        RejectsFile(tmp_path / "notes.txt")
+    assert (tmp_path / "notes.txt").read_text() == content
+    (tmp_path / "empty").touch()
+    with RejectsFile(tmp_path / "empty"):
+        pass
+    assert (tmp_path / "empty").exists()
+    os.mkfifo(tmp_path / "pipe")
+    with RejectsFile(tmp_path / "pipe"):
+        pass
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_corpus_is_told_from_a_list_of_rejected_rows_by_its_content(tmp_path: Path) -> None:
+    """A name with ``.rejects`` in it may be the user's."""
+    (tmp_path / "corpus.rejects.jsonl").write_bytes(LINES)
+    (tmp_path / "study.rejects.csv").write_text("id,text\n3,three\n")
+    assert ids(read(tmp_path)) == ["1", "2", "3"]
+    with RejectsFile(tmp_path / "mine.jsonl") as rejects:
+        rejects.write(Reject(3, "is empty", "\ud800", file="a.jsonl"))
+    assert ids(read(tmp_path)) == ["1", "2", "3"]
+    with Corpus([tmp_path / "mine.jsonl", tmp_path / "study.rejects.csv"]) as corpus:  # as a shell writes *
+        assert ids(list(corpus)) == ["3"]
+    with pytest.raises(InputError, match=r"mine\.jsonl: is a list of rejected rows that an ingestion wrote"):
+        Corpus(tmp_path / "mine.jsonl")
+
+
+def text_files(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(f"正文，{name}。", encoding="utf-8")
+
+
+def test_a_text_has_one_id_however_its_path_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text_files(tmp_path / "docs", "a.md", "b.md", "sub/c.md")
+    (tmp_path / "rows.jsonl").write_bytes(LINES)
+    monkeypatch.chdir(tmp_path)
+    everything = {"a.md", "b.md", "sub/c.md"}
+    (tmp_path / "again").symlink_to("docs")
+    given: list[tuple[list[str], set[str]]] = [
+        (["docs"], everything),
+        (["./docs/"], everything),
+        (["docs/../docs"], everything),
+        ([str(tmp_path / "docs")], everything),
+        (["again"], everything),
+        (["docs/a.md", "docs/b.md", "docs/sub/c.md"], everything),
+        (["docs/a.md", "docs/sub/c.md", "rows.jsonl"], {"a.md", "sub/c.md", "1", "2"}),
+        ([str(tmp_path / "docs/a.md"), "docs/../docs/sub/c.md"], {"a.md", "sub/c.md"}),
+        (["docs/**/*.md"], everything),
+        (["docs/*"], everything),
+        (["docs/sub/*.m?"], {"c.md"}),
+        ([str(tmp_path / "docs/**/*.md")], everything),
+        (["docs", "docs/sub/c.md"], everything),
+        (["docs/sub", "docs"], everything),
+        (["docs/a.md"], {"a.md"}),
+        (["docs/sub/c.md", "docs"], everything),
+    ]
+    for paths, expected in given:
+        with Corpus(paths) as corpus:
+            assert set(ids(list(corpus))) == expected, paths
+
+
+def test_texts_of_two_folders_keep_both_names(tmp_path: Path) -> None:
+    text_files(tmp_path, "x/a.md", "y/a.md")
+    with Corpus([tmp_path / "x/a.md", tmp_path / "y/a.md"]) as corpus:
+        assert ids(list(corpus)) == ["x/a.md", "y/a.md"]
+
+
+def test_a_name_in_another_unicode_form_or_encoding_is_one_id(tmp_path: Path) -> None:
+    text_files(tmp_path / "mac", "re\u0301sume\u0301.md")
+    text_files(tmp_path / "linux", "r\u00e9sum\u00e9.md")
+    text_files(tmp_path / "odd", "two\nlines.md")
+    (tmp_path / "odd" / os.fsdecode("病历.txt".encode("gbk"))).write_text("三天。", encoding="utf-8")
+    assert ids(read(tmp_path / "mac")) == ids(read(tmp_path / "linux")) == ["r\u00e9sum\u00e9.md"]
+    assert ids(read(tmp_path / "odd")) == ["two\nlines.md", r"\xb2\xa1\xc0\xfa.txt"]
+
+
+def test_what_of_a_folder_is_not_read_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    text_files(tmp_path, "docs/a.md", "docs/.hidden.md", "docs/.git/b.txt", "v2/b.md")
+    (tmp_path / "docs" / "latest").symlink_to("../v2")
+    (tmp_path / "docs" / "b.md").symlink_to("../v2/b.md")
+    (tmp_path / "docs" / "gone.md").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "docs" / "pipe.jsonl")
+    (tmp_path / "docs" / "empty.jsonl").touch()
+    assert ids(read(tmp_path / "docs")) == ["a.md", "b.md"]
+    said = " ".join(caplog.messages)
+    assert "not read: 3, as gone.md, latest, pipe.jsonl" in said
+    assert "not read: 2, as .git/b.txt, .hidden.md" in said
+    assert "empty.jsonl: is empty" in said
+
+
+def test_a_folder_that_cannot_be_listed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sync would delete its documents. Root lists every folder, so the system's answer is raised here."""
+    text_files(tmp_path / "docs", "a.md", "secret/b.md")
+    scandir = os.scandir
+
+    def refused(path: str) -> Iterator[os.DirEntry[str]]:
+        if str(path).endswith("secret"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(
+        InputError, match=r"secret: cannot be read \(Permission denied\); its documents would be missing"
+    ):
+        Corpus(tmp_path / "docs")
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("data/corpus.jsonl.gz", "corpus"),
+        ("reports.2023.jsonl", "reports.2023"),
+        ("reports.2024.CSV.zst", "reports.2024"),
+        ("a.jsonl.gz.gz", "a"),
+        ("guidelines.v2", "guidelines.v2"),
+        ("part-0.snappy.parquet", "part-0.snappy"),
+        ("docs/", "docs"),
+        (".jsonl", ".jsonl"),
+        ("data/../docs/sub/..", "docs"),
+    ],
+)
+def test_only_the_endings_of_formats_come_off_a_name(path: str, name: str) -> None:
+    assert corpus_name(path) == name
 
 
 @settings(max_examples=50)

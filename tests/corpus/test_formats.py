@@ -61,6 +61,9 @@ EXPECTED = {row["id"]: row["text"] for row in ROWS}
         ("a.jsonl", json.dumps(ROWS, ensure_ascii=False, indent=1), "JSON array"),
         ("a.json", LINES, "JSON lines"),
         ("a.txt", LINES, "JSON lines"),
+        ("a.txt", table(), "table, comma separated, columns id, text, dept"),
+        ("a.csv", "sep=;\r\n" + table(";"), "table, semicolon separated, columns id, text, dept"),
+        ("a.json", "\n".join(json.dumps(row, indent=2) for row in ROWS), "JSON objects"),
     ],
 )
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
@@ -138,7 +141,7 @@ def test_a_folder_holds_documents_and_corpora(tmp_path: Path) -> None:
     (folder / "sub" / "guide.md").write_text("# 高血压指南\n\n少盐。\n", encoding="utf-8")
     (folder / "note.txt").write_text("随访一次。", encoding="utf-8")
     (folder / "rows.jsonl").write_text(LINES + "broken\n", encoding="utf-8")
-    (folder / "rows.jsonl.rejects.jsonl").write_text("{}")
+    (folder / "rows.jsonl.rejects.jsonl").write_text('{"line": 4, "reason": "is not JSON"}\n')
     (folder / ".hidden.txt").write_text("no")
     (folder / "picture.png").write_bytes(b"\x89PNG")
     rows = read(folder)
@@ -213,14 +216,25 @@ def test_a_folder_may_hold_files_in_two_encodings(tmp_path: Path) -> None:
 
 def test_files_of_a_folder_that_are_not_read_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "note.txt").write_text("随访一次。", encoding="utf-8")
-    for name in ("guide.pdf", "report.docx", ".hidden.pdf", "corpus.rejects.jsonl"):
+    for name in ("guide.pdf", "report.docx", ".hidden.pdf"):
         (tmp_path / name).write_bytes(b"%PDF")
+    (tmp_path / "corpus.rejects.jsonl").write_text('{"line": 4, "reason": "is not JSON"}\n')
     read(tmp_path)
     [message] = caplog.messages
     assert "not read: 2, as guide.pdf, report.docx" in message and "SimpleDirectoryReader" in message
 
 
-@pytest.mark.parametrize(("encoding", "named"), [("gbk", "gb18030 (GBK)"), ("big5", "big5"), ("utf-16", "utf-16")])
+@pytest.mark.parametrize(
+    ("encoding", "named"),
+    [
+        ("gbk", "gb18030 (GBK)"),
+        ("big5", "big5"),
+        ("utf-16", "utf-16"),
+        ("utf-16-le", "utf-16-le"),
+        ("utf-16-be", "utf-16-be"),
+        ("utf-32", "utf-32"),
+    ],
+)
 def test_another_encoding_is_named_and_read_when_it_is_given(tmp_path: Path, encoding: str, named: str) -> None:
     text = "".join(json.dumps({"id": str(n), "text": "頭痛三天"}, ensure_ascii=False) + "\n" for n in range(20))
     (tmp_path / "a.jsonl").write_bytes(text.encode(encoding))

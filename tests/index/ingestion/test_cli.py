@@ -1,16 +1,23 @@
 """The command as people run it."""
 
+import datetime
 import json
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from qdrant_client import models
 
 from care_qdrant.cli.ingest import command
 from care_qdrant.errors import InputError
+from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.connection import open_client
+from care_qdrant.types import Vectors
 from tests.index.ingestion.conftest import WriteCorpus, short_rows
 from tests.standin import StandIn
+from tests.tiny import HashEncoder, HashModel
 
 pytestmark = pytest.mark.usefixtures("hash_command")
 
@@ -25,11 +32,11 @@ def test_one_argument_is_enough(write_corpus: WriteCorpus, tmp_path: Path) -> No
     assert result.exit_code == 0
     report = json.loads(result.stdout)
     assert (report["documents"], report["points"], report["rejected"]) == (12, 12, 0)
-    assert (report["collection"], report["vector_name"]) == ("guidelines", "hash-model")
+    assert (report["collection"], report["vector_name"]) == ("guidelines.v2", "hash-model")
     for name in ("chunks", "encoded", "unchanged", "deleted", "seconds", "documents_per_second", "fingerprint"):
         assert name in report
     with open_client(path=tmp_path / "qdrant") as client:
-        assert client.count("guidelines").count == 12
+        assert client.count("guidelines.v2").count == 12
 
 
 def test_a_dry_run_on_a_terminal_says_where_and_what_would_go(
@@ -89,6 +96,93 @@ def test_options_reach_the_server(write_corpus: WriteCorpus, server: StandIn) ->
     assert config.params.sparse_vectors is not None
     assert config.params.shard_number == 2
     assert config.quantization_config is not None
+
+
+def test_names_that_differ_behind_a_dot_are_two_collections(write_corpus: WriteCorpus, tmp_path: Path) -> None:
+    """A sync of one year would delete the other."""
+    run(write_corpus(short_rows(6), "reports.2023.jsonl"))
+    corpus = write_corpus([{**row, "id": f"x{row['id']}"} for row in short_rows(60)], "reports.2024.jsonl")
+    assert json.loads(run(corpus).stdout)["collection"] == "reports.2024"
+    assert json.loads(run(corpus, "--sync").stdout)["deleted"] == 0
+    with open_client(path=tmp_path / "qdrant") as client:
+        assert client.count("reports.2023").count == 6
+
+
+def test_rows_behind_an_array_are_not_deleted(tmp_path: Path) -> None:
+    old, new = json.dumps(short_rows(44)[:40]), json.dumps(short_rows(44)[40:])
+    (tmp_path / "export.json").write_text(json.dumps(short_rows(44)))
+    run("export.json")
+    (tmp_path / "export.json").write_text(f"{old}\n{new}")
+    report = json.loads(run("export.json", "--sync").stdout)
+    assert (report["documents"], report["unchanged"], report["deleted"]) == (44, 44, 0)
+    (tmp_path / "export.json").write_text(f"{old}\n<html>")
+    with pytest.raises(InputError, match=r"after row 40 .line 2"):
+        run("export.json", "--sync")
+    with open_client(path=tmp_path / "qdrant") as client:
+        assert client.count("export").count == 44
+
+
+def test_a_file_of_the_user_is_no_place_for_rejected_rows(write_corpus: WriteCorpus, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("my notes")
+    for rows in (short_rows(3), [*short_rows(3), "broken"]):
+        with pytest.raises(InputError, match=r"notes\.txt: is there, and is no list of rejected rows"):
+            run(write_corpus(rows), "--rejects", "notes.txt")
+    assert (tmp_path / "notes.txt").read_text() == "my notes"
+    with open_client(path=tmp_path / "qdrant") as client:
+        assert not client.get_collections().collections
+
+
+def test_numbers_and_dates_of_a_table_can_be_compared(tmp_path: Path) -> None:
+    table = "id,text,年份,day,ward\n" + "".join(f"{n},第{n}条。,{2015 + n},2024/{n}/1,{n:03}\n" for n in range(1, 10))
+    (tmp_path / "t.csv").write_text(table, encoding="utf-8")
+    assert run("t.csv").exit_code == 0
+    assert run("-", "--collection", "piped", stdin=table.encode()).exit_code == 0
+    types = ["--types", "年份=int,day=date,ward=int"]
+    assert run("-", "--collection", "typed", *types, stdin=table.encode()).exit_code == 0
+    with pytest.raises(InputError, match="has no column 'wards', which --types names"):
+        run("-", "--collection", "typed", "--types", "wards=int", stdin=table.encode())
+    years = models.FieldCondition(key="年份", range=models.Range(gte=2020))
+    spring = models.FieldCondition(key="day", range=models.DatetimeRange(lt=datetime.date(2024, 4, 1)))
+    with open_client(path=tmp_path / "qdrant") as client:
+        for collection, found, ward in (("t", (5, 3), "001"), ("typed", (5, 3), 1), ("piped", (0, 0), "001")):
+            filters = [models.Filter(must=[condition]) for condition in (years, spring)]
+            assert tuple(client.count(collection, each).count for each in filters) == found
+            assert ward in {(point.payload or {})["ward"] for point in client.scroll(collection)[0]}
+
+
+def test_a_name_that_is_not_utf_8_is_no_name_of_a_collection(write_corpus: WriteCorpus, tmp_path: Path) -> None:
+    corpus = write_corpus([*short_rows(2), "broken"]).rename(tmp_path / os.fsdecode("病历.jsonl".encode("gbk")))
+    with pytest.raises(InputError, match="give --collection"):
+        run(corpus)
+    result = run(corpus, "--collection", "c")
+    assert result.stdout_bytes.isascii(), "a report is JSON, and JSON is UTF-8"
+    assert Path(json.loads(result.stdout)["rejects_file"]).exists()
+
+
+def test_an_interrupted_run_says_what_is_stored(
+    write_corpus: WriteCorpus, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Interrupted(HashEncoder):
+        """Ctrl-C comes in the middle."""
+
+        batches = 0
+
+        def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
+            self.batches += 1
+            if self.batches > 100:
+                raise KeyboardInterrupt
+            return super().encode(texts, prompt=prompt)
+
+    model = HashModel()
+    model._encoder = Interrupted()
+    monkeypatch.setattr(CareModel, "load", lambda *_args, **_options: model)
+    monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda self: self.name == "<stdout>", raising=False)
+    monkeypatch.setenv("CARE_BATCH_TOKENS", "400")
+    result = CliRunner().invoke(command, [str(write_corpus(short_rows(2_000))), "--collection", "c"])
+    with open_client(path=tmp_path / "qdrant") as client:
+        stored = client.count("c").count
+    assert 0 < stored < 2_000
+    assert f"stopped: {stored:,} points of this corpus are stored; 2,000 documents were read so far" in result.stdout
 
 
 @pytest.mark.parametrize("share", ["0/4", "5/4", "1", "a/b", "1/0"])

@@ -189,15 +189,16 @@ def test_the_format_is_said_in_one_line(write_corpus: WriteCorpus, tmp_path: Pat
 def test_the_rejects_file_is_made_by_a_reject_and_by_nothing_else(write_corpus: WriteCorpus, tmp_path: Path) -> None:
     corpus = write_corpus([*short_rows(3), "broken"])
     beside = Path(f"{corpus}.rejects.jsonl")
-    beside.write_text("of an earlier run")
+    earlier = '{"line": 1, "reason": "of an earlier run"}\n'
+    beside.write_text(earlier)
     assert run(corpus, "--dry-run").exit_code == 8
-    assert beside.read_text() == "of an earlier run", "a dry run wrote"
+    assert beside.read_text() == earlier, "a dry run wrote"
     with pytest.raises(InputError):
         run(corpus, "--sync", "--limit", "1")
-    assert beside.read_text() == "of an earlier run", "a refused run wrote"
+    assert beside.read_text() == earlier, "a refused run wrote"
     assert run(corpus, "--rejects", "mine.jsonl").exit_code == 8
     assert json.loads((tmp_path / "mine.jsonl").read_text())["line"] == 4
-    assert beside.read_text() == "of an earlier run"
+    assert beside.read_text() == earlier
     run(corpus, "--shard", "1/2")
     run(corpus, "--shard", "2/2")
     write_corpus(short_rows(3))

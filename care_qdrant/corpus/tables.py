@@ -1,0 +1,261 @@
+"""Delimited tables: comma, tab, semicolon or bar separated values below a header."""
+
+import csv
+import io
+import logging
+import re
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from care_qdrant.corpus.column_types import ColumnGuess, ColumnType, convert
+from care_qdrant.corpus.rows import HASH_ID, Fields, Reject, parse_values
+from care_qdrant.corpus.streams import BYTE_ORDER_MARK, MAX_LINE_BYTES, UTF_8, as_text, guess_encoding
+from care_qdrant.errors import InputError
+from care_qdrant.types import Document
+
+logger = logging.getLogger(__name__)
+
+TABLES = (".csv", ".tsv", ".tab")
+TEXTS = (".txt", ".md", ".markdown")
+_DELIMITERS = ",\t;|"
+_NAMES = {",": "comma", "\t": "tab", ";": "semicolon", "|": "bar"}
+_LINE_END = re.compile(r"\r\n|\r|\n")
+_EXCEL_HINT = re.compile(r"sep=(?P<delimiter>[^\r\n\"])")
+"""First line by which Excel is told the separator."""
+_ESCAPED_BYTE = re.compile("[\udc80-\udcff]")
+
+
+class Header(NamedTuple):
+    """What the start of a table says."""
+
+    delimiter: str
+    columns: list[str]
+    has_hint: bool
+    """Whether Excel's line with the separator stands in front."""
+
+
+def read_header(head: bytes, name: str, fields: Fields) -> Header:
+    """Return the delimiter and the columns of a table: the one that shows the text field, or else most columns.
+
+    There are no columns where nothing says that a file is a table.
+    """
+    lines = _LINE_END.split(head.removeprefix(BYTE_ORDER_MARK).decode("utf-8", "replace"), 2)
+    hint = _EXCEL_HINT.fullmatch(lines[0])
+    first = lines[1] if hint and len(lines) > 1 else lines[0]
+    order = "\t,;|" if name.endswith((".tsv", ".tab")) else _DELIMITERS
+    headers = {mark: _cells(first, mark) for mark in (order if hint is None else hint["delimiter"])}
+    best = max(headers, key=lambda delimiter: (fields.text in headers[delimiter], len(headers[delimiter])))
+    is_table = len(headers[best]) > 1 or name.endswith(TABLES)
+    if is_table and name.endswith(TEXTS):  # any text may be in there: it takes more to call it a table
+        is_table = fields.text in headers[best] and (_id_column(headers[best], fields) is not None)
+    return Header(best, headers[best] if is_table else [], hint is not None)
+
+
+def describe_table(head: bytes, name: str, fields: Fields) -> str:
+    """Return what a table looks like, for people: its separator and its columns."""
+    delimiter, columns, _ = read_header(head, name, fields)
+    return f"table, {_NAMES.get(delimiter, repr(delimiter))} separated, columns {', '.join(columns)}"
+
+
+def read_table(file: io.BufferedReader, name: str, fields: Fields) -> Iterator[Document | Reject]:
+    """Return the rows of a table; empty cells are left out.
+
+    Raises:
+        InputError: The header is not one of a corpus, or a second table follows.
+    """
+    header = read_header(file.peek(), name, fields)
+    with as_text(file, "surrogateescape") as text:
+        records = _records(text, header)
+        columns = _columns(records, name, fields)
+        types = [fields.types.get(column, "text") for column in columns]
+        for line, cells in records:
+            if isinstance(cells, Reject):
+                yield cells
+            elif not any(cells) or _is_header_again(cells, columns, line, name, fields):
+                continue
+            elif len(cells) != len(columns):
+                yield Reject(line, f"has {len(cells)} cells; the header has {len(columns)}")
+            else:
+                yield _row(columns, cells, types, line, fields)
+
+
+def guess_types(file: io.BufferedReader, name: str, fields: Fields, guesses: dict[str, ColumnGuess]) -> None:
+    """Narrow the types of the columns by the cells of one more table; roles and columns of known type are left out."""
+    header = read_header(file.peek(), name, fields)
+    with as_text(file, "surrogateescape") as text:
+        records = _records(text, header)
+        columns = _columns(records, name, fields)
+        for column in columns:
+            if column not in fields.types and column not in _roles(fields):
+                guesses.setdefault(column, ColumnGuess(column))
+        open_ones = [(at, guesses[column]) for at, column in enumerate(columns) if column in guesses]
+        for line, cells in records:
+            open_ones = [(at, guess) for at, guess in open_ones if not guess.is_text]
+            if not open_ones:
+                return
+            if isinstance(cells, Reject) or len(cells) != len(columns):
+                continue
+            if _is_header_again(cells, columns, line, name, fields):
+                continue
+            for at, guess in open_ones:
+                if cells[at]:
+                    guess.add(cells[at])
+
+
+def require_columns(columns: Sequence[str], name: str, fields: Fields) -> None:
+    """Refuse a table whose columns no document can be made of, before any of its rows is rejected for that."""
+    if twice := sorted({column for column in columns if columns.count(column) > 1 and column}):
+        raise InputError(f"{name}: column {twice[0]!r} is there twice; rename one")
+    has_id = _id_column(columns, fields) is not None
+    wanted = (
+        (fields.text, "--text-field NAME", fields.text in columns),
+        (fields.id, "--id-field NAME (or :hash)", has_id),
+    )
+    missing = [(repr(field), option) for field, option, is_there in wanted if not is_there]
+    if columns and missing:
+        fields_missing, options = (" and ".join(each) for each in zip(*missing, strict=True))
+        title = "" if fields.title in columns else "; --title-field NAME where one is a title"
+        raise InputError(
+            f"{name}: has no column {fields_missing} (columns: {', '.join(columns)}); give {options}{title}"
+        )
+    nameless = [number for number, column in enumerate(columns, 1) if not column.strip()]
+    if nameless:
+        raise InputError(
+            f"{name}: column {nameless[0]} has no name; name or remove it (an index of pandas: to_csv(index=False))"
+        )
+
+
+def _columns(records: Iterator[tuple[int, list[str] | Reject]], name: str, fields: Fields) -> list[str]:
+    _, columns = next(records, (0, []))
+    if isinstance(columns, Reject):
+        raise InputError(f"{name}: the header {columns.reason}")
+    require_columns(columns, name, fields)
+    if wrong := sorted(fields.types.keys() & _roles(fields) & set(columns)):
+        raise InputError(f"--types: column {wrong[0]!r} is the id, the text, the title or the metadata of a row")
+    return columns
+
+
+def _roles(fields: Fields) -> set[str]:
+    return {fields.id, fields.text, fields.title, fields.metadata, *(("_id",) if fields.id == "id" else ())}
+
+
+def _id_column(columns: Sequence[str], fields: Fields) -> str | None:
+    """Return the name of the column with the ids; `HASH_ID` where a hash is the id, None where there is none."""
+    names = (fields.id, "_id") if fields.id == "id" else (fields.id,)
+    return HASH_ID if fields.id == HASH_ID else next((name for name in names if name in columns), None)
+
+
+def _row(
+    columns: Sequence[str], cells: Sequence[str], types: Sequence[ColumnType], line: int, fields: Fields
+) -> Document | Reject:
+    values: dict[str, object] = {}
+    for column, cell, kind in zip(columns, cells, types, strict=True):
+        try:
+            if cell:
+                values[column] = cell if kind == "text" else convert(cell, kind)
+        except ValueError as error:
+            named = dict(zip(columns, cells, strict=True)).get(_id_column(columns, fields) or "", "")
+            return Reject(line, f"{column!r} {error}; mend it, or give --types {column}=text", named)
+    return parse_values(values, line, fields)
+
+
+def _is_header_again(cells: Sequence[str], columns: Sequence[str], line: int, name: str, fields: Fields) -> bool:
+    """Return whether a row is the header of an equal table that was appended; refuse another header."""
+    if fields.text not in cells:  # the quick answer for almost every row
+        return False
+    cells = [cells[0].removeprefix("\ufeff"), *cells[1:]]
+    if list(cells) == list(columns):
+        logger.info("%s: line %s is the header again, and no row", name, f"{line:,}")
+        return True
+    # A row that names the columns where their values should be.
+    if _id_column(cells, fields) is not None and len(set(cells) & set(columns)) > 1:
+        raise InputError(
+            f"{name}: line {line:,} is a header with other columns ({', '.join(cells)}): a second table begins there. "
+            "Rows before it were read; make a file of each table"
+        )
+    return False
+
+
+def _cells(line: str, delimiter: str) -> list[str]:
+    """Return the cells of one line; its quotes may be no quotes, as in prose."""
+    return next(csv.reader([line], delimiter=delimiter), [])
+
+
+class _BadLine(Exception):
+    """A line that no record can have; the message says why."""
+
+
+def _records(text: io.TextIOWrapper, header: Header) -> Iterator[tuple[int, list[str] | Reject]]:
+    """Return the records, each with the number of its last line.
+
+    Where quotes or bytes of a record are wrong, its first line is rejected, and the next one begins a record: an open
+    quote takes one row, not the rest of the file.
+    """
+    csv.field_size_limit(MAX_LINE_BYTES)
+    if header.has_hint:
+        text.readline()
+    lines = _Lines(text)
+    reader = csv.reader(lines, delimiter=header.delimiter, strict=True)
+    number = int(header.has_hint)
+    while True:
+        try:
+            cells = next(reader, None)
+        except (csv.Error, _BadLine) as error:
+            number += 1
+            lines.return_all_but_first()
+            yield number, Reject(number, _quotes(error) if isinstance(error, csv.Error) else str(error))
+            reader = csv.reader(lines, delimiter=header.delimiter, strict=True)
+            continue
+        if cells is None:
+            return
+        number += len(lines.taken)
+        lines.taken.clear()
+        yield number, cells
+
+
+def _quotes(error: csv.Error) -> str:
+    """Return what is wrong with the quotes of a record."""
+    found = str(error)
+    what = (
+        "an opening quote without an end" if "end of data" in found or "limit" in found else f"wrong quotes ({found})"
+    )
+    return f"has {what}; write a quote inside a quoted cell twice"
+
+
+class _Lines(Iterator[str]):
+    """Lines of a text, of which those of the current record can be read again."""
+
+    def __init__(self, text: io.TextIOWrapper) -> None:
+        self._text = text
+        self._again: deque[str] = deque()
+        self.taken: list[str] = []
+        """Lines of the record that is being read."""
+
+    def __next__(self) -> str:
+        line = self._again.popleft() if self._again else self._text.readline(MAX_LINE_BYTES + 1)
+        if not line:
+            raise StopIteration
+        self.taken.append(line)
+        if len(line) > MAX_LINE_BYTES:
+            while line and not line.endswith(("\n", "\r")):
+                line = self._text.readline(MAX_LINE_BYTES)
+            raise _BadLine(f"is longer than {MAX_LINE_BYTES:,} characters")
+        if _ESCAPED_BYTE.search(line):
+            self._refuse_bytes(line.encode(UTF_8, "surrogateescape"))
+        return line
+
+    def return_all_but_first(self) -> None:
+        """Forget the first line of the record, and let the others be read again."""
+        self._again.extendleft(reversed(self.taken[1:]))
+        self.taken.clear()
+
+    def _refuse_bytes(self, raw: bytes) -> None:
+        """Reject a line with bytes that are no UTF-8; where they are of another encoding, the file ends there."""
+        try:
+            raw.decode(UTF_8)
+        except UnicodeDecodeError as error:
+            if guess_encoding(raw) is not None:
+                raise
+            reason = f"is not UTF-8: byte 0x{raw[error.start]:02x} at position {error.start}"
+            raise _BadLine(reason) from error

@@ -1,0 +1,110 @@
+import datetime
+import io
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.ipc
+import pyarrow.parquet
+import pytest
+
+from care_qdrant.corpus.files import Corpus
+from care_qdrant.corpus.rows import Reject
+from care_qdrant.errors import InputError
+from care_qdrant.types import Document
+
+NANOSECONDS = 1_577_934_245_123_456_789
+READ = """
+import sys
+from care_qdrant.corpus.files import Corpus
+sys.modules["pandas"] = None
+with Corpus(sys.argv[1]) as corpus:
+    [row] = corpus
+print(dict(row.metadata))
+"""
+
+
+def read(path: Path, **columns: Any) -> list[Document | Reject]:
+    if columns:
+        count = len(next(iter(columns.values())))
+        table = pyarrow.table({"id": [str(n) for n in range(count)], "text": ["一"] * count, **columns})
+        pyarrow.parquet.write_table(table, path)
+    with Corpus(path) as corpus:
+        return list(corpus)
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        (pyarrow.timestamp("ms"), 0, 253_402_300_800_000),
+        (pyarrow.timestamp("s"), 0, -62_135_596_801),
+        (pyarrow.date32(), 0, 10_000_000),
+        (pyarrow.date32(), 0, -10_000_000),
+        (pyarrow.list_(pyarrow.timestamp("ms")), [], [253_402_300_800_000]),
+        (pyarrow.duration("s"), None, 9_000_000_000_000_000_000),
+    ],
+)
+def test_a_time_that_no_calendar_has_is_a_rejected_row(tmp_path: Path, kind: Any, good: Any, bad: Any) -> None:
+    rows = read(tmp_path / "a.parquet", seen=pyarrow.array([good, bad, good], kind))
+    assert [isinstance(row, Document) for row in rows] == [True, False, True]
+    assert isinstance(rows[1], Reject)
+    assert rows[1].reason.startswith("'seen' is a ") and "cannot be read" in rows[1].reason
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_nanoseconds_need_no_pandas(tmp_path: Path, nested: bool) -> None:
+    seen = pyarrow.array([NANOSECONDS], pyarrow.timestamp("ns"))
+    if nested:
+        seen = pyarrow.StructArray.from_arrays(
+            [pyarrow.array([[NANOSECONDS]], pyarrow.list_(pyarrow.timestamp("ns")))], ["at"]
+        )
+        read(tmp_path / "a.parquet", seen=seen)
+        [row] = read(tmp_path / "a.parquet")
+        assert isinstance(row, Reject) and "datetime" in row.reason
+        return
+    [row] = read(tmp_path / "a.parquet", seen=seen)
+    assert isinstance(row, Document)
+    assert row.metadata["seen"] == datetime.datetime(2020, 1, 2, 3, 4, 5, 123456).isoformat()
+    done = subprocess.run([sys.executable, "-c", READ, tmp_path / "a.parquet"], capture_output=True, text=True)
+    assert done.stdout.strip() == str(dict(row.metadata)), done.stderr
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    arrays = [pyarrow.array([value]) for value in ("1", "一", 2019, 2020)]
+    table = pyarrow.Table.from_arrays(arrays, names=["id", "text", "year", "year"])
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=r"a\.parquet: column 'year' is there twice; rename one"):
+        read(tmp_path / "a.parquet")
+    with pyarrow.ipc.new_stream(str(tmp_path / "a.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(InputError, match=r"column 'year' is there twice"):
+        read(tmp_path / "a.arrow")
+    kind = pyarrow.list_(pyarrow.struct([pyarrow.field("a", pyarrow.int64()), pyarrow.field("a", pyarrow.int64())]))
+    table = pyarrow.Table.from_arrays([*arrays[:2], pyarrow.nulls(1, kind)], names=["id", "text", "more"])
+    with pyarrow.ipc.new_stream(str(tmp_path / "a.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(InputError, match=r"column 'more' has the key 'a' twice"):
+        read(tmp_path / "a.arrow")
+
+
+def test_strings_that_are_stored_as_bytes_are_named(tmp_path: Path) -> None:
+    table = pyarrow.table({"id": ["1"], "text": [b"one"]})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    [row] = read(tmp_path / "a.parquet")
+    assert isinstance(row, Reject) and "'text' is a column of bytes" in row.reason
+    [row] = read(tmp_path / "b.parquet", dept=[b"x"])
+    assert isinstance(row, Reject) and "'dept' is a column of bytes" in row.reason
+
+
+def test_what_follows_a_stream_of_arrow_is_refused(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    table = pyarrow.table({"id": ["1"], "text": ["一"]})
+    with pyarrow.ipc.new_stream(buffer, table.schema) as writer:
+        writer.write_table(table)
+    (tmp_path / "a.arrow").write_bytes(buffer.getvalue())
+    assert len(read(tmp_path / "a.arrow")) == 1
+    (tmp_path / "a.arrow").write_bytes(buffer.getvalue() * 2)
+    with pytest.raises(InputError, match=r"after row 1 .another stream or other bytes follow"):
+        read(tmp_path / "a.arrow")

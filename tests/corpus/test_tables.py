@@ -1,0 +1,84 @@
+from pathlib import Path
+
+import pytest
+
+from care_qdrant.corpus.files import Corpus
+from care_qdrant.corpus.rows import HASH_ID, Fields, Reject
+from care_qdrant.errors import InputError
+from care_qdrant.types import Document
+
+
+def read(path: Path, content: str | bytes, fields: Fields | None = None) -> list[Document | Reject]:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with Corpus(path, fields or Fields()) as corpus:
+        return list(corpus)
+
+
+def outcome(rows: list[Document | Reject]) -> list[str | int]:
+    """The id of each document, the line of each rejected row."""
+    return [row.line if isinstance(row, Reject) else row.id for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        ('id,text\na,一\nb,"二"x\nc,三\n', ["a", 3, "c"]),
+        ('id,text\na,一\nb,"二\nc,三\nd,"四"\ne,五\n', ["a", 3, "c", "d", "e"]),
+        ('id,text\na,一\nb,"二\nc,三\n', ["a", 3, "c"]),
+        ('id,text\na,"一\n二"\nb,"三"x\nc,三\n', ["a", 4, "c"]),
+        ('sep=;\nid;text\na;"一\nb;二\n', [3, "b"]),
+    ],
+)
+def test_a_wrong_quote_takes_one_row(tmp_path: Path, content: str, found: list[str | int]) -> None:
+    assert outcome(read(tmp_path / "a.csv", content)) == found
+
+
+def test_a_wrong_byte_takes_one_row_and_a_long_line_another(tmp_path: Path) -> None:
+    rows = read(tmp_path / "a.csv", b"id,text\na,1\nb,\xff\nc,2\nd," + b"x" * 5_000_001 + b"\ne,3\n")
+    assert outcome(rows) == ["a", 3, "c", 5, "e"]
+    assert [row.reason for row in rows if isinstance(row, Reject)] == [
+        "is not UTF-8: byte 0xff at position 2",
+        "is longer than 5,000,000 characters",
+    ]
+
+
+@pytest.mark.parametrize("second", ["id,text,dept", "\ufeffid,text,dept"])
+def test_tables_with_one_header_can_be_put_together(tmp_path: Path, second: str) -> None:
+    rows = read(tmp_path / "a.csv", f"id,text,dept\na,一,x\n{second}\nb,二,y\n")
+    assert outcome(rows) == ["a", "b"]
+    rows = read(tmp_path / "a.csv", f"id,text,dept\na,一,x\n{second}\nb,二,y\n", Fields(id=HASH_ID))
+    assert len(rows) == 2
+
+
+@pytest.mark.parametrize("second", ["text,id,dept\n二,b,y\n", "id,text,year\nb,二,2020\n", "id,text\nb,二\n"])
+def test_a_table_with_another_header_is_refused_with_its_line(tmp_path: Path, second: str) -> None:
+    """Its cells would be taken for those of other columns."""
+    with pytest.raises(InputError, match=r"line 3 is a header with other columns .*a second table begins there"):
+        read(tmp_path / "a.csv", f"id,text,dept\na,一,x\n{second}")
+
+
+def test_a_document_may_speak_of_text(tmp_path: Path) -> None:
+    assert outcome(read(tmp_path / "a.csv", "id,text\na,text\ntext,id is text\n")) == ["a", "text"]
+
+
+def test_the_index_of_pandas_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"column 1 has no name; .*index=False"):
+        read(tmp_path / "a.csv", ",id,text\n0,a,一\n")
+    with pytest.raises(InputError, match=r"the header has an opening quote without an end"):
+        read(tmp_path / "a.csv", 'id,"text\na,一\n')
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_a_table_may_be_called_txt(tmp_path: Path, end: str) -> None:
+    """Excel saves "Unicode Text", tabs in UTF-16, under that ending."""
+    content = f"id\ttext{end}a\t一{end}b\t二{end}"
+    assert outcome(read(tmp_path / "a.txt", content)) == ["a", "b"]
+    (tmp_path / "b.txt").write_bytes(content.encode("utf-16"))
+    with Corpus(tmp_path / "b.txt", encoding="utf-16") as corpus:
+        assert outcome(list(corpus)) == ["a", "b"]
+
+
+@pytest.mark.parametrize("prose", ["text, or what it is\n", "id and text\n", 'He said "id,\n', "text\n", "id|text|\n"])
+def test_prose_called_txt_is_one_document(tmp_path: Path, prose: str) -> None:
+    rows = read(tmp_path / "a.txt", prose if prose != "id|text|\n" else "标题|正文\n一|二\n")
+    assert outcome(rows) == ["a.txt"]
