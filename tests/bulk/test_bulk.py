@@ -9,9 +9,11 @@ import random
 import resource
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from qdrant_client import QdrantClient
 
 from care_qdrant.bulk.encode import encode_unit
@@ -29,15 +33,17 @@ from care_qdrant.bulk.work import Manifest, Work
 from care_qdrant.cli import care
 from care_qdrant.encoders import bm25
 from care_qdrant.errors import EncodingError, FingerprintMismatch, InputError, NewerFormat, NotVerified
+from care_qdrant.index import reading
 from care_qdrant.index.ingest import ingest
 from care_qdrant.index.settings import IngestSettings
+from care_qdrant.progress import Progress
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.schema import LOAD_KEY
 from care_qdrant.types import Vectors
 from tests.reliability.bulk import care_bulk, part_hashes, report_of
 from tests.reliability.object_storage import BUCKET, faulty_storage
 from tests.standin import StandIn
-from tests.tiny import TEXTS, HashModel
+from tests.tiny import TEXTS, HashModel, Killed
 
 MODEL = HashModel(max_tokens=40)
 
@@ -87,10 +93,35 @@ def points(client: QdrantClient, collection: str) -> dict[str, Any]:
     return {str(record.id): (record.payload, record.vector) for record in records}
 
 
+def assert_same_points(client: QdrantClient, name: str, other: str) -> dict[str, Any]:
+    """Compare two collections point for point; return the points."""
+    found, expected = points(client, name), points(client, other)
+    assert found.keys() == expected.keys()
+    for point, (payload, vectors) in expected.items():
+        assert found[point][0] == payload
+        assert found[point][1][MODEL.name] == pytest.approx(vectors[MODEL.name], abs=1e-6)
+        assert found[point][1]["bm25"] == vectors["bm25"]
+    return expected
+
+
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     """A folder with a file of each kind, a row that is no JSON, and rows that repeat earlier ones."""
-    folder = tmp_path / "corpus"
+    return write_corpus(tmp_path / "corpus")
+
+
+@pytest.fixture(scope="module")
+def corpus_job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Work]:
+    """Such a folder, and a job over it all of whose units are encoded."""
+    folder = tmp_path_factory.mktemp("kills")
+    corpus = write_corpus(folder / "corpus")
+    make_plan(corpus, folder / "job")
+    encode_all(folder / "job")
+    return corpus, Work(str(folder / "job"))
+
+
+def write_corpus(folder: Path) -> Path:
+    """Write a file of each kind, a row that is no JSON, and rows that repeat earlier ones."""
     folder.mkdir()
     lines = write_lines(folder / "a.jsonl", rows(35))
     with lines.open("a", encoding="utf-8") as file:
@@ -110,14 +141,9 @@ def test_parts_make_the_collection_that_ingestion_makes(
 ) -> None:
     ingest(str(corpus), MODEL, client, "direct", settings=IngestSettings(sparse=True))
     report = load(encoded, client, "bulk")
-    direct, bulk = points(client, "direct"), points(client, "bulk")
-    assert direct.keys() == bulk.keys()
+    direct = assert_same_points(client, "bulk", "direct")
     assert report.points == len(direct) > 81
     assert Collection(client, "bulk").schema.contracts == Collection(client, "direct").schema.contracts
-    for point, (payload, vectors) in direct.items():
-        assert bulk[point][0] == payload
-        assert bulk[point][1][MODEL.name] == pytest.approx(vectors[MODEL.name], abs=1e-6)
-        assert bulk[point][1]["bm25"] == vectors["bm25"]
     # The other way round: the collection has its own mean length, and the terms of the parts are weighed by that.
     write_lines(tmp_path / "long.jsonl", [{"id": "long", "text": "".join(TEXTS) * 3}])
     for name in ("first", "counted"):
@@ -143,6 +169,48 @@ def test_both_ways_mix_and_loading_twice_writes_once(client: QdrantClient, corpu
     assert first.encoded == first.chunks
     assert (again.encoded, again.updated, again.unchanged) == (0, 0, first.chunks)
     assert (direct.encoded, direct.updated, direct.unchanged) == (0, 0, first.chunks)
+
+
+def test_a_load_of_five_thousand_windows_stores_every_point(
+    client: QdrantClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts are read by one thread and written by others: neither may look at what the other changes."""
+    texts = [{"id": f"d{n}", "text": f"{TEXTS[n % len(TEXTS)]}{n}"} for n in range(10_000)]
+    make_plan(write_lines(tmp_path / "a.jsonl", texts), tmp_path / "job", sparse=False, unit_rows=5_000)
+    encode_all(tmp_path / "job")
+    monkeypatch.setattr(reading, "WINDOW_DOCUMENTS", 2)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        report = load(Work(str(tmp_path / "job")), client, "bulk")
+    finally:
+        sys.setswitchinterval(interval)
+    assert (report.documents, report.encoded, report.points) == (10_000, 10_000, 10_000)
+    assert verify(Work(str(tmp_path / "job")), client, "bulk").least_cosine == pytest.approx(1, abs=1e-5)
+
+
+@given(kills=st.lists(st.integers(1, 40), min_size=1, max_size=3))
+@settings(max_examples=6)
+def test_a_load_that_is_killed_at_any_window_and_run_again_is_direct_ingestion(
+    corpus_job: tuple[Path, Work], kills: list[int]
+) -> None:
+    corpus, work = corpus_job
+    with closing(QdrantClient(":memory:")) as client, pytest.MonkeyPatch.context() as patch:
+        ingest(str(corpus), MODEL, client, "direct", settings=IngestSettings(sparse=True))
+        patch.setattr(reading, "WINDOW_DOCUMENTS", 3)
+        for windows in kills:
+            calls = itertools.count(1)
+
+            def killed(_: Progress, calls: Iterator[int] = calls, windows: int = windows) -> None:
+                if next(calls) == windows:
+                    raise Killed
+
+            with suppress(Killed):
+                load(work, client, "bulk", on_progress=killed)
+        load(work, client, "bulk")
+        again = load(work, client, "bulk")
+        assert (again.encoded, again.updated, again.unchanged) == (0, 0, again.points)
+        assert_same_points(client, "bulk", "direct")
 
 
 def test_verification_names_the_units_with_wrong_points(client: QdrantClient, encoded: Work) -> None:
