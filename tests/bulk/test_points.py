@@ -128,7 +128,7 @@ def test_what_cannot_be_planned_is_refused(client: QdrantClient, tmp_path: Path)
     attach_vector(client, "docs", MODEL)
     with pytest.raises(InputError, match="every point with a text has vector"):
         plan(client, tmp_path / "new")
-    next((tmp_path / "job" / "points").iterdir()).unlink()
+    next((tmp_path / "job" / "rows").iterdir()).unlink()
     with pytest.raises(InputError, match="is not there any more"):
         encode(tmp_path / "job")
 
