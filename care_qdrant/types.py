@@ -49,6 +49,8 @@ class Chunk:
     """Tokens that the document encoder reads; 0 where they were not counted."""
     terms: Mapping[int, int] | None = field(default=None, compare=False, repr=False)
     """Counts of its BM25 terms by their index, where a bulk job has them; None where they are still to be counted."""
+    vector: Vectors | None = field(default=None, compare=False, repr=False)
+    """Its vector, shape (dim,), where a bulk job has it; None where it is still to be encoded."""
 
     @property
     def point_id(self) -> str:

@@ -29,6 +29,16 @@ def test_every_link_leads_somewhere(page: Path) -> None:
     assert not missing
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_file_that_a_page_names_is_there(page: Path) -> None:
+    """The log of experiments names the files of its time; a pattern with ``*`` stands for files that it matches."""
+    if page.name == "EXPERIMENTS.md":
+        return
+    tops = "benchmarks|care_qdrant|docs|examples|llama_integration|tests|trainer"
+    named = re.findall(rf"(?<![\w./])((?:{tops})/[\w./*-]*[\w*])", page.read_text(encoding="utf-8"))
+    assert [name for name in named if not list(ROOT.glob(name))] == []
+
+
 def test_the_chinese_readme_has_all_parts_of_the_english_one() -> None:
     parts = (r"^## ", r"^\|", r"^- ", r"^!\[", r"^```text", r"^```python")
     english, chinese = (

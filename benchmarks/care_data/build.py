@@ -4,6 +4,7 @@
 of JSON Lines, which is what mteb loads. ``disputed.jsonl`` holds what is neither.
 """
 
+import logging
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -17,6 +18,8 @@ from care_data.prompts import render
 from care_data.source import shown
 from care_data.sts import PAIRS, drawn
 from care_qdrant import InputError
+
+logger = logging.getLogger(__name__)
 
 BENCHMARK = "benchmark"
 _SHOWN = 5  # leaks that an error names
@@ -39,8 +42,24 @@ def run_build(plan: Plan, _: bool = False) -> dict[str, Any]:
             "take them out of the questions, or set build.drop = true"
         )
     answered = {query: grades for query, grades in qrels.items() if query not in repeated and any(grades.values())}
-    if not answered:
-        raise InputError("no question has a relevant document; there is nothing to score")
+    asked = [row["id"] for row in read_rows(folder / QUERIES)]
+    undecided = [name for name in asked if name not in qrels]
+    if len(answered) < max(1, settings.min_answered * (len(asked) - len(repeated))):
+        raise InputError(
+            f"only {len(answered):,} of {len(asked):,} questions have a document that is labelled relevant: "
+            f"{len(repeated):,} are repeated, {len(undecided):,} have disputed or missing votes alone, and the others "
+            "have none. Such a benchmark says little about the rest: ask judges again (care-data judge CONFIG --again "
+            f"NAME), give deeper pools, or set build.min_answered below {settings.min_answered:g}"
+        )
+    if len(answered) < len(asked):
+        logger.warning(
+            "%d of %d questions are in the benchmark: %d are repeated, %d have disputed or missing votes alone, the "
+            "others no relevant document",
+            len(answered),
+            len(asked),
+            len(repeated),
+            len(undecided),
+        )
     wanted = {row["document_id"] for row in read_rows(folder / POOL)} | {
         name for of in answered.values() for name in of
     }
@@ -61,7 +80,9 @@ def run_build(plan: Plan, _: bool = False) -> dict[str, Any]:
     write_rows(target / "disputed.jsonl", disputed)
     card = {
         "name": plan.settings.name,
+        "asked": len(asked),
         "questions": len(answered),
+        "undecided": len(undecided),
         "without_a_positive": len(qrels) - len(repeated.keys() & qrels.keys()) - len(answered),
         "repeated": len(repeated),
         "documents": len(documents),

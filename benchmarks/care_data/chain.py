@@ -52,7 +52,7 @@ def run_step(plan: Plan, name: str, *, replay: bool = False) -> Report:
     state: dict[str, Any] = read_json(folder / _DONE) if (folder / _DONE).is_file() else {}
     now, before = step.digest(plan), state.get(name)
     files = {file: file_digest(folder / file) for file in step.outputs}
-    if before and before["inputs"] == now and before["outputs"] == files and all(files.values()):
+    if before and not plan.again and before["inputs"] == now and before["outputs"] == files and all(files.values()):
         logger.info("%s: done already", name)
         report: Report = before["report"]
         return report

@@ -87,11 +87,17 @@ def _step(name: str, text: str, *options: click.Option) -> None:
     @care_data.command(name, params=[*options], help=f"{text}\n\n\b\nExample:\n  care data {name} clinic.toml")
     @plan_argument
     @click.pass_obj
-    def step(replay: bool, plan: "Plan", dry_run: bool = False) -> Any:
+    def step(replay: bool, plan: "Plan", dry_run: bool = False, again: tuple[str, ...] = ()) -> Any:
         from care_data.chain import run_step
+        from care_data.config import ask_again
         from care_data.judging import estimate
 
-        return estimate(plan) if dry_run else run_step(plan, name, replay=replay)
+        return estimate(plan) if dry_run else run_step(ask_again(plan, again), name, replay=replay)
+
+
+def _again(of: str) -> click.Option:
+    text = f"{of} whose answers could not be read: send what is missing again, at its price. Repeatable."
+    return click.Option(["--again"], metavar="NAME", multiple=True, help=text)
 
 
 _step("pool", "Search the collection of CONFIG with every retriever, and fuse what they find for each question.")
@@ -99,9 +105,14 @@ _step(
     "judge",
     "Let the judges of CONFIG rate the pool. Answers are stored, and no stored answer is asked again.",
     click.Option(["--dry-run"], is_flag=True, help="Count the calls and their highest cost; nothing is sent."),
+    _again("Judge"),
 )
 _step("vote", "Label the pool of CONFIG by the votes of its judges and experts, and report their agreement.")
-_step("sts", "Write sentence pairs from the questions and synonyms of CONFIG, as far as its judges confirm them.")
+_step(
+    "sts",
+    "Write sentence pairs from the questions and synonyms of CONFIG, as far as its judges confirm them.",
+    _again("Writer or judge"),
+)
 _step("build", "Write the benchmark of CONFIG: a task directory with a data card, for care-bench, BEIR and mteb.")
 
 

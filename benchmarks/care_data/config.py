@@ -4,6 +4,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -132,6 +133,7 @@ class Build:
     near_duplicate: Share = 0.8  # overlap from which two questions are one
     drop: bool = False  # leave out repeated questions instead of refusing them
     allow_same_judges: bool = False  # accept judges that also labelled a training set
+    min_answered: Share = 0.5  # refuse a benchmark of a smaller share of the questions
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -157,6 +159,8 @@ class Plan:
 
     settings: Settings
     root: Path
+    again: tuple[str, ...] = ()
+    """Judges that are asked again for what could not be read of their stored answers."""
 
     @property
     def folder(self) -> Path:
@@ -195,6 +199,17 @@ def secret(variable: str | None, what: str) -> str | None:
         raise InputError(f"{what}: the environment variable {variable} is not set; it must hold the API key")
     remember_secret(value)
     return value
+
+
+def ask_again(plan: Plan, names: tuple[str, ...]) -> Plan:
+    """Return the plan with judges, or the writer, that are asked again."""
+    known = [
+        *(each.name for each in plan.settings.judge),
+        *([plan.settings.sts.writer.name] if plan.settings.sts else []),
+    ]
+    if unknown := [name for name in names if name not in known]:
+        raise InputError(f"--again {unknown[0]}: no judge has this name; expected one of {', '.join(known)}")
+    return replace(plan, again=names)
 
 
 def _contradictions(settings: Settings) -> Iterator[str]:

@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 JUDGEMENTS, LEDGER = "judgements.jsonl", "calls.sqlite"
 _LONG = 3  # unrelated documents that make one long planted one
 _STUFFED = 5  # repetitions of a question in a stuffed one
+_SHOWN = 300  # characters of an answer that could not be read
 
 
 class Item(NamedTuple):
@@ -43,6 +44,7 @@ class Rating(NamedTuple):
     document_id: str
     grade: int | None
     reason: str = ""
+    answer: str = ""  # the beginning of an answer that could not be read
 
 
 def run_judge(plan: Plan, replay: bool = False) -> dict[str, Any]:
@@ -55,6 +57,17 @@ def run_judge(plan: Plan, replay: bool = False) -> dict[str, Any]:
         "mean_depth": sum(depths.values()) / max(1, len(depths)),
         "judges": [describe_judge(judge, ratings) for judge in plan.settings.judge],
     }
+    for each in report["judges"]:
+        if each["unread"]:
+            logger.warning(
+                "judge %s: %d of %d documents have no grade, since its answers could not be read. The first of them: "
+                "%r. When that is mended (model, max_tokens, language): care-data judge CONFIG --again %s",
+                each["judge"],
+                each["missing"]["invalid"],
+                each["asked"],
+                each["unread"],
+                each["judge"],
+            )
     ordered = sorted(ratings, key=lambda each: (each.query_id, each.document_id, each.judge))
     write_rows(folder / JUDGEMENTS, (each._asdict() for each in ordered))
     write_json(folder / "judge.json", report)
@@ -64,7 +77,7 @@ def run_judge(plan: Plan, replay: bool = False) -> dict[str, Any]:
 def rate(plan: Plan, work: "Work", *, replay: bool) -> tuple[list[Rating], dict[str, int], dict[str, Any]]:
     """Return all votes, how many documents of each question were judged, and what it cost."""
     judging, judges = plan.settings.judging, plan.settings.judge
-    with calling(plan.folder / LEDGER, judging.max_cost, judges, replay) as (ledger, callers):
+    with calling(plan.folder / LEDGER, judging.max_cost, judges, replay, plan.again) as (ledger, callers):
         first, second = ([caller for caller in callers if caller.judge.tier == tier] for tier in (1, 2))
         ratings, depths = _by_depth(first, work)
         if second:
@@ -98,9 +111,14 @@ def is_anchor(document_id: str) -> bool:
 
 
 def describe_judge(judge: Judge, ratings: Sequence[Rating]) -> dict[str, Any]:
-    """Return how a judge did: votes, what is missing, and the planted documents that it rated relevant, by kind."""
+    """Return how a judge did: votes, what is missing, and the planted documents that it rated relevant, by kind.
+
+    ``unread`` is the beginning of its first answer that could not be read, by question and document; empty where all
+    could.
+    """
     given: list[int] = []
     missing, planted = Counter[str](), dict[str, list[bool]]()
+    unread = sorted(each for each in ratings if each.judge == judge.name and each.reason == "invalid")
     for each in (rating for rating in ratings if rating.judge == judge.name):
         if is_anchor(each.document_id):
             hits = planted.setdefault(each.document_id.partition(":")[2], [])
@@ -113,8 +131,10 @@ def describe_judge(judge: Judge, ratings: Sequence[Rating]) -> dict[str, Any]:
         "judge": judge.name,
         "family": judge.family,
         "tier": judge.tier,
+        "asked": len(given) + missing.total(),
         "votes": len(given),
         "missing": missing,
+        "unread": unread[0].answer if unread else "",
         "relevant_share": sum(grade >= RELEVANT for grade in given) / max(1, len(given)),
         "planted": {kind: {"rated": len(hits), "called_relevant": sum(hits)} for kind, hits in sorted(planted.items())},
     }
@@ -238,17 +258,17 @@ def _rate(callers: Sequence[Caller], work: Work, batches: Sequence[Batch]) -> li
 
 def _ask(caller: Caller, work: Work, query: str, items: Sequence[Item]) -> list[Rating]:
     """Ask until every document has a grade, for the missing ones alone, a bounded number of times."""
-    judge, left, grades, reason = caller.judge, list(items), dict[str, int](), ""
-    asked = Counter[str]()
-    for _ in range(work.settings.attempts):
+    judge, left, grades, reason, text = caller.judge, list(items), dict[str, int](), "", ""
+    asked, ask = Counter[str](), caller.answers(work.settings.attempts)
+    while left:
         order, prompt = work.order(judge, query, left), work.prompt(judge, query, left)
-        answer = caller.ask(prompt, asked[prompt])
+        if (answer := ask(prompt, asked[prompt])) is None:
+            break
         asked[prompt] += 1
+        text = answer.text
         seen = {} if answer.refused else read_grades(answer.text, len(order))
         reason = "refused" if answer.refused else "invalid"
         grades |= {order[number].name: grade for number, grade in seen.items()}
         left = [item for item in left if item.name not in grades]
-        if not left:
-            break
-    reasons = {item.name: reason for item in left}
-    return [Rating(judge.name, query, name, grades.get(name), reasons.get(name, "")) for name, _ in items]
+    failed = {item.name: (reason, text[:_SHOWN] if reason == "invalid" else "") for item in left}
+    return [Rating(judge.name, query, name, grades.get(name), *failed.get(name, ())) for name, _ in items]

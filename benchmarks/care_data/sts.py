@@ -40,7 +40,8 @@ def run_sts(plan: Plan, replay: bool = False) -> dict[str, Any]:
     def read(number: int, text: str) -> dict[str, str] | None:
         return _checked(read_object(text), *chosen[number], tolerance)
 
-    with calling(plan.folder / LEDGER, judging.max_cost, [settings.writer], replay) as (_, [writer]):
+    ledger, again = plan.folder / LEDGER, plan.again
+    with calling(ledger, judging.max_cost, [settings.writer], replay, again) as (_, [writer]):
         written = dict(
             zip((row["id"] for row, _ in chosen), writer.ask_all(prompts, read, judging.attempts), strict=True)
         )

@@ -124,7 +124,7 @@ def _require_votes(ballots: Ballots, judges: Sequence[str], most: float) -> None
         each = ", ".join(f"{judge}: {count:,} of {len(ballots):,}" for judge, count in missing.items() if count)
         raise InputError(
             f"{100 * share:.0f} % of the votes are missing ({each}), more than vote.max_missing = {most:g}; ask those "
-            "judges again, leave them out with vote.exclude, or raise the limit"
+            "judges again (care-data judge CONFIG --again NAME), leave them out with vote.exclude, or raise the limit"
         )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -128,8 +129,8 @@ class Ledger:
 class Caller:
     """Asks one model, and never twice the same thing; a replay answers from the ledger alone, without a network."""
 
-    def __init__(self, judge: Judge, ledger: Ledger, *, replay: bool = False) -> None:
-        self.judge, self._ledger, self._replay = judge, ledger, replay
+    def __init__(self, judge: Judge, ledger: Ledger, *, replay: bool = False, again: bool = False) -> None:
+        self.judge, self._ledger, self._replay, self._again = judge, ledger, replay, again
         key = None if replay else secret(judge.key_env, f"judge {judge.name}")
         headers = {"User-Agent": f"care-data/{__version__}"} | ({"Authorization": f"Bearer {key}"} if key else {})
         limits = httpx.Limits(max_connections=judge.concurrency)
@@ -146,7 +147,7 @@ class Caller:
     def ask(self, prompt: str, attempt: int = 0) -> Answer:
         """Return the answer to a prompt, from the ledger where it is there; ``attempt`` counts unusable ones before."""
         messages = [{"role": "user", "content": prompt}]
-        key = digest(self.judge.model, messages, attempt)
+        key = self._key(prompt, attempt)
         if (answer := self._ledger.stored(key)) is not None:
             return answer
         if self._replay:
@@ -166,12 +167,34 @@ class Caller:
             self.down = error
         raise self.down
 
+    def answers(self, attempts: int) -> Callable[[str, int], Answer | None]:
+        """Return a function that asks for one thing until nothing more is allowed, and then returns None.
+
+        That are ``attempts`` answers, stored ones included. A judge that is asked again may send as many new ones
+        beyond those that are stored; later runs and replays read these as they read the others.
+        """
+        found = new = 0
+
+        def next_answer(prompt: str, attempt: int) -> Answer | None:
+            nonlocal found, new
+            answer = self._ledger.stored(self._key(prompt, attempt))
+            if answer is None and (found < attempts or (self._again and new < attempts)):
+                answer, new = self.ask(prompt, attempt), new + 1
+            found += 1
+            return answer
+
+        return next_answer
+
+    def _key(self, prompt: str, attempt: int) -> str:
+        return digest(self.judge.model, [{"role": "user", "content": prompt}], attempt)
+
     def ask_all(self, prompts: Sequence[str], read: Callable[[int, str], T | None], attempts: int) -> list[T | None]:
         """Ask concurrently, again where ``read`` makes None of a prompt's number and answer; return what it made."""
 
         def one(number: int) -> T | None:
-            answers = (self.ask(prompts[number], attempt) for attempt in range(attempts))
-            found = (None if answer.refused else read(number, answer.text) for answer in answers)
+            ask = self.answers(attempts)
+            answers = takewhile(lambda answer: answer is not None, (ask(prompts[number], n) for n in count()))
+            found = (None if answer is None or answer.refused else read(number, answer.text) for answer in answers)
             return next((each for each in found if each is not None), None)
 
         return list(self.pool.map(one, range(len(prompts))))
@@ -230,11 +253,11 @@ class Caller:
 
 @contextmanager
 def calling(
-    path: Path, max_cost: float | None, judges: Sequence[Judge], replay: bool
+    path: Path, max_cost: float | None, judges: Sequence[Judge], replay: bool, again: Sequence[str] = ()
 ) -> Iterator[tuple[Ledger, list[Caller]]]:
-    """Open the ledger and a connection to each judge."""
+    """Open the ledger and a connection to each judge; ``again`` names those that are asked again."""
     with closing(Ledger(path, max_cost)) as ledger:
-        callers = [Caller(judge, ledger, replay=replay) for judge in judges]
+        callers = [Caller(judge, ledger, replay=replay, again=judge.name in again) for judge in judges]
         try:
             yield ledger, callers
         finally:

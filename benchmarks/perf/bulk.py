@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
+from typing import cast
 
 import click
 from qdrant_client import QdrantClient, models
@@ -24,6 +25,7 @@ from care_qdrant.index.ingest import ingest
 from care_qdrant.index.settings import DocumentModel
 from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.connection import open_client
+from care_qdrant.types import Vectors
 from tests.reliability.processes import BINARY, QdrantServer
 from tests.reliability.ready_model import ReadyModel, write_corpus
 
@@ -151,10 +153,12 @@ def _upload(work: Work, client: QdrantClient, name: str) -> None:
 
 
 def _points(work: Work, manifest: Manifest, receipts: Sequence[Receipt]) -> Iterator[models.PointStruct]:
-    for part in (part for receipt in receipts for part in read_part(work, manifest, receipt)):
-        for chunk, vector in zip(part.chunks, part.vectors, strict=True):
+    for chunks in (chunks for receipt in receipts for chunks in read_part(work, manifest, receipt)):
+        for chunk in chunks:
             payload = {"doc_id": chunk.document.id, "text": chunk.text, **chunk.document.metadata}
-            yield models.PointStruct(id=chunk.point_id, vector={"v": vector.tolist()}, payload=payload)
+            yield models.PointStruct(
+                id=chunk.point_id, vector={"v": cast(Vectors, chunk.vector).tolist()}, payload=payload
+            )
 
 
 def _timed(run: Callable[[], object]) -> tuple[float, float]:

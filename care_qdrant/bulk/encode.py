@@ -9,7 +9,7 @@ import io
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from typing import Any, cast
 
 import numpy as np
@@ -21,27 +21,19 @@ from care_qdrant.bulk.work import Manifest, Receipt, Unit, Work
 from care_qdrant.corpus.chunking import cut_documents
 from care_qdrant.corpus.rows import Reject
 from care_qdrant.encoders import bm25
-from care_qdrant.encoders.ahead import calls_of, run_ahead
+from care_qdrant.encoders.ahead import run_ahead
 from care_qdrant.encoders.batching import token_batches
-from care_qdrant.encoders.usable import require_usable
 from care_qdrant.errors import EncodingError, FingerprintMismatch, NotVerified
+from care_qdrant.index.plan import ChunkTask, chunk_task
 from care_qdrant.index.settings import DocumentModel
-from care_qdrant.qdrant.payload import content_hash
+from care_qdrant.index.work import Maker, document_vectors
+from care_qdrant.qdrant.create import PointVectors
 from care_qdrant.types import Chunk, Document, Vectors
 
 ROW_GROUP = 1_024
 """Rows of a group of a part, which a loader holds at once."""
 CUT_DOCUMENTS = 512
 _MODEL_KEY = b"care_fingerprint"
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Chunks of a part with their vectors."""
-
-    chunks: list[Chunk]
-    vectors: Vectors
-    """Shape (n, dim), float32, rows of unit length up to the precision of the stored type."""
 
 
 def encode_unit(work: Work, manifest: Manifest, unit: Unit, model: DocumentModel, batch_tokens: int) -> Receipt:
@@ -53,9 +45,11 @@ def encode_unit(work: Work, manifest: Manifest, unit: Unit, model: DocumentModel
         )
     start = time.perf_counter()
     rejects: list[Reject] = []
-    chunks = list(_chunks(work, manifest, unit, model, rejects))
-    chunks, vectors = _encode(chunks, model, manifest.dim, batch_tokens, rejects)
-    content = _parquet(chunks, vectors, manifest)
+    carried = PointVectors(manifest.vector_name, manifest.contract)
+    tasks = [chunk_task(chunk, None, carried) for chunk in _chunks(work, manifest, unit, model, rejects)]
+    tasks, vectors = _encode(tasks, document_vectors(model, manifest.dim), batch_tokens, rejects)
+    chunks = [task.chunk for task in tasks]
+    content = _parquet(tasks, vectors, manifest)
     if rejects:
         lines = [{"file": unit.label, "line": each.line, "id": each.id, "reason": each.reason} for each in rejects]
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
@@ -76,8 +70,8 @@ def encode_unit(work: Work, manifest: Manifest, unit: Unit, model: DocumentModel
     return receipt
 
 
-def read_part(work: Work, manifest: Manifest, receipt: Receipt) -> Iterator[Part]:
-    """Return a part, some chunks at a time, after checking that it is the one of its receipt."""
+def read_part(work: Work, manifest: Manifest, receipt: Receipt) -> Iterator[list[Chunk]]:
+    """Return the chunks of a part with their vectors, some at a time, after checking that it is that of its receipt."""
     content = work.read(f"parts/{receipt.unit}.parquet")
     if content is None or hashlib.sha256(content).hexdigest() != receipt.sha256:
         found = "is missing" if content is None else "is not the file of its receipt"
@@ -96,7 +90,8 @@ def read_part(work: Work, manifest: Manifest, receipt: Receipt) -> Iterator[Part
         table = file.read_row_group(number)
         flat = table["vector"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
         vectors = np.ascontiguousarray(flat.reshape(len(table), manifest.dim), dtype=np.float32)
-        yield Part([_chunk(row) for row in table.drop_columns(["vector"]).to_pylist()], vectors)
+        rows = table.drop_columns(["vector"]).to_pylist()
+        yield [replace(_chunk(row), vector=vector) for row, vector in zip(rows, vectors, strict=True)]
 
 
 def _chunks(work: Work, manifest: Manifest, unit: Unit, model: DocumentModel, rejects: list[Reject]) -> Iterator[Chunk]:
@@ -121,23 +116,20 @@ def _chunks(work: Work, manifest: Manifest, unit: Unit, model: DocumentModel, re
 
 
 def _encode(
-    chunks: Sequence[Chunk], model: DocumentModel, dim: int, batch_tokens: int, rejects: list[Reject]
-) -> tuple[list[Chunk], Vectors]:
-    """Return the chunks with their vectors, in order; a document with a text of no usable vector is rejected whole."""
-    vectors = np.zeros((len(chunks), dim), dtype=np.float32)
+    tasks: Sequence[ChunkTask], maker: Maker, batch_tokens: int, rejects: list[Reject]
+) -> tuple[list[ChunkTask], Vectors]:
+    """Return the tasks with their vectors, in order; a document with a text of no usable vector is rejected whole."""
+    vectors = np.zeros((len(tasks), maker.numbers), dtype=np.float32)
     failed: dict[int, EncodingError] = {}
 
     def run(batch: list[int]) -> Vectors | EncodingError:
-        texts = [chunks[index].embedded_text for index in batch]
         try:
-            rows = model.document_encoder.encode(texts)
-            require_usable(rows, (len(batch), dim), lambda row: f"text {row} of a batch of {len(batch)}")
-            return rows
+            return cast(Vectors, maker.make([tasks[index] for index in batch]))
         except EncodingError as error:
             return error
 
-    batches = token_batches([chunk.tokens for chunk in chunks], batch_tokens)
-    for batch, rows in run_ahead(batches, run, lambda: calls_of(model.document_encoder)):
+    batches = token_batches([task.tokens for task in tasks], batch_tokens)
+    for batch, rows in run_ahead(batches, run, maker.calls):
         if isinstance(rows, EncodingError):
             failed |= dict.fromkeys(batch, rows)
         else:
@@ -151,18 +143,21 @@ def _encode(
                 vectors[index] = rows[0]
                 del failed[index]
     if failed:
-        _require_sound(run, failed, len(chunks))
-    reasons = {chunks[index].document.id: (chunks[index].document.line, str(why)) for index, why in failed.items()}
-    rejects += [Reject(line, why, id_) for id_, (line, why) in reasons.items()]
-    kept = [index for index, chunk in enumerate(chunks) if chunk.document.id not in reasons]
-    return [chunks[index] for index in kept], vectors[kept]
+        _require_sound(run, failed, len(tasks))
+    reasons: dict[str, Reject] = {}
+    for index, why in failed.items():
+        document = tasks[index].chunk.document
+        reasons[document.id] = Reject(document.line, str(why), document.id)
+    rejects += reasons.values()
+    kept = [index for index, task in enumerate(tasks) if task.chunk.document.id not in reasons]
+    return [tasks[index] for index in kept], vectors[kept]
 
 
 def _require_sound(
-    run: Callable[[list[int]], Vectors | EncodingError], failed: Mapping[int, EncodingError], chunks: int
+    run: Callable[[list[int]], Vectors | EncodingError], failed: Mapping[int, EncodingError], tasks: int
 ) -> None:
     """Fail the unit where the encoder, and not a text, is the reason: it has to encode another text still."""
-    sound = next((index for index in range(chunks) if index not in failed), None)
+    sound = next((index for index in range(tasks) if index not in failed), None)
     if sound is None:
         raise EncodingError(f"no document of the unit has a usable vector: {next(iter(failed.values()))}")
     again = run([sound])
@@ -170,7 +165,8 @@ def _require_sound(
         raise again
 
 
-def _parquet(chunks: Sequence[Chunk], vectors: Vectors, manifest: Manifest) -> bytes:
+def _parquet(tasks: Sequence[ChunkTask], vectors: Vectors, manifest: Manifest) -> bytes:
+    chunks = [task.chunk for task in tasks]
     kind = pa.float16() if manifest.datatype == "float16" else pa.float32()
     flat = pa.array(vectors.astype(manifest.datatype).reshape(-1), type=kind)
     columns: dict[str, Any] = {
@@ -183,7 +179,7 @@ def _parquet(chunks: Sequence[Chunk], vectors: Vectors, manifest: Manifest) -> b
         "chunks": pa.array([chunk.total for chunk in chunks], type=pa.int32()),
         "line": pa.array([chunk.document.line for chunk in chunks], type=pa.int64()),
         "tokens": pa.array([chunk.tokens for chunk in chunks], type=pa.int32()),
-        "hash": [content_hash(manifest.fingerprint, chunk.document.title, chunk.text) for chunk in chunks],
+        "hash": [task.hashes[manifest.vector_name] for task in tasks],
         "vector": pa.FixedSizeListArray.from_arrays(flat, manifest.dim),
     }
     if manifest.average_length is not None:

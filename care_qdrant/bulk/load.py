@@ -1,4 +1,4 @@
-"""Parts into a collection, by ingestion itself: its documents come cut and its vectors come ready out of the parts.
+"""Parts into a collection, by ingestion and attach themselves: the tasks bring their vectors out of the parts.
 
 So both ways mix, loading twice writes once, and the collection is the one that direct ingestion writes. Several
 loaders share the parts; the index waits until all of them are through, whoever is the last.
@@ -7,10 +7,11 @@ loaders share the parts; the index waits until all of them are through, whoever 
 import hashlib
 import json
 import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import chain, groupby
 from typing import cast
 
 import numpy as np
@@ -19,27 +20,24 @@ from typing_extensions import override
 
 from care_qdrant.bulk.encode import read_part
 from care_qdrant.bulk.work import Manifest, Receipt, Work
-from care_qdrant.corpus.rows import Reject
-from care_qdrant.encoders import Encoder, TokenCounter
 from care_qdrant.errors import InputError
-from care_qdrant.index.attach import AttachReport, AttachSettings, attach_vector, end_attach
-from care_qdrant.index.ingest import ingest
-from care_qdrant.index.points import Characters, PointReader, PointWindow, expected_hash, stored_hash
+from care_qdrant.index.attach import AttachReport, AttachSettings, attach_encoded, end_attach
+from care_qdrant.index.ingest import ingest_encoded
+from care_qdrant.index.points import PointTask, expected_hash, stored_hash
+from care_qdrant.index.reading import CutDocument
 from care_qdrant.index.settings import IngestReport, IngestSettings, Shard
 from care_qdrant.progress import Progress
 from care_qdrant.qdrant.collection import Collection, PointId
-from care_qdrant.qdrant.contracts import SparseContract, VectorContract
-from care_qdrant.qdrant.create import Index, PointVectors, Storage, create_collection, finish_load, join_collection
+from care_qdrant.qdrant.contracts import SparseContract
+from care_qdrant.qdrant.create import Index, PointVectors, Storage, finish_load
 from care_qdrant.qdrant.layout import Layout, guess_layout
 from care_qdrant.qdrant.learned import stored_vector
 from care_qdrant.qdrant.payload import content_hash
 from care_qdrant.qdrant.quantization import find_nearest, overlap_of, record_rescoring
 from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.qdrant.schema import IDENTITY_KEY
-from care_qdrant.types import Chunk, Document, Vectors
+from care_qdrant.types import Chunk, Vectors
 
-WINDOWS = 8
-"""Windows of ingestion whose vectors are kept: more than it reads ahead."""
 SEARCHED = 256
 """Points that `verify` searches for, to measure the search graph."""
 DRAWN_A_PART = 16
@@ -61,13 +59,8 @@ def load(
 ) -> IngestReport:
     """Load the parts of a job, or one loader's share of them."""
     manifest, receipts = _finished(work)
-    target = Collection(client, collection, retries, shard_key=shard_key)
-    target = target.sibling(target.aliases().get(collection, collection))
     vectors = _vectors(manifest)
-    if join_collection(target, manifest.vector_name, vectors.dense, sparse=vectors.sparse is not None) is None:
-        create_collection(target, vectors, storage or Storage(), bulk_load=True)
     number, of = part
-    source = _Parts(work, manifest, receipts[number - 1 :: of])
     settings = IngestSettings(
         overflow=manifest.overflow,
         sparse=vectors.sparse is not None,
@@ -77,17 +70,17 @@ def load(
         finish=False,
         grpc=grpc,
     )
-    report = ingest(
-        source.documents(),
-        _Model(manifest.model_name, vectors.dense, source),
+    report = ingest_encoded(
+        _documents(work, manifest, receipts[number - 1 :: of]),
+        vectors,
         client,
-        target.name,
-        vector_name=manifest.vector_name,
+        collection,
         settings=settings,
+        storage=storage,
         retries=retries,
         on_progress=on_progress,
-        cut=source.cut,
     )
+    target = Collection(client, report.collection, retries, shard_key=shard_key)
     _finish(work, target, vectors, part, receipts)
     return report
 
@@ -109,20 +102,18 @@ def load_points(
     """
     manifest, receipts = _finished(work)
     vectors = _vectors(manifest)
-    source = _Parts(work, manifest, receipts[part[0] - 1 :: part[1]])
+    number, of = part
     has_vector = vectors.vector_name in Collection(client, collection, retries).resolve().schema.dense
     settings = replace(settings or AttachSettings(), text_field=None if has_vector else manifest.text_field)
-    model = _Model(manifest.model_name, vectors.dense, source)
-    report = attach_vector(
+    report = attach_encoded(
         client,
         collection,
-        model,
+        vectors.dense,
+        _pages(work, manifest, receipts[number - 1 :: of]),
         vector_name=vectors.vector_name,
         settings=settings,
         retries=retries,
         on_progress=on_progress,
-        read=source.windows,
-        is_part=True,
     )
     target = Collection(client, report.collection, retries)
     if _all_are_through(work, target, part, receipts):
@@ -183,75 +174,34 @@ def _vectors(manifest: Manifest) -> PointVectors:
     return PointVectors(manifest.vector_name, manifest.contract, sparse)
 
 
-class _Parts(Characters):
-    """Documents, their chunks and their vectors, out of parts; in the place of an encoder."""
+def _documents(work: Work, manifest: Manifest, receipts: Sequence[Receipt]) -> Iterator[CutDocument]:
+    """Return the chunks of each document of some parts; all chunks of a document are in one part, side by side."""
+    for receipt in receipts:
+        chunks = chain.from_iterable(read_part(work, manifest, receipt))
+        yield from (list(group) for _, group in groupby(chunks, key=lambda chunk: chunk.document.id))
 
-    prompt = ""
 
-    def __init__(self, work: Work, manifest: Manifest, receipts: Sequence[Receipt]) -> None:
-        self._work, self._manifest, self._receipts = work, manifest, receipts
-        self._chunks: dict[str, list[Chunk]] = {}
-        self._reading: dict[str, Vectors] = {}
-        self._windows: deque[dict[str, Vectors]] = deque(maxlen=WINDOWS)
-        self.dim = manifest.dim
-
-    def documents(self) -> Iterator[Document]:
-        """Return the documents; used by the thread that reads ahead."""
-        for receipt in self._receipts:
-            document: Document | None = None
-            for part in read_part(self._work, self._manifest, receipt):
-                for chunk, vector in zip(part.chunks, part.vectors, strict=True):
-                    if document is not None and chunk.document.id != document.id:
-                        yield document
-                    if document is None or chunk.document.id != document.id:
-                        document = chunk.document
-                    self._chunks.setdefault(chunk.document.id, []).append(chunk)
-                    self._reading[chunk.embedded_text] = vector
-            if document is not None:
-                yield document
-
-    def windows(self, collection: Collection, reader: PointReader) -> Iterator[PointWindow]:
-        """Return the points of a job over a collection whose text is still that of the part."""
-        manifest = self._manifest
-        for part in (part for receipt in self._receipts for part in read_part(self._work, manifest, receipt)):
-            self._windows.append(
-                {chunk.embedded_text: vector for chunk, vector in zip(part.chunks, part.vectors, strict=True)}
+def _pages(
+    work: Work, manifest: Manifest, receipts: Sequence[Receipt]
+) -> Iterator[tuple[models.ShardKey | None, list[PointTask]]]:
+    """Return the points of some parts of a job over a collection, with the key of their shards."""
+    for chunks in chain.from_iterable(read_part(work, manifest, receipt) for receipt in receipts):
+        for key, group in groupby(chunks, key=lambda chunk: chunk.document.metadata.get("shard_key")):
+            yield (
+                key,
+                [
+                    PointTask(
+                        id_ := _point_id(manifest, chunk),
+                        _hash(manifest, chunk),
+                        text=chunk.embedded_text,
+                        tokens=chunk.tokens,
+                        name=f"point {id_!r}",
+                        kind="attach",
+                        vector=chunk.vector,
+                    )
+                    for chunk in group
+                ],
             )
-            hashes = {_point_id(manifest, chunk): _hash(manifest, chunk) for chunk in part.chunks}
-            for key in {chunk.document.metadata.get("shard_key") for chunk in part.chunks}:  # one: a unit is of one
-                window = PointWindow(collection.of_shard(key))
-                records = list(window.place.retrieve(list(hashes)).values())
-                reader.sort(window, records)
-                window.encode = [task for task in window.encode if hashes[task.id] == task.hash]
-                yield window
-
-    def cut(self, documents: Sequence[Document]) -> Iterator[list[Chunk] | Reject]:
-        """Return the chunks of a window as the part has them; its vectors stay until it is written."""
-        self._windows.append(self._reading)
-        self._reading = {}
-        return iter([self._chunks.pop(document.id) for document in documents])
-
-    def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:  # noqa: ARG002  # of the protocol
-        return np.stack([next(window[text] for window in reversed(self._windows) if text in window) for text in texts])
-
-
-@dataclass(frozen=True, slots=True)
-class _Model:
-    """What ingestion needs of a model, without one."""
-
-    name: str
-    _contract: VectorContract
-    document_encoder: Encoder
-
-    @property
-    def document_tokenizer(self) -> TokenCounter:
-        return self.document_encoder
-
-    def contract(self) -> VectorContract:
-        return self._contract
-
-    def require_documents(self) -> None:
-        """The parts have what it takes."""
 
 
 @dataclass(slots=True)
@@ -334,10 +284,10 @@ def _compare(
     counts, cosines, drawn, name = Counter[str](), list[float](), list[Vectors](), manifest.vector_name
     rows = random.Random(receipt.unit).sample(range(receipt.chunks), min(DRAWN_A_PART, receipt.chunks))
     first = 0
-    for part in read_part(work, manifest, receipt):
-        ids = [_point_id(manifest, chunk) for chunk in part.chunks]
+    for chunks in read_part(work, manifest, receipt):
+        ids = [_point_id(manifest, chunk) for chunk in chunks]
         stored = target.retrieve(ids, "comparing", payload=["_care"] if layout is None else True)
-        for id_, chunk in zip(ids, part.chunks, strict=True):
+        for id_, chunk in zip(ids, chunks, strict=True):
             record, expected = stored.get(id_), _hash(manifest, chunk)
             payload = {} if record is None else record.payload or {}
             if layout is not None and expected_hash(layout, payload, name, manifest.fingerprint) != expected:
@@ -356,7 +306,7 @@ def _compare(
             if (vector := vectors.get(ids[row])) is None:
                 counts["missing"] += layout is None  # of a point, its hash says that
                 continue
-            made = part.vectors[row]
+            made = cast(Vectors, chunks[row].vector)
             cosines.append(float(vector @ made / (np.linalg.norm(vector) * np.linalg.norm(made))))
             drawn.append(made)
         first += len(ids)

@@ -1,21 +1,27 @@
-"""Lists a corpus into units: reads every row once, and writes nothing but the manifest."""
+"""Lists a corpus into units: reads every row once, and writes the manifest.
+
+A worker has to reach the rows of its unit without reading those of the others, else a file of n units is read n times
+from its start. In plain JSON lines a range of bytes is enough. Of any other file that has several units the planner
+copies the rows into the job, compressed, whatever its format is.
+"""
 
 import hashlib
 import io
 import json
 import re
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
-from typing import cast
+from typing import Any, cast
 
 import fsspec  # type: ignore[import-untyped]
+import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-from care_qdrant.bulk.work import MANIFEST, Manifest, Unit, Work
+from care_qdrant.bulk.work import MANIFEST, ROWS, Manifest, Unit, Work
 from care_qdrant.corpus.files import Corpus, CorpusFile, check_corpus, typed_fields
 from care_qdrant.corpus.formats import read_lines, tell_format
 from care_qdrant.corpus.rows import Fields, Reject
@@ -48,7 +54,7 @@ def plan(
     draft = replace(draft, fields=_typed(corpus, draft, former))
     if former is not None:
         require_same(former, draft, work.url, sparse=sparse)
-    planner = _Planner(draft, counter, former, on_progress)
+    planner = _Planner(work, draft, counter, former, on_progress)
     with planner.seen:
         # Known files first: what a new one repeats of them is left out of the new one.
         files = sorted(corpus_files(corpus), key=lambda file: file.name not in planner.former)
@@ -133,7 +139,7 @@ def unit_rows(work: Work, manifest: Manifest, unit: Unit) -> Iterator[Row]:
     """Return the rows of a unit, without those that earlier rows repeat."""
     digest = hashlib.sha256()
     repeated = frozenset(unit.repeated)
-    for row in _read(unit, manifest) if manifest.collection is None else unit_documents(work, unit):
+    for row in copied_rows(work, unit) if unit.copied else _read(unit, manifest):
         digest.update(row_hash(row))
         if row.line not in repeated:
             yield row
@@ -144,14 +150,35 @@ def unit_rows(work: Work, manifest: Manifest, unit: Unit) -> Iterator[Row]:
         )
 
 
-def unit_documents(work: Work, unit: Unit) -> Iterator[Document]:
-    """Return the texts of a unit of points; the id of each is that of its point, as JSON."""
+def copy_rows(work: Work, unit: Unit, rows: Sequence[Row]) -> Unit:
+    """Write the rows of a unit into the job, and return the unit that is read from there."""
+    documents = [row if isinstance(row, Document) else Document(row.id, "", line=row.line) for row in rows]
+    columns: dict[str, tuple[list[Any], Any]] = {
+        "id": ([each.id for each in documents], pa.string()),
+        "text": ([each.text for each in documents], pa.string()),
+        "title": ([each.title for each in documents], pa.string()),
+        "metadata": ([json.dumps(dict(each.metadata), ensure_ascii=False) for each in documents], pa.string()),
+        "line": ([each.line for each in documents], pa.int64()),
+        "reason": ([row.reason if isinstance(row, Reject) else None for row in rows], pa.string()),
+    }
+    table = pa.table({name: pa.array(values, type=kind) for name, (values, kind) in columns.items()})
+    file = io.BytesIO()
+    pq.write_table(table, file, compression="zstd")
+    name = f"{ROWS}/{unit.name}.parquet"
+    work.write(name, file.getvalue())
+    return replace(unit, file=name, copied=True)
+
+
+def copied_rows(work: Work, unit: Unit) -> Iterator[Row]:
+    """Return the rows of a unit that were copied into the job."""
     content = work.read(unit.file)
     if content is None:
-        raise InputError(f"{work.url}/{unit.file}: is not there any more; plan the collection into a new folder")
-    for number, row in enumerate(pq.read_table(io.BytesIO(content)).to_pylist(), 1):
-        metadata = {} if row["shard_key"] is None else {"shard_key": json.loads(row["shard_key"])}
-        yield Document(row["id"], row["text"], metadata=metadata, line=number)
+        raise InputError(f"{work.url}/{unit.file}: is not there any more; plan again into a new folder")
+    for row in pq.read_table(io.BytesIO(content)).to_pylist():
+        if row["reason"] is not None:
+            yield Reject(row["line"], row["reason"], row["id"])
+        else:
+            yield Document(row["id"], row["text"], row["title"], json.loads(row["metadata"]), row["line"])
 
 
 def require_same(former: Manifest, draft: Manifest, url: str, *, sparse: bool) -> None:
@@ -174,12 +201,17 @@ class _Planner:
     """Reads one file after the other."""
 
     def __init__(
-        self, manifest: Manifest, counter: TokenCounter, former: Manifest | None, on_progress: Callable[[int], None]
+        self,
+        work: Work,
+        manifest: Manifest,
+        counter: TokenCounter,
+        former: Manifest | None,
+        on_progress: Callable[[int], None],
     ) -> None:
         self.seen = Seen()
         self.texts: list[str] = []
         self.rejected = self._rows = self._characters = self._tokens = 0
-        self._manifest, self._counter, self._on_progress = manifest, counter, on_progress
+        self._work, self._manifest, self._counter, self._on_progress = work, manifest, counter, on_progress
         self.former: dict[str, list[Unit]] = {}
         for unit in former.units if former is not None else ():
             self.former.setdefault(unit.label, []).append(unit)
@@ -187,27 +219,29 @@ class _Planner:
     def units(self, file: CorpusFile) -> Iterator[Unit]:
         """Return the units of a file: those that were planned before, with the rows that they had, then new ones."""
         self._offsets = _Offsets(file.path) if self._is_plain(file) else None
+        self._is_copied = False
         rows, first = rows_of(file, self._manifest), 1
         for was in self.former.get(file.name, []):
             unit = self._unit(file, was.first, list(_until(rows, was.last)), was.last)
-            if unit is None or unit.hash != was.hash:
+            if unit.hash != was.hash:
                 raise InputError(
                     f"{file.path}: rows {was.first:,} to {was.last:,} were changed since they were planned: plan into "
                     "another folder"
                 )
-            yield replace(was, file=unit.file, bytes=unit.bytes)
+            yield was if was.copied else replace(was, file=unit.file, bytes=unit.bytes)
             first = was.last + 1
-        while (unit := self._next(file, first, rows)) is not None:
+        taken = self._take(rows)
+        while taken:
+            following = self._take(rows)
+            self._is_copied = self._offsets is None and (first > 1 or bool(following))
+            unit = self._unit(file, first, taken, taken[-1].line)
             yield unit
-            first = unit.last + 1
+            first, taken = unit.last + 1, following
 
-    def _next(self, file: CorpusFile, first: int, rows: Iterator[Row]) -> Unit | None:
-        taken = list(islice(rows, self._manifest.unit_rows))
-        return self._unit(file, first, taken, taken[-1].line) if taken else None
+    def _take(self, rows: Iterator[Row]) -> list[Row]:
+        return list(islice(rows, self._manifest.unit_rows))
 
-    def _unit(self, file: CorpusFile, first: int, rows: Sequence[Row], last: int) -> Unit | None:
-        if not rows:
-            return None
+    def _unit(self, file: CorpusFile, first: int, rows: Sequence[Row], last: int) -> Unit:
         digest = hashlib.sha256()
         repeated: list[int] = []
         documents = characters = 0
@@ -236,13 +270,15 @@ class _Planner:
         stem = re.sub(r"[^A-Za-z0-9._-]+", "-", PurePath(file.name).name)[:40]
         name = f"{stem}-{first:010d}-{content[:12]}"
         unit = Unit(name, file.path, file.name, first, last, documents, tokens, content, repeated=tuple(repeated))
+        if self._is_copied:
+            return copy_rows(self._work, unit, rows)
         return replace(unit, bytes=self._offsets.range(first, last)) if self._offsets is not None else unit
 
     def _is_plain(self, file: CorpusFile) -> bool:
         """Return whether rows can be read from the middle of a file: JSON lines that are not compressed."""
         if self._manifest.encoding.lower() not in (UTF_8, "utf8") or file.name.lower() != file.plain_name:
             return False
-        with fsspec.open(file.path, "rb") as raw:
+        with _there(file.path), fsspec.open(file.path, "rb") as raw:
             head = raw.read(HEAD_BYTES)
         compressed = head.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd"))
         return not compressed and tell_format(file.plain_name, head, self._manifest.fields) == "JSON lines"
@@ -292,14 +328,19 @@ def _read(unit: Unit, manifest: Manifest) -> Iterator[Row]:
         return
     system, path = fsspec.core.url_to_fs(unit.file)
     start, end = unit.bytes
-    try:
+    with _there(unit.file):
         lines = io.BytesIO(system.cat_file(path, start=start, end=end))
-    except FileNotFoundError as error:
-        raise InputError(
-            f"{unit.file}: is not there any more; plan where the corpus is now into the same folder"
-        ) from error
     for row in read_lines(cast(io.BufferedReader, lines), manifest.fields):
         yield replace(row, line=row.line + unit.first - 1)
+
+
+@contextmanager
+def _there(path: str) -> Iterator[None]:
+    """Say of a file that has gone since it was listed or planned what to do."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: is not there any more; plan where the corpus is now into the same folder") from error
 
 
 def rows_of(file: CorpusFile, manifest: Manifest) -> Generator[Row, None, None]:
@@ -309,7 +350,8 @@ def rows_of(file: CorpusFile, manifest: Manifest) -> Generator[Row, None, None]:
         if "://" in path:
             path = str(Path(folder) / PurePath(path).name)
             system, remote = fsspec.core.url_to_fs(file.path)
-            system.get_file(remote, path)
+            with _there(file.path):
+                system.get_file(remote, path)
         with Corpus(path, manifest.fields, manifest.encoding) as rows:
             rows.files = [CorpusFile(path, file.name)]
             yield from rows

@@ -6,17 +6,13 @@ the part, so a job of any age does no harm; what was added or edited since is le
 """
 
 import hashlib
-import io
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
-
-from care_qdrant.bulk.plan import SAMPLE, require_same, row_hash, unit_documents
-from care_qdrant.bulk.work import MANIFEST, POINTS, Manifest, Unit, Work
+from care_qdrant.bulk.plan import SAMPLE, copied_rows, copy_rows, require_same, row_hash
+from care_qdrant.bulk.work import MANIFEST, Manifest, Unit, Work
 from care_qdrant.encoders import TokenCounter
 from care_qdrant.errors import InputError
 from care_qdrant.index.points import Characters, PointReader, PointTask, PointWindow, stored_text
@@ -49,8 +45,9 @@ def plan_points(
     units = list(former.units) if former is not None else []
     with Seen() as planned:
         for unit in units:
-            for document in unit_documents(work, unit):
-                planned.add(_planned(document.id, document.text))
+            for row in copied_rows(work, unit):
+                if isinstance(row, Document):
+                    planned.add(_planned(row.id, row.text))
         new: list[Unit] = []
         windows = PointReader(layout, draft.vector_name, draft.fingerprint, Characters()).windows(target)
         for key, tasks in _batches(windows, planned, draft.unit_rows, on_progress):
@@ -98,7 +95,6 @@ def _batches(
 
 
 def _write(work: Work, collection: str, tasks: Sequence[PointTask], key: object, counter: TokenCounter) -> Unit:
-    shard_key = None if key is None else json.dumps(key)
     metadata = {} if key is None else {"shard_key": key}
     documents = [Document(json.dumps(t.id), t.text, metadata=metadata, line=n) for n, t in enumerate(tasks, 1)]
     digest = hashlib.sha256()
@@ -107,19 +103,9 @@ def _write(work: Work, collection: str, tasks: Sequence[PointTask], key: object,
     sample = [task.text for task in tasks[::SAMPLE]]
     share = sum(counter.count_tokens(sample)) / max(1, sum(map(len, sample)))
     name = f"points-{tasks[0].id}-{digest.hexdigest()[:12]}"
-    table = pa.table(
-        {
-            "id": pa.array([document.id for document in documents], type=pa.string()),
-            "text": pa.array([document.text for document in documents], type=pa.string()),
-            "shard_key": pa.array([shard_key] * len(documents), type=pa.string()),
-        }
-    )
-    file = io.BytesIO()
-    pq.write_table(table, file, compression="zstd")
-    work.write(f"{POINTS}/{name}.parquet", file.getvalue())
-    return Unit(
+    unit = Unit(
         name=name,
-        file=f"{POINTS}/{name}.parquet",
+        file="",
         label=collection,
         first=1,
         last=len(tasks),
@@ -127,3 +113,4 @@ def _write(work: Work, collection: str, tasks: Sequence[PointTask], key: object,
         tokens=round(share * sum(len(task.text) for task in tasks)),
         hash=digest.hexdigest(),
     )
+    return copy_rows(work, unit, documents)

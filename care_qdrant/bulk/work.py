@@ -7,6 +7,7 @@ import json
 import os
 import tempfile
 import uuid
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, cast
@@ -21,8 +22,8 @@ from care_qdrant.qdrant.contracts import VectorContract
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-POINTS = "points"
-"""Folder with the texts of a job over a collection, a file for each unit."""
+ROWS = "rows"
+"""Folder with the rows of units that no file can be read at: of a collection, and of all files but plain JSON lines."""
 DRAFT_SECONDS = 86_400
 
 
@@ -33,7 +34,7 @@ class Unit:
     name: str
     """Of the file, the first row and the content; the place of the corpus is not in it."""
     file: str
-    """Path or URL; of a unit of points, a file of the job."""
+    """Path or URL; the name of a file of the job where its rows were copied."""
     label: str
     """Name of the file in messages, and of a text file's document."""
     first: int
@@ -48,6 +49,8 @@ class Unit:
     """Where the rows are in a plain file of JSON lines, which is read from there; None for other files."""
     repeated: tuple[int, ...] = ()
     """Lines whose document an earlier row has: left out as direct ingestion leaves them out."""
+    copied: bool = False
+    """Whether the rows are in the job: a unit then reads its own rows alone, and not the file from its start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +139,9 @@ class Work:
 
     def receipts(self) -> dict[str, Receipt]:
         """Return the receipts of the finished units, by name: those whose part has the length that they say."""
-        receipts = [
-            Receipt(**json.loads(cast(bytes, self.read(f"receipts/{name}")))) for name in self._list("receipts")
-        ]
+        # A receipt may go between the list and the reading of it: whoever has another part made removes it.
+        found = [self.read(f"receipts/{name}") for name in self._list("receipts")]
+        receipts = [Receipt(**json.loads(content)) for content in found if content is not None]
         parts = self._list("parts")
         return {receipt.unit: receipt for receipt in receipts if parts.get(f"{receipt.unit}.parquet") == receipt.bytes}
 
@@ -177,8 +180,9 @@ class Work:
         with tempfile.NamedTemporaryFile(dir=self._root) as probe:  # the storage's clock, not that of this machine
             now = os.fstat(probe.fileno()).st_mtime
         for draft in Path(str(self._root)).glob("*/.*"):
-            if now - draft.stat().st_mtime > DRAFT_SECONDS:
-                draft.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):  # its worker has finished it meanwhile
+                if now - draft.stat().st_mtime > DRAFT_SECONDS:
+                    draft.unlink(missing_ok=True)
 
     def _list(self, folder: str) -> dict[str, int]:
         """Return the files of a folder with their lengths in bytes; drafts are none."""

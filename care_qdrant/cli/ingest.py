@@ -67,7 +67,9 @@ class ColumnTypes(click.ParamType[dict[str, "ColumnType"]]):
 
 
 _collection_options = add_options(
-    click.option("--collection", help="Collection to write to.  [default: name of the file without extensions]"),
+    click.option(
+        "--collection", help="Collection to write to.  [default: name of the file without .jsonl, .gz and the like]"
+    ),
     click.option("--vector-name", help="Named vector to write.  [default: name of the model]"),
 )
 row_options = add_options(
@@ -182,8 +184,8 @@ def command(
 
     CORPUS is one or more files, or folders of files: JSON lines, a JSON array, CSV or TSV with a header, Parquet, text
     and Markdown (one document a file), each also as .gz or .zst; a folder that Hugging Face datasets saved; or - for
-    standard input. The format is told by the content. A row has an id, a text and optionally a title and metadata; its
-    other fields join the metadata.
+    standard input. The format is told by the content, and by the name where content fits several. A row has an id, a
+    text and optionally a title and metadata; its other fields join the metadata.
 
     Documents that are stored already are neither encoded nor written again, so an interrupted run is finished by the
     same command. Rows that cannot be ingested go to CORPUS.rejects.jsonl with line number and reason; then the exit

@@ -54,9 +54,8 @@ class TorchEncoder:
     A table of token vectors, and a model whose input is not token ids alone, go through sentence-transformers' own
     ``encode``.
 
-    Used by several threads: calls take turns on the device, and tokenise meanwhile. The lock belongs to the model, which
-    two encoders may share, and to everything that hangs on it: its ``encode`` sets the padding and the truncation of its
-    tokenizer for each batch. So nothing reads the model's own tokenizer without the lock; lengths come from a copy that
+    Used by several threads: calls take turns on the device, and tokenise meanwhile. The lock belongs to the model,
+    which two encoders may share, and to its tokenizer: ``encode`` sets padding and truncation there for each batch. So nothing reads the model's own tokenizer without the lock; lengths come from a copy that
     no other object refers to and that does not change after ``__init__``.
     """
 
@@ -163,7 +162,7 @@ class TorchEncoder:
         return int(self._model.max_seq_length or tokenizer.model_max_length)
 
     def _reads_ids_alone(self) -> bool:
-        """Return whether token ids and a mask are all that the modules read: then no other object tokenises for them."""
+        """Return whether token ids and a mask are all that the modules read, so that no other object tokenises."""
         names = [type(module).__name__ for module in self._model.children()]
         pooling = next((module for module in self._model.children() if type(module).__name__ == "Pooling"), None)
         return names[:2] == ["Transformer", "Pooling"] and bool(getattr(pooling, "include_prompt", False))

@@ -7,7 +7,7 @@ kill, after texts have changed, or from cron, and it encodes what is new or diff
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from care_qdrant.index.points import (
 )
 from care_qdrant.index.preflight import Preflight, examine
 from care_qdrant.index.settings import DocumentModel, name_of_vector, require_fraction
-from care_qdrant.index.work import Maker, Worker, document_vectors, term_vectors
+from care_qdrant.index.work import Maker, Worker, brought_vectors, document_vectors, term_vectors
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.contracts import SparseContract, VectorContract, contract_metadata
 from care_qdrant.qdrant.create import QUANTIZATION, Quantization
@@ -40,8 +40,6 @@ WATCHING = RetryPolicy(attempts=5)
 
 _BM25 = SparseContract.with_average(1.0)
 """Before the mean length of the texts is known."""
-
-Read = Callable[[Collection, PointReader], Iterator[PointWindow]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +101,6 @@ def attach_vector(
     stop: threading.Event | None = None,
     on_preflight: Callable[[Preflight], None] = lambda _: None,
     on_progress: OnProgress = lambda _done, _total: None,
-    read: Read | None = None,
-    is_part: bool = False,
 ) -> AttachReport:
     """Add to every point of a collection a vector of a model, or of BM25, made of the text in its payload.
 
@@ -119,8 +115,6 @@ def attach_vector(
         stop: When it is set, the run ends after the batch that is being encoded, with a report of what it has done.
         on_preflight: Called before anything is written.
         on_progress: Called after each window and each batch.
-        read: Returns the points to look at, some thousand at a time; None reads all of the collection.
-        is_part: Other runs write the other points: the note that the attach has not ended stays, for `end_attach`.
 
     Raises:
         InputError: There is no such collection, no text in its payloads, or a key of ours is used by others in them;
@@ -136,12 +130,9 @@ def attach_vector(
     preflight = examine(target, name, contract, settings.text_field)
     on_preflight(preflight)
     if preflight.is_emptied:
-        text_field = target.schema.text_field(name) or ""
-        return AttachReport(target.name, name, contract.fingerprint, tool="", text_field=text_field)
-    layout = preflight.require_layout()
-    if preflight.has_vector and not preflight.lost_contract:
-        _require_same_field(target, name, layout, settings)
-    elif model is not None and not preflight.has_vector:
+        return _nothing(target, name, contract)
+    layout = _layout(target, name, preflight, settings)
+    if model is not None and not preflight.has_vector:
         model.require_documents()
     if isinstance(contract, SparseContract):
         contract = _with_average_length(target, name, contract, layout)
@@ -154,8 +145,65 @@ def attach_vector(
     counter = Characters() if model is None else model.document_tokenizer
     reader = PointReader(layout, name, contract.constants, counter)
     report = AttachReport(target.name, name, contract.fingerprint, layout.tool, layout.text_field)
-    run = _Run(target, reader, maker, settings, report, on_progress, stop or threading.Event(), read, is_part)
-    return run.go(preflight.points)
+    run = _Run(target, reader, maker, settings, report, on_progress, stop or threading.Event())
+    return run.go(reader.windows(target), preflight.points)
+
+
+def attach_encoded(
+    client: QdrantClient,
+    collection: str,
+    contract: VectorContract,
+    pages: Iterable[tuple[models.ShardKey | None, Sequence[PointTask]]],
+    *,
+    vector_name: str,
+    settings: AttachSettings,
+    retries: RetryPolicy | None = None,
+    on_progress: OnProgress = lambda _done, _total: None,
+) -> AttachReport:
+    """Add vectors that are made already to points of a collection, as `attach_vector` does with those that it makes.
+
+    Args:
+        client: An open Qdrant.
+        collection: Name or alias; with an alias, the collection that is behind it now.
+        contract: What made the vectors.
+        pages: Some thousand tasks at a time that bring their vectors, with the key of their shards. A point whose text
+            is another one by now is left alone.
+        vector_name: Name of the vector.
+        settings: How.
+        retries: How often to try a call again.
+        on_progress: Called after each page and each batch.
+
+    Raises:
+        InputError: There is no such collection, or no text in its payloads.
+        ContractError: Another model made the vectors of this name.
+        QdrantError: Qdrant refused or could not be reached; what was written stays, and another run goes on from there.
+    """
+    target = Collection(client, collection, retries).resolve()
+    preflight = examine(target, vector_name, contract, settings.text_field)
+    if preflight.is_emptied:
+        return _nothing(target, vector_name, contract)
+    layout = _layout(target, vector_name, preflight, settings)
+    _prepare(target, vector_name, contract, layout, settings)
+    reader = PointReader(layout, vector_name, contract.constants, Characters())
+    report = AttachReport(target.name, vector_name, contract.fingerprint, layout.tool, layout.text_field)
+    run = _Run(
+        target, reader, brought_vectors(contract.dim), settings, report, on_progress, threading.Event(), is_part=True
+    )
+    return run.go((reader.lacking(target.of_shard(key), tasks) for key, tasks in pages), preflight.points)
+
+
+def _nothing(target: Collection, vector_name: str, contract: VectorContract | SparseContract) -> AttachReport:
+    """Return the report on a collection whose points are gone."""
+    text_field = target.schema.text_field(vector_name) or ""
+    return AttachReport(target.name, vector_name, contract.fingerprint, tool="", text_field=text_field)
+
+
+def _layout(target: Collection, vector_name: str, preflight: Preflight, settings: AttachSettings) -> Layout:
+    """Return where the texts are; a vector that is there stays one of the same field."""
+    layout = preflight.require_layout()
+    if preflight.has_vector and not preflight.lost_contract:
+        _require_same_field(target, vector_name, layout, settings)
+    return layout
 
 
 def _with_average_length(
@@ -267,10 +315,10 @@ class _Run:
     report: AttachReport
     on_progress: OnProgress
     stop: threading.Event
-    read: Read | None = None
     is_part: bool = False
+    """Whether other runs write the other points: the note that the attach has not ended then stays for `end_attach`."""
 
-    def go(self, total: int) -> AttachReport:
+    def go(self, windows: Iterator[PointWindow], total: int) -> AttachReport:
         """Read, encode and write, each in its own threads."""
         start, name = time.perf_counter(), self.reader.vector_name
         report, collection, read = self.report, self.collection, 0
@@ -305,7 +353,6 @@ class _Run:
             self.settings.batch_tokens,
             stop=self.stop,
         )
-        windows = self.reader.windows(collection) if self.read is None else self.read(collection, self.reader)
         worker.run(windows, collection, begin, on_batch)
         if not self.stop.is_set():
             if not self.is_part:

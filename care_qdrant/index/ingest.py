@@ -16,17 +16,25 @@ from qdrant_client import QdrantClient
 from care_qdrant.corpus.chunking import cut_documents
 from care_qdrant.corpus.files import CorpusPath
 from care_qdrant.corpus.rejects import RejectsFile
-from care_qdrant.corpus.rows import Reject
 from care_qdrant.encoders.ahead import Meter, meter_of, report_of
 from care_qdrant.errors import CareError, InputError, QdrantError
 from care_qdrant.index.dry_run import estimate
 from care_qdrant.index.guard import RunGuard
 from care_qdrant.index.plan import ChunkTask, Plan, has_other_writers
 from care_qdrant.index.points import remove_orphaned_hashes
-from care_qdrant.index.reading import Cut, Reader, Reading, Source, open_source, require_document, sparse_contract
+from care_qdrant.index.reading import (
+    CutDocument,
+    Reader,
+    Reading,
+    Row,
+    Source,
+    open_source,
+    require_document,
+    sparse_contract,
+)
 from care_qdrant.index.seen import Seen, delete_missing, delete_surplus_chunks
 from care_qdrant.index.settings import DocumentModel, IngestReport, IngestSettings, name_of_vector
-from care_qdrant.index.work import WINDOWS_AHEAD, Worker, document_vectors, read_ahead
+from care_qdrant.index.work import WINDOWS_AHEAD, Worker, brought_vectors, document_vectors, read_ahead
 from care_qdrant.progress import Progress
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import (
@@ -58,7 +66,6 @@ def ingest(
     retries: RetryPolicy | None = None,
     on_progress: Callable[[Progress], None] = lambda _: None,
     on_stopped: Callable[[IngestReport], None] = lambda _: None,
-    cut: Cut | None = None,
 ) -> IngestReport:
     """Put a corpus into a named vector of a collection, which is created where it is not there.
 
@@ -74,7 +81,6 @@ def ingest(
         retries: How patient to be with a server.
         on_progress: Called after each batch and each window.
         on_stopped: Called with what was done, before an error or an interruption that ends the run is raised.
-        cut: Returns the chunks of documents; None cuts them where the model's tokenizer and the settings say.
 
     Raises:
         InputError: The corpus or a setting is wrong, or a sync would delete too much.
@@ -84,15 +90,10 @@ def ingest(
         MissingExtra: Documents cannot be encoded in this installation; nothing was written.
     """
     settings, name = settings or IngestSettings(), name_of_vector(vector_name, model)
-    target = Collection(client, collection, retries, shard_key=settings.shard_key)
-    if target.is_embedded and settings.shard_key is not None:
-        raise InputError("--shard-key needs a server: the embedded database has no shards")
-    if target.is_embedded and settings.indexes:
-        logger.warning("--index has no effect here: the embedded database filters without indexes")
-    target = target.sibling(target.aliases().get(collection, collection))
+    target = _target(client, collection, settings, retries)
     shard = (settings.shard.number, settings.shard.of)
     with open_source(corpus, reading or Reading(), shard, dry_run=settings.dry_run) as source, Seen() as seen:
-        rows: Iterator[Document | Reject] = islice(source.rows, settings.limit)
+        rows: Iterator[Row] = islice(source.rows, settings.limit)
         vectors = join_collection(target, name, model.contract(), sparse=settings.sparse)
         is_new = vectors is None
         if vectors is None:
@@ -110,10 +111,60 @@ def ingest(
             is_new = is_new or not there
         if not settings.dry_run:
             target.create_indexes(index_schemas(settings.indexes))
-        guard = RunGuard(target, vectors, settings)
-        cut = cut or (lambda documents: cut_documents(documents, model.document_tokenizer, settings.overflow))
-        run = _Run(target, model, vectors, settings, is_new, seen, guard, on_progress, cut)
+        run = _Run(target, model, vectors, settings, is_new, seen, RunGuard(target, vectors, settings), on_progress)
         return run.go(replace(source, rows=rows), on_stopped)
+
+
+def ingest_encoded(
+    documents: Iterable[CutDocument],
+    vectors: PointVectors,
+    client: QdrantClient,
+    collection: str,
+    *,
+    settings: IngestSettings,
+    storage: Storage | None = None,
+    retries: RetryPolicy | None = None,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+) -> IngestReport:
+    """Put documents that come cut and encoded into a collection, as `ingest` does with those that it encodes.
+
+    Args:
+        documents: The chunks of each document, each with its vector; read by a thread of its own.
+        vectors: The contract of the vectors. A collection that is there keeps its own BM25 constants.
+        client: An open Qdrant.
+        collection: Its name; created where it is not there, without a search graph until its load is finished.
+        settings: What to do with the documents.
+        storage: How a new collection holds its vectors.
+        retries: How patient to be with a server.
+        on_progress: Called after each batch and each window.
+
+    Raises:
+        ContractError: The collection belongs to another model; nothing was written.
+        QdrantError: Qdrant refused or could not be reached; what was stored stays, and another run goes on from there.
+    """
+    target = _target(client, collection, settings, retries)
+    joined = join_collection(target, vectors.vector_name, vectors.dense, sparse=vectors.sparse is not None)
+    if joined is not None:
+        _refuse_version(target)
+    else:
+        joined = create_collection(target, vectors, storage or Storage(), bulk_load=True)
+    # Also a new collection is compared with: another loader may write to it from now on.
+    join_shard_key(target, storage or Storage(), is_new=joined is None, dry_run=False)
+    vectors = joined or vectors
+    target.create_indexes(index_schemas(settings.indexes))
+    with Seen() as seen:
+        run = _Run(target, None, vectors, settings, False, seen, RunGuard(target, vectors, settings), on_progress)
+        return run.go(Source(iter(documents)), lambda _: None)
+
+
+def _target(client: QdrantClient, collection: str, settings: IngestSettings, retries: RetryPolicy | None) -> Collection:
+    """Return the collection that a name or an alias stands for now."""
+    target = Collection(client, collection, retries, shard_key=settings.shard_key)
+    if target.is_embedded and settings.shard_key is not None:
+        raise InputError("--shard-key needs a server: the embedded database has no shards")
+    if target.is_embedded and settings.indexes:
+        logger.warning("--index has no effect here: the embedded database filters without indexes")
+    return target.sibling(target.aliases().get(collection, collection))
 
 
 @contextmanager
@@ -147,14 +198,14 @@ class _Run:
     """One ingestion."""
 
     collection: Collection
-    model: DocumentModel
+    model: DocumentModel | None
+    """Cuts and encodes the documents; None where they come cut and encoded."""
     vectors: PointVectors
     settings: IngestSettings
     is_new: bool
     seen: Seen
     guard: RunGuard
     on_progress: Callable[[Progress], None]
-    cut: Cut
     report: IngestReport = field(init=False)
     planned: int = 0
     """Chunks that were read and compared."""
@@ -165,10 +216,10 @@ class _Run:
     worker: Worker[ChunkTask] = field(init=False)
 
     def __post_init__(self) -> None:
-        name, fingerprint = self.vectors.vector_name, self.vectors.dense.fingerprint
+        name, fingerprint, dim = self.vectors.vector_name, self.vectors.dense.fingerprint, self.vectors.dense.dim
         self.report = IngestReport(collection=self.collection.name, vector_name=name, fingerprint=fingerprint)
         self.worker = Worker(
-            document_vectors(self.model, self.vectors.dense.dim),
+            brought_vectors(dim) if self.model is None else document_vectors(self.model, dim),
             lambda task, row: task.point(self.vectors, row),
             self.settings.batch_tokens,
         )
@@ -177,7 +228,9 @@ class _Run:
     def meter(self) -> Meter:
         """Of the encoder's device where it has one, else of its calls."""
         own = self.worker.meter
-        return meter_of(self.model.document_encoder, own) if own.tokens and not self.settings.dry_run else own
+        if self.model is None or self.settings.dry_run or not own.tokens:
+            return own
+        return meter_of(self.model.document_encoder, own)
 
     def go(self, source: Source, on_stopped: Callable[[IngestReport], None]) -> IngestReport:
         """Read, encode and write, then delete, count and report."""
@@ -197,10 +250,10 @@ class _Run:
         before = self._prepare()
         plans = self._reader(source).plans(source.rows, source.share_read)
         if self.settings.dry_run:
-            price = self.settings.price_per_hour
+            model, price = self._model, self.settings.price_per_hour
             with closing(read_ahead(plans, WINDOWS_AHEAD)) as ahead:
                 noted = map(self._note, ahead)
-                load, batch_tokens = lambda: self.model.document_encoder, self.settings.batch_tokens
+                load, batch_tokens = lambda: model.document_encoder, self.settings.batch_tokens
                 self.report.estimate = estimate(noted, self.report, self.worker.maker, load, batch_tokens, price)
         else:
             self._write(plans)
@@ -219,7 +272,7 @@ class _Run:
         return Reader(
             collection=self.collection,
             vectors=self.vectors,
-            cut=self.cut,
+            cut=lambda documents: cut_documents(documents, self._model.document_tokenizer, self.settings.overflow),
             shard=self.settings.shard,
             is_new=self.is_new,
             has_others=not self.is_new and has_other_writers(self.collection),
@@ -279,7 +332,7 @@ class _Run:
         """Check the collection, and delete what the documents of a window have no more."""
         self._note(plan)
         self.guard.check()
-        if plan.encode:
+        if plan.encode and self.model is not None:
             self.model.require_documents()
         if plan.is_work:
             self.guard.begin()
@@ -347,8 +400,14 @@ class _Run:
         report.tokens_per_second = round(self.worker.meter.tokens_per_second, 1)
         report.encoder_idle_fraction = round(self.meter.idle_fraction, 4)
         report.rejects_file = str(rejects.path) if rejects is not None and report.rejected else None
-        if report.encoded and not self.settings.dry_run:
+        if report.encoded and self.model is not None and not self.settings.dry_run:
             report.engine = report_of(self.model.document_encoder)
+
+    @property
+    def _model(self) -> DocumentModel:
+        """The model of a run whose documents neither come cut nor encoded."""
+        assert self.model is not None
+        return self.model
 
     @property
     def _chunks(self) -> int:

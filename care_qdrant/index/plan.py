@@ -79,20 +79,26 @@ def make_plan(
         longest = 0
         for chunk in chunks:
             found = stored.get(chunk.point_id)
-            task = ChunkTask(
-                chunk,
-                found,
-                _hashes(chunk, vectors),
-                text=chunk.embedded_text,
-                tokens=chunk.tokens,
-                name=f"document {chunk.document.id!r}",
-                kind="insert" if found is None else "update",
-            )
+            task = chunk_task(chunk, found, vectors)
             longest = max(longest, found.chunks if found else 0)
             _sort_in(plan, task, vectors)
         document_id = chunks[0].document.id
         plan.surplus += [point_id(document_id, number) for number in range(len(chunks), longest)]
     return plan
+
+
+def chunk_task(chunk: Chunk, stored: Stored | None, vectors: PointVectors) -> ChunkTask:
+    """Return the task that writes a chunk, with the vector that the chunk brings."""
+    return ChunkTask(
+        chunk,
+        stored,
+        _hashes(chunk, vectors),
+        text=chunk.embedded_text,
+        tokens=chunk.tokens,
+        name=f"document {chunk.document.id!r}",
+        kind="insert" if stored is None else "update",
+        vector=chunk.vector,
+    )
 
 
 def points_of_other_writers(collection: Collection, document_ids: Sequence[str]) -> list[PointId]:

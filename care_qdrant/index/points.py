@@ -74,6 +74,14 @@ class PointReader:
                     window = PointWindow(part)
             yield window
 
+    def lacking(self, place: Collection, tasks: Sequence[PointTask]) -> PointWindow:
+        """Return the tasks whose point still has the text that their vector was made of, and no vector of it."""
+        window = PointWindow(place)
+        self.sort(window, list(place.retrieve([task.id for task in tasks]).values()))
+        wanted = {task.id: task.hash for task in window.encode}
+        window.encode = [task for task in tasks if wanted.get(task.id) == task.hash]
+        return window
+
     def sort(self, window: PointWindow, records: Sequence[models.Record]) -> None:
         """Add stored points to a window by what they need."""
         window.read += len(records)

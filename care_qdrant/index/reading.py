@@ -35,7 +35,10 @@ WINDOW_DOCUMENTS = 4_096
 WINDOW_CHARACTERS = 4_000_000
 """A window of long documents is shorter, so that memory does not depend on their length."""
 
-Cut = Callable[[Sequence[Document]], Iterator[list[Chunk] | Reject]]
+CutDocument = list[Chunk]
+"""All chunks of one document, with the vectors that a bulk job has made of them."""
+Row = Document | CutDocument | Reject
+Cut = Callable[[Sequence[Document]], Iterator[CutDocument | Reject]]
 """Returns the chunks of each document, in order; or why it cannot be cut or encoded."""
 
 FIRST_REJECTS = 3
@@ -46,7 +49,7 @@ FIRST_REJECTS = 3
 class Source:
     """Rows to read, wherever they come from."""
 
-    rows: Iterator[Document | Reject]
+    rows: Iterator[Row]
     share_read: Callable[[], float | None] = lambda: None
     rejects: RejectsFile | None = None
 
@@ -102,9 +105,9 @@ def _readable(rows: Iterator[Document | Reject]) -> Iterator[Document | Reject]:
     return chain(first, rows)
 
 
-def require_document(rows: Iterator[Document | Reject], collection: str) -> Iterator[Document | Reject]:
+def require_document(rows: Iterator[Row], collection: str) -> Iterator[Row]:
     """Return the rows again after making sure that there is a document to make a collection of."""
-    first: list[Document | Reject] = []
+    first: list[Row] = []
     for row in rows:
         first.append(row)
         if isinstance(row, Document):
@@ -112,9 +115,9 @@ def require_document(rows: Iterator[Document | Reject], collection: str) -> Iter
     raise InputError(f"no document is in the corpus, so collection {collection!r} was not made")
 
 
-def sparse_contract(rows: Iterator[Document | Reject]) -> tuple[SparseContract, Iterator[Document | Reject]]:
+def sparse_contract(rows: Iterator[Row]) -> tuple[SparseContract, Iterator[Row]]:
     """Return the BM25 constants, the mean length taken from the first documents, and the rows again."""
-    first: list[Document | Reject] = []
+    first: list[Row] = []
     texts: list[str] = []
     for row in rows:
         first.append(row)
@@ -132,6 +135,7 @@ class Reader:
     collection: Collection
     vectors: PointVectors
     cut: Cut
+    """Called for documents that do not come cut."""
     shard: Shard
     is_new: bool
     has_others: bool
@@ -140,44 +144,47 @@ class Reader:
     report: IngestReport
     on_reject: Callable[[Reject], None]
 
-    def plans(self, rows: Iterable[Document | Reject], share_read: Callable[[], float | None]) -> Iterator[Plan]:
+    def plans(self, rows: Iterable[Row], share_read: Callable[[], float | None]) -> Iterator[Plan]:
         """Return the work of one window after the other."""
         for window in self._windows(rows):
             plan = make_plan(self.collection, self.vectors, self._cut(window), is_new=self.is_new)
             if self.has_others:
-                plan.others = points_of_other_writers(self.collection, [row.id for row in window])
+                plan.others = points_of_other_writers(self.collection, [_document_of(row).id for row in window])
             plan.share_read = share_read()
             yield plan
 
-    def _windows(self, rows: Iterable[Document | Reject]) -> Iterator[list[Document]]:
-        window: list[Document] = []
+    def _windows(self, rows: Iterable[Row]) -> Iterator[list[Document | CutDocument]]:
+        window: list[Document | CutDocument] = []
         characters = 0
-        for row in filter(None, map(self._accept, rows)):
+        for row in (accepted for accepted in map(self._accept, rows) if accepted is not None):
             window.append(row)
-            characters += len(row.text)
+            characters += len(row.text) if isinstance(row, Document) else sum(len(chunk.text) for chunk in row)
             if len(window) == WINDOW_DOCUMENTS or characters > WINDOW_CHARACTERS:
                 yield window
                 window, characters = [], 0
         if window:
             yield window
 
-    def _accept(self, row: Document | Reject) -> Document | None:
+    def _accept(self, row: Row) -> Document | CutDocument | None:
         """Let a row of this shard pass, once."""
         if isinstance(row, Reject):
             self._reject(row)
             return None
-        document = row
+        document = _document_of(row)
         if not self.shard.has(document.id):
             return None
         verdict = self.seen.add(document)
         if verdict == "other":
-            self._reject(Reject(row.line, "an earlier row has this id and other content", document.id))
+            self._reject(Reject(document.line, "an earlier row has this id and other content", document.id))
         self.report.duplicates += verdict == "same"
         return row if verdict == "new" else None
 
-    def _cut(self, window: Sequence[Document]) -> list[list[Chunk]]:
-        documents: list[list[Chunk]] = []
-        for chunks in self.cut(window):
+    def _cut(self, window: Sequence[Document | CutDocument]) -> list[CutDocument]:
+        documents: list[CutDocument] = []
+        uncut = [row for row in window if isinstance(row, Document)]
+        cut = self.cut(uncut) if uncut else iter(())
+        for row in window:
+            chunks = next(cut) if isinstance(row, Document) else row
             if isinstance(chunks, Reject):
                 self._reject(chunks)
             else:
@@ -190,3 +197,7 @@ class Reader:
         if len(self.report.first_rejects) < FIRST_REJECTS:
             self.report.first_rejects.append(f"{reject.file or 'line'} {reject.line}: {reject.reason}")
         self.on_reject(reject)
+
+
+def _document_of(row: Document | CutDocument) -> Document:
+    return row if isinstance(row, Document) else row[0].document

@@ -14,6 +14,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 from qdrant_client import models
 
 from care_qdrant.encoders.ahead import Meter, calls_of, run_ahead
@@ -45,6 +46,8 @@ class Task:
     """What messages call it."""
     kind: Kind
     """How its point is written."""
+    vector: Vectors | None = None
+    """The vector of the text, where a bulk job has made it; None where it is still to be encoded."""
 
 
 I = TypeVar("I")  # noqa: E741  # an item
@@ -87,6 +90,17 @@ def document_vectors(model: DocumentModel, dim: int) -> Maker:
         return vectors
 
     return Maker(make, dim, lambda: calls_of(model.document_encoder))
+
+
+def brought_vectors(dim: int) -> Maker:
+    """Return the maker for tasks that bring their vectors, which are checked as those of an encoder are."""
+
+    def make(tasks: Sequence[Task]) -> Rows:
+        vectors: Vectors = np.stack([task.vector for task in tasks])  # type: ignore[misc]  # each brings one
+        require_usable(vectors, (len(tasks), dim), lambda row: tasks[row].name)
+        return vectors
+
+    return Maker(make, dim)
 
 
 def term_vectors(contract: SparseContract) -> Maker:

@@ -1,6 +1,7 @@
 """A corpus as units of work ends in the collection that direct ingestion writes, whatever happens on the way."""
 
 import csv
+import gzip
 import itertools
 import json
 import math
@@ -9,9 +10,11 @@ import random
 import resource
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from qdrant_client import QdrantClient
 
 from care_qdrant.bulk.encode import encode_unit
@@ -29,15 +34,17 @@ from care_qdrant.bulk.work import Manifest, Work
 from care_qdrant.cli import care
 from care_qdrant.encoders import bm25
 from care_qdrant.errors import EncodingError, FingerprintMismatch, InputError, NewerFormat, NotVerified
+from care_qdrant.index import reading
 from care_qdrant.index.ingest import ingest
 from care_qdrant.index.settings import IngestSettings
+from care_qdrant.progress import Progress
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.schema import LOAD_KEY
 from care_qdrant.types import Vectors
 from tests.reliability.bulk import care_bulk, part_hashes, report_of
 from tests.reliability.object_storage import BUCKET, faulty_storage
 from tests.standin import StandIn
-from tests.tiny import TEXTS, HashModel
+from tests.tiny import TEXTS, HashModel, Killed
 
 MODEL = HashModel(max_tokens=40)
 
@@ -87,10 +94,35 @@ def points(client: QdrantClient, collection: str) -> dict[str, Any]:
     return {str(record.id): (record.payload, record.vector) for record in records}
 
 
+def assert_same_points(client: QdrantClient, name: str, other: str) -> dict[str, Any]:
+    """Compare two collections point for point; return the points."""
+    found, expected = points(client, name), points(client, other)
+    assert found.keys() == expected.keys()
+    for point, (payload, vectors) in expected.items():
+        assert found[point][0] == payload
+        assert found[point][1][MODEL.name] == pytest.approx(vectors[MODEL.name], abs=1e-6)
+        assert found[point][1]["bm25"] == vectors["bm25"]
+    return expected
+
+
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     """A folder with a file of each kind, a row that is no JSON, and rows that repeat earlier ones."""
-    folder = tmp_path / "corpus"
+    return write_corpus(tmp_path / "corpus")
+
+
+@pytest.fixture(scope="module")
+def corpus_job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Work]:
+    """Such a folder, and a job over it all of whose units are encoded."""
+    folder = tmp_path_factory.mktemp("kills")
+    corpus = write_corpus(folder / "corpus")
+    make_plan(corpus, folder / "job")
+    encode_all(folder / "job")
+    return corpus, Work(str(folder / "job"))
+
+
+def write_corpus(folder: Path) -> Path:
+    """Write a file of each kind, a row that is no JSON, and rows that repeat earlier ones."""
     folder.mkdir()
     lines = write_lines(folder / "a.jsonl", rows(35))
     with lines.open("a", encoding="utf-8") as file:
@@ -110,14 +142,9 @@ def test_parts_make_the_collection_that_ingestion_makes(
 ) -> None:
     ingest(str(corpus), MODEL, client, "direct", settings=IngestSettings(sparse=True))
     report = load(encoded, client, "bulk")
-    direct, bulk = points(client, "direct"), points(client, "bulk")
-    assert direct.keys() == bulk.keys()
+    direct = assert_same_points(client, "bulk", "direct")
     assert report.points == len(direct) > 81
     assert Collection(client, "bulk").schema.contracts == Collection(client, "direct").schema.contracts
-    for point, (payload, vectors) in direct.items():
-        assert bulk[point][0] == payload
-        assert bulk[point][1][MODEL.name] == pytest.approx(vectors[MODEL.name], abs=1e-6)
-        assert bulk[point][1]["bm25"] == vectors["bm25"]
     # The other way round: the collection has its own mean length, and the terms of the parts are weighed by that.
     write_lines(tmp_path / "long.jsonl", [{"id": "long", "text": "".join(TEXTS) * 3}])
     for name in ("first", "counted"):
@@ -143,6 +170,48 @@ def test_both_ways_mix_and_loading_twice_writes_once(client: QdrantClient, corpu
     assert first.encoded == first.chunks
     assert (again.encoded, again.updated, again.unchanged) == (0, 0, first.chunks)
     assert (direct.encoded, direct.updated, direct.unchanged) == (0, 0, first.chunks)
+
+
+def test_a_load_of_five_thousand_windows_stores_every_point(
+    client: QdrantClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts are read by one thread and written by others: neither may look at what the other changes."""
+    texts = [{"id": f"d{n}", "text": f"{TEXTS[n % len(TEXTS)]}{n}"} for n in range(10_000)]
+    make_plan(write_lines(tmp_path / "a.jsonl", texts), tmp_path / "job", sparse=False, unit_rows=5_000)
+    encode_all(tmp_path / "job")
+    monkeypatch.setattr(reading, "WINDOW_DOCUMENTS", 2)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        report = load(Work(str(tmp_path / "job")), client, "bulk")
+    finally:
+        sys.setswitchinterval(interval)
+    assert (report.documents, report.encoded, report.points) == (10_000, 10_000, 10_000)
+    assert verify(Work(str(tmp_path / "job")), client, "bulk").least_cosine == pytest.approx(1, abs=1e-5)
+
+
+@given(kills=st.lists(st.integers(1, 40), min_size=1, max_size=3))
+@settings(max_examples=6)
+def test_a_load_that_is_killed_at_any_window_and_run_again_is_direct_ingestion(
+    corpus_job: tuple[Path, Work], kills: list[int]
+) -> None:
+    corpus, work = corpus_job
+    with closing(QdrantClient(":memory:")) as client, pytest.MonkeyPatch.context() as patch:
+        ingest(str(corpus), MODEL, client, "direct", settings=IngestSettings(sparse=True))
+        patch.setattr(reading, "WINDOW_DOCUMENTS", 3)
+        for windows in kills:
+            calls = itertools.count(1)
+
+            def killed(_: Progress, calls: Iterator[int] = calls, windows: int = windows) -> None:
+                if next(calls) == windows:
+                    raise Killed
+
+            with suppress(Killed):
+                load(work, client, "bulk", on_progress=killed)
+        load(work, client, "bulk")
+        again = load(work, client, "bulk")
+        assert (again.encoded, again.updated, again.unchanged) == (0, 0, again.points)
+        assert_same_points(client, "bulk", "direct")
 
 
 def test_verification_names_the_units_with_wrong_points(client: QdrantClient, encoded: Work) -> None:
@@ -179,13 +248,45 @@ def test_a_grown_corpus_adds_units_and_changes_none(corpus: Path, tmp_path: Path
 
 @pytest.mark.parametrize("name", ["a.jsonl", "b.csv"])
 def test_a_corpus_that_changed_after_planning_is_refused(corpus: Path, tmp_path: Path, name: str) -> None:
+    """Also by the planner; the rows of a table were copied when it was planned, and are encoded as they were."""
     make_plan(corpus, tmp_path / "job")
     text = (corpus / name).read_text(encoding="utf-8")
     (corpus / name).write_text(text.replace("题1", "题9", 1), encoding="utf-8")
-    with pytest.raises(InputError, match=f"{name}: rows 1 to .* not the ones that were planned"):
+    if name == "a.jsonl":
+        with pytest.raises(InputError, match=f"{name}: rows 1 to .* not the ones that were planned"):
+            encode_all(tmp_path / "job")
+    else:
         encode_all(tmp_path / "job")
     with pytest.raises(InputError, match="were changed since they were planned"):
         make_plan(corpus, tmp_path / "job")
+
+
+@pytest.mark.parametrize("form", ["gz", "csv", "parquet"])
+def test_a_unit_reads_its_own_rows_alone(tmp_path: Path, form: str) -> None:
+    """Whatever the format is, the file is read once, by the planner: what n units read grows with n, not its square."""
+    corpus, values = tmp_path / f"corpus.{form}", [*rows(45), rows(1)[0], {"id": "d3", "text": "与前面不同"}]
+    if form == "parquet":
+        pq.write_table(pa.Table.from_pylist(values), corpus)
+    elif form == "csv":
+        with corpus.open("w", encoding="utf-8", newline="") as file:
+            table = csv.DictWriter(file, ["id", "title", "text", "n"])
+            table.writeheader()
+            table.writerows(values)
+    else:
+        plain = write_lines(tmp_path / "corpus.jsonl", values)
+        corpus.write_bytes(gzip.compress(plain.read_bytes() + b"{no json\n"))
+        plain.unlink()
+    manifest, work = make_plan(corpus, tmp_path / "job"), Work(str(tmp_path / "job"))
+    kept = corpus.read_bytes()
+    corpus.unlink()
+    encode_all(tmp_path / "job")
+    receipts = work.receipts().values()
+    assert len(manifest.units) == 5
+    assert sum(receipt.documents for receipt in receipts) == 45
+    assert manifest.rejected == (2 if form == "gz" else 1)
+    assert sum(receipt.rejected for receipt in receipts) == (form == "gz")  # repeated rows are left out by the plan
+    corpus.write_bytes(kept)
+    assert make_plan(corpus, tmp_path / "job").units == manifest.units
 
 
 def test_a_job_of_other_settings_or_another_model_is_refused(corpus: Path, tmp_path: Path) -> None:
@@ -220,6 +321,15 @@ def test_parts_that_are_not_those_of_their_receipts_are_refused(
     part.unlink()
     with pytest.raises(InputError, match=r"1 of \d+ units have no part yet"):
         load(encoded, client, "bulk")
+
+
+def test_what_goes_between_list_and_read_is_not_there(tmp_path: Path, encoded: Work) -> None:
+    """A link to nothing is listed and cannot be read, as a file that another process removes or moves meanwhile."""
+    before = encoded.receipts()
+    (tmp_path / "job" / "receipts" / "gone.json").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "job" / "parts" / ".gone.parquet.0123").symlink_to(tmp_path / "nowhere")
+    encoded.remove_drafts()
+    assert encoded.receipts() == before
 
 
 def test_a_part_of_another_model_is_refused(client: QdrantClient, tmp_path: Path, encoded: Work) -> None:
@@ -385,13 +495,15 @@ def test_a_unit_whose_worker_dies_is_given_to_another(planned: tuple[Path, dict[
 
 def test_a_unit_that_fails_holds_up_no_other_and_is_named(corpus: Path, tmp_path: Path) -> None:
     assert not CliRunner().invoke(care, ["bulk", "plan", str(corpus), f"{tmp_path}/job", "--unit-rows", "10"]).exit_code
-    (corpus / "b.csv").unlink()
+    (corpus / "a.jsonl").unlink()
+    (corpus / "d.md").unlink()
     result = CliRunner().invoke(care, ["bulk", "encode", f"{tmp_path}/job"])
     report = json.loads(result.stdout)
     assert result.exit_code == 8
-    assert len(report["failed"]) == 3
-    assert all("b.csv" in name and "does not exist" in reason for name, reason in report["failed"].items())
-    assert report["encoded"] == report["units"] - 3
+    assert {name[:3] for name in report["failed"]} == {"a.j", "d.m"}
+    assert len(report["failed"]) == 6
+    assert all("not there any more" in why or "does not exist" in why for why in report["failed"].values())
+    assert report["encoded"] == report["units"] - 6
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from care_qdrant.index.attach import attach_vector
 from care_qdrant.index.verify import verify_collection
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
-from tests.tiny import HashModel, medical_texts
+from tests.tiny import HashModel, Killed, medical_texts
 
 MODEL = HashModel(max_tokens=40)
 
@@ -59,6 +59,12 @@ def test_a_job_writes_what_attach_writes(client: QdrantClient, tmp_path: Path) -
     manifest = plan(client, tmp_path)
     assert [unit.documents for unit in manifest.units] == [20, 20, 9]
     encode(tmp_path)
+
+    def killed(_done: int, _all: int) -> None:
+        raise Killed
+
+    with pytest.raises(Killed):
+        load_points(Work(str(tmp_path)), client, "docs", on_progress=killed)
     first, second = (load_points(Work(str(tmp_path)), client, "docs", part=(number, 2)) for number in (1, 2))
     assert (first.encoded + second.encoded, second.covered, second.points) == (49, 49, 50)
     attach_vector(client, "same", MODEL)
@@ -122,7 +128,7 @@ def test_what_cannot_be_planned_is_refused(client: QdrantClient, tmp_path: Path)
     attach_vector(client, "docs", MODEL)
     with pytest.raises(InputError, match="every point with a text has vector"):
         plan(client, tmp_path / "new")
-    next((tmp_path / "job" / "points").iterdir()).unlink()
+    next((tmp_path / "job" / "rows").iterdir()).unlink()
     with pytest.raises(InputError, match="is not there any more"):
         encode(tmp_path / "job")
 

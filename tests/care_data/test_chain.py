@@ -11,7 +11,7 @@ from care_benchmarks.cli import care_bench
 from care_benchmarks.tasks import directory_tasks, load_task
 from care_data import pool
 from care_data.chain import run_chain, run_step
-from care_data.config import load_plan
+from care_data.config import ask_again, load_plan
 from care_data.exchange import write_pairs
 from care_data.sheets import Task, read_opinions, sample_tasks, write_sheet
 from care_data.wire import BudgetReached, JudgeUnreachable, NotStored
@@ -195,6 +195,42 @@ def test_an_expert_who_contradicts_himself_in_two_sheets_is_asked(clinic: Path) 
     plan = load_plan(config(clinic, "http://x", THREE, vote='sheets = ["one.xlsx", "two.xlsx"]'))
     with pytest.raises(InputError, match=r"two.xlsx:E2: expert 'li' rates .* D, and S in .*one.xlsx:E2; keep one"):
         read_opinions(plan)
+
+
+def test_a_judge_whose_answers_could_not_be_read_is_asked_again(clinic: Path) -> None:
+    with Endpoint(rater({}, always={"bob": "very good"})) as endpoint:
+        plan = load_plan(config(clinic, endpoint.url, THREE, questions=6, vote="max_missing = 1.0"))
+        run_step(plan, "pool")
+        report = run_step(plan, "judge")
+        found = {each["judge"]: each for each in report["judges"]}
+        assert found["bob"]["votes"] == 0 and found["bob"]["missing"]["invalid"] == found["bob"]["asked"] > 20
+        assert "very good" in found["bob"]["unread"] and found["ann"]["unread"] == ""
+        sent = endpoint.bill.sent.total()
+        endpoint.rate = rater({})
+        assert run_step(plan, "judge") == report and endpoint.bill.sent.total() == sent
+        mended = run_step(ask_again(plan, ("bob",)), "judge")
+        assert {each["judge"]: each["missing"].total() for each in mended["judges"]} == dict.fromkeys(THREE, 0)
+        assert endpoint.bill.sent.total() < 1.5 * sent  # bob alone, and once
+        assert max(endpoint.bill.billed.values()) == 1
+    (clinic / "clinic" / "judgements.jsonl").unlink()
+    assert run_step(plan, "judge", replay=True) == mended
+    with pytest.raises(InputError, match=r"--again rob: no judge has this name; expected one of ann, bob, cleo"):
+        ask_again(plan, ("rob",))
+
+
+def test_a_benchmark_of_few_of_the_questions_is_refused_unless_asked_for(clinic: Path) -> None:
+    known = {row["text"] for row in rows(config(clinic, "", {}, questions=12).parent / "questions.jsonl")[:3]}
+
+    def rate(model: str, query: str, document: str) -> str:
+        return perfect()(model, query, document) if query in known else "D"
+
+    with Endpoint(rate) as endpoint:
+        plan = load_plan(config(clinic, endpoint.url, THREE, questions=12))
+        with pytest.raises(InputError, match=r"only 3 of 12 questions .*--again NAME.*build.min_answered below 0.5"):
+            run_chain(plan)
+        card = run_chain(load_plan(config(clinic, endpoint.url, THREE, questions=12, build="min_answered = 0.2")))
+    assert (card["build"]["asked"], card["build"]["questions"]) == (12, 3)
+    assert "| questions | 3 of 12 |" in (clinic / "clinic/benchmark/README.md").read_text(encoding="utf-8")
 
 
 class TestBadInput:

@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -84,8 +84,8 @@ def _read_job(url: str, cache: VectorCache, encode: Encode, dim: int) -> None:
         raise InputError(f"teacher_jobs: {url} has {manifest.dim} dimensions, and the run has {dim}")
     read = set(noted.read_text(encoding="utf-8").split()) if noted.exists() else set[str]()
     for receipt in (each for each in work.receipts().values() if each.sha256 not in read):
-        for number, part in enumerate(read_part(work, manifest, receipt)):
-            vectors = {chunk.embedded_text: vector for chunk, vector in zip(part.chunks, part.vectors, strict=True)}
+        for number, chunks in enumerate(read_part(work, manifest, receipt)):
+            vectors = {chunk.embedded_text: cast(Vectors, chunk.vector) for chunk in chunks}
             if number == 0:
                 sample = list(vectors)[:SAMPLED_TEXTS]
                 own = np.asarray(encode(sample), np.float32)
