@@ -13,22 +13,24 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import torch
-from care_trainer.config import Align, Contrastive, Scratch, Stage, Tower, Vocabulary
-from care_trainer.data.collators import TeacherCollator
+from care_trainer.config import Align, Contrastive, Run, Scratch, Stage, Tower, Vocabulary
+from care_trainer.data.collators import PairCollator, TeacherCollator
 from care_trainer.data.read import read_rows
+from care_trainer.data.table import Rows
 from care_trainer.losses.embedding import EmbeddingLoss
 from care_trainer.losses.objectives import AlignObjective, InfoNce
 from care_trainer.models import scratch, towers
 from care_trainer.models.teacher import teacher_vectors
-from care_trainer.training.loop import Job, fit
+from care_trainer.training.job import Job
+from care_trainer.training.loop import fit
 from datasets import Dataset
 from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
     SentenceTransformerTrainingArguments,
 )
-from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.sentence_transformer.model_card import SentenceTransformerModelCardCallback
 from transformers import set_seed
@@ -93,7 +95,8 @@ def our_seconds(sides: Sides, pairs: Dataset, folder: Path) -> float:
     model = towers.load(sides.query)
     loss = EmbeddingLoss(model, InfoNce(0.05), mini_batch_size=BATCH // 4)
     stage = Contrastive(kind="supervised", batch_size=BATCH, warmup=0.0)
-    return _cpu_seconds(lambda: fit(model, loss, pairs, _job(stage, folder, None)))
+    collator = PairCollator(preprocess_fn=model.preprocess)
+    return _cpu_seconds(lambda: fit(_job(stage, folder), model, loss, _rows(pairs), collator))
 
 
 def plain_seconds(sides: Sides, pairs: Dataset, folder: Path) -> float:
@@ -115,27 +118,31 @@ def plain_seconds(sides: Sides, pairs: Dataset, folder: Path) -> float:
     return _cpu_seconds(trainer.train)
 
 
-class _RecomputingCollator(SentenceTransformerDataCollator):
+class _RecomputingCollator(PairCollator):
     def __init__(self, teacher: SentenceTransformer, **options: Any) -> None:
         super().__init__(**options)
         self.teacher = teacher
 
-    def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
-        batch: dict[str, Any] = super().__call__(features)
+    def _labels(self, features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         texts = [row["text"] for row in features]
-        batch["label"] = torch.from_numpy(self.teacher.encode_document(texts, batch_size=BATCH))
-        return batch
+        return {"label": torch.from_numpy(self.teacher.encode_document(texts, batch_size=BATCH))}
 
 
 def _align(student: SentenceTransformer, texts: Sequence[str], epochs: int, folder: Path, collator: Any) -> None:
     loss = EmbeddingLoss(student, AlignObjective(InfoNce(0.05)), mini_batch_size=BATCH // 4)
     rows = Dataset.from_dict({"text": list(texts), "label": list(range(len(texts)))})
     stage = Align(kind="align", batch_size=BATCH, epochs=epochs, warmup=0.0)
-    fit(student, loss, rows, _job(stage, folder / "stage", collator))
+    fit(_job(stage, folder / "stage"), student, loss, _rows(rows), collator)
 
 
-def _job(stage: Stage, folder: Path, collator: Any) -> Job:
-    return Job(stage=stage, folder=folder, seed=0, checkpoint_minutes=60, collator=collator)
+def _job(stage: Stage, folder: Path) -> Job:
+    run = Run(name="cost", output=str(folder), dim=DIM, query=QUERY, document=DOCUMENT, checkpoint_minutes=60.0)
+    return Job(run=run, stage=stage, folder=folder)
+
+
+def _rows(columns: Dataset) -> Rows:
+    count = len(columns)
+    return Rows(columns, np.ones(count), np.zeros(count, np.int32), (np.zeros(count, np.int32), [""]))
 
 
 def _layer_parameters(model: SentenceTransformer) -> int:

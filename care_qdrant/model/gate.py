@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from care_qdrant.measures import TOP, ndcg_at_10
 from care_qdrant.types import Vectors
 
-TOP = 10
 MIN_COSINE = 0.995
 MEAN_COSINE = 0.999
 MIN_OVERLAP = 0.95
@@ -80,12 +80,5 @@ def _overlap(first: list[list[int]], second: list[list[int]]) -> float:
 
 def _ndcg(best: list[list[int]], relevant: Sequence[Collection[int]]) -> float:
     """Return the mean binary nDCG@10 over the queries that have a relevant document."""
-    scores = [binary_ndcg(rows, answers) for rows, answers in zip(best, relevant, strict=True) if answers]
-    return round(float(np.mean(scores)), 6)
-
-
-def binary_ndcg(best: Sequence[object], relevant: Collection[object]) -> float:
-    """Return the binary nDCG@10 of one query, from 0 to 1."""
-    discounts = 1 / np.log2(np.arange(TOP) + 2)
-    gain = sum(discounts[rank] for rank, one in enumerate(best[:TOP]) if one in relevant)
-    return float(gain / discounts[: len(relevant)].sum())
+    judged = [at for at, answers in enumerate(relevant) if answers]
+    return round(float(np.mean(ndcg_at_10([best[at] for at in judged], [relevant[at] for at in judged]))), 6)

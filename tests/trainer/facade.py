@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 from care_trainer import pipeline
+from care_trainer.data.table import Rows
 from care_trainer.stages import context, contrastive, joint, retromae, static
-from care_trainer.training.loop import Job
+from care_trainer.training.job import Job
 from sentence_transformers import SentenceTransformerTrainer
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -117,11 +118,11 @@ def moved(*modules: nn.Module) -> Iterator[None]:
         own[name] = value
 
 
-def one_step(model: nn.Module, loss: nn.Module, rows: Any, job: Job) -> dict[str, float]:
+def one_step(job: Job, model: nn.Module, loss: nn.Module, rows: Rows, collator: Any, **_: Any) -> dict[str, float]:
     """Take the place of the training loop: forward and backward of one batch on the GPU."""
     batch = {
         name: OnGpu(value) if isinstance(value, Tensor) else value
-        for name, value in job.collator([rows[row] for row in range(6)]).items()
+        for name, value in collator([rows.columns[row] for row in range(6)]).items()
     }
     features, labels = SentenceTransformerTrainer.collect_features(None, batch)  # type: ignore[arg-type]
     module: Any = loss

@@ -188,8 +188,8 @@ scores = iter([0.1, 0.3, 0.2, 0.25, 0.9])
 Context.scoring = lambda self, model: lambda: next(scores)
 trained, root = contrastive.fit, Path(sys.argv[1]).parent
 
-def fit(model, *rest):
-    metrics = trained(model, *rest)
+def fit(job, model, *rest, **options):
+    metrics = trained(job, model, *rest, **options)
     weights = {name: value.detach().clone() for name, value in model.named_parameters()}
     save_file(weights, root / f"process-{os.environ['RANK']}.safetensors")
     return metrics

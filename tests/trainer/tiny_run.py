@@ -8,7 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from care_trainer.config import Run, load_run
+from care_trainer.data.table import Rows
+from datasets import Dataset
 
 from tests.tiny import write_jsonl
 
@@ -86,6 +89,17 @@ def write_world(root: Path) -> None:
     write_jsonl(
         root / "data/dev/qrels.jsonl",
         ({"query_id": f"q{at}", "document_id": documents[row["positive"]], "score": 1} for at, row in enumerate(rows)),
+    )
+
+
+def table_of(columns: dict[str, list[Any]], weights: Iterable[float] = ()) -> Rows:
+    """Return rows in memory, as a stage maps them from its file: of one source, drawn once each unless weighted."""
+    count = len(next(iter(columns.values())))
+    return Rows(
+        columns=Dataset.from_dict(columns),
+        weights=np.array([*weights] or np.ones(count)),
+        characters=np.zeros(count, np.int32),
+        sources=(np.zeros(count, np.int32), [""]),
     )
 
 

@@ -28,8 +28,9 @@ from care_trainer.distributed import free_memory, main_process_first, processes
 from care_trainer.learn.snapshot import load_snapshot
 from care_trainer.models.towers import ADAPTER_FILE
 from care_trainer.stages import align, base, contrastive, joint, prune, retromae, static
-from care_trainer.stages.context import Context, Report, Trained, silent
-from care_trainer.training.loop import drop_checkpoints
+from care_trainer.stages.context import Context, Trained
+from care_trainer.training.checkpoints import drop_checkpoints
+from care_trainer.training.job import Report, silent
 
 logger = logging.getLogger(__name__)
 
@@ -78,8 +79,19 @@ def run_stages(
         if is_main:
             _ensure_base(run, output / BASE, resume or only is not None, report)
     for number, stage in enumerate(run.stage):
-        if only in (None, stage_name(stage)):
-            records.append(_ensure_stage(run, stage, run.stage[:number], output, resume, report, deadline))
+        name = stage_name(stage)
+        if only in (None, name):
+            sources = {side: newest(run, side, run.stage[:number]) for side in SIDES}
+            context = Context(
+                run=run,
+                stage=stage,
+                folder=output / name,
+                **sources,
+                resume=resume,
+                report=report,
+                deadline=deadline,
+            )
+            records.append(_ensure_stage(context))
     return records
 
 
@@ -148,24 +160,22 @@ def _ensure_base(run: Run, folder: Path, resume: bool, report: Report) -> None:
     _write(folder / STAGE_FILE, {"stage": BASE, "settings": settings})
 
 
-def _ensure_stage(
-    run: Run, stage: Stage, before: Sequence[Stage], output: Path, resume: bool, report: Report, deadline: float | None
-) -> dict[str, Any]:
-    sources = {side: newest(run, side, before) for side in SIDES}
-    folder, settings = output / stage_name(stage), _settings(run, stage, sources)
-    if _finished(folder, settings, resume):
+def _ensure_stage(context: Context) -> dict[str, Any]:
+    """Train a stage unless it is finished, and return its record."""
+    run, stage, folder = context.run, context.stage, context.folder
+    settings = _settings(run, stage, {"query": context.query, "document": context.document})
+    if _finished(folder, settings, context.resume):
         return read_record(folder)
     processes().wait_for_everyone()  # nobody may write what another one is still looking for
-    context = Context(run, stage, folder, **sources, resume=resume, report=report, deadline=deadline)
     started, cpu_started = time.monotonic(), time.process_time()
     hashes = file_hashes(context.data, context.data_root) if stage.data else {}
     noted = folder / "data.json"
-    if resume and noted.exists() and json.loads(noted.read_text(encoding="utf-8")) != hashes:
+    if context.resume and noted.exists() and json.loads(noted.read_text(encoding="utf-8")) != hashes:
         raise InputError(f"{folder}: the data files have changed since the stage began; remove the folder")
     if processes().is_main_process:
         _write(folder / "config.json", dataclasses.asdict(run))
         _write(noted, hashes)
-        logger.info("stage %s, %d of %d", folder.name, len(before) + 1, len(run.stage))
+        logger.info("stage %s, %d of %d", folder.name, run.stage.index(stage) + 1, len(run.stage))
     trained = STAGES[stage.kind](context)
     cpu_seconds = time.process_time() - cpu_started
     with main_process_first() as is_main:

@@ -9,8 +9,10 @@ import pytest
 import torch
 from care_trainer.cli import care_train
 from care_trainer.config import Align, Contrastive, Joint, Run, Stage, find_config, load_run
+from care_trainer.data.collators import PairCollator
 from care_trainer.models import towers
-from care_trainer.training.loop import Job, _arguments
+from care_trainer.training.job import Job
+from care_trainer.training.loop import training_arguments
 from click.testing import CliRunner
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense
@@ -19,7 +21,7 @@ from care_qdrant.model.pair import CareModel
 from care_qdrant.model.published import DOCUMENT_TASKS, QUERY_TASKS
 from tests.tiny import query_tower
 from tests.trainer.bases import gte_mlm_base, qwen3_base, write_gzipped, write_paper_data
-from tests.trainer.tiny_run import pairs, write_world
+from tests.trainer.tiny_run import pairs, table_of, write_world
 
 PAPER = ("care-0.3b-4b", "care-0.3b-8b")
 HIDDEN = {"care-0.3b-4b": 2560, "care-0.3b-8b": 4096}
@@ -46,11 +48,13 @@ def _stages(run: Run) -> dict[str, Stage]:
 def test_the_papers_tables_19_and_20(
     name: str, kind: str, rate: float, warmup: float, batch: int, epochs: float, tmp_path: Path
 ) -> None:
-    stage = _stages(load_run(find_config(name)))[kind]
+    run = load_run(find_config(name))
+    stage = _stages(run)[kind]
     assert (stage.learning_rate, stage.warmup, stage.epochs) == (rate, warmup, epochs)
     assert stage.rows_of_process(PROCESSES) * stage.accumulate * PROCESSES == batch == stage.global_batch_size
     assert stage.rows_of_process(1) * stage.accumulate == batch, "as on any other number of processes"
-    arguments = _arguments(Job(stage=stage, folder=tmp_path, seed=0, checkpoint_minutes=5))
+    job = Job(run=run, stage=stage, folder=tmp_path)
+    arguments = training_arguments(job, table_of({"query": ["哮喘"]}), PairCollator(preprocess_fn=None), rates={})
     assert arguments.optim.value.startswith("adamw") and arguments.lr_scheduler_type == "linear"
     assert arguments.learning_rate == rate and arguments.bf16
 

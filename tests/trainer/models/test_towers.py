@@ -10,7 +10,7 @@ import torch
 from care_trainer import pipeline
 from care_trainer.config import Align, Lora, Run, Tower
 from care_trainer.models import towers
-from care_trainer.stages.context import Context, silent
+from care_trainer.stages.context import Context
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense
@@ -112,7 +112,7 @@ def test_a_teacher_has_its_adapters_in_its_weights(base: Run, tmp_path: Path, mo
         return loaded[-1]
 
     monkeypatch.setattr(towers, "load", noting)
-    context = Context(base, Align(kind="align"), tmp_path / "stage", folder, folder, resume=False, report=silent)
+    context = Context(run=base, stage=Align(kind="align"), folder=tmp_path / "stage", query=folder, document=folder)
     np.testing.assert_allclose(context.stored_vectors(TEXTS, "text"), expected, atol=1e-3)
     assert len(loaded) == 1 and not any("lora_" in name for name, _ in loaded[0].named_parameters())
 

@@ -15,71 +15,66 @@ from care_trainer.losses.objectives import InfoNce
 from care_trainer.models import towers
 from care_trainer.training import loop
 from care_trainer.training.callbacks import OwnGradients
-from care_trainer.training.loop import Interrupted, Job, fit, last_checkpoint
-from datasets import Dataset
+from care_trainer.training.checkpoints import last_checkpoint
+from care_trainer.training.job import Job
+from care_trainer.training.loop import Interrupted, fit
 from transformers import set_seed
 
 from care_qdrant.errors import InputError, TrainingError
 from tests.tiny import Killed
-from tests.trainer.tiny_run import pairs
+from tests.trainer.tiny_run import pairs, table_of
 
-ROWS = Dataset.from_dict({key: [row[key] for row in pairs()] for key in ("query", "positive")})
+COLUMNS = {key: [row[key] for row in pairs()] for key in ("query", "positive")}
 STAGE = Contrastive(
     kind="supervised", data="pairs", batch_size=8, epochs=2, learning_rate=1e-3, warmup=0.1, learn_temperature=True
 )
 
 
-def _train(query_folder: Path, folder: Path, *, kill_at: int | None = None, **options: Any) -> dict[str, torch.Tensor]:
+def _train(
+    base: Run, folder: Path, *, kill_at: int | None = None, report: Any = None, **options: Any
+) -> dict[str, torch.Tensor]:
     """Train with dropout, a learned τ, crops and fractional weights; give the trained parameters."""
-    model = towers.load(query_folder)
+    model = towers.load(Path(base.output) / "base/query")
     towers.make_trainable(model, side="query", lora=False)
     loss = EmbeddingLoss(model, InfoNce(0.05, learn=True), mini_batch_size=4)
 
-    def report(step: int, steps: int, value: float, tokens: int) -> None:
+    def kill(what: str, step: int, steps: int, value: float, tokens: int) -> None:
         if step == kill_at:
             raise Killed
 
-    job = Job(
-        stage=options.pop("stage", STAGE),
-        folder=folder,
-        seed=0,
-        checkpoint_minutes=0,
-        weights=[0.5 if row % 2 else 1.0 for row in range(len(ROWS))],
-        collator=PairCollator(0.3, preprocess_fn=model.preprocess),
-        report=options.pop("report", report),
-        **options,
-    )
-    fit(model, loss, ROWS, job)
+    job = Job(run=replace(base, checkpoint_minutes=0.0), stage=STAGE, folder=folder, report=report or kill, **options)
+    rows = table_of(COLUMNS, [0.5 if row % 2 else 1.0 for row in range(len(COLUMNS["query"]))])
+    fit(job, model, loss, rows, PairCollator(0.3, preprocess_fn=model.preprocess))
     return {name: parameter.detach().clone() for name, parameter in loss.named_parameters()}
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(query_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, torch.Tensor], Path]:
+def uninterrupted(base: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, torch.Tensor], Path]:
     folder = tmp_path_factory.mktemp("whole")
-    return _train(query_folder, folder), folder
+    return _train(base, folder), folder
 
 
 @pytest.mark.parametrize("kill_at", [3, 7])
 def test_killed_and_resumed_is_uninterrupted_to_the_last_bit(
-    query_folder: Path, uninterrupted: tuple[dict[str, torch.Tensor], Path], tmp_path: Path, kill_at: int
+    base: Run, uninterrupted: tuple[dict[str, torch.Tensor], Path], tmp_path: Path, kill_at: int
 ) -> None:
     with pytest.raises(Killed):
-        _train(query_folder, tmp_path, kill_at=kill_at)
-    resumed = _train(query_folder, tmp_path, resume=True)
+        _train(base, tmp_path, kill_at=kill_at)
+    resumed = _train(base, tmp_path, resume=True)
     expected, folder = uninterrupted
     assert all(torch.equal(resumed[name], value) for name, value in expected.items())
     steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert steps == [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_resume_keeps_the_rows_of_a_step(query_folder: Path, tmp_path: Path) -> None:
+def test_a_resume_keeps_the_rows_of_a_step(base: Run, tmp_path: Path) -> None:
     """With ``batch_size``, which is of one process, other processes would make the whole batch another one."""
     with pytest.raises(Killed):
-        _train(query_folder, tmp_path, kill_at=3)
+        _train(base, tmp_path, kill_at=3)
     assert json.loads((tmp_path / "batch.json").read_text()) == {"rows": 8, "processes": 1}
     (tmp_path / "batch.json").write_text(json.dumps({"rows": 16, "processes": 2}))
     with pytest.raises(InputError, match="16 rows a step on 2 processes; 1 would make it 8"):
-        _train(query_folder, tmp_path, resume=True)
+        _train(base, tmp_path, resume=True)
 
 
 def test_the_loss_s_own_gradients_are_clipped() -> None:
@@ -92,29 +87,29 @@ def test_the_loss_s_own_gradients_are_clipped() -> None:
     assert model.weight.grad is not None and model.weight.grad.max() == 100.0, "those of the model are clipped already"
 
 
-def test_the_deadline_saves_and_stops(query_folder: Path, tmp_path: Path) -> None:
+def test_the_deadline_saves_and_stops(base: Run, tmp_path: Path) -> None:
     with pytest.raises(Interrupted, match="stopped after step 1 of"):
-        _train(query_folder, tmp_path, deadline=time.monotonic())
+        _train(base, tmp_path, deadline=time.monotonic())
     checkpoint = last_checkpoint(tmp_path)
     assert checkpoint is not None and checkpoint.name == "checkpoint-1"
 
 
 def test_a_full_disk_leaves_the_last_good_checkpoint(
-    query_folder: Path, uninterrupted: tuple[dict[str, torch.Tensor], Path], tmp_path: Path
+    base: Run, uninterrupted: tuple[dict[str, torch.Tensor], Path], tmp_path: Path
 ) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    def fill(step: int, steps: int, value: float, tokens: int) -> None:
+    def fill(what: str, step: int, steps: int, value: float, tokens: int) -> None:
         if step == 3:
             resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, limits[1]))
 
     try:
         with pytest.raises(TrainingError, match=r"the last one that is whole is checkpoint-2 \(.*--resume"):
-            _train(query_folder, tmp_path, report=fill)
+            _train(base, tmp_path, report=fill)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert (tmp_path / "checkpoints/checkpoint-3").exists(), "half of it"
-    resumed = _train(query_folder, tmp_path, resume=True)
+    resumed = _train(base, tmp_path, resume=True)
     assert all(torch.equal(resumed[name], value) for name, value in uninterrupted[0].items())
 
 
@@ -139,8 +134,8 @@ def test_gradient_checkpointing_computes_each_layer_twice_and_changes_nothing(
         stage = replace(STAGE, gradient_checkpointing=checkpointing, max_steps=3, learning_rate=1e-2, cached=cached)
         collator = PairCollator(preprocess_fn=model.preprocess)
         folder = tmp_path / f"{checkpointing}-{free_bytes}"
-        job = Job(stage=stage, folder=folder, seed=0, checkpoint_minutes=60, collator=collator)
-        fit(model, EmbeddingLoss(model, InfoNce(0.05), mini_batch_size=4, cached=cached), ROWS, job)
+        loss = EmbeddingLoss(model, InfoNce(0.05), mini_batch_size=4, cached=cached)
+        fit(Job(run=base, stage=stage, folder=folder), model, loss, table_of(COLUMNS), collator)
         return {name: value.detach().clone() for name, value in model.named_parameters() if value.requires_grad}, passes
 
     (plain, once), (checkpointed, twice) = train(False), train(True)

@@ -1,6 +1,7 @@
 """What a progress line says while a stage trains, and the settings of the loop around it."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,26 @@ from care_trainer.data.collators import PairCollator
 from care_trainer.losses.embedding import EmbeddingLoss
 from care_trainer.losses.objectives import InfoNce
 from care_trainer.models import towers
-from care_trainer.training.loop import Job, fit
-from datasets import Dataset
+from care_trainer.training.job import Job
+from care_trainer.training.loop import fit
 
 from tests.tiny import Killed
-from tests.trainer.tiny_run import pairs, stage, tiny_run
+from tests.trainer.tiny_run import pairs, stage, table_of, tiny_run
 
 ROWS = pairs()[:16]
+WORKERS = ["dataloader_workers=2"]
 
 
 def _fit(
-    query_folder: Path, folder: Path, *, negatives: int = 0, epochs: int = 2, crop: float = 0.3, **options: Any
+    query_folder: Path,
+    folder: Path,
+    *,
+    negatives: int = 0,
+    epochs: int = 2,
+    crop: float = 0.3,
+    report: Any = None,
+    overrides: Sequence[str] = (),
+    resume: bool = False,
 ) -> list[Any]:
     """Train epochs with drawn negatives and crops, and return what is reported of each step."""
     model = towers.load(query_folder)
@@ -35,22 +45,18 @@ def _fit(
         "label": list(range(len(ROWS))),
     }
     seen: list[Any] = []
-    own = options.pop("report", lambda *_: None)
 
-    def report(*step: Any) -> None:
+    def note(what: str, *step: Any) -> None:
         seen.append(step)
-        own(*step)
+        if report is not None:
+            report(*step)
 
-    job = Job(
-        stage=next(iter(tiny_run(folder, stage("supervised", batch_size=4, epochs=epochs, max_steps=None)).stage)),
-        folder=folder / "stage",
-        seed=0,
-        checkpoint_minutes=0,
-        collator=PairCollator(crop, preprocess_fn=model.preprocess, negatives=negatives),
-        report=report,
-        **options,
-    )
-    fit(model, EmbeddingLoss(model, InfoNce(0.05), mini_batch_size=4), Dataset.from_dict(columns), job)
+    settings = stage("supervised", batch_size=4, epochs=epochs, max_steps=None)
+    run = tiny_run(folder, settings, overrides=["checkpoint_minutes=0", *overrides])
+    job = Job(run=run, stage=run.stage[0], folder=folder / "stage", resume=resume, report=note)
+    loss = EmbeddingLoss(model, InfoNce(0.05), mini_batch_size=4)
+    collator = PairCollator(crop, preprocess_fn=model.preprocess, negatives=negatives)
+    fit(job, model, loss, table_of(columns), collator)
     return seen
 
 
@@ -79,7 +85,7 @@ def test_the_tokens_of_an_epoch_are_those_of_its_texts(query_folder: Path, tmp_p
 def test_dataloader_workers_make_the_same_batches_also_after_a_kill(query_folder: Path, tmp_path: Path) -> None:
     """Negatives are drawn anew in the second epoch, in the workers, too."""
     alone = _fit(query_folder, tmp_path / "alone", negatives=2)
-    assert _fit(query_folder, tmp_path / "workers", negatives=2, workers=2) == alone
+    assert _fit(query_folder, tmp_path / "workers", negatives=2, overrides=WORKERS) == alone
     assert _fit(query_folder, tmp_path / "fewer", negatives=1) != alone, "the test would not see other negatives"
 
     def kill(step: int, *_: Any) -> None:
@@ -87,8 +93,8 @@ def test_dataloader_workers_make_the_same_batches_also_after_a_kill(query_folder
             raise Killed
 
     with pytest.raises(Killed):
-        _fit(query_folder, tmp_path / "killed", negatives=2, workers=2, report=kill)
-    resumed = _fit(query_folder, tmp_path / "killed", negatives=2, workers=2, resume=True)
+        _fit(query_folder, tmp_path / "killed", negatives=2, overrides=WORKERS, report=kill)
+    resumed = _fit(query_folder, tmp_path / "killed", negatives=2, overrides=WORKERS, resume=True)
     assert resumed == alone[5:]
 
 
@@ -103,7 +109,7 @@ def test_tf32_is_set_while_a_stage_trains_and_restored(query_folder: Path, tmp_p
     torch.set_float32_matmul_precision("medium")
     try:
         with pytest.raises(Killed):
-            _fit(query_folder, tmp_path, tf32=tf32, report=stop)
+            _fit(query_folder, tmp_path, overrides=[f"tf32={str(tf32).lower()}"], report=stop)
         assert torch.get_float32_matmul_precision() == "medium", "the caller's own"
     finally:
         torch.set_float32_matmul_precision("highest")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
     from care_trainer.config import Run
-    from care_trainer.stages.context import Report
+    from care_trainer.training.job import Report
 
 
 set_option = click.option(

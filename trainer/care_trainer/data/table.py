@@ -61,6 +61,10 @@ class Rows:
     def __len__(self) -> int:
         return len(self.weights)
 
+    def with_texts(self, columns: Sequence[str]) -> "Rows":
+        """Return the same rows with some of their texts, and without a score."""
+        return dataclasses.replace(self, columns=self.columns.select_columns([*columns, "prompt", "source", "label"]))
+
 
 def pair_rows(data: Data, root: Path, folder: Path, *, by_source: bool = False) -> Rows:
     """Return the columns query, positive and negatives (a list), and those of the row."""

@@ -5,8 +5,7 @@ from typing import Any
 
 from care_trainer.config import Run, stage_name
 from care_trainer.pipeline import STAGE_FILE, read_record
-from care_trainer.training.callbacks import read_log
-from care_trainer.training.loop import METRICS_FILE
+from care_trainer.training.callbacks import METRICS_FILE, read_log
 
 CURVES_FILE = "curves.png"
 MOST_COLUMNS = 4

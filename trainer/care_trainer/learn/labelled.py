@@ -14,7 +14,9 @@ from qdrant_client import models
 
 from care_qdrant.encoders import bm25
 from care_qdrant.errors import InputError
-from care_qdrant.model.gate import TOP, binary_ndcg
+from care_qdrant.measures import TOP, reciprocal_rank_at_10
+from care_qdrant.measures import ndcg_at_10 as ndcg_at_10  # also for callers of `estimate`
+from care_qdrant.measures import recall_at_10 as recall_at_10
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.layout import CARE_LAYOUT, Layout, Payload
 from care_qdrant.search.plan import Query, find
@@ -150,11 +152,10 @@ def measure_labelled(
         lexical: Sequence[models.SparseVector | None] = terms or [None] * count
         queries = [Query(*asked, depth) for asked in zip(dense, lexical, strict=True)]
         found, relevant = [_ranked(labels, hits) for hits in _answers(where, queries)], questions.relevant
-        hits = [[one in ids for one in best[:TOP]] for best, ids in zip(found, relevant, strict=True)]
         return Ranking(
             ndcg_at_10=estimate(ndcg_at_10(found, relevant), seed),
             recall_at_10=estimate(recall_at_10(found, relevant), seed),
-            mrr_at_10=estimate([1 / (row.index(True) + 1) if True in row else 0.0 for row in hits], seed),
+            mrr_at_10=estimate(reciprocal_rank_at_10(found, relevant), seed),
         )
 
     return LabelledQuality(
@@ -188,16 +189,6 @@ def _ranked(labels: KnownLabels, hits: Sequence[Hit]) -> list[str]:
 
 def _document_of(layout: Layout, point_id: object, payload: Payload) -> str:
     return layout.of_point(payload).ref_doc_id(payload) or str(point_id)
-
-
-def ndcg_at_10(found: Sequence[Sequence[str]], relevant: Sequence[Sequence[str]]) -> list[float]:
-    """Return nDCG@10 of each question, with binary relevance."""
-    return [binary_ndcg(best, ids) for best, ids in zip(found, relevant, strict=True)]
-
-
-def recall_at_10(found: Sequence[Sequence[str]], relevant: Sequence[Sequence[str]]) -> list[float]:
-    """Return the fraction of the relevant ids of each question that are among the first ten."""
-    return [len({*best[:TOP]} & {*ids}) / len(ids) for best, ids in zip(found, relevant, strict=True)]
 
 
 def estimate(scores: Sequence[float], seed: int) -> Estimate:

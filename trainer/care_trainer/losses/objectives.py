@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from care_trainer.config import Geometry
+from care_trainer.config.stages import PairStage
 
 MAX_SCALE = 100.0
 """Largest 1 / τ of a learned temperature, as in CLIP: beyond it, single pairs dominate the gradient."""
@@ -233,6 +234,23 @@ class PairObjective(nn.Module):
         differences = (similarity[None, :] - similarity[:, None]) / self.score_temperature
         wrong = differences[scores[:, None] > scores[None, :]]
         return torch.cat([wrong.new_zeros(1), wrong]).logsumexp(dim=0)
+
+
+def info_nce_of(stage: PairStage, geometry: Geometry = "unit") -> InfoNce:
+    """Return the contrastive objective that a stage's settings describe."""
+    return InfoNce(
+        stage.temperature,
+        learn=stage.learn_temperature,
+        margin=stage.margin,
+        symmetric=stage.symmetric,
+        gather=True,
+        geometry=geometry,
+    )
+
+
+def pair_objective(stage: PairStage, contrastive: InfoNce) -> PairObjective:
+    """Return the objective of a stage's pairs, with a score or without."""
+    return PairObjective(contrastive, score_temperature=stage.score_temperature)
 
 
 class DistillObjective(nn.Module):

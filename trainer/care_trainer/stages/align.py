@@ -8,11 +8,9 @@ from care_trainer.config import Align, Distill, Geometry
 from care_trainer.data.collators import Stored
 from care_trainer.data.read import text_key
 from care_trainer.learn.snapshot import load_snapshot
-from care_trainer.losses.objectives import AlignObjective, DistillObjective, InfoNce, Others
-from care_trainer.models import towers
+from care_trainer.losses.objectives import AlignObjective, DistillObjective, InfoNce, Others, info_nce_of
 from care_trainer.models.vector_cache import Half
 from care_trainer.stages.context import Context, Trained, train_student
-from care_trainer.stages.contrastive import info_nce_of
 
 
 def train_align(context: Context) -> Trained:
@@ -24,19 +22,14 @@ def train_align(context: Context) -> Trained:
         rows = context.pair_rows()
         documents, vectors = context.stored_documents(rows)
         objective = align_objective(stage, context.run.geometry, documents, vectors)
-        query, trainable, metrics = train_student(context, objective, rows, ["query"], documents=(documents, vectors))
+        return train_student(context, objective, rows, ["query"], documents=(documents, vectors))
+    rows = context.text_rows(stage.sides)
+    texts = rows.columns["text"]
+    if context.run.document.collection is None:
+        vectors = context.stored_vectors(texts, "text", prompt=stage.teacher_prompt)
     else:
-        rows = context.text_rows(stage.sides)
-        texts = rows.columns["text"]
-        if context.run.document.collection is None:
-            vectors = context.stored_vectors(texts, "text", prompt=stage.teacher_prompt)
-        else:
-            vectors = load_snapshot(context.run.collection_folder).vectors
-        objective = align_objective(stage, context.run.geometry, texts, vectors)
-        query, trainable, metrics = train_student(context, objective, rows, ["text"], vectors)
-    is_alone = context.run.document.collection is not None
-    scored = query if is_alone else towers.pair(query, context.load("document"))
-    return Trained(query, None, trainable, metrics, stage.temperature, scored)
+        vectors = load_snapshot(context.run.collection_folder).vectors
+    return train_student(context, align_objective(stage, context.run.geometry, texts, vectors), rows, ["text"], vectors)
 
 
 def align_objective(stage: Align, geometry: Geometry, texts: Sequence[str], vectors: Stored) -> AlignObjective:
@@ -57,12 +50,8 @@ def train_distill(context: Context) -> Trained:
     """Train the query encoder on both sides of pairs, with the frozen document encoder's scores as a second target."""
     stage = context.stage
     assert isinstance(stage, Distill)
-    rows, negatives = context.pair_rows(), stage.hard_negatives
+    rows = context.pair_rows()
     queries = context.stored_vectors(rows.columns["query"], "query", prompt=stage.teacher_prompt)
     documents = context.stored_documents(rows)
     objective = DistillObjective(info_nce_of(stage, context.run.geometry), kl_weight=stage.kl_weight)
-    columns = ["query", "positive", "negatives"]
-    query, trainable, metrics = train_student(
-        context, objective, rows, columns, queries, documents=documents, negatives=negatives
-    )
-    return Trained(query, None, trainable, metrics, stage.temperature, query)
+    return train_student(context, objective, rows, ["query", "positive", "negatives"], queries, documents=documents)

@@ -12,7 +12,8 @@ from care_trainer.data.table import text_rows
 from care_trainer.learn.snapshot import take_snapshot
 from care_trainer.models import scratch, towers
 from care_trainer.models.static import random_static, static_module
-from care_trainer.stages.context import Report, rows_folder
+from care_trainer.stages.context import rows_folder
+from care_trainer.training.job import Report
 
 
 def build(run: Run, folder: Path, report: Report) -> dict[str, SentenceTransformer]:

@@ -1,4 +1,4 @@
-"""What every stage receives and returns, and the training of a student on stored vectors, which three stages share."""
+"""The job of a stage with its data and encoders, its result, and the training of a student on stored vectors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,8 @@ from torch import nn
 
 from care_qdrant.errors import InputError
 from care_trainer import evaluation
-from care_trainer.config import Data, Run, Side, Stage
+from care_trainer.config import Align, Data, Distill, Joint, Run, Side
+from care_trainer.config.stages import PairStage
 from care_trainer.data import table
 from care_trainer.data.collators import Prompts, TeacherCollator
 from care_trainer.data.table import Documents, Rows
@@ -20,14 +21,8 @@ from care_trainer.losses.embedding import embedding_loss
 from care_trainer.models import towers
 from care_trainer.models.teacher import teacher_vectors
 from care_trainer.models.vector_cache import Half
-from care_trainer.training.loop import Job, fit
-
-Report = Callable[[str, int, int, float, int], None]
-"""Called with what is being done, steps done, steps in all, the last loss, and the tokens of the last step."""
-
-
-def silent(_what: str, _step: int, _steps: int, _loss: float, _tokens: int) -> None:
-    """Report nothing."""
+from care_trainer.training.job import Job
+from care_trainer.training.loop import fit
 
 
 def rows_folder(run: Run) -> Path:
@@ -35,22 +30,14 @@ def rows_folder(run: Run) -> Path:
     return Path(run.teacher_cache or run.output) / table.ROWS_FOLDER
 
 
-@dataclass(frozen=True)
-class Context:
-    """What a stage works with."""
+@dataclass(frozen=True, kw_only=True)
+class Context(Job):
+    """The job of a stage with the encoders that it starts from; it reads the stage's data and loads these encoders."""
 
-    run: Run
-    stage: Stage
-    folder: Path
-    """Folder of this stage."""
     query: Path
     """Folder of the newest query encoder."""
     document: Path
     """Folder of the newest document encoder."""
-    resume: bool
-    report: Report
-    deadline: float | None = None
-    """Moment (`time.monotonic`) at which to save and stop."""
 
     @property
     def data(self) -> Data:
@@ -128,10 +115,14 @@ class Context:
         tasks = {name: (task.query, task.document) for name, task in self.run.tasks.items()}
         return {source: tasks[task] for source, task in self.data.tasks.items()}
 
-    def collating(self, negatives: int = 0) -> dict[str, Any]:
-        """Return the options that the collators of all stages share."""
-        own = {"max_length": self.stage.max_tokens, "tasks": self.tasks()}
-        return {**own, "negatives": negatives, "seed": self.run.seed}
+    def collating(self) -> dict[str, Any]:
+        """Return the settings that the collators of pairs and of stored vectors share, as options of both."""
+        return {
+            "max_length": self.stage.max_tokens,
+            "tasks": self.tasks(),
+            "negatives": self.stage.hard_negatives if isinstance(self.stage, PairStage) else 0,
+            "seed": self.run.seed,
+        }
 
     def scoring(self, model: Callable[[], SentenceTransformer]) -> Callable[[], float] | None:
         """Return a function that scores a model on held-out data; None where the stage asks for none.
@@ -148,24 +139,6 @@ class Context:
             return None
         evaluator, scored = evaluation.load_evaluator(settings, self.data_root), model()
         return lambda: evaluation.score(evaluator, scored)["ndcg@10"]
-
-    def job(self, rows: Rows, **options: Any) -> Job:
-        """Return the settings of the training loop over rows; options are further fields of `Job`."""
-        return Job(
-            weights=rows.weights,
-            sources=rows.sources,
-            stage=self.stage,
-            folder=self.folder,
-            seed=self.run.seed,
-            checkpoint_minutes=self.run.checkpoint_minutes,
-            resume=self.resume,
-            report_to=self.run.report_to,
-            report=lambda *progress: self.report(self.folder.name, *progress),
-            deadline=self.deadline,
-            workers=self.run.dataloader_workers,
-            tf32=self.run.tf32,
-            **options,
-        )
 
 
 @dataclass(frozen=True)
@@ -191,20 +164,30 @@ def train_student(
     columns: Sequence[str],
     *vectors: Half,
     documents: tuple[Documents, Half] | None = None,
-    negatives: int = 0,
-) -> tuple[SentenceTransformer, dict[str, int], dict[str, float]]:
+) -> Trained:
     """Train the query encoder on stored vectors of the document encoder."""
+    stage = context.stage
+    assert isinstance(stage, Align | Joint | Distill)
     query, trainable = context.load_trainable("query")
-    table_columns = rows.columns.select_columns([*columns, "prompt", "source", "label"])
-    is_alone = context.stage.kind == "distill" or context.run.document.collection is not None
-    score = context.scoring(lambda: query if is_alone else towers.pair(query, context.load("document")))
+    # Without a document encoder, or where the student encodes both sides, the query encoder is scored alone.
+    is_alone = stage.kind == "distill" or context.run.document.collection is not None
+
+    def scored() -> SentenceTransformer:
+        return query if is_alone else towers.pair(query, context.load("document"))
+
     collator = TeacherCollator(
         *vectors,
         documents=documents,
         preprocess_fn=query.preprocess,
         prompts=dict.fromkeys(("text", "query"), context.run.query.prompt),
-        **context.collating(negatives),
+        **context.collating(),
     )
-    job = context.job(rows, score=score, collator=collator)
-    metrics = fit(query, embedding_loss(query, objective, context.stage), table_columns, job)
-    return query, {"query": trainable}, metrics
+    metrics = fit(
+        context,
+        query,
+        embedding_loss(query, objective, stage),
+        rows.with_texts(columns),
+        collator,
+        score=context.scoring(scored),
+    )
+    return Trained(query, None, {"query": trainable}, metrics, stage.temperature, scored())

@@ -1,10 +1,9 @@
 """Stages ``unsupervised`` and ``supervised`` (query encoder) and ``document``: InfoNCE through one encoder."""
 
-from care_trainer.config import Contrastive, Geometry, Side
-from care_trainer.config.stages import PairStage
+from care_trainer.config import Contrastive, Side
 from care_trainer.data.collators import PairCollator
 from care_trainer.losses.embedding import embedding_loss
-from care_trainer.losses.objectives import InfoNce, Matryoshka, PairObjective
+from care_trainer.losses.objectives import Matryoshka, info_nce_of, pair_objective
 from care_trainer.models import towers
 from care_trainer.stages.context import Context, Trained
 from care_trainer.training.loop import fit
@@ -34,27 +33,7 @@ def _train(context: Context, side: Side) -> Trained:
     prompts = {"query": stage.query_prompt if side == "document" else context.run.query.prompt}
     if side in ("document", context.run.symmetric):
         prompts |= dict.fromkeys(documents, context.run.document.prompt)
-    options = context.collating(stage.hard_negatives)
-    collator = PairCollator(stage.crop, preprocess_fn=model.preprocess, prompts=prompts, **options)
-    metrics = fit(
-        model, loss, rows.columns, context.job(rows, collator=collator, score=context.scoring(lambda: encoder))
-    )
+    collator = PairCollator(stage.crop, preprocess_fn=model.preprocess, prompts=prompts, **context.collating())
+    metrics = fit(context, model, loss, rows, collator, score=context.scoring(lambda: encoder))
     query, document = (encoder, None) if side == "query" else (None, encoder)
     return Trained(query, document, {side: trainable}, metrics, info_nce.temperature, encoder)
-
-
-def pair_objective(stage: PairStage, info_nce: InfoNce) -> PairObjective:
-    """Return the objective of a stage's pairs, with a score or without."""
-    return PairObjective(info_nce, score_temperature=stage.score_temperature)
-
-
-def info_nce_of(stage: PairStage, geometry: Geometry = "unit") -> InfoNce:
-    """Return the contrastive objective that a stage's settings describe."""
-    return InfoNce(
-        stage.temperature,
-        learn=stage.learn_temperature,
-        margin=stage.margin,
-        symmetric=stage.symmetric,
-        gather=True,
-        geometry=geometry,
-    )

@@ -1,14 +1,15 @@
 """Stage ``joint`` (Stage II): both encoders on retrieval data, queries against the other side's documents."""
 
+from dataclasses import replace
+
 from care_qdrant.errors import InputError
 from care_trainer.config import Joint
 from care_trainer.data.collators import PairCollator
 from care_trainer.distributed import processes
 from care_trainer.losses.embedding import embedding_loss
-from care_trainer.losses.objectives import FrozenDocuments
+from care_trainer.losses.objectives import FrozenDocuments, info_nce_of, pair_objective
 from care_trainer.models import towers
 from care_trainer.stages.context import Context, Trained, train_student
-from care_trainer.stages.contrastive import info_nce_of, pair_objective
 from care_trainer.training.loop import fit
 
 
@@ -33,20 +34,11 @@ def train_joint(context: Context) -> Trained:
     negatives = [f"negative_{number}" for number in range(1, stage.hard_negatives + 1)]
     routes = {"query": "query", **dict.fromkeys(("positive", *negatives), "document")}
     prompts = {column: run.query.prompt if side == "query" else run.document.prompt for column, side in routes.items()}
-    job = context.job(
-        rows,
-        routes=routes,
-        score=context.scoring(lambda: model),
-        collator=PairCollator(
-            stage.crop,
-            preprocess_fn=model.preprocess,
-            prompts=prompts,
-            router_mapping=routes,
-            **context.collating(stage.hard_negatives),
-        ),
-        rates={} if stage.document_learning_rate is None else {r"sub_modules\.document": stage.document_learning_rate},
+    collator = PairCollator(
+        stage.crop, preprocess_fn=model.preprocess, prompts=prompts, router_mapping=routes, **context.collating()
     )
-    metrics = fit(model, loss, rows.columns, job)
+    rates = {} if stage.document_learning_rate is None else {r"sub_modules\.document": stage.document_learning_rate}
+    metrics = fit(context, model, loss, rows, collator, rates=rates, score=context.scoring(lambda: model))
     trained_document = None if stage.freeze_document else document
     return Trained(query, trained_document, trainable, metrics, info_nce.temperature, model)
 
@@ -55,13 +47,7 @@ def _train_query(context: Context, stage: Joint) -> Trained:
     """Train the query encoder alone: the documents' vectors are computed once, as in Stage I."""
     rows = context.pair_rows()
     info_nce = info_nce_of(stage, context.run.geometry)
-    query, trainable, metrics = train_student(
-        context,
-        FrozenDocuments(info_nce),
-        rows,
-        ["query"],
-        documents=context.stored_documents(rows),
-        negatives=stage.hard_negatives,
+    trained = train_student(
+        context, FrozenDocuments(info_nce), rows, ["query"], documents=context.stored_documents(rows)
     )
-    joined = towers.pair(query, context.load("document"))
-    return Trained(query, None, trainable, metrics, info_nce.temperature, joined)
+    return replace(trained, temperature=info_nce.temperature)

@@ -29,5 +29,5 @@ def train_retromae(context: Context) -> Trained:
     )
     rows = context.text_rows(joined=stage.joined)
     collator = PairCollator(preprocess_fn=loss.model.preprocess, max_length=stage.max_tokens)
-    metrics = fit(loss.model, loss, rows.columns, context.job(rows, lengths=rows.characters, collator=collator))
+    metrics = fit(context, loss.model, loss, rows, collator, by_length=True)
     return Trained(query, None, {"query": trainable}, metrics)

@@ -12,12 +12,11 @@ from transformers import set_seed
 from care_trainer.config import Static
 from care_trainer.data.collators import PairCollator
 from care_trainer.losses.embedding import KEYS, Features, drop_tokens, without_keys
-from care_trainer.losses.objectives import Batch
+from care_trainer.losses.objectives import Batch, info_nce_of, pair_objective
 from care_trainer.models import towers
 from care_trainer.models.static import random_static, start_from_static, static_module, weighted_sums
 from care_trainer.models.tokens import Parts
 from care_trainer.stages.context import Context, Trained
-from care_trainer.stages.contrastive import info_nce_of, pair_objective
 from care_trainer.training.loop import fit
 
 
@@ -65,9 +64,8 @@ def train_static(context: Context) -> Trained:
     collator = PairCollator(
         stage.crop, negatives=stage.hard_negatives, seed=context.run.seed, preprocess_fn=model.preprocess
     )
-    job = context.job(rows, collator=collator)
     parts = Parts(model.tokenizer, compose=stage.compose)
-    metrics = fit(model, StaticLoss(model, pair_objective(stage, info_nce), parts, stage), rows.columns, job)
+    metrics = fit(context, model, StaticLoss(model, pair_objective(stage, info_nce), parts, stage), rows, collator)
     table = parts.fold(static_module(model).embedding.weight.detach())
     if is_static:
         with torch.no_grad():

@@ -4,19 +4,19 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 from transformers import TrainerCallback
 
 from care_trainer.data.read import read_rows, write_rows
 from care_trainer.distributed import agree, average_gradients, processes, share_parameters
+from care_trainer.training import checkpoints
+from care_trainer.training.checkpoints import Trainable
+from care_trainer.training.job import Job
 
-if TYPE_CHECKING:
-    from care_trainer.training.loop import StageTrainer
-
-COMPLETE_FILE = "complete"
-"""Name of the file that marks a checkpoint as written to its end."""
+METRICS_FILE = "metrics.jsonl"
+"""Name of the file with the losses of a stage."""
 EVALUATIONS_FILE = "evaluations.jsonl"
 """Name of the file with the scores of a stage while it trained."""
 
@@ -29,16 +29,14 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 class Watch(TrainerCallback):
     """Decides when to save and when to stop, and marks a checkpoint as complete once all of it is on disk."""
 
-    def __init__(self, checkpoint_minutes: float, deadline: float | None) -> None:
-        self.checkpoint_minutes, self.deadline = checkpoint_minutes, deadline
+    def __init__(self, job: Job) -> None:
+        self.deadline, self.seconds = job.deadline, 60 * job.run.checkpoint_minutes
         self.last = time.monotonic()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:  # noqa: ARG002
         """Request a checkpoint when one is due, and the end of training at the deadline."""
         now = time.monotonic()
-        over, due = agree(
-            [self.deadline is not None and now >= self.deadline, now - self.last >= 60 * self.checkpoint_minutes]
-        )
+        over, due = agree([self.deadline is not None and now >= self.deadline, now - self.last >= self.seconds])
         if over or (due and state.global_step < state.max_steps):
             control.should_save, self.last = True, now
         if over:
@@ -48,7 +46,7 @@ class Watch(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:  # noqa: ARG002
         """Mark the checkpoint as complete."""
         if state.is_world_process_zero:
-            (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE_FILE).touch()
+            checkpoints.mark_complete(Path(args.output_dir) / f"checkpoint-{state.global_step}")
         return control
 
 
@@ -76,10 +74,10 @@ class KeepBest(TrainerCallback):
     The scores are in evaluations.jsonl; those after the checkpoint from which a stage is resumed are taken again.
     """
 
-    def __init__(
-        self, folder: Path, steps: int, patience: int | None, score: Callable[[], float], trainer: "StageTrainer"
-    ) -> None:
-        self.folder, self.steps, self.patience, self.score, self.trainer = folder, steps, patience, score, trainer
+    def __init__(self, job: Job, score: Callable[[], float], trainable: Trainable) -> None:
+        assert job.stage.evaluate_steps is not None, "a stage without it has no score"
+        self.folder, self.steps, self.patience = job.folder, job.stage.evaluate_steps, job.stage.patience
+        self.score, self.trainable = score, trainable
         self.scores: list[tuple[int, float]] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
@@ -98,7 +96,7 @@ class KeepBest(TrainerCallback):
             rows = [{"step": step, "score": score} for step, score in self.scores]
             write_rows(self.folder / EVALUATIONS_FILE, rows)
             if self._best() == state.global_step:
-                self.trainer.save_trainable(self._file(state.global_step))
+                self.trainable.save(self._file(state.global_step))
         if agree([self.is_over()])[0]:
             control.should_training_stop = True
         return control
@@ -114,22 +112,22 @@ class KeepBest(TrainerCallback):
         is_scored, is_over = agree([bool(self.scores), self.is_over()])
         if is_scored:
             if processes().is_main_process:
-                self.trainer.load_trainable(self._file(self._best()))
-            share_parameters(self.trainer.parameters())
+                self.trainable.load(self._file(self._best()))
+            share_parameters(self.trainable.parameters())
         return is_over
 
     def _best(self) -> int:
         return max(self.scores, key=lambda found: (found[1], -found[0]))[0]
 
     def _file(self, step: int) -> Path:
-        return self.folder / "checkpoints" / f"best-{step}.safetensors"
+        return self.folder / checkpoints.FOLDER / f"best-{step}.safetensors"
 
 
 class Metrics(TrainerCallback):
     """Writes what the trainer logs to metrics.jsonl."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, job: Job) -> None:
+        self.path = job.folder / METRICS_FILE
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Drop what an interrupted run logged after its last checkpoint."""

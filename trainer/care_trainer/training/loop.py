@@ -1,27 +1,16 @@
-"""The training loop of all stages: sentence-transformers' trainer with our checkpoints, metrics and refusals.
-
-A checkpoint holds the trainable parameters only, of the model and of the loss: the rest is in the folder that the stage
-started from. So it is small with adapters, it loads without rebuilding the model (a reloaded Router with adapters does
-not load at all), and the loss's own parameters (τ, RetroMAE's decoder) survive a resume.
-"""
+"""The training loop of all stages: sentence-transformers' trainer with our checkpoints, metrics and refusals."""
 
 import json
 import logging
 import resource
-import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
-from datasets import Dataset
-from safetensors.torch import load_file, save_file
 from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
@@ -33,19 +22,19 @@ from transformers.integrations.integration_utils import TensorBoardCallback
 
 from care_qdrant.encoders.onnx import usable_cores
 from care_qdrant.errors import InputError, TrainingError
-from care_trainer.config import Stage
 from care_trainer.data.collators import PairCollator
-from care_trainer.data.sampling import EpochSampler, Sources
+from care_trainer.data.sampling import EpochSampler
+from care_trainer.data.table import Rows
 from care_trainer.disk import write_json, writing
 from care_trainer.distributed import agree, processes
 from care_trainer.losses.embedding import Features, is_flat, without_keys
-from care_trainer.training.callbacks import COMPLETE_FILE, KeepBest, Metrics, OwnGradients, Watch
+from care_trainer.training.callbacks import KeepBest, Metrics, OwnGradients, Watch
+from care_trainer.training.checkpoints import FOLDER, TRAINABLE_FILE, Trainable, last_checkpoint
+from care_trainer.training.job import Job
 from care_trainer.training.recompute import needs_checkpoints
 
 logger = logging.getLogger(__name__)
 
-TRAINABLE_FILE = "trainable.safetensors"
-METRICS_FILE = "metrics.jsonl"
 BAD_BATCH_FILE = "bad-batch.pt"
 BATCH_FILE = "batch.json"
 CLEAR_REFS = Path("/proc/self/clear_refs")
@@ -54,74 +43,63 @@ LOGGED_FRACTION = 0.002
 """Fraction of a stage's steps between two lines of metrics.jsonl, so that every stage has a curve of 500 points."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """What the training loop needs beside model, loss and data."""
-
-    stage: Stage
-    folder: Path
-    """Folder of the stage; checkpoints and metrics go below."""
-    seed: int
-    checkpoint_minutes: float
-    resume: bool = False
-    report_to: Sequence[str] = ()
-    weights: Sequence[float] | npt.NDArray[np.float64] | None = None
-    """How often an epoch draws each row, (rows,)."""
-    lengths: Sequence[int] | npt.NDArray[np.int32] | None = None
-    """Length of each row, (rows,); when given, batches hold rows of similar length."""
-    routes: Mapping[str, str] = field(default_factory=dict)
-    """Side that encodes each column, of a joined model."""
-    rates: Mapping[str, float] = field(default_factory=dict)
-    """Learning rates by parameter name pattern."""
-    sources: Sources | None = None
-    """Number of each row's source, and the names; used where a batch has one source."""
-    collator: Any = None
-    """Turns rows into tokenised batches."""
-    report: Callable[[int, int, float, int], None] = lambda *_: None
-    """Called after each step with step, steps, the last loss, and the tokens of all processes in it."""
-    score: Callable[[], float] | None = None
-    """Scores the model on held-out data, higher is better; called every ``evaluate_steps``."""
-    workers: int = 0
-    """Processes that read and tokenise batches ahead."""
-    tf32: bool = False
-    """Multiply float32 matrices in TF32."""
-    deadline: float | None = None
-    """Moment (`time.monotonic`) at which to save and stop."""
-
-
 class Interrupted(TrainingError):
     """The deadline of a run came; its checkpoint is saved."""
 
 
-def fit(model: SentenceTransformer, loss: nn.Module, rows: Dataset, job: Job) -> dict[str, float]:
-    """Train a model until the stage is over."""
-    set_seed(job.seed)
+def fit(
+    job: Job,
+    model: SentenceTransformer,
+    loss: nn.Module,
+    rows: Rows,
+    collator: PairCollator,
+    *,
+    by_length: bool = False,
+    rates: Mapping[str, float] | None = None,
+    score: Callable[[], float] | None = None,
+) -> dict[str, float]:
+    """Train a model until its stage is over, and return what the trainer measured.
+
+    Args:
+        job: The stage, its run, and how far it goes.
+        model: The encoder, or the pair of encoders.
+        loss: The loss over the model; its own parameters train, too.
+        rows: The rows, with the source and the weight of each.
+        collator: Makes a tokenised batch of rows.
+        by_length: Whether batches hold rows of similar length.
+        rates: Learning rates by a pattern of parameter names, instead of the stage's.
+        score: Scores the model on held-out data, higher is better; called every ``evaluate_steps``.
+
+    Raises:
+        Interrupted: The deadline came; a checkpoint is saved.
+    """
+    set_seed(job.run.seed)
     job.folder.mkdir(parents=True, exist_ok=True)
+    trainable = Trainable(loss)
+    best = None if score is None else KeepBest(job, score, trainable)
     trainer = StageTrainer(
         job=job,
+        trainable=trainable,
         model=model,
         loss=loss,
-        train_dataset=rows,
-        args=_arguments(job),
-        data_collator=job.collator,
+        train_dataset=rows.columns,
+        args=training_arguments(job, rows, collator, by_length=by_length, rates=rates or {}),
+        data_collator=collator,
         callbacks=[
-            Metrics(job.folder / METRICS_FILE),
-            Watch(job.checkpoint_minutes, job.deadline),
+            Metrics(job),
+            Watch(job),
             OwnGradients(loss, model),
             *_event_files(job),
+            *([] if best is None else [best]),
         ],
     )
-    best = None
-    if job.score is not None and job.stage.evaluate_steps is not None:
-        best = KeepBest(job.folder, job.stage.evaluate_steps, job.stage.patience, job.score, trainer)
-        trainer.add_callback(best)
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
     if job.stage.gradient_checkpointing and job.stage.cached and (free := free_gpu_bytes()) is not None:
         trainer.args.activation_checkpointing = trainer.needs_checkpoints(free)
     checkpoint = last_checkpoint(job.folder) if job.resume else None
     _keep_batch_size(job, resumed=checkpoint is not None)
-    with writing(lambda: _unwritten(job.folder)), _matmul_precision("high" if job.tf32 else "highest"):
+    with writing(lambda: _unwritten(job.folder)), _matmul_precision("high" if job.run.tf32 else "highest"):
         output = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     is_over = best is not None and best.conclude()
     if trainer.state.global_step < trainer.state.max_steps and not is_over:
@@ -166,36 +144,30 @@ def _unwritten(folder: Path) -> str:
     return f"{folder}: a checkpoint could not be written; the last one that is whole is {last.name if last else 'none'}"
 
 
-def last_checkpoint(folder: Path) -> Path | None:
-    """Return the newest checkpoint of a stage that was written to its end, or None."""
-    found = sorted(
-        (path for path in (folder / "checkpoints").glob("checkpoint-*") if (path / COMPLETE_FILE).exists()),
-        key=lambda path: int(path.name.rsplit("-", 1)[-1]),
-    )
-    return found[-1] if found else None
-
-
 def _event_files(job: Job) -> list[TensorBoardCallback]:
     """Return transformers' TensorBoard tracker with a folder that outlives the checkpoints."""
-    if "tensorboard" not in job.report_to or not processes().is_main_process:
+    if "tensorboard" not in job.run.report_to or not processes().is_main_process:
         return []
     from torch.utils.tensorboard import SummaryWriter
 
     return [TensorBoardCallback(SummaryWriter(str(job.folder / "tensorboard")))]  # type: ignore[no-untyped-call]
 
 
-def _arguments(job: Job) -> SentenceTransformerTrainingArguments:
-    stage = job.stage
+def training_arguments(
+    job: Job, rows: Rows, collator: PairCollator, *, by_length: bool = False, rates: Mapping[str, float]
+) -> SentenceTransformerTrainingArguments:
+    """Return the arguments of sentence-transformers' trainer: here alone, settings of a run get the trainer's names."""
+    run, stage, count = job.run, job.stage, processes().num_processes
     return SentenceTransformerTrainingArguments(
-        output_dir=str(job.folder / "checkpoints"),
-        seed=job.seed,
-        data_seed=job.seed,
+        output_dir=str(job.folder / FOLDER),
+        seed=run.seed,
+        data_seed=run.seed,
         num_train_epochs=stage.epochs,
         max_steps=stage.max_steps or -1,
-        per_device_train_batch_size=stage.rows_of_process(processes().num_processes),
+        per_device_train_batch_size=stage.rows_of_process(count),
         gradient_accumulation_steps=stage.accumulate,
         learning_rate=stage.learning_rate,
-        learning_rate_mapping=dict(job.rates),
+        learning_rate_mapping=dict(rates),
         warmup_steps=stage.warmup,
         lr_scheduler_type=stage.schedule,
         weight_decay=stage.weight_decay,
@@ -204,26 +176,26 @@ def _arguments(job: Job) -> SentenceTransformerTrainingArguments:
         activation_checkpointing=stage.gradient_checkpointing,
         activation_checkpointing_kwargs={"use_reentrant": False} if stage.gradient_checkpointing else None,
         use_cpu=not torch.cuda.is_available(),
-        ddp_backend="gloo" if processes().num_processes > 1 and not torch.cuda.is_available() else None,
+        ddp_backend="gloo" if count > 1 and not torch.cuda.is_available() else None,
         # Plain losses need False; with caching each replayed mini-batch touches one side only.
         ddp_find_unused_parameters=stage.cached,
         batch_sampler=partial(
             EpochSampler,
-            weights=job.weights,
-            lengths=job.lengths,
-            sources=job.sources if stage.batch_by_source else None,
-            processes=processes().num_processes,
-            on_epoch=job.collator.set_epoch if isinstance(job.collator, PairCollator) else None,
+            weights=rows.weights,
+            lengths=rows.characters if by_length else None,
+            sources=rows.sources if stage.batch_by_source else None,
+            processes=count,
+            on_epoch=collator.set_epoch,
         ),
-        router_mapping=dict(job.routes),
+        router_mapping=dict(collator.router_mapping),
         save_strategy="no",
         save_total_limit=2,
         logging_steps=LOGGED_FRACTION,
         logging_nan_inf_filter=False,
-        report_to=[tracker for tracker in job.report_to if tracker != "tensorboard"] or "none",
+        report_to=[tracker for tracker in run.report_to if tracker != "tensorboard"] or "none",
         run_name=f"{job.folder.parent.name}/{job.folder.name}",
         disable_tqdm=True,
-        dataloader_num_workers=min(job.workers, usable_cores()),
+        dataloader_num_workers=min(run.dataloader_workers, usable_cores()),
         dataloader_pin_memory=torch.cuda.is_available(),
     )
 
@@ -231,8 +203,8 @@ def _arguments(job: Job) -> SentenceTransformerTrainingArguments:
 class StageTrainer(SentenceTransformerTrainer):
     """Sentence-transformers' trainer with our checkpoints, and a stop at the first loss that is not finite."""
 
-    def __init__(self, *, job: Job, **options: Any) -> None:
-        self.job = job
+    def __init__(self, *, job: Job, trainable: Trainable, **options: Any) -> None:
+        self.job, self.trainable = job, trainable
         super().__init__(**options)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *rest: Any, **options: Any) -> Tensor:
@@ -246,7 +218,7 @@ class StageTrainer(SentenceTransformerTrainer):
                 f"saved in {path}. Lower the learning rate, or train in bf16 rather than fp16."
             )
         tokens = tokens_of(inputs) * processes().num_processes  # those of the others are about as many
-        self.job.report(self.state.global_step + 1, self.state.max_steps, loss.item(), tokens)
+        self.job.report(self.job.folder.name, self.state.global_step + 1, self.state.max_steps, loss.item(), tokens)
         return loss
 
     def needs_checkpoints(self, free_bytes: int) -> bool:
@@ -267,36 +239,10 @@ class StageTrainer(SentenceTransformerTrainer):
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:  # noqa: ARG002
         assert output_dir is not None, "the trainer always names its checkpoint"
-        self.save_trainable(Path(output_dir) / TRAINABLE_FILE)
-
-    def save_trainable(self, file: Path) -> None:
-        """Save the trainable parameters of model and loss."""
-        file.parent.mkdir(parents=True, exist_ok=True)
-        save_file({name: parameter.detach().cpu().contiguous() for name, parameter in self._named()}, file)
+        self.trainable.save(Path(output_dir) / TRAINABLE_FILE)
 
     def _load_from_checkpoint(self, checkpoint_path: str, *_: Any) -> None:
-        self.load_trainable(Path(checkpoint_path) / TRAINABLE_FILE)
-
-    def load_trainable(self, file: Path) -> None:
-        """Load the trainable parameters of model and loss."""
-        saved = load_file(file)
-        trainable = dict(self._named())
-        if saved.keys() != trainable.keys():
-            differing = sorted(saved.keys() ^ trainable.keys())
-            raise TrainingError(f"{file.parent}: does not fit this stage ({differing[0]} is in only one of them)")
-        with torch.no_grad():
-            for name, parameter in trainable.items():
-                parameter.copy_(saved[name])
-
-    def parameters(self) -> list[nn.Parameter]:
-        """Return the trainable parameters of model and loss."""
-        return [parameter for _, parameter in self._named()]
-
-    def _named(self) -> list[tuple[str, nn.Parameter]]:
-        """Return the trainable parameters of model and loss, each once, under names that wrapping does not change."""
-        assert isinstance(self.loss, nn.Module)
-        parameters = self.loss.named_parameters()
-        return [(name.replace("model.module.", "model."), value) for name, value in parameters if value.requires_grad]
+        self.trainable.load(Path(checkpoint_path) / TRAINABLE_FILE)
 
 
 def tokens_of(batch: Mapping[str, Any]) -> int:
@@ -326,8 +272,3 @@ def reset_peak_memory() -> None:
         torch.cuda.reset_peak_memory_stats()
     elif CLEAR_REFS.exists():
         CLEAR_REFS.write_text("5", encoding="ascii")
-
-
-def drop_checkpoints(folder: Path) -> None:
-    """Remove the checkpoints of a stage that is finished and saved."""
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)

@@ -1,0 +1,39 @@
+"""nDCG, recall and reciprocal rank of rankings whose relevant documents are known, one value a query, from 0 to 1.
+
+Relevance is binary, and the first ten places count. Graded labels, deeper rankings and ties as TREC breaks them are the
+benchmark harness's, which computes them with ir_measures; on binary labels both give the same values.
+"""
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+TOP = 10
+"""Places of a ranking that count."""
+_DISCOUNTS = 1 / np.log2(np.arange(TOP) + 2)
+
+Rankings = Sequence[Sequence[object]]
+"""Ids of the documents that each query found, best first."""
+Relevant = Sequence[Collection[object]]
+"""Ids of the relevant documents of each query, at least one."""
+
+
+def ndcg_at_10(found: Rankings, relevant: Relevant) -> list[float]:
+    """Return the normalised discounted cumulative gain of each query."""
+    return [
+        float(sum(_DISCOUNTS[rank] for rank, one in enumerate(best[:TOP]) if one in ids) / _DISCOUNTS[: len(ids)].sum())
+        for best, ids in zip(found, relevant, strict=True)
+    ]
+
+
+def recall_at_10(found: Rankings, relevant: Relevant) -> list[float]:
+    """Return the fraction of each query's relevant documents that it found."""
+    return [len({*best[:TOP]} & {*ids}) / len(ids) for best, ids in zip(found, relevant, strict=True)]
+
+
+def reciprocal_rank_at_10(found: Rankings, relevant: Relevant) -> list[float]:
+    """Return 1 / rank of each query's first relevant document; 0 where it is beyond the tenth place."""
+    return [
+        next((1 / rank for rank, one in enumerate(best[:TOP], start=1) if one in ids), 0.0)
+        for best, ids in zip(found, relevant, strict=True)
+    ]
