@@ -102,8 +102,8 @@ class ServerEncoder:
     """A document encoder on one or several servers; texts go to whichever is there and free.
 
     Used by several threads: tokenizers do not change after ``__init__``, httpx clients are made for threads, and what
-    is known of an endpoint changes under the lock of `_Endpoints`. The most texts of a request and the lowest cosine only
-    ever go down, so a race costs one request more.
+    is known of an endpoint changes under the lock of `_Endpoints`. The most texts of a request and the lowest cosine
+    only ever go down, so a race costs one request more.
     """
 
     def __init__(

@@ -55,8 +55,9 @@ class TorchEncoder:
     ``encode``.
 
     Used by several threads: calls take turns on the device, and tokenise meanwhile. The lock belongs to the model,
-    which two encoders may share, and to its tokenizer: ``encode`` sets padding and truncation there for each batch. So nothing reads the model's own tokenizer without the lock; lengths come from a copy that
-    no other object refers to and that does not change after ``__init__``.
+    which two encoders may share, and to its tokenizer: ``encode`` sets padding and truncation there for each batch. So
+    nothing reads the model's own tokenizer without the lock; lengths come from a copy that no other object refers to
+    and that does not change after ``__init__``.
     """
 
     calls = 2
@@ -151,7 +152,7 @@ class TorchEncoder:
 
     def unread(self, text: str) -> list[str]:
         """Return the words that the tokenizer does not read, where they are most of a text."""
-        return [] if self._cutter is None else unread_words(text, self._cutter.encode(text))
+        return [] if self._copy is None or self._is_table else unread_words(text, self._copy.encode(text))
 
     def _limit(self, max_tokens: int | None) -> int:
         tokenizer = self._model.tokenizer
