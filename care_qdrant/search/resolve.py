@@ -209,8 +209,9 @@ def resolve_vectors(
 
     ``before`` is the last check of the same collection: a vector that was chosen stays chosen, whatever was added.
     """
-    vector_name = choose_dense(schema, config, before and before.vector_name) if config.dense else None
-    sparse_name = choose_sparse(schema, config, before and before.sparse_vector_name) if config.sparse else None
+    chosen = (None, None) if before is None else (before.vector_name, before.sparse_vector_name)
+    vector_name = choose_dense(schema, config, chosen[0]) if config.dense else None
+    sparse_name = choose_sparse(schema, config, chosen[1]) if config.sparse else None
     if config.sparse is None:
         sparse_name = find_bm25(schema, config.sparse_vector_name)
     unchecked = None
