@@ -152,6 +152,31 @@ class LlamaIndex(Store):
         return found.ids, found.similarities
 
 
+class NamedLlamaIndex(LlamaIndex):
+    """The stock store with sparse vectors, which is the one whose dense vector has a name."""
+
+    def open(self) -> Any:
+        from llama_index.vector_stores.qdrant import QdrantVectorStore
+
+        def terms(texts: list[str]) -> tuple[list[list[int]], list[list[float]]]:
+            return [[TEXTS.index(text) if text in TEXTS else 7] for text in texts], [[1.0] for _ in texts]
+
+        return QdrantVectorStore(
+            NAME, client=self.client, enable_hybrid=True, sparse_doc_fn=terms, sparse_query_fn=terms
+        )
+
+    def answers(self) -> Any:
+        from llama_index.core.vector_stores import VectorStoreQuery
+        from llama_index.core.vector_stores.types import VectorStoreQueryMode
+
+        found = []
+        for mode in (VectorStoreQueryMode.DEFAULT, VectorStoreQueryMode.SPARSE, VectorStoreQueryMode.HYBRID):
+            query = VectorStoreQuery(QUESTION, query_str=TEXTS[3], mode=mode, similarity_top_k=10)
+            answer = self.open().query(query)
+            found.append(sorted(zip(answer.ids or [], answer.similarities or [], strict=True)))
+        return found
+
+
 class Haystack:
     """Opens a client of its own; refuses a collection whose settings it would not have made."""
 
@@ -188,10 +213,45 @@ class Haystack:
         return sorted((document.id, round(document.score, 6)) for document in found)
 
 
-TOOLS = [LangChain, partial(LangChain, vector_name="openai"), LlamaIndex, Haystack]
+TOOLS = [LangChain, partial(LangChain, vector_name="openai"), LlamaIndex, NamedLlamaIndex, Haystack]
+NAMES = ["langchain", "langchain-named", "llama-index", "llama-index-named", "haystack"]
 
 
-@pytest.mark.parametrize("tool", TOOLS, ids=["langchain", "langchain-named", "llama-index", "haystack"])
+@pytest.mark.parametrize("tool", TOOLS, ids=NAMES)
+def test_no_attach_changes_what_a_tool_finds(place: Place, tool: Callable[[Place], Any]) -> None:
+    """Vectors of the same width, with names before and behind its own, BM25, and a second one of the same model."""
+    with closing(tool(place)) as store:
+        store.write(0, 20)
+        before = store.answers()
+    first = HashModel(name="a", dim=DIM, salt="a")
+    for model, name in ((first, "a"), (HashModel(name="z", dim=DIM, salt="z"), "z"), (first, "zz"), (None, "bm25")):
+        with closing(opened(place)) as client:
+            attach_vector(client, NAME, model, vector_name=name)
+        with closing(tool(place)) as store:
+            assert store.answers() == before, name
+
+
+def test_the_stock_store_of_llama_index_reads_the_unnamed_vector_whatever_it_is_told(place: Place) -> None:
+    """Where this fails, it has learned to read a named one beside it, and the notice of attach and doctor can go."""
+    from llama_index.core.vector_stores import VectorStoreQuery
+    from llama_index.vector_stores.qdrant import QdrantVectorStore
+
+    with closing(LlamaIndex(place)) as store:
+        store.write(0, 20)
+        before = store.answers()
+    told: list[str] = []
+    model = HashModel(name="care", dim=DIM)
+    with closing(opened(place)) as client:
+        assert "LlamaIndex's own QdrantVectorStore searches the unnamed one" in diagnose(client, NAME, model).notices[0]
+        attach_vector(client, NAME, model, on_preflight=lambda found: told.extend(found.notices))
+        stock = QdrantVectorStore(NAME, client=client, dense_vector_name="care")
+        found = stock.query(VectorStoreQuery(QUESTION, similarity_top_k=10))
+        answers = [sorted(zip(*each, strict=True)) for each in ((found.ids, found.similarities), before)]
+        assert answers[0] == answers[1]
+    assert "read the new one with CareVectorStore" in told[0]
+
+
+@pytest.mark.parametrize("tool", TOOLS, ids=NAMES)
 def test_a_tool_opens_searches_and_writes_on(place: Place, tool: Callable[[Place], Any]) -> None:
     with closing(tool(place)) as store:
         store.write(0, 20)
