@@ -94,10 +94,9 @@ class Keys:
 
     def has(self, collection: Collection, key: str) -> bool:
         """Return whether some point of the collection has a key; that it has is asked once."""
-        paths = self.paths(key)
-        if key not in self._there and not any(path in self.indexes and self.indexes[path].points for path in paths):
+        if key not in self._there:
             each: list[models.Condition] = []
-            for path in paths:
+            for path in self.paths(key):
                 is_null = models.IsNullCondition(is_null=models.PayloadField(key=path))
                 each += [models.Filter(must_not=[is_absent(path)]), is_null]
             where = models.Filter(should=each)

@@ -165,6 +165,15 @@ def test_a_deletion_of_everything_by_oversight_is_refused(
     assert kept(stores[0]) == set(range(len(METADATA)))
 
 
+def test_a_key_that_was_there_before_saves_no_point(stores: tuple[CareVectorStore, SimpleVectorStore]) -> None:
+    other = MetadataFilter(key="n", operator=OP.NE, value=7)
+    assert len(ask(stores[0], other)) == len(METADATA)
+    stores[0].delete_nodes([node.node_id for node in nodes()])
+    stores[0].add([TextNode(id_=str(uuid.UUID(int=9)), text="t", embedding=[1.0, 0.0])])
+    with pytest.raises(InputError, match="no point of 'filters' has 'n'"):
+        stores[0].delete_nodes(filters=MetadataFilters(filters=[other]))
+
+
 def test_a_deletion_without_an_id_names_what_empties_the_collection(
     stores: tuple[CareVectorStore, SimpleVectorStore],
 ) -> None:

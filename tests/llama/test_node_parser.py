@@ -82,6 +82,18 @@ def test_documents_that_share_an_id_are_all_kept(embedding: CareEmbedding) -> No
         assert store.get_nodes() == []
 
 
+def test_a_document_that_replaces_one_of_an_earlier_call_is_said_once(
+    embedding: CareEmbedding, caplog: pytest.LogCaptureFixture
+) -> None:
+    parser = CareNodeParser(embedding=embedding)
+    for _ in range(2):
+        parser(DOCUMENTS)
+    assert caplog.records == []
+    for text in ("骨折后补钙。", "少吃西瓜。", "多喝水。"):
+        parser([Document(text=text, id_="guide.pdf")])
+    assert len(caplog.records) == 1
+
+
 def test_a_title_that_leaves_no_room_is_refused(embedding: CareEmbedding) -> None:
     with pytest.raises(InputError, match="document 'a': its title"):
         CareNodeParser(embedding=embedding)([Document(id_="a", text="正文。", metadata={"title": LONG})])

@@ -263,6 +263,11 @@ class TestReading:
             persist_dir=str(tmp_path), vector_store=CareVectorStore(NAME, client, embedding=embedding)
         )
         assert found(load_index_from_storage(again, embed_model=embedding)) == everything  # type: ignore[no-untyped-call]
+        before = index.as_retriever(similarity_top_k=9)
+        more = ImageNode(text="另一张图", image_url="y")
+        index.insert_nodes([more])
+        assert {hit.node.node_id for hit in before.retrieve("高血压")} == everything | {more.node_id}
+        index.delete_nodes([more.node_id])
         index.delete_nodes([other.node_id])
         assert found(index) == everything - {other.node_id}
 

@@ -1,11 +1,12 @@
 """`CareNodeParser`: documents into nodes that the document encoder reads whole."""
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from llama_index.core.bridge.pydantic import Field, SerializeAsAny, field_validator
+from llama_index.core.bridge.pydantic import Field, PrivateAttr, SerializeAsAny, field_validator
 from llama_index.core.node_parser.interface import NodeParser
 from llama_index.core.node_parser.node_utils import IdFuncCallable, build_nodes_from_splits
 from llama_index.core.schema import BaseNode, Document, MetadataMode
@@ -15,6 +16,11 @@ from typing_extensions import override
 from care_qdrant.corpus.chunking import split
 from care_qdrant.errors import InputError
 from care_qdrant.types import point_id
+
+logger = logging.getLogger(__name__)
+
+_REMEMBERED = 10_000
+"""Fewest documents of earlier calls whose hashes are kept."""
 
 
 def _id_of_chunk(i: int, doc: BaseNode) -> str:
@@ -49,6 +55,10 @@ class CareNodeParser(NodeParser):
         default=_id_of_chunk, exclude=True, description="Id of a node, of its number and its document."
     )
 
+    _parsed: dict[str, tuple[str, ...]] = PrivateAttr(default_factory=dict)
+    """Hashes of the documents of each id, as the last call with that id had them."""
+    _has_told: bool = PrivateAttr(default=False)
+
     @field_validator("embedding", mode="before")
     @classmethod
     def _read_saved(cls, embedding: object) -> object:
@@ -61,6 +71,7 @@ class CareNodeParser(NodeParser):
 
     @override
     def _parse_nodes(self, nodes: Sequence[BaseNode], show_progress: bool = False, **kwargs: Any) -> list[BaseNode]:
+        self._tell_replaced(nodes)
         counter = self.embedding.document_tokenizer
         parsed: list[BaseNode] = []
         made: Counter[str] = Counter()
@@ -81,6 +92,24 @@ class CareNodeParser(NodeParser):
             made[node.node_id] += len(cut)
             parsed += cut
         return parsed
+
+    def _tell_replaced(self, documents: Sequence[BaseNode]) -> None:
+        """Log once that nodes of an earlier call will be replaced: new texts are meant, or pages that share an id."""
+        hashes: dict[str, tuple[str, ...]] = {}
+        for document in documents:
+            hashes[document.node_id] = (*hashes.get(document.node_id, ()), document.hash)
+        other = next((each for each, found in hashes.items() if self._parsed.get(each, found) != found), None)
+        if other is not None and not self._has_told:
+            self._has_told = True
+            logger.warning(
+                "document %r was parsed before with another text or other metadata: its nodes get the same ids, and "
+                "replace the earlier ones in a store. Pages that share an id belong in one call, or need ids of their "
+                "own",
+                other,
+            )
+        self._parsed |= hashes
+        if len(self._parsed) > 2 * _REMEMBERED:
+            self._parsed = dict(list(self._parsed.items())[-_REMEMBERED:])
 
     @override
     def _postprocess_parsed_nodes(self, nodes: list[BaseNode], parent_doc_map: dict[str, Document]) -> list[BaseNode]:

@@ -79,14 +79,10 @@ _THREADS = ThreadPoolExecutor(32, thread_name_prefix="care-store")
 
 logger = logging.getLogger(__name__)
 
-_WHOLE_LIST = (
+_NOT_RESTRICTED = (
     "collection %r: a query names index and image nodes alone, as the retriever of a LlamaIndex index does in every "
     "query when the index holds such a node. It is not restricted to them, so that text nodes are found; to restrict "
     "it, give qdrant_filters= (of a retriever: vector_store_kwargs=)"
-)
-_PART_OF_LIST = (
-    "collection %r: a query names some index and image nodes, and finds no text nodes. Where as_retriever() of a "
-    "LlamaIndex index named them, take VectorIndexRetriever(index) in its place"
 )
 
 
@@ -192,8 +188,8 @@ class CareVectorStore(BasePydanticVectorStore):
     _told_keys: set[str] = PrivateAttr(default_factory=set)
     _listed: set[str] = PrivateAttr(default_factory=set)
     """Ids of index and image nodes; LlamaIndex's index keeps those, of all the nodes that it adds to a store."""
-    _added_listed: set[str] = PrivateAttr(default_factory=set)
-    """Those of them that this object added."""
+    _added_with: dict[str, frozenset[str]] = PrivateAttr(default_factory=dict)
+    """For each of them that this object added, those of the same call."""
 
     def __init__(
         self,
@@ -396,9 +392,9 @@ class CareVectorStore(BasePydanticVectorStore):
         if not nodes:
             return []
         check_points(nodes)
-        listed = {node.node_id for node in nodes if is_listed(node)}
+        listed = frozenset(node.node_id for node in nodes if is_listed(node))
         self._listed |= listed
-        self._added_listed |= listed
+        self._added_with |= dict.fromkeys(listed, listed)
         if not self._named.exists():
             self._create(nodes)
             self._resolver.forget()
@@ -437,9 +433,11 @@ class CareVectorStore(BasePydanticVectorStore):
             return
 
         def where(resolved: ResolvedCollection) -> models.Filter:
-            keys = self._keys(resolved, filters)
-            if filters is not None:
-                require_selective(filters, resolved.collection, keys)
+            if filters is None or is_empty(filters):
+                return node_filter(node_ids, None, Keys())
+            resolved.collection.refresh()  # what was there at the last check may be gone
+            keys = Keys.of(resolved.collection)
+            require_selective(filters, resolved.collection, keys)
             return node_filter(node_ids, filters, keys)
 
         self._delete(where, shard_identifier)
@@ -583,11 +581,11 @@ class CareVectorStore(BasePydanticVectorStore):
         return Keys() if filters is None or is_empty(filters) else self._resolver.keys(resolved)
 
     def _is_of_the_index(self, resolved: ResolvedCollection, node_ids: Sequence[str]) -> bool:
-        """Return whether `VectorStoreIndex.as_retriever` named these nodes, and nobody restricts the query to them.
+        """Return whether `VectorStoreIndex.as_retriever` may have named these nodes, and nobody restricts the query.
 
         Of a store that keeps texts, LlamaIndex's index lists the index and image nodes alone, and its retriever names
-        the whole list in each query: taken as a restriction, one such node hides all texts. A query that names some of
-        the index and image nodes that this object added means those.
+        its whole list in each query: taken as a restriction, one such node hides all texts. A list has all such nodes
+        of a call of `add`, or none, so a query that names some of them means those.
         """
         asked = set(node_ids)
         if unknown := asked - self._listed:
@@ -597,13 +595,12 @@ class CareVectorStore(BasePydanticVectorStore):
             self._listed |= {one for one in unknown if str(as_point_id(one)) in listed}
             if len(listed) < len(found):
                 return False
-        if not asked & self._listed:
+        if not asked & self._listed or any(not self._added_with.get(one, asked) <= asked for one in asked):
             return False
-        is_whole = asked >= self._added_listed
         if not self._has_told_listed:
             self._has_told_listed = True
-            logger.warning(_WHOLE_LIST if is_whole else _PART_OF_LIST, self.collection_name)
-        return is_whole
+            logger.warning(_NOT_RESTRICTED, self.collection_name)
+        return True
 
     def _terms(self, query: VectorStoreQuery) -> SparseQuery:
         """Return the terms of a query; in a hybrid one they have the weights that the pair has learned."""
