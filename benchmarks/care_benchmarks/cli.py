@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import sys
 from collections import Counter
 from dataclasses import asdict
@@ -15,6 +16,7 @@ from care_qdrant.console import run as run_program
 from care_qdrant.console.groups import CONTEXT, GroupedCommand, Program
 from care_qdrant.console.logs import log_options
 from care_qdrant.console.options import engine_options, model_option, precision, target_of, url_option
+from care_qdrant.console.outputs import require_free
 from care_qdrant.errors import InputError, needs_extra, redact
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from care_benchmarks.results import Result
     from care_benchmarks.tasks import LoadedTask
 
+_COMPARISON = re.compile(rb"<!doctype html>.*care-bench</title>", re.DOTALL)
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 _RESULT = click.Path(path_type=Path, file_okay=False, exists=True)
 
@@ -116,6 +119,8 @@ def compare(results: tuple[Path, ...], output: Path | None) -> None:
     from care_benchmarks.report import comparison_rows, write_comparison
     from care_qdrant.console.table import table
 
+    if output is not None:
+        require_free(output, _COMPARISON)
     found = compare_results(results)
     if output is not None:
         write_comparison(found, output)
@@ -165,6 +170,7 @@ def audit(task_directory: Path, result: Path, output: Path) -> None:
     from care_benchmarks.audit import audit, candidates, write_candidates
     from care_qdrant.console.table import table
 
+    require_free(output)
     task, runs = _saved_retrieval(task_directory, result)
     rows = []
     for system, ranking in runs.items():

@@ -13,6 +13,7 @@ from care_qdrant.console import run as run_program
 from care_qdrant.console.groups import CONTEXT, Program
 from care_qdrant.console.logs import log_options
 from care_qdrant.console.options import Target, model_options, target_options
+from care_qdrant.console.outputs import require_free, require_other
 
 if TYPE_CHECKING:
     from care_trainer.config import Side
@@ -151,6 +152,8 @@ def review(plan: "Plan", output: Path | None, pairs: int) -> Any:
     """
     from care_data.sheets import OPINIONS, sample_tasks, write_sheet
 
+    if output is not None:
+        require_free(output)
     tasks = sample_tasks(plan, pairs)
     if output is not None:
         write_sheet(output, tasks, output.stem)
@@ -205,6 +208,7 @@ def anonymise(replay: bool, source: Path, output: Path, plan: "Plan | None") -> 
     """
     from care_data.anonymise import run_anonymise
 
+    require_other(output, source)
     return run_anonymise(source, output, plan, replay=replay)
 
 
@@ -241,6 +245,7 @@ def diversify(
     from care_data.diversify import THRESHOLDS, Filter, diversify_file
     from care_qdrant import Collection
 
+    require_other(output, source)
     cosine = THRESHOLDS[side] if threshold is None else threshold
     settings = Filter(side=side, threshold=cosine, k=k, neighbours=neighbours, seed_rows=seed_rows)
     with target.open(create=True) as client:

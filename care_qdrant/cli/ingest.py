@@ -68,7 +68,8 @@ class ColumnTypes(click.ParamType[dict[str, "ColumnType"]]):
 
 _collection_options = add_options(
     click.option(
-        "--collection", help="Collection to write to.  [default: name of the file without .jsonl, .gz and the like]"
+        "--collection",
+        help="Collection to write to.  [default: name of the file without .jsonl, .csv, .gz and the like]",
     ),
     click.option("--vector-name", help="Named vector to write.  [default: name of the model]"),
 )
@@ -109,7 +110,8 @@ _run_options = add_options(
     click.option(
         "--rejects",
         type=click.Path(path_type=Path, dir_okay=False),
-        help="File of rejected rows, made for the first one.  [default: CORPUS.rejects.jsonl]",
+        help="File of rejected rows, made for the first one; never one that no ingestion wrote.  [default: "
+        "CORPUS.rejects.jsonl]",
     ),
     click.option(
         "--dry-run", is_flag=True, help="Write nothing; report what would be written and how long it would take."
@@ -182,10 +184,11 @@ def command(
 ) -> None:
     """Put CORPUS into a named vector of a Qdrant collection.
 
-    CORPUS is one or more files, or folders of files: JSON lines, a JSON array, CSV or TSV with a header, Parquet, text
+    CORPUS is one or more files, or folders of files: JSON lines, JSON arrays, CSV or TSV with a header, Parquet, text
     and Markdown (one document a file), each also as .gz or .zst; a folder that Hugging Face datasets saved; or - for
     standard input. The format is told by the content, and by the name where content fits several. A row has an id, a
-    text and optionally a title and metadata; its other fields join the metadata.
+    text and optionally a title and metadata; its other fields join the metadata, columns of a table as numbers and
+    dates where all their cells are.
 
     Documents that are stored already are neither encoded nor written again, so an interrupted run is finished by the
     same command. Rows that cannot be ingested go to CORPUS.rejects.jsonl with line number and reason; then the exit

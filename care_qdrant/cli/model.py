@@ -1,5 +1,6 @@
 """``care model``: look at a CARE folder, check it, make one of two encoders."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,10 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from care_qdrant.console.groups import Program
+from care_qdrant.console.outputs import require_free
 
 if TYPE_CHECKING:
     from care_qdrant.encoders.side import Side
     from care_qdrant.model.card import Card, OnnxFiles
+
+_REFERENCE_VECTORS = re.compile(rb'\{\n "fingerprint": "[0-9a-f]{64}"')
 
 
 @click.group(cls=Program, name="model")
@@ -162,6 +166,7 @@ def reference_vectors(model: str, output: Path) -> None:
     from care_qdrant.encoders.server import make_reference
     from care_qdrant.model.pair import CareModel
 
+    require_free(output, _REFERENCE_VECTORS)
     pair = CareModel.load(model, engine=Engine(dtype="float32"))
     reference = make_reference(pair.fingerprint, pair.encode_document)
     reference.save(output)

@@ -246,6 +246,18 @@ def test_a_grown_corpus_adds_units_and_changes_none(corpus: Path, tmp_path: Path
     assert bytes_before.items() <= part_hashes(tmp_path / "job").items()
 
 
+def test_a_job_keeps_the_types_of_a_table_that_grows(tmp_path: Path) -> None:
+    """A cell that is no number would make texts of the numbers that are planned, and perhaps encoded."""
+    table = tmp_path / "a.csv"
+    table.write_text("id,text,n\n" + "".join(f"d{n},第{n}条。,{n}\n" for n in range(25)), encoding="utf-8")
+    first = make_plan(table, tmp_path / "job")
+    with table.open("a", encoding="utf-8") as file:
+        file.write("d25,第25条。,n/a\nd26,第26条。,26\n")
+    grown = make_plan(table, tmp_path / "job")
+    assert [unit.hash for unit in grown.units[:3]] == [unit.hash for unit in first.units]
+    assert (grown.rejected, sum(unit.documents for unit in grown.units)) == (1, 26)
+
+
 @pytest.mark.parametrize("name", ["a.jsonl", "b.csv"])
 def test_a_corpus_that_changed_after_planning_is_refused(corpus: Path, tmp_path: Path, name: str) -> None:
     """Also by the planner; the rows of a table were copied when it was planned, and are encoded as they were."""

@@ -9,6 +9,7 @@ import click
 
 from care_qdrant.console.groups import Command, Program
 from care_qdrant.console.options import Target, model_options, target_options
+from care_qdrant.console.outputs import require_free
 from care_qdrant.errors import InputError
 from care_trainer.cli.run import load, set_option
 
@@ -88,6 +89,7 @@ def mine(
     from care_trainer.data.mining import MiningRule, mine_pairs, similarity
     from care_trainer.data.read import iter_pairs
 
+    require_free(output)
     rule = MiningRule(negatives, ranks[0], ranks[1], MiningRule.relative_margin if mode == "dense" else None)
     read = list(iter_pairs(Data(files=(pairs.name,)), pairs.parent))
     model = load_model() if mode == "dense" else None
