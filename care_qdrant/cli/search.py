@@ -83,6 +83,8 @@ def command(
     from care_qdrant.qdrant.collection import Collection, only_collection
     from care_qdrant.search.conditions import parse_filter, why_nothing
     from care_qdrant.search.retriever import Retriever
+    from care_qdrant.search.script import script_note
+    from care_qdrant.types import embedded_text
 
     if query is not None and not query.strip():
         raise InputError("the query is empty")
@@ -111,6 +113,8 @@ def command(
             if reason is not None:
                 raise InputError(f"--filter: {reason}")
             _show(each, collection, retriever.mode, hits, as_json)
+            if (note := script_note(each, (embedded_text(hit.title, hit.text) for hit in hits))) is not None:
+                click.echo(f"note: {note}", err=True)
             if hits and sys.stdout.isatty() and not as_json and mode != "sparse" and open_fallback is None:
                 least = _floor(retriever, Collection(client, collection)) if least is None else least
                 if hits[0].score < least:
