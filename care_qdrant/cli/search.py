@@ -91,6 +91,8 @@ def command(
     from care_qdrant.search.conditions import notice
     from care_qdrant.search.floor import judge
     from care_qdrant.search.retriever import Retriever
+    from care_qdrant.search.script import script_note
+    from care_qdrant.types import embedded_text
 
     if query is not None and not query.strip():
         raise InputError("the query is empty")
@@ -121,6 +123,8 @@ def command(
                 if reason is not None:
                     click.echo(f"note: --filter: {reason}", err=True)
             _show(each, collection, retriever.mode, hits, as_json)
+            if (note := script_note(each, (embedded_text(hit.title, hit.text) for hit in hits))) is not None:
+                click.echo(f"note: {note}", err=True)
             if hits and sys.stdout.isatty() and not as_json and model is not None and open_fallback is None:
                 if not is_measured:
                     floor, is_measured = _floor(retriever), True

@@ -49,6 +49,18 @@ def test_a_filter_on_an_unknown_key_names_those_that_are_there(tmp_path: Path, p
     assert other.output.strip() == unmatched.output.strip() == "nothing found"
 
 
+def test_a_question_in_another_script_than_the_texts_says_so(tmp_path: Path, pair_folder: Path) -> None:
+    client = QdrantClient(path=str(tmp_path / "qdrant"))
+    row = Document("d1", "高血压患者应当限制食盐")
+    fill(client, CareModel.load(pair_folder), [Chunk(row, row.text)])
+    client.close()
+    options = ["--path", str(tmp_path / "qdrant"), "--model", str(pair_folder)]
+    other = CliRunner().invoke(search.command, ["高血壓患者應當限制食鹽嗎", *options], catch_exceptions=False)
+    same = CliRunner().invoke(search.command, ["高血压患者吃盐", *options], catch_exceptions=False)
+    assert "note: the question is in traditional Chinese characters" in other.stderr and "d1" in other.stdout
+    assert "note" not in same.stderr
+
+
 def test_a_collection_of_an_unfinished_ingestion_says_so(tmp_path: Path, pair_folder: Path) -> None:
     """Half a corpus answers like a whole one."""
     client = QdrantClient(path=str(tmp_path / "qdrant"))

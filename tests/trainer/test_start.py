@@ -8,7 +8,9 @@ import pytest
 from care_trainer.cli import care_train
 from care_trainer.config import load_run
 from care_trainer.data.read import Pair, plain_text
-from care_trainer.start import RESULT, SCRATCH, measure, prepare, split
+from care_trainer.learn.labelled import Estimate
+from care_trainer.stages.context import Report
+from care_trainer.start import RESULT, SCRATCH, Result, advice, forecasting, measure, prepare, split
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -93,19 +95,57 @@ def test_a_pair_is_measured_as_it_is_searched(tmp_path: Path) -> None:
     )  # twelve questions that repeat the answers
 
 
-@pytest.mark.parametrize(("count", "is_long"), [(60, False), (2_000, True)])
-def test_a_long_run_says_beforehand_what_it_takes_and_how_to_do_less(
-    count: int, is_long: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@given(st.floats(0.01, 100), st.integers(1, 50), st.integers(60, 10_000), st.floats(0, 500))
+def test_the_first_steps_of_a_stage_tell_what_the_others_take(
+    seconds: float, first: int, steps: int, compiling: float
 ) -> None:
-    def stop(*_: object, **__: object) -> None:
-        raise InputError("the training would begin here")
+    """Also after a resume, and whatever the first step took beside its own work."""
+    told: list[tuple[str, float]] = []
+    now = compiling
+    report = forecasting(lambda *_: None, lambda *found: told.append(found), lambda: now)
+    for step in range(first, min(first + 40, steps + 1)):
+        report("joint", step, steps, 0.5, 100)
+        now += seconds
+    [(stage, minutes)] = told or [("joint", 0.0)]
+    assert stage == "joint"
+    assert not told or minutes == pytest.approx((steps - first - 12) * seconds / 60, rel=1e-6, abs=1e-9)
+    assert bool(told) == (steps - first >= 12)
 
-    monkeypatch.setattr("care_trainer.pipeline.run_stages", stop)
-    rows = [{"query": f"问题 {n}", "positive": f"答案 {n}" * 60} for n in range(count)]
+
+@pytest.mark.parametrize(("steps", "is_long"), [(20, False), (10**12, True)])
+def test_a_long_stage_says_early_what_it_takes_and_how_to_do_less(
+    steps: int, is_long: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begin(*_: object, report: Report, **__: object) -> None:
+        for step in range(1, 20):
+            report("joint", step, steps, 0.5, 100)
+        raise InputError("the training would go on here")
+
+    monkeypatch.setattr("care_trainer.pipeline.run_stages", begin)
+    rows = [{"query": f"问题 {n}", "positive": f"答案 {n}" * 60} for n in range(60)]
     file = write_jsonl(tmp_path / "faq.jsonl", rows)
     begun = CliRunner().invoke(care_train, ["start", str(file), "--output", str(tmp_path / "faq")])
-    assert str(begun.exception) == "the training would begin here"
-    assert ("minutes of CPU in all; for less, Ctrl-C, lower 'epochs'" in begun.stderr) == is_long
+    assert str(begun.exception) == "the training would go on here"
+    assert ("more minutes of CPU; for less, Ctrl-C, lower 'epochs'" in begun.stderr) == is_long
+
+
+@pytest.mark.parametrize(
+    ("scores", "command"),
+    [
+        ({"before": 0.7, "after": 0.928, "BM25": 0.8, "after and BM25": 0.841}, "care-ingest CORPUS --model faq"),
+        ({"after": 0.8, "BM25": 0.8, "after and BM25": 0.9}, "care-ingest CORPUS --model faq --sparse bm25"),
+        ({"before": 0.9, "after": 0.8, "BM25": 0.1, "after and BM25": 0.7}, "care-ingest CORPUS --model built-in"),
+        (
+            {"before": 0.1, "after": 0.2, "BM25": 0.9, "after and BM25": 0.7},
+            "care-ingest CORPUS --model faq --sparse bm25\ncare search QUERY --model faq --mode sparse",
+        ),
+    ],
+)
+def test_the_command_is_that_of_what_was_measured_best(scores: dict[str, float], command: str) -> None:
+    measured = {name: Estimate(value, value, value) for name, value in scores.items()}
+    best, _, said = advice(Result("faq", measured, measured, None), "built-in").partition("\n")
+    assert said == command
+    assert best.startswith(f"best here: {max(scores, key=lambda name: scores[name])} {max(scores.values()):.3f}")
 
 
 @pytest.mark.slow
@@ -118,7 +158,7 @@ def test_one_command_goes_from_pairs_to_a_table_and_on(tmp_path: Path, monkeypat
     config.write_text(config.read_text().replace("epochs = 4", "epochs = 1"), encoding="utf-8")
     first = CliRunner().invoke(care_train, ["start", "faq.jsonl", "--output", "faq"], catch_exceptions=False)
     assert "after and BM25" in first.stdout and "gain in nDCG@10" in first.stdout
-    assert "care-ingest CORPUS --model faq/run/faq" in first.stdout
+    assert "best here: " in first.stdout and "care-ingest CORPUS --model " in first.stdout
     assert (
         "CC0 48" in first.stderr and "on held-out questions nDCG@10" in first.stderr and "CPU minutes" in first.stderr
     )

@@ -45,6 +45,7 @@ def test_words_that_all_questions_share_count_less_than_their_subjects(tmp_path:
     weights, gate = learned(tmp_path, rows(1_000))
     assert gate.passed and gate.ndcg_at_10 > gate.ndcg_at_10_bm25
     assert (gate.pairs, gate.held_out) == (900, 100)
+    assert str(gate).startswith("BM25 on 100 held-out pairs: nDCG@10 0.")
     vector = weights.query_vector("一丁怎么办")
     value = dict(zip(vector.indices, vector.values, strict=True))
     assert max(value[bm25.term_id(term)] for term in ("怎么", "么办", "怎", "办")) < 0.5

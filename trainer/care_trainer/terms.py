@@ -55,6 +55,13 @@ class TermGate:
     ndcg_at_10: float
     gain: Estimate
 
+    def __str__(self) -> str:
+        gain = self.gain
+        return (
+            f"BM25 on {self.held_out:,} held-out pairs: nDCG@10 {self.ndcg_at_10_bm25:.3f} without weights, "
+            f"{self.ndcg_at_10:.3f} with them, gain {gain.mean:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]"
+        )
+
     @property
     def passed(self) -> bool:
         """Whether the 95 % interval of the gain lies above 0."""

@@ -133,9 +133,5 @@ def terms(folder: Path, pairs: str, overrides: tuple[str, ...]) -> None:
         data, root, seed = probe_data(run), Path(run.data_root), run.seed
     with TemporaryDirectory(prefix="care-terms-") as cache:
         card, gate = give_terms(folder, data, root, Path(cache), seed=seed)
-    gain = gate.gain
-    click.echo(
-        f"BM25 on {gate.held_out:,} held-out pairs: nDCG@10 {gate.ndcg_at_10_bm25:.3f} without weights, "
-        f"{gate.ndcg_at_10:.3f} with them, gain {gain.mean:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]"
-    )
+    click.echo(gate)
     click.echo(f"nothing written: {folder} gains nothing" if card is None else f"{folder}: hybrid searches use them")

@@ -42,7 +42,7 @@ def start(pairs: Path, output: Path | None, base: str | None) -> None:
         from care_trainer.export.checkpoint import export
         from care_trainer.export.curves import draw_curves
         from care_trainer.pipeline import run_stages
-        from care_trainer.start import RESULT, SCRATCH, WORTH_SAYING, cpu_minutes, measure, prepare, rows_of
+        from care_trainer.start import RESULT, SCRATCH, WORTH_SAYING, advice, forecasting, measure, prepare, rows_of
     from care_qdrant.console.table import table
 
     quiet()
@@ -60,17 +60,20 @@ def start(pairs: Path, output: Path | None, base: str | None) -> None:
         err=True,
     )
     run = load_run(prepared.config)
-    model, minutes = folder / "run" / run.name, cpu_minutes(run)
+    model = folder / "run" / run.name
     is_done = (model / "care.json").is_file()
-    if minutes >= WORTH_SAYING and not is_done and not torch.cuda.is_available():
-        click.echo(
-            f"about {minutes:,.0f} minutes of CPU in all; for less, Ctrl-C, lower 'epochs' in {prepared.config}, and "
-            "give the same command again",
-            err=True,
-        )
+
+    def tell(stage: str, minutes: float) -> None:
+        if minutes >= WORTH_SAYING and not torch.cuda.is_available():
+            click.echo(
+                f"\nstage {stage}: about {minutes:,.0f} more minutes of CPU; for less, Ctrl-C, lower 'epochs' in "
+                f"{prepared.config}, and give the same command again",
+                err=True,
+            )
+
     started = time.process_time()
     with progress_bars(True) as report:
-        run_stages(run, resume=True, report=report)
+        run_stages(run, resume=True, report=forecasting(report, tell))
     if not is_done:
         export(run, f"care train start {pairs.name}")
         draw_curves(run)
@@ -82,4 +85,4 @@ def start(pairs: Path, output: Path | None, base: str | None) -> None:
         gain = result.gain
         click.echo(f"\ngain in nDCG@10: {gain.mean:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]")
     click.echo(f"{(time.process_time() - started) / 60:.1f} CPU minutes", err=True)
-    click.echo(f"\ncare-ingest CORPUS --model {model} --sparse bm25")
+    click.echo(f"\n{advice(result, prepared.base)}")

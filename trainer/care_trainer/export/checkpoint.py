@@ -209,7 +209,9 @@ def _give_terms(run: Run, card: Card) -> Card:
     folder = Path(run.output) / run.name
     try:
         found, gate = give_terms(folder, probe_data(run), Path(run.data_root), rows_folder(run), seed=run.seed)
-        logger.info("weights of BM25 terms%s: %s", "" if found else " gain nothing", gate)
+        logger.info(
+            "weights of BM25 terms %s. %s", "written" if found else "not written, since they gain nothing", gate
+        )
         if found is not None:
             return found
     except InputError as error:

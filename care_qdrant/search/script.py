@@ -1,0 +1,56 @@
+"""Tells questions in traditional Chinese characters that meet texts in simplified ones, and the other way round.
+
+The two forms are different characters, so neither vectors nor BM25 see that they mean the same, unless a model was
+trained on both. The character sets of the two standards tell them apart, without a table of our own.
+"""
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Literal
+
+Script = Literal["traditional", "simplified"]
+
+
+def script_of(texts: Iterable[str]) -> Script | None:
+    """Return the script of which texts have more characters that the other one lacks; None where neither shows.
+
+    Example::
+
+        script_of(["糖尿病人能吃西瓜嗎"])   # 'traditional', since 嗎 is 吗 in simplified texts
+    """
+    found = [_script(character) for text in texts for character in text]
+    traditional, simplified = found.count("traditional"), found.count("simplified")
+    if traditional == simplified:
+        return None
+    return "traditional" if traditional > simplified else "simplified"
+
+
+def script_note(query: str, answers: Iterable[str]) -> str | None:
+    """Return what to say where a question is in one script and all that was found in the other; None elsewhere."""
+    asked, found = script_of([query]), script_of(answers)
+    if asked is None or found is None or asked == found:
+        return None
+    profile = "t2s" if asked == "traditional" else "s2t"
+    return (
+        f"the question is in {asked} Chinese characters and the texts are in {found} ones, which match neither by "
+        f"vectors nor by words: convert the question, for example with OpenCC ({profile})"
+    )
+
+
+@lru_cache(maxsize=1 << 14)
+def _script(character: str) -> Script | None:
+    """Return the only standard that has a character: Big5 of traditional ones, GB 2312 of simplified ones."""
+    if not "\u4e00" <= character <= "\u9fff":
+        return None
+    is_in_gb, is_in_big5 = (_has(encoding, character) for encoding in ("gb2312", "big5"))
+    if is_in_gb == is_in_big5:
+        return None
+    return "simplified" if is_in_gb else "traditional"
+
+
+def _has(encoding: str, character: str) -> bool:
+    try:
+        character.encode(encoding)
+    except UnicodeEncodeError:
+        return False
+    return True
