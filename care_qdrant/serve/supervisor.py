@@ -168,6 +168,7 @@ class _Supervisor:
 
     def _await(self, worker: _Worker) -> None:
         """Wait until a worker is ready."""
+        assert worker.verdict is not None, "a verdict is read once"
         while worker.verdict not in select.select([worker.verdict, self._inbox], [], [])[0]:
             received = os.read(self._inbox, 64)
             if set(received) & set(_ENDING):
