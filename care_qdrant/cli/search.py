@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -88,7 +89,6 @@ def command(
     """
     from care_qdrant.errors import InputError
     from care_qdrant.qdrant.collection import Collection, only_collection
-    from care_qdrant.search.conditions import notice
     from care_qdrant.search.floor import judge
     from care_qdrant.search.retriever import Retriever
     from care_qdrant.search.script import script_note
@@ -108,28 +108,36 @@ def command(
             **options,
             fallback=None if open_fallback is None else open_fallback(),
         )
-        if (unfinished := retriever.unfinished) is not None:
-            click.echo(f"note: {unfinished}", err=True)
+        _tell(retriever.unfinished)
         keys = retriever.keys if conditions else None
         conditions_filter = _parsed(conditions, keys)
-        floor, is_measured = None, False
+        floor = cache(lambda: _floor(retriever))
+        is_for_people = sys.stdout.isatty() and not as_json and open_fallback is None
         for each in _prompted(Collection(client, collection)) if query is None else [query]:
             [hits] = retriever.search([each], top_k, conditions_filter)
             _refuse_without_effect(retriever.mode)
             if keys is not None:
-                reason = notice(Collection(client, collection), conditions, keys, found=bool(hits))
-                if reason is not None and not hits:
-                    raise InputError(f"--filter: {reason}")
-                if reason is not None:
-                    click.echo(f"note: --filter: {reason}", err=True)
+                _tell_of_conditions(Collection(client, collection), conditions, keys, is_found=bool(hits))
             _show(each, collection, retriever.mode, hits, as_json)
-            if (note := script_note(each, (embedded_text(hit.title, hit.text) for hit in hits))) is not None:
-                click.echo(f"note: {note}", err=True)
-            if hits and sys.stdout.isatty() and not as_json and model is not None and open_fallback is None:
-                if not is_measured:
-                    floor, is_measured = _floor(retriever), True
-                if (note := _note(judge(hits, floor, model.unread(each)), hits[0], collection)) is not None:
-                    click.echo(f"note: {note}", err=True)
+            _tell(script_note(each, (embedded_text(hit.title, hit.text) for hit in hits)))
+            if hits and is_for_people and model is not None:
+                _tell(_note(judge(hits, floor(), model.unread(each)), hits[0], collection))
+
+
+def _tell(note: str | None) -> None:
+    if note is not None:
+        click.echo(f"note: {note}", err=True)
+
+
+def _tell_of_conditions(collection: "Collection", conditions: Sequence[str], keys: "Keys", *, is_found: bool) -> None:
+    """Say of a condition that it lets nothing pass, which is an error, or that it rules nothing out."""
+    from care_qdrant.errors import InputError
+    from care_qdrant.search.conditions import notice
+
+    reason = notice(collection, conditions, keys, found=is_found)
+    if reason is not None and not is_found:
+        raise InputError(f"--filter: {reason}")
+    _tell(None if reason is None else f"--filter: {reason}")
 
 
 def _parsed(conditions: Sequence[str], keys: "Keys | None" = None) -> "models.Filter | None":

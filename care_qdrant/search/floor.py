@@ -90,12 +90,12 @@ def known_floor(retriever: Retriever) -> Floor | None:
     if not retriever.is_plain or retriever.fingerprint is None:
         return None
     schema = retriever.schema
-    entry: Any = schema.metadata.get(_key(retriever))
+    entry: Any = schema.metadata.get(_key(retriever), {})
     try:
         kept = Floor(None if entry["score"] is None else float(entry["score"]), int(entry["points"]))
     except (KeyError, TypeError, ValueError):  # none is there, or another version wrote it
         return None
-    is_same = entry.get("vector") == retriever.resolved.vector_name
+    is_same = bool(entry.get("vector") == retriever.resolved.vector_name)
     return kept if is_same and kept.holds(schema.points) else None
 
 

@@ -54,8 +54,10 @@ _RETRIEVERS = 64
 """Kept with their checked contracts; one for each collection, pair and way to search."""
 _FLOOR_SECONDS = 30.0
 """Longest time that a floor may take: a worker that ends waits for it."""
-_FLOOR_PAUSE_SECONDS = 60
+_FLOOR_PAUSE_SECONDS = 300
 """After a floor could not be measured, before that is tried again: it costs some sixty searches."""
+_LONGEST_NUMBER = 18
+"""Digits of a document id that may stand for a number: all of these fit the integers of Qdrant."""
 _EXAMPLES = 3
 _LAYOUT_POINTS = 32
 """Points that show where a collection keeps the ids of its documents."""
@@ -115,6 +117,7 @@ class _Found:
     """What writes to the searched vectors, or was interrupted."""
     note: str | None
     """Why a condition lets nothing pass, or rules nothing out."""
+    unread: list[str]
     started: float
     ended: float
 
@@ -156,7 +159,7 @@ class Searching:
             floor = found.floor
             if floor is None and _has_scale(request):
                 floor = await self._wait_for_floor(collection, pair, request.mode, floor_seconds)
-            match = judge(found.hits, floor, pair.model.unread(request.query))
+            match = judge(found.hits, floor, found.unread)
         waited, took = found.started - encoded, found.ended - found.started
         seconds = {"wait": waited, "encode": encoded - accepted, "search": took}
         return SearchAnswer(
@@ -266,7 +269,8 @@ class Searching:
         if keys is not None:
             there = Collection(self._qdrant(), collection).resolve()
             note = notice(there, request.conditions, keys, found=bool(hits))
-        return _Found(retriever.mode, hits, floor, retriever.unfinished, note, started, time.perf_counter())
+        unread = [] if pair is None else pair.model.unread(request.query)
+        return _Found(retriever.mode, hits, floor, retriever.unfinished, note, unread, started, time.perf_counter())
 
     def _state(self, name: str) -> CollectionState:
         try:
@@ -389,7 +393,7 @@ def _has_scale(request: SearchRequest) -> bool:
 
 
 def _is_number(document_id: str) -> bool:
-    return document_id.isascii() and document_id.isdecimal() and int(document_id) < 2**63
+    return document_id.isascii() and document_id.isdecimal() and len(document_id) <= _LONGEST_NUMBER
 
 
 def _point_ids(document_id: str) -> list[int | str]:

@@ -168,9 +168,8 @@ class _Supervisor:
 
     def _await(self, worker: _Worker) -> None:
         """Wait until a worker is ready."""
-        verdict = worker.verdict
-        assert verdict is not None, "read once"
-        while verdict not in select.select([verdict, self._inbox], [], [])[0]:
+        assert worker.verdict is not None, "a verdict is read once"
+        while worker.verdict not in select.select([worker.verdict, self._inbox], [], [])[0]:
             received = os.read(self._inbox, 64)
             if set(received) & set(_ENDING):
                 raise _Told

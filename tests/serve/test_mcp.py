@@ -91,8 +91,12 @@ async def test_a_good_match_is_told_from_a_poor_one(make_service, listen, client
     model = CareModel.load()
     ingest(SAMPLE, model, client, "sample", settings=IngestSettings(sparse=True))
     service = make_service(model, mcp=True, over=client)
+    address = listen(service)
+    async with httpx2.AsyncClient(timeout=120) as http:  # a busy machine may take longer than a search waits
+        for mode in ("hybrid", "dense"):
+            assert (await http.post(f"{address}/floor", json={"mode": mode})).json()["floor"] > 0
     async with AsyncExitStack() as stack:
-        asked = await session(stack, listen(service))
+        asked = await session(stack, address)
         for query, good in (
             ("心梗发作的时候胸口疼是什么样的", True),
             ("高血压病人能吃咸菜吗", True),

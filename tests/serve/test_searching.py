@@ -238,8 +238,9 @@ async def test_a_document_without_a_known_layout_is_not_looked_for_in_all_points
 
     monkeypatch.setattr(client, "scroll", counted)
     searching = make_service(aligned(), over=client)._searching
-    with pytest.raises(Refusal, match="no document 'nobody'"):
-        await searching.document("nobody", None)
+    for nobody in ("nobody", "9" * 5_000):
+        with pytest.raises(Refusal, match="no document"):
+            await searching.document(nobody, None)
     assert sum(seen) == 0
     found = await searching.document("7", None)
     assert (found.metadata, sum(seen)) == ({"n": 7}, 1), "a point that names no document is one by its id"
