@@ -8,7 +8,7 @@ kill, after texts have changed, or from cron, and it encodes what is new or diff
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from qdrant_client import QdrantClient, models
 
@@ -16,6 +16,7 @@ from care_qdrant.encoders import bm25
 from care_qdrant.errors import InputError
 from care_qdrant.index.copying import OnProgress
 from care_qdrant.index.points import (
+    MOST_UNREADABLE,
     Characters,
     PointReader,
     PointTask,
@@ -25,7 +26,7 @@ from care_qdrant.index.points import (
 )
 from care_qdrant.index.preflight import Preflight, examine
 from care_qdrant.index.settings import DocumentModel, require_fraction
-from care_qdrant.index.work import Maker, Worker, document_vectors, term_vectors
+from care_qdrant.index.work import Maker, Worker, document_vectors, require_encoder, term_vectors
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.contracts import SparseContract, VectorContract
 from care_qdrant.qdrant.create import QUANTIZATION, Quantization
@@ -74,6 +75,8 @@ class AttachReport:
     """Points whose vector was made of the text that they have now."""
     without_text: int = 0
     """Points that get no vector."""
+    unreadable: list[PointId] = field(default_factory=list)
+    """Ids of the first points of `without_text` whose text is there, and holds half a surrogate pair."""
     in_other_field: int = 0
     """Points without text that have one in another field than `text_field`."""
     removed: int = 0
@@ -138,7 +141,7 @@ def attach_vector(
     if preflight.has_vector and not preflight.lost_contract:
         _require_same_field(target, name, layout, settings)
     elif model is not None and not preflight.has_vector:
-        model.require_documents()
+        require_encoder(model)
     if isinstance(contract, SparseContract):
         contract = _with_average_length(target, name, contract, layout)
     _prepare(target, name, contract, layout, settings)
@@ -252,6 +255,7 @@ class _Run:
             read += window.read
             report.unchanged += window.unchanged
             report.without_text += window.without_text
+            report.unreadable += window.unreadable[: MOST_UNREADABLE - len(report.unreadable)]
             report.in_other_field += window.in_other_field
             text_gone.extend([(window.place, window.text_gone)] if window.text_gone else [])
             show()

@@ -211,8 +211,14 @@ HABITS: dict[str, Callable[[EmbeddingServer, dict[str, Any]], tuple[int, Any] | 
     "takes 1 text": lambda _, body: (400, {"error": "one, please"}) if len(body["input"]) > 1 else None,
     "takes 4 texts, else 500": lambda _, body: (500, {"error": "decode -1"}) if len(body["input"]) > 4 else None,
     "refuses encoding_format": lambda _, body: (400, {"code": 20015}) if "encoding_format" in body else None,
-    "no index": lambda server, body: (200, {"data": [_without_index(row) for row in server.embed(body["input"])[::-1]]}),
-    "one index": lambda server, body: (200, {"data": [row | {"index": 0} for row in server.embed(body["input"])[::-1]]}),
+    "no index": lambda server, body: (
+        200,
+        {"data": [_without_index(row) for row in server.embed(body["input"])[::-1]]},
+    ),
+    "one index": lambda server, body: (
+        200,
+        {"data": [row | {"index": 0} for row in server.embed(body["input"])[::-1]]},
+    ),
     "base64": lambda server, body: (200, {"data": [_as_base64(row) for row in server.embed(body["input"])]}),
 }
 """What services do that speak OpenAI's protocol all the same."""
