@@ -42,9 +42,10 @@ class Target:
         return self.grpc_port != 0
 
     def open(
-        self, *, create: bool = False, timeout_seconds: int | None = None
+        self, *, create: bool = False, timeout_seconds: int | None = None, patience_seconds: float | None = None
     ) -> "AbstractContextManager[QdrantClient]":
         """Return a context manager that opens it; only a command that writes may `create` the folder."""
+        from care_qdrant.encoders.engine import START_PATIENCE_SECONDS
         from care_qdrant.errors import InputError
         from care_qdrant.qdrant.connection import REQUEST_TIMEOUT_SECONDS, open_client
 
@@ -60,6 +61,7 @@ class Target:
             grpc=bool(self.grpc_port),
             grpc_port=self.grpc_port or None,
             timeout_seconds=timeout_seconds or REQUEST_TIMEOUT_SECONDS,
+            patience_seconds=START_PATIENCE_SECONDS if patience_seconds is None else patience_seconds,
         )
 
     def __str__(self) -> str:
@@ -227,7 +229,7 @@ def engine_options(command: Command) -> Command:
 
     @wraps(command)
     def with_engine(*args: Any, engine_words: tuple[str, ...], **options: Any) -> Any:
-        from care_qdrant.encoders.engine import Engine
+        from care_qdrant.encoders.engine import PATIENCE_SECONDS, Engine
 
         key = os.environ.get("CARE_ENDPOINT_KEY")
         remember_secret(key)
@@ -252,6 +254,7 @@ def engine_options(command: Command) -> Command:
             request_tokens=setting("CARE_ENDPOINT_TOKENS", 16_384, click.IntRange(1)),
             reference=Path(reference) if reference else None,
             api_key=key,
+            patience_seconds=setting("CARE_PATIENCE", PATIENCE_SECONDS, click.FloatRange(0)),
         )
         return command(*args, engine=engine, device=next(iter(devices), None), **options)
 
