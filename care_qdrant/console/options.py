@@ -95,7 +95,8 @@ def setting(variable: str, default: Any, kind: click.ParamType[Any]) -> Any:
 
 def retries() -> "RetryPolicy":
     """Return how long to wait for a server that does not answer."""
-    from care_qdrant.qdrant.retry import PATIENCE_SECONDS, RetryPolicy
+    from care_qdrant.encoders.engine import PATIENCE_SECONDS
+    from care_qdrant.qdrant.retry import RetryPolicy
 
     return RetryPolicy(setting("CARE_PATIENCE", PATIENCE_SECONDS, click.FloatRange(0)))
 
