@@ -20,6 +20,7 @@
     │   ├── ServerTooOld              the asked feature needs a newer server
     │   └── FolderLocked              another process holds the embedded folder
     ├── EncodingError             6   an encoder gave no usable vector
+    │   └── UnusableText              a text that no vector can be made of
     ├── MissingExtra              7   an optional dependency is not installed
     └── TrainingError             9   a training run cannot go on
 
@@ -29,9 +30,11 @@ keys in command lines and known keys are hidden in whatever is printed, logged a
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from importlib.metadata import PackageNotFoundError, requires
+from importlib.util import find_spec
 
 _HIDDEN = "***"
 _SHORTEST = 8
@@ -151,6 +154,30 @@ class EncodingError(CareError):
     exit_code = 6
 
 
+class UnusableText(EncodingError):
+    """No vector can be made of some texts of a call; the others could have one."""
+
+    def __init__(self, problems: Mapping[int, str], names: Mapping[int, str] | None = None) -> None:
+        """Say what is wrong with the first one.
+
+        Args:
+            problems: What is wrong with each text, by its place in the call.
+            names: What the caller calls the texts, such as ``document 'd7'``; None counts them.
+        """
+        self.problems, self._names = dict(problems), names
+        first, others = min(problems), len(problems) - 1
+        name = f"text {first}" if names is None else names[first]
+        more = f"; {others} more of the call are as unusable" if others else ""
+        super().__init__(f"{name} {problems[first]}: leave it out, or mend it{more}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.problems, self._names)
+
+    def named(self, names: Sequence[str]) -> "UnusableText":
+        """Return the error of the same texts under the caller's names, one for each text of the call."""
+        return UnusableText(self.problems, {place: names[place] for place in self.problems})
+
+
 class MissingExtra(CareError):
     """An optional dependency is not installed."""
 
@@ -167,6 +194,27 @@ class TrainingError(CareError):
     """A training run cannot go on: its loss is not finite, or its checkpoint cannot be written."""
 
     exit_code = 9
+
+
+def extra_of(package: str) -> str | None:
+    """Return the extra that installs a package, by its import name; None for one that belongs to no extra."""
+    try:
+        requirements = requires("care-qdrant") or []
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        return None
+    name = re.escape(package.partition(".")[0]).replace("_", "[-_.]")
+    extras = [found.group(1) for each in requirements if (found := re.search(r"extra == ['\"]([\w-]+)", each))]
+    lists_it = re.compile(rf"{name}\b[^;]*;.*extra == ['\"]([\w-]+)", re.IGNORECASE)
+    found_in = [found.group(1) for each in requirements if (found := lists_it.match(each))]
+    return min(found_in, key=extras.count, default=None)  # the one that installs the least
+
+
+def require_packages(extra: str, what: str, *packages: str) -> None:
+    """Refuse an installation that lacks a package; imports none."""
+    with needs_extra(extra, what):
+        for package in packages:
+            if find_spec(package) is None:
+                raise ModuleNotFoundError(name=package)
 
 
 @contextmanager

@@ -86,6 +86,19 @@ class Hit:
         return {**shown, "metadata": dict(self.metadata)}
 
 
+def half_character(text: str) -> str:
+    """Return half a surrogate pair that a text holds, as ``\\ud835``; empty where it holds none.
+
+    PDF readers, JSON escapes, and command lines in another encoding leave such halves. No tokenizer, no UTF-8 and no
+    server takes a text with one.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"\\u{ord(text[error.start]):04x}"
+    return ""
+
+
 @lru_cache(maxsize=1 << 14)
 def point_id(document_id: str, chunk_number: int = 0) -> str:
     """Return the Qdrant point id of a chunk: Qdrant takes only integers and UUIDs."""

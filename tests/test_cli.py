@@ -10,10 +10,15 @@ import pytest
 from care_benchmarks.cli import care_bench
 from care_trainer.cli import care_train
 from click.testing import CliRunner
+from qdrant_client import models
 
 from care_qdrant import __version__, errors
 from care_qdrant.cli import care
 from care_qdrant.console.options import Target, target_options
+from care_qdrant.encoders import server
+from care_qdrant.errors import InputError, Unreachable
+from care_qdrant.qdrant.connection import open_client
+from tests import tiny
 
 
 def commands(command: click.Command, path: str) -> list[tuple[str, click.Command]]:
@@ -171,3 +176,73 @@ def test_the_port_of_grpc_says_whether_calls_take_it(port: dict[str, str], grpc:
 
     done = CliRunner(env={"QDRANT_API_KEY": "k", **port}).invoke(command, ["--url", "http://host"])
     assert done.output.split() == [str(grpc), str(may_grpc), "k"]
+
+
+_WITHOUT = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {packages!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Missing())
+sys.modules.update(dict.fromkeys({packages!r}))
+sys.argv = ["care", *sys.argv[1:]]
+from care_qdrant.cli import main
+main()
+"""
+"""The program in an installation without some packages."""
+_TORCH = ["torch", "sentence_transformers", "transformers", "peft", "safetensors", "onnx"]
+
+
+@pytest.mark.parametrize(
+    ("packages", "arguments", "extra"),
+    [
+        (_TORCH, ["learn", "c", "--path", "qdrant"], "learn"),
+        (_TORCH, ["model", "import", "somewhere", "pair"], "ingest"),
+        (_TORCH, ["model", "export-onnx", "qdrant"], "onnx"),
+        (["mcp"], ["serve", "--mcp"], "mcp"),
+    ],
+    ids=lambda value: "-".join(value[:2]) if isinstance(value, list) else value,
+)
+def test_a_missing_extra_is_one_line_that_says_what_to_install(
+    packages: list[str], arguments: list[str], extra: str, tmp_path: Path
+) -> None:
+    (tmp_path / "qdrant").mkdir()
+    command = [sys.executable, "-c", _WITHOUT.format(packages=packages), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == errors.MissingExtra.exit_code, done.stderr[-2_000:]
+    assert re.search(rf"error: .* which is not installed: .*\[({extra})\]", done.stderr)
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("engine", ["cuda:7", "http://127.0.0.1:9/v1"])
+@pytest.mark.parametrize("command", ["ingest", "attach"])
+def test_what_cannot_encode_is_said_before_anything_is_written(
+    command: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(server, "START_PATIENCE_SECONDS", 0.2)
+    corpus = tiny.write_jsonl(tmp_path / "c.jsonl", [{"id": "a", "text": "多喝水"}])
+    vectors = {"old": models.VectorParams(size=4, distance=models.Distance.COSINE)}
+    if command == "attach":
+        with open_client(path=tmp_path / "qdrant") as client:
+            client.create_collection("c", vectors)
+            client.upsert("c", [models.PointStruct(id=1, vector={"old": [1.0] * 4}, payload={"text": "多喝水"})])
+    given = [command, str(corpus) if command == "ingest" else "c", "--engine", engine]
+    with pytest.raises((InputError, Unreachable), match=r"cuda:7.*torch cannot use it here|no answer for"):
+        CliRunner().invoke(care, given, catch_exceptions=False)
+    with open_client(path=tmp_path / "qdrant") as client:
+        if command == "ingest":
+            assert not client.get_collections().collections
+        else:
+            info = client.get_collection("c").config
+            assert info.params.vectors == vectors
+            assert not info.metadata
+
+
+def test_an_argument_in_another_encoding_is_named(tmp_path: Path) -> None:
+    command = [str(Path(sys.executable).with_name("care")).encode(), b"search", "糖尿病".encode("gbk")]
+    done = subprocess.run(command, capture_output=True, cwd=tmp_path, check=False)
+    assert done.returncode == InputError.exit_code
+    assert b"its bytes are no UTF-8, so perhaps GBK" in done.stderr
+    assert b"Traceback" not in done.stderr

@@ -39,7 +39,7 @@ def test_the_check_finds_a_call() -> None:
 
 
 FLOORS: tuple[set[str], ...] = (
-    {"types", "errors", "version", "progress", "measures"},
+    {"types", "errors", "version", "progress", "measures", "forking"},
     {"encoders"},
     {"corpus", "qdrant"},
     {"model", "search"},

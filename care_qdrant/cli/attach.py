@@ -153,9 +153,10 @@ def _watch(target: Target, attach: Callable[..., "AttachReport"], policy: "Retry
 
 
 def _warn(report: "AttachReport") -> None:
-    from care_qdrant.index.points import other_field_warning
+    from care_qdrant.index.points import other_field_warning, unreadable_warning
 
-    if warning := other_field_warning(report.points, report.in_other_field, report.text_field):
+    others = other_field_warning(report.points, report.in_other_field, report.text_field)
+    for warning in filter(None, (others, unreadable_warning(report.unreadable))):
         click.echo(f"warning: {warning}", err=True)
 
 

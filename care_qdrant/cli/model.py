@@ -141,7 +141,10 @@ def export_onnx(folder: Path) -> None:
     Example:
       care model export-onnx ./care-0.3b-4b
     """
-    from care_qdrant.model.export_onnx import add_onnx
+    from care_qdrant.errors import needs_extra
+
+    with needs_extra("onnx", "care model export-onnx"):
+        from care_qdrant.model.export_onnx import add_onnx
 
     card = add_onnx(folder)
     size = card.files["document/model.onnx"].bytes / 1e6

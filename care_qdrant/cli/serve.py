@@ -105,7 +105,7 @@ def command(
       care serve --collection articles --url http://localhost:6333 --workers 2 --keys keys.txt --host 0.0.0.0
       care serve --collection articles --mcp=stdio
     """
-    from care_qdrant.errors import COMPLETE, InputError, needs_extra
+    from care_qdrant.errors import COMPLETE, InputError, require_packages
     from care_qdrant.serve.settings import LOOPBACK, ServeSettings
 
     COMPLETE.set(None)  # a client has other ways to the database than this process, and need not know them
@@ -122,7 +122,7 @@ def command(
         return [CareModel.load(model, device=device, precision=precision(), engine=engine) for model in models]
 
     # Shorter than elsewhere: somebody waits, and each search has three attempts.
-    open_qdrant = partial(target.open, create=True, timeout_seconds=10)
+    open_qdrant = partial(target.open, create=True, timeout_seconds=10, patience_seconds=0)
     no_database = embedded_by_many or (not collections and target.path is not None and not target.path.is_dir())
     settings = settings_of(
         ServeSettings,
@@ -135,9 +135,11 @@ def command(
         keys_file=keys,
         mcp=mcp is not None,
     )
+    if mcp is not None:
+        require_packages("mcp", "care serve --mcp", "mcp", "uvicorn", "starlette")
     if mcp == "stdio":
-        with needs_extra("mcp", "care serve --mcp"):
-            from care_qdrant.serve.mcp import serve_stdio
+        from care_qdrant.serve.mcp import serve_stdio
+
         serve_stdio(settings)
         return
     from care_qdrant.serve.supervisor import serve

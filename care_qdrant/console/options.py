@@ -46,9 +46,10 @@ class Target:
         return self.grpc_port != 0
 
     def open(
-        self, *, create: bool = False, timeout_seconds: int | None = None
+        self, *, create: bool = False, timeout_seconds: int | None = None, patience_seconds: float | None = None
     ) -> "AbstractContextManager[QdrantClient]":
         """Return a context manager that opens it; only a command that writes may `create` the folder."""
+        from care_qdrant.encoders.engine import START_PATIENCE_SECONDS
         from care_qdrant.errors import InputError
         from care_qdrant.qdrant.connection import REQUEST_TIMEOUT_SECONDS, open_client
 
@@ -64,6 +65,7 @@ class Target:
             grpc=bool(self.grpc_port),
             grpc_port=self.grpc_port or None,
             timeout_seconds=timeout_seconds or REQUEST_TIMEOUT_SECONDS,
+            patience_seconds=START_PATIENCE_SECONDS if patience_seconds is None else patience_seconds,
         )
 
     def options_of(self, command: str) -> list[str]:
@@ -114,7 +116,8 @@ def setting(variable: str, default: Any, kind: click.ParamType[Any]) -> Any:
 
 def retries() -> "RetryPolicy":
     """Return how long to wait for a server that does not answer."""
-    from care_qdrant.qdrant.retry import PATIENCE_SECONDS, RetryPolicy
+    from care_qdrant.encoders.engine import PATIENCE_SECONDS
+    from care_qdrant.qdrant.retry import RetryPolicy
 
     return RetryPolicy(setting("CARE_PATIENCE", PATIENCE_SECONDS, click.FloatRange(0)))
 
@@ -280,7 +283,7 @@ def engine_options(command: Command) -> Command:
 
     @wraps(command)
     def with_engine(*args: Any, engine_words: tuple[str, ...], **options: Any) -> Any:
-        from care_qdrant.encoders.engine import Engine
+        from care_qdrant.encoders.engine import PATIENCE_SECONDS, Engine
 
         urls = tuple(url.strip() for word in engine_words if "://" in word for url in word.split(",") if url.strip())
         kinds = {word for word in engine_words if word in ENGINES}
@@ -303,6 +306,7 @@ def engine_options(command: Command) -> Command:
             request_tokens=setting("CARE_ENDPOINT_TOKENS", 16_384, click.IntRange(1)),
             reference=Path(reference) if reference else None,
             api_key=_endpoint_key(urls, "engine_words"),
+            patience_seconds=setting("CARE_PATIENCE", PATIENCE_SECONDS, click.FloatRange(0)),
         )
         return command(*args, engine=engine, device=next(iter(devices), None), **options)
 

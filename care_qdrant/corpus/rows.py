@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from care_qdrant.corpus.column_types import ColumnType
-from care_qdrant.types import RESERVED_KEYS, Document, embedded_text
+from care_qdrant.types import RESERVED_KEYS, Document, embedded_text, half_character
 
 HASH_ID = ":hash"
 """As the name of the id field: the id is a hash of title and text."""
@@ -170,11 +170,8 @@ def _text_problem(name: str, text: Any) -> str:
 def _string_problem(name: str, text: str) -> str:
     if "\0" in text:
         return f"{name!r} holds a NUL character"
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        return f"{name!r} holds half a surrogate pair (\\u{ord(text[error.start]):04x}), which is no character"
-    return ""
+    half = half_character(text)
+    return f"{name!r} holds half a surrogate pair ({half}), which is no character" if half else ""
 
 
 def _value_problem(value: Any, name: str = "metadata", depth: int = 0) -> str:

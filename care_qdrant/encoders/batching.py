@@ -5,12 +5,17 @@ from pathlib import Path
 
 from tokenizers import Encoding, Tokenizer
 
+from care_qdrant.encoders.usable import require_characters
+
 _ALIKE = 0.97
 """Shortest text of a batch, as a fraction of its longest, once there are enough of them."""
 
 
 class TokenizerFile:
-    """The ``tokenizer.json`` of a saved model: cuts and counts like the encoder that it belongs to."""
+    """The ``tokenizer.json`` of a saved model: cuts and counts like the encoder that it belongs to.
+
+    Used by several threads: it does not change after ``__init__``.
+    """
 
     def __init__(self, path: Path, *, max_tokens: int, prompt: str = "", special_tokens: bool = True) -> None:
         self.max_tokens, self._prompt, self._special_tokens = max_tokens, prompt, special_tokens
@@ -20,6 +25,7 @@ class TokenizerFile:
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Return the uncut length of each text in tokens, special tokens and prompt included."""
+        require_characters(texts)
         texts = [self._prompt + text for text in texts]
         return [len(self._tokenizer.encode(text, add_special_tokens=self._special_tokens).ids) for text in texts]
 

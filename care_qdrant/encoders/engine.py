@@ -6,6 +6,10 @@ from typing import Literal
 
 from care_qdrant.errors import InputError
 
+PATIENCE_SECONDS = 600.0
+START_PATIENCE_SECONDS = 5.0
+"""Longest time without an answer of a server, an embeddings server or a Qdrant, before a run begins: a wrong address is
+said soon. In the middle of a run a server may be away for `PATIENCE_SECONDS`, and the run waits."""
 Kind = Literal["torch", "onnx", "server"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 """Of torch weights; ``auto`` is float32 on a CPU, else bfloat16."""
@@ -31,8 +35,8 @@ class Engine:
     """File of vectors that servers have to reproduce; None takes those of the model's card, else makes them here."""
     api_key: str | None = field(default=None, repr=False)
     """Bearer token of the servers."""
-    patience_seconds: float = 600.0
-    """Longest time without an answer of any server."""
+    patience_seconds: float = PATIENCE_SECONDS
+    """Longest time without an answer of any server, once one has answered; before that, `START_PATIENCE_SECONDS`."""
 
     def __post_init__(self) -> None:
         if (self.kind == "server") != bool(self.endpoints):

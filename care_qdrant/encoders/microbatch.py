@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from care_qdrant.errors import CareError, EncodingError
+from care_qdrant.forking import renew_in_child
 from care_qdrant.types import Vectors
 
 Vector = npt.NDArray[np.float32]
@@ -48,6 +49,7 @@ class MicroBatcher:
         self._line = _Line(encode, max_batch, workers)
         self._finalizer = weakref.finalize(self, self._line.close)
         _live.add(self)
+        renew_in_child(self, MicroBatcher._start_afresh)
 
     def encode(self, text: str) -> Vector:
         """Return the vector of a text, computed in this thread when the encoder is idle.
@@ -214,11 +216,5 @@ def _after_fork_in_parent() -> None:
         _held.pop().condition.release()
 
 
-def _after_fork_in_child() -> None:
-    _held.clear()
-    for batcher in list(_live):
-        batcher._start_afresh()
-
-
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_held.clear)

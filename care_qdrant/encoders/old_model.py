@@ -1,7 +1,6 @@
 """The model that made a collection's vectors, as it is to hand: a sentence-transformers folder, or a service."""
 
 import os
-import threading
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 
 from care_qdrant.encoders.wire import embed
 from care_qdrant.errors import EncodingError, InputError, redact, remember_secret
+from care_qdrant.forking import ForkLock
 from care_qdrant.types import Vectors
 
 TIMEOUT_SECONDS = 10.0
@@ -57,7 +57,7 @@ class FolderModel:
     def __init__(self, folder: Path) -> None:
         from care_qdrant.encoders.torch import load_sentence_transformer
 
-        self._model, self._lock = load_sentence_transformer(folder), threading.Lock()
+        self._model, self._lock = load_sentence_transformer(folder), ForkLock()
 
     def encode_query(self, texts: Sequence[str]) -> Vectors:
         """Encode with the prompt of queries."""

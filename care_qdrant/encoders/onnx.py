@@ -21,8 +21,8 @@ from care_qdrant.encoders import MAX_CHARACTERS_PER_TOKEN
 from care_qdrant.encoders.batching import uncut_length
 from care_qdrant.encoders.side import Geometry, Side
 from care_qdrant.encoders.unread import unread_words
-from care_qdrant.encoders.usable import require_lengths
-from care_qdrant.errors import EncodingError, IncompleteModel, ModelError
+from care_qdrant.encoders.usable import require_characters, require_lengths, require_tokens
+from care_qdrant.errors import IncompleteModel, ModelError
 from care_qdrant.types import Vectors
 
 BATCH_TOKENS = 288
@@ -52,7 +52,10 @@ def int8_saturates() -> bool:
 
 
 class OnnxEncoder:
-    """An encoder on the CPU. One instance may be used by any number of threads and survives a fork.
+    """An encoder on the CPU.
+
+    Used by several threads, and after a fork: the session runs any number of calls side by side, the tokenizer's flags
+    are set once, in ``__init__``, and no call changes either.
 
     A run uses one thread only: two cores serve two queries at once, and a batch never stalls on a busy core.
     A text's vector does not depend on the texts that it is encoded with.
@@ -97,10 +100,9 @@ class OnnxEncoder:
 
     def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
         """Encode texts into unit vectors, in order: ``(len(texts), dim)`` float32. None is the model's own prompt."""
+        require_characters(texts)
         token_ids = [self._read(text, prompt).ids for text in texts]
-        if not all(token_ids):
-            empty = token_ids.index([])
-            raise EncodingError(f"text {empty} has no tokens, so it has no vector: leave {texts[empty][:40]!r} out")
+        require_tokens(texts, [place for place, ids in enumerate(token_ids) if not ids])
         vectors = np.empty((len(texts), self.dim), dtype=np.float32)
 
         def run(batch: tuple[int, list[int]]) -> None:
@@ -119,6 +121,7 @@ class OnnxEncoder:
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Return the uncut length of each text in tokens, special tokens and prompt included."""
+        require_characters(texts)
         encodings = [self._tokenize(self.prompt + text) for text in texts]
         return [uncut_length(encoding, self._special_tokens) for encoding in encodings]
 

@@ -29,7 +29,8 @@ from tokenizers import Encoding, Tokenizer
 
 from care_qdrant.encoders.ahead import Meter, run_ahead
 from care_qdrant.encoders.batching import token_batches
-from care_qdrant.encoders.engine import Sent
+from care_qdrant.encoders.engine import PATIENCE_SECONDS, START_PATIENCE_SECONDS, Sent
+from care_qdrant.encoders.usable import require_characters
 from care_qdrant.encoders.wire import PERHAPS_TOO_MUCH, read_vectors, request_body
 from care_qdrant.errors import EncodingError, InputError, ModelError, Unreachable, redact, remember_secret
 from care_qdrant.types import Vectors
@@ -38,7 +39,6 @@ logger = logging.getLogger(__name__)
 
 BATCH_TOKENS = 16_384
 REQUEST_TIMEOUT_SECONDS = 120.0
-PATIENCE_SECONDS = 600.0
 MOST_REQUESTS = 16
 """Of one endpoint at a time; fewer where its answers take longer for it, or where it answers 429."""
 LEAST_COSINE = 0.999
@@ -144,6 +144,7 @@ class ServerEncoder:
 
     def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
         """Encode texts into unit vectors, in order: ``(len(texts), dim)`` float32. None is the model's own prompt."""
+        require_characters(texts)
         prompt = self.prompt if prompt is None else prompt
         encodings = [self._cut(prompt + text) for text in texts]
         vectors = np.empty((len(texts), self.dim), dtype=np.float32)
@@ -160,6 +161,7 @@ class ServerEncoder:
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Return the uncut length of each text in tokens, special tokens and prompt included."""
+        require_characters(texts)
         encode = self._tokenizer.encode
         return [len(encode(self.prompt + text, add_special_tokens=self._markers).ids) for text in texts]
 
@@ -315,6 +317,7 @@ class _Endpoints:
     def __init__(self, clients: Sequence[httpx.Client], patience_seconds: float) -> None:
         self.all = [_Endpoint(client) for client in clients]
         self._patience_seconds = patience_seconds
+        self._start_seconds, self._has_answered = min(START_PATIENCE_SECONDS, patience_seconds), False
         self._condition = threading.Condition()
         self._failing_since: float | None = None
         self._problem = ""
@@ -378,9 +381,12 @@ class _Endpoints:
                 if all(endpoint.refused for endpoint in self.all):
                     raise ModelError(self.all[-1].refused + _ADVICE)
                 usable = [one for one in self.all if not one.refused or now >= one.resumes_at]
-                if self._failing_since is not None and now - self._failing_since >= self._patience_seconds:
+                patience = self._patience_seconds if self._has_answered else self._start_seconds
+                if self._failing_since is not None and now - self._failing_since >= patience:
                     names = ", ".join(endpoint.name for endpoint in usable)
-                    raise Unreachable(f"{names}: no answer for {now - self._failing_since:.0f} s ({self._problem})")
+                    advice = "" if self._has_answered else "; start the server, or give its URL: --endpoint http://…/v1"
+                    waited = f"{now - self._failing_since:.0f} s"
+                    raise Unreachable(f"{names}: no answer for {waited} ({self._problem}){advice}")
                 free = [one for one in usable if now >= one.resumes_at and one.running < int(one.limit)]
                 if free:
                     chosen = min(free, key=lambda one: one.running / one.limit)
@@ -390,7 +396,7 @@ class _Endpoints:
                 self._condition.wait(min(pause, 1.0))
 
     def _succeeded(self, endpoint: _Endpoint, per_token: float) -> None:
-        self._failing_since, endpoint.failures = None, 0
+        self._failing_since, endpoint.failures, self._has_answered = None, 0, True
         endpoint.shortest = min(endpoint.shortest, per_token)
         if per_token <= _SLOWER * endpoint.shortest:
             endpoint.limit = min(float(MOST_REQUESTS), endpoint.limit + 1 / endpoint.limit)

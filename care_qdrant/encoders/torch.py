@@ -7,7 +7,6 @@ vector a text comes back.
 """
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
@@ -25,10 +24,11 @@ from care_qdrant.encoders.engine import Dtype
 from care_qdrant.encoders.packing import Packed, packed
 from care_qdrant.encoders.side import Geometry, static_limit
 from care_qdrant.encoders.unread import unread_words
-from care_qdrant.encoders.usable import require_lengths
+from care_qdrant.encoders.usable import require_characters, require_lengths
 from care_qdrant.encoders.weights import no_progress_bars as no_progress_bars
 from care_qdrant.encoders.weights import readable_model
-from care_qdrant.errors import EncodingError, needs_extra
+from care_qdrant.errors import EncodingError, InputError, needs_extra
+from care_qdrant.forking import ForkLock
 from care_qdrant.types import Vectors
 
 if TYPE_CHECKING:
@@ -41,9 +41,9 @@ BATCH_TOKENS = 16_384
 """Padded tokens of one forward pass on a GPU; bounds memory whatever the lengths are."""
 CPU_BATCH_TOKENS = 2_048
 """The same on a CPU, whose caches a larger pass leaves."""
-_LOCKS: "WeakKeyDictionary[SentenceTransformer, threading.Lock]" = WeakKeyDictionary()
+_LOCKS: "WeakKeyDictionary[SentenceTransformer, ForkLock]" = WeakKeyDictionary()
 """One for each model: the encoders of both sides may share it, and a batch without padding changes it while it runs."""
-_LOCKS_LOCK = threading.Lock()
+_LOCKS_LOCK = ForkLock()
 _TOLERANCE = 1e-2
 """Of a vector's length: bfloat16 has eight bits of precision."""
 
@@ -75,7 +75,7 @@ class TorchEncoder:
         self._model = model
         self._encode = self._model.encode_query if side == "query" else self._model.encode_document
         with _LOCKS_LOCK:
-            self._lock = _LOCKS.setdefault(model, threading.Lock())
+            self._lock = _LOCKS.setdefault(model, ForkLock())
         self._reads_ids = self._reads_ids_alone()
         self._is_table = isinstance(model.tokenizer, Tokenizer)
         with self._lock:
@@ -114,6 +114,7 @@ class TorchEncoder:
 
     def forward(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
         """Encode texts without looking at the vectors: one of a text that the model does not weigh is zero."""
+        require_characters(texts)
         prompt = self.prompt if prompt is None else prompt
         # One by one: `encode_batch` starts a thread for each core, and those are what a CPU encodes with.
         encode = self._copy.encode if self._copy is not None and self._reads_ids else None
@@ -148,6 +149,7 @@ class TorchEncoder:
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Return the uncut length of each text in tokens, special tokens and prompt included."""
+        require_characters(texts)
         return self._lengths(texts, self.prompt)
 
     def unread(self, text: str) -> list[str]:
@@ -163,7 +165,7 @@ class TorchEncoder:
         return int(self._model.max_seq_length or tokenizer.model_max_length)
 
     def _reads_ids_alone(self) -> bool:
-        """Return whether token ids and a mask are all that the modules read, so that no other object tokenises."""
+        """Return whether token ids and a mask are all that the modules read."""
         names = [type(module).__name__ for module in self._model.children()]
         pooling = next((module for module in self._model.children() if type(module).__name__ == "Pooling"), None)
         return names[:2] == ["Transformer", "Pooling"] and bool(getattr(pooling, "include_prompt", False))
@@ -282,6 +284,7 @@ def load_sentence_transformer(folder: Path, device: str | None = None, dtype: Dt
 
     Raises:
         MissingExtra: Torch or sentence-transformers are not installed.
+        InputError: There is no such device here.
     """
     with needs_extra("ingest", "this encoder"):
         import torch
@@ -289,6 +292,14 @@ def load_sentence_transformer(folder: Path, device: str | None = None, dtype: Dt
         from sentence_transformers.util import get_device_name
 
     device = device or get_device_name()
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        there = " or ".join(dict.fromkeys([get_device_name(), "cpu"]))
+        reason = str(error).partition("\n")[0]
+        raise InputError(
+            f"device {device!r}: torch cannot use it here ({reason}); leave it out, or name {there}"
+        ) from error
     if dtype == "auto":
         dtype = "float32" if device.startswith("cpu") else "bfloat16"
     load = partial(SentenceTransformer, device=device, local_files_only=True)

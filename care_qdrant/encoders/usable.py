@@ -4,13 +4,12 @@ Qdrant's engine would take such a vector and never find the point again.
 """
 
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 
 import numpy as np
 
 from care_qdrant.encoders.side import Geometry
-from care_qdrant.errors import EncodingError, needs_extra
-from care_qdrant.types import Vectors
+from care_qdrant.errors import EncodingError, UnusableText, require_packages
+from care_qdrant.types import Vectors, half_character
 
 LEAST_LENGTH = 1e-6
 """Of a vector that counts as one."""
@@ -29,6 +28,25 @@ def require_usable(vectors: Vectors, shape: tuple[int, int], name_of: Callable[[
         )
 
 
+def require_characters(texts: Sequence[str]) -> None:
+    """Refuse texts that hold half a character, which tokenizers, JSON and Qdrant do not take."""
+    problems = {
+        place: f"({text[:40]!r}) holds half a surrogate pair ({half}), which is no character"
+        for place, text in enumerate(texts)
+        if (half := half_character(text))
+    }
+    if problems:
+        raise UnusableText(problems)
+
+
+def require_tokens(texts: Sequence[str], places: Sequence[int]) -> None:
+    """Refuse texts without a token that the model weighs, by their places."""
+    if places:
+        raise UnusableText(
+            {place: f"({texts[place][:40]!r}) has no tokens that the model weighs, so no vector" for place in places}
+        )
+
+
 def require_lengths(
     vectors: Vectors, texts: Sequence[str], geometry: Geometry = "unit", *, tolerance: float = 1e-3
 ) -> None:
@@ -37,19 +55,14 @@ def require_lengths(
     is_usable = np.abs(norms - 1) < tolerance if geometry == "unit" else (norms > tolerance) & (norms < 1 + tolerance)
     bad = np.flatnonzero(~is_usable)
     if bad.size:
+        require_tokens(texts, [int(row) for row in bad if norms[row] < tolerance])
         row, expected = int(bad[0]), "1" if geometry == "unit" else "at most 1"
-        text = texts[row][:40]
-        if norms[row] < tolerance:
-            raise EncodingError(f"text {row} has no tokens that the model weighs, so no vector: leave {text!r} out")
         raise EncodingError(
-            f"the encoder gave a vector of length {norms[row]} for text {row} ({text!r}); expected {expected}: "
-            "check the model with: care model verify"
+            f"the encoder gave a vector of length {norms[row]} for text {row} ({texts[row][:40]!r}); expected "
+            f"{expected}: check the model with: care model verify"
         )
 
 
 def require_torch() -> None:
     """Refuse an installation that cannot run a torch encoder; imports nothing."""
-    with needs_extra("ingest", "the document encoder"):
-        for package in ("torch", "sentence_transformers"):
-            if find_spec(package) is None:
-                raise ModuleNotFoundError(name=package)
+    require_packages("ingest", "the document encoder", "torch", "sentence_transformers")

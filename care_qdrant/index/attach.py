@@ -8,7 +8,7 @@ kill, after texts have changed, or from cron, and it encodes what is new or diff
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from qdrant_client import QdrantClient, models
@@ -17,6 +17,7 @@ from care_qdrant.encoders import bm25
 from care_qdrant.errors import InputError
 from care_qdrant.index.copying import OnProgress
 from care_qdrant.index.points import (
+    MOST_UNREADABLE,
     Characters,
     PointReader,
     PointTask,
@@ -26,7 +27,7 @@ from care_qdrant.index.points import (
 )
 from care_qdrant.index.preflight import Preflight, examine
 from care_qdrant.index.settings import DocumentModel, name_of_vector, require_fraction
-from care_qdrant.index.work import Maker, Worker, brought_vectors, document_vectors, term_vectors
+from care_qdrant.index.work import Maker, Worker, brought_vectors, document_vectors, require_encoder, term_vectors
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.contracts import SparseContract, VectorContract, contract_metadata
 from care_qdrant.qdrant.create import QUANTIZATION, Quantization
@@ -74,6 +75,8 @@ class AttachReport:
     """Points whose vector was made of the text that they have now."""
     without_text: int = 0
     """Points that get no vector."""
+    unreadable: list[PointId] = field(default_factory=list)
+    """Ids of the first points of `without_text` whose text is there, and holds half a surrogate pair."""
     in_other_field: int = 0
     """Points without text that have one in another field than `text_field`."""
     removed: int = 0
@@ -133,7 +136,7 @@ def attach_vector(
         return _nothing(target, name, contract)
     layout = _layout(target, name, preflight, settings)
     if model is not None and not preflight.has_vector:
-        model.require_documents()
+        require_encoder(model)
     if isinstance(contract, SparseContract):
         contract = _with_average_length(target, name, contract, layout)
     _prepare(target, name, contract, layout, settings)
@@ -333,6 +336,7 @@ class _Run:
             read += window.read
             report.unchanged += window.unchanged
             report.without_text += window.without_text
+            report.unreadable += window.unreadable[: MOST_UNREADABLE - len(report.unreadable)]
             report.in_other_field += window.in_other_field
             text_gone.extend([(window.place, window.text_gone)] if window.text_gone else [])
             show()

@@ -28,6 +28,7 @@ from care_qdrant.index.copying import (
 from care_qdrant.index.preflight import Preflight, bytes_per_point, examine
 from care_qdrant.index.publish import KNOWN_ITEMS, read_versions
 from care_qdrant.index.settings import DocumentModel, name_of_vector
+from care_qdrant.index.work import require_encoder
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.contracts import VectorContract, contract_metadata
 from care_qdrant.qdrant.create import QUANTIZATION, require_quantization
@@ -152,7 +153,7 @@ def attach_by_copy(
     on_preflight(preflight)
     attached_contract = replace(contract, text_field=preflight.require_layout().text_field)
     on_plan(plan)
-    model.require_documents()
+    require_encoder(model)
     origin.schema.require_whole()
     schema = _with_vector(origin.schema, name, attached_contract, settings)
     _prepare(origin, target, schema, VersionRecord(plan.source, adds=name))

@@ -34,7 +34,14 @@ from care_qdrant.index.reading import (
 )
 from care_qdrant.index.seen import Seen, delete_missing, delete_surplus_chunks
 from care_qdrant.index.settings import DocumentModel, IngestReport, IngestSettings, name_of_vector
-from care_qdrant.index.work import WINDOWS_AHEAD, Worker, brought_vectors, document_vectors, read_ahead
+from care_qdrant.index.work import (
+    WINDOWS_AHEAD,
+    Worker,
+    brought_vectors,
+    document_vectors,
+    read_ahead,
+    require_encoder,
+)
 from care_qdrant.progress import Progress
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import (
@@ -103,7 +110,7 @@ def ingest(
         else:
             _refuse_version(target)
         if is_new and not settings.dry_run:
-            model.require_documents()
+            require_encoder(model)
             joined = create_collection(target, vectors, storage or Storage(), bulk_load=settings.shard.of == 1)
             vectors, is_new = joined or vectors, joined is None
         if not (is_new and settings.dry_run):
@@ -333,7 +340,7 @@ class _Run:
         self._note(plan)
         self.guard.check()
         if plan.encode and self.model is not None:
-            self.model.require_documents()
+            require_encoder(self.model)
         if plan.is_work:
             self.guard.begin()
         # Surplus chunks go before those that say how many there are: a run that is killed in between finds them again.

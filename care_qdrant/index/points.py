@@ -12,10 +12,12 @@ from care_qdrant.index.work import Task, Window
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.layout import NODE_TEXTS, Layout, guess_layout, lookup
 from care_qdrant.qdrant.payload import content_hash, node_embedded_texts
-from care_qdrant.types import CARE_KEY, embedded_text
+from care_qdrant.types import CARE_KEY, embedded_text, half_character
 
 WINDOW_POINTS = 4_096
 """Number of points to encode that are sorted by length together."""
+MOST_UNREADABLE = 100
+"""Points with half a character in their text of which a report has the ids."""
 NOTICEABLE_FRACTION = 0.05
 """Fraction of points with their text in another field from which on it is reported."""
 
@@ -37,6 +39,8 @@ class PointWindow(Window[PointTask]):
 
     read: int = 0
     without_text: int = 0
+    unreadable: list[PointId] = field(default_factory=list)
+    """Those of `without_text` whose text is there, and holds half a character."""
     in_other_field: int = 0
     """Those without a text under the layout's field that have one in another field."""
     text_gone: list[PointId] = field(default_factory=list)
@@ -93,6 +97,7 @@ class PointReader:
             stored = stored_hash(payload, self.vector_name)
             if expected is None:
                 window.without_text += 1
+                window.unreadable += [record.id] if is_unreadable(self.layout, payload) else []
                 window.in_other_field += other_text_field(self.layout, payload) is not None
                 window.text_gone += [record.id] if stored is not None else []
             elif stored == expected:
@@ -151,17 +156,36 @@ def remove_orphaned_hashes(collection: Collection, vector_name: str) -> int:
 
 
 def expected_hash(layout: Layout, payload: Mapping[str, Any], vector_name: str, fingerprint: str) -> str | None:
-    """Return the hash of the present text, None where there is no text.
+    """Return the hash of the present text, None where there is none that an encoder can read.
 
     Of a node that LlamaIndex wrote, this is the stored hash where that is of a text that LlamaIndex embeds of it.
     """
-    if layout.of_point(payload).find_text(payload) is None:
+    if layout.of_point(payload).find_text(payload) is None or is_unreadable(layout, payload):
         return None
     expected, stored = content_hash(fingerprint, "", stored_text(layout, payload)), stored_hash(payload, vector_name)
     if stored in (None, expected) or "_node_content" not in payload:
         return expected
     others = {content_hash(fingerprint, "", text) for text in _texts_of_node(layout, payload)}
     return stored if stored in others else expected
+
+
+def is_unreadable(layout: Layout, payload: Mapping[str, Any]) -> bool:
+    """Return whether a point has a text, and its text or title holds half a character."""
+    return layout.of_point(payload).find_text(payload) is not None and bool(
+        half_character(stored_text(layout, payload))
+    )
+
+
+def unreadable_warning(points: Sequence[PointId]) -> str | None:
+    """Return what to say of points with half a character in their text, at most `MOST_UNREADABLE`; None for none."""
+    if not points:
+        return None
+    count = f"{len(points)} points" if len(points) < MOST_UNREADABLE else f"{MOST_UNREADABLE} or more points"
+    which = f"point {points[0]!r}" if len(points) == 1 else f"{count} (the first is {points[0]!r})"
+    return (
+        f"a text of {which} holds half a surrogate pair, which is no character: no encoder reads it, so it has no "
+        "vector, and no search finds it. Mend the text, and run care attach again"
+    )
 
 
 def other_text_field(layout: Layout, payload: Mapping[str, Any]) -> str | None:

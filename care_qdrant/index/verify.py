@@ -12,12 +12,15 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.encoders import Encoder, bm25
 from care_qdrant.errors import ContractError, InputError, next_command
 from care_qdrant.index.points import (
+    MOST_UNREADABLE,
     expected_hash,
+    is_unreadable,
     other_field_warning,
     other_text_field,
     possible_texts,
     stored_hash,
     stored_text,
+    unreadable_warning,
 )
 from care_qdrant.index.preflight import examine
 from care_qdrant.index.reservoir import Reservoir
@@ -89,6 +92,8 @@ class VerifyReport:
     """Points whose text is gone, and whose vector is still there."""
     written_by_others: int = 0
     """Points that have the vector without a text, and without the hash of one: another program wrote it."""
+    unreadable: list[PointId] = field(default_factory=list)
+    """Ids of the first points whose text holds half a surrogate pair, so that no encoder reads it."""
     in_other_field: int = 0
     """Points without a text in the field from which the vector is made that have one in another field."""
     sampled: int = 0
@@ -200,6 +205,8 @@ def _verify(
     sample = _count(target, report, preflight.layout, contract.constants, settings.sample)
     if warning := other_field_warning(report.points, report.in_other_field, preflight.layout.text_field):
         report.problems.append(warning)
+    if warning := unreadable_warning(report.unreadable):
+        report.problems.append(warning)
     if model is not None or isinstance(contract, SparseContract):
         _check_sample(target, report, model, contract, preflight.layout, sample)
     report.problems += _problems(report, settings)
@@ -216,6 +223,8 @@ def _count(collection: Collection, report: VerifyReport, layout: Layout, hashed:
             expected, stored = expected_hash(layout, payload, name, hashed), stored_hash(payload, name)
             report.points += 1
             if expected is None:
+                if is_unreadable(layout, payload) and len(report.unreadable) < MOST_UNREADABLE:
+                    report.unreadable.append(record.id)
                 report.text_gone += stored is not None and is_there
                 report.written_by_others += stored is None and is_there
                 report.in_other_field += other_text_field(layout, payload) is not None

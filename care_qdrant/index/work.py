@@ -103,6 +103,16 @@ def brought_vectors(dim: int) -> Maker:
     return Maker(make, dim)
 
 
+def require_encoder(model: DocumentModel) -> None:
+    """Load the document encoder of a model whose first vector is about to be written.
+
+    So its weights, its packages, its device and its servers are known to be there before the collection says that a run
+    has begun.
+    """
+    model.require_documents()
+    model.document_encoder  # noqa: B018  # loaded by being read
+
+
 def term_vectors(contract: SparseContract) -> Maker:
     """Return the maker of BM25 vectors."""
     return Maker(lambda tasks: [contract.vector(task.text) for task in tasks], TERM_NUMBERS)

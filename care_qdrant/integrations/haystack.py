@@ -6,7 +6,7 @@ from typing import Any
 
 from haystack import Document, component, default_from_dict, default_to_dict
 
-from care_qdrant.errors import FingerprintMismatch
+from care_qdrant.errors import FingerprintMismatch, UnusableText
 from care_qdrant.model.hub import BUILT_IN
 from care_qdrant.model.pair import CareModel
 from care_qdrant.types import embedded_text
@@ -77,5 +77,8 @@ class CareDocumentEmbedder(_Pair):
     def run(self, documents: list[Document]) -> dict[str, list[Document]]:
         """Return the documents, each with its vector, under ``documents``."""
         texts = [embedded_text(str(each.meta.get("title") or ""), each.content or "") for each in documents]
-        vectors = self.pair.encode_document(texts).tolist() if texts else []
+        try:
+            vectors = self.pair.encode_document(texts).tolist() if texts else []
+        except UnusableText as error:
+            raise error.named([f"document {each.id!r}" for each in documents]) from error
         return {"documents": [replace(each, embedding=row) for each, row in zip(documents, vectors, strict=True)]}

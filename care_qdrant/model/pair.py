@@ -1,7 +1,6 @@
 """`CareModel`: two encoders that share one space, each loaded only when it is used."""
 
 import hashlib
-import threading
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 from pathlib import Path
@@ -12,6 +11,7 @@ from care_qdrant.encoders.engine import LOCAL, Engine
 from care_qdrant.encoders.side import Geometry, Side
 from care_qdrant.encoders.usable import require_torch
 from care_qdrant.errors import AlteredModel, IncompleteModel, InputError, ModelError
+from care_qdrant.forking import ForkLock
 from care_qdrant.model.card import CARD_FILE, Card, read_card, verified, verified_term_weights
 from care_qdrant.model.engines import (
     DocumentSide,
@@ -45,6 +45,9 @@ class CareModel:
     Loading reads the card and nothing else. Each encoder runs on onnxruntime, without torch, where the folder has an
     ONNX file of its side. Every file is checked against its recorded SHA-256 before it is read, and every ONNX file has
     to give the reference vectors of the card.
+
+    Used by several threads: an encoder loads once, under a lock that a forked child has anew, and is then read without
+    one; `Encoder` says the same of every encoder.
     """
 
     def __init__(
@@ -75,7 +78,7 @@ class CareModel:
         self._find_term_weights = find_term_weights
         self._load_document_tokenizer = load_document_tokenizer or (lambda: self.document_encoder)
         self._encoders: dict[str, Encoder] = {}
-        self._lock = threading.RLock()
+        self._lock = ForkLock()
 
     @classmethod
     def load(

@@ -5,9 +5,9 @@ import os
 import re
 import sqlite3
 import ssl
-import threading
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from ipaddress import ip_address
 from pathlib import Path
@@ -19,13 +19,17 @@ from grpc import RpcError, StatusCode  # type: ignore[import-untyped]
 from qdrant_client import QdrantClient
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
+from care_qdrant.encoders.engine import START_PATIENCE_SECONDS
 from care_qdrant.errors import FolderLocked, InputError, Rejected, ServerTooOld, Unreachable, remember_secret
+from care_qdrant.forking import ForkLock
 from care_qdrant.qdrant.nodes import ClusterClient
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_HTTP_PORT = 6333
 REQUEST_TIMEOUT_SECONDS = 60
+_START_PAUSE_SECONDS = 0.2
+"""Between two attempts to open a server."""
 
 
 @contextmanager
@@ -37,6 +41,7 @@ def open_client(
     grpc: bool = False,
     grpc_port: int | None = None,
     timeout_seconds: int = REQUEST_TIMEOUT_SECONDS,
+    patience_seconds: float = START_PATIENCE_SECONDS,
 ) -> Iterator[QdrantClient]:
     """Open Qdrant and close it at the end of the block.
 
@@ -48,6 +53,7 @@ def open_client(
         grpc: Prefer gRPC to REST for points.
         grpc_port: Of the server, and of each node; None takes the port of the URL plus one.
         timeout_seconds: Of one request.
+        patience_seconds: How long to try a server that does not answer.
 
     Raises:
         FolderLocked: Another process holds the folder.
@@ -56,7 +62,11 @@ def open_client(
         Rejected: The server does not accept the key.
     """
     remember_secret(api_key)
-    client = _embedded(path) if path is not None else _server(url, api_key, grpc, grpc_port, timeout_seconds)
+    client = (
+        _embedded(path)
+        if path is not None
+        else _server(url, api_key, grpc, grpc_port, timeout_seconds, patience_seconds)
+    )
     try:
         yield client
     finally:
@@ -68,8 +78,8 @@ def is_embedded(client: QdrantClient) -> bool:
     return type(getattr(client, "_client", None)).__name__ == "QdrantLocal"
 
 
-_EMBEDDED_LOCKS: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
-_LOCKS_LOCK = threading.Lock()
+_EMBEDDED_LOCKS: WeakKeyDictionary[Any, ForkLock] = WeakKeyDictionary()
+_LOCKS_LOCK = ForkLock()
 
 
 def client_lock(client: QdrantClient) -> AbstractContextManager[Any]:
@@ -80,7 +90,7 @@ def client_lock(client: QdrantClient) -> AbstractContextManager[Any]:
     if not is_embedded(client):
         return nullcontext()
     with _LOCKS_LOCK:
-        return _EMBEDDED_LOCKS.setdefault(client._client, threading.RLock())
+        return _EMBEDDED_LOCKS.setdefault(client._client, ForkLock())
 
 
 def require_server(client: QdrantClient, version: tuple[int, ...], feature: str) -> None:
@@ -94,20 +104,41 @@ def require_server(client: QdrantClient, version: tuple[int, ...], feature: str)
 
 
 def _server(
-    url: str | None, api_key: str | None, grpc: bool, grpc_port: int | None, timeout_seconds: int
+    url: str | None,
+    api_key: str | None,
+    grpc: bool,
+    grpc_port: int | None,
+    timeout_seconds: int,
+    patience_seconds: float,
 ) -> QdrantClient:
     if not url:
         raise InputError("neither a folder nor a URL of Qdrant was given: pass --path or --url")
     urls = [part for each in url.split(",") if (part := each.strip())]
     nodes = [(each, _node(each, api_key, grpc, grpc_port, timeout_seconds)) for each in urls]
     try:
-        client = ClusterClient(nodes) if len(nodes) > 1 else nodes[0][1]
-        _check_answer(client, url, grpc)
-    except Exception:
+        return _once_it_answers(nodes, url, grpc, patience_seconds)
+    except BaseException:
         for _, node in nodes:
             node.close()
         raise
-    return client
+
+
+def _once_it_answers(
+    nodes: Sequence[tuple[str, QdrantClient]], url: str, grpc: bool, patience_seconds: float
+) -> QdrantClient:
+    """Return the client of the nodes when the server answers, which may still be starting."""
+    gives_up_at = time.monotonic() + patience_seconds
+    while True:
+        try:
+            client = ClusterClient(nodes) if len(nodes) > 1 else nodes[0][1]
+            _check_answer(client, url, grpc)
+        except Unreachable as error:
+            # Another program, or a gRPC port at which nothing listens, will not become a Qdrant.
+            if isinstance(error.__cause__, ValueError | RpcError) or time.monotonic() >= gives_up_at:
+                raise
+            time.sleep(_START_PAUSE_SECONDS)
+        else:
+            return client
 
 
 def _node(url: str, api_key: str | None, grpc: bool, grpc_port: int | None, timeout_seconds: int) -> QdrantClient:

@@ -1,13 +1,13 @@
 """One client of several nodes of a cluster: calls go to one node until it does not answer, and then to another."""
 
 import logging
-import threading
 from collections.abc import Sequence
 
 from qdrant_client import QdrantClient
 from qdrant_client.http.exceptions import UnexpectedResponse
 
 from care_qdrant.errors import InputError, Unreachable, redact
+from care_qdrant.forking import ForkLock
 from care_qdrant.qdrant.retry import describe_error
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ class ClusterClient(QdrantClient):
         self._clients = [client for _, client in nodes]
         self._peers: set[str] = set()
         self._current = 0
-        self._choice = threading.Lock()
+        self._choice = ForkLock()
         problems, answered = [], []
         for number in range(len(nodes)):
             try:

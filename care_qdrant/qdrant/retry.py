@@ -7,7 +7,6 @@ is bounded: qdrant-client itself either never retries (``upsert``) or retries ev
 import logging
 import random
 import sqlite3
-import threading
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +16,13 @@ import httpx
 from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
+from care_qdrant.encoders.engine import PATIENCE_SECONDS
 from care_qdrant.errors import QdrantError, Rejected, redact
+from care_qdrant.forking import ForkLock
 
 logger = logging.getLogger(__name__)
 
-PATIENCE_SECONDS = 600.0
+
 TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 TRANSIENT_GRPC = frozenset(
     {
@@ -74,7 +75,7 @@ class Outage:
     """Logs one line when calls begin to wait for Qdrant, and one when they go on; shared by threads."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._since: float | None = None
 
     def begin(self, message: str) -> None:

@@ -7,7 +7,6 @@ the most where least is kept.
 """
 
 import logging
-import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ import numpy as np
 from qdrant_client import models
 
 from care_qdrant.errors import InputError, ModelError
+from care_qdrant.forking import ForkLock
 from care_qdrant.qdrant.learned import probe_ids, probe_texts, probe_vectors
 from care_qdrant.search.plan import Query
 from care_qdrant.search.resolve import ResolvedCollection
@@ -69,7 +69,7 @@ class Fallback:
         self._checked: set[str] = set()
         self._told: set[str] = set()
         self._resumes_at = 0.0
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self.asked, self.sent = 0, 0
         """Queries so far, and those of them that were sent on."""
 

@@ -10,7 +10,7 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.encoders import bm25
 from care_qdrant.encoders.sparse import SparseQueryEncoder
-from care_qdrant.errors import InputError
+from care_qdrant.errors import InputError, UnusableText
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.qdrant.schema import CollectionSchema
@@ -202,7 +202,10 @@ class Retriever:
             raise InputError(f"top_k is {top_k}; at least one hit must be asked for")
         asked = [number for number, query in enumerate(queries) if query.strip()]
         texts = [queries[number] for number in asked]
-        found = self._resolver.use(lambda resolved: self._search(resolved, texts, top_k, filter, encode))
+        try:
+            found = self._resolver.use(lambda resolved: self._search(resolved, texts, top_k, filter, encode))
+        except UnusableText as error:
+            raise error.named([f"query {number}" for number in asked]) from error
         answers: list[list[Hit]] = [[] for _ in queries]
         for number, hits in zip(asked, found, strict=True):
             answers[number] = hits
@@ -218,9 +221,11 @@ class Retriever:
     ) -> list[list[Hit]]:
         answers: list[list[Hit]] = []
         for start in range(0, len(texts), BATCH_QUERIES):
-            asked = self._queries(
-                resolved, texts[start : start + BATCH_QUERIES], top_k, filter_, encode or self._encode
-            )
+            batch = texts[start : start + BATCH_QUERIES]
+            try:
+                asked = self._queries(resolved, batch, top_k, filter_, encode or self._encode)
+            except UnusableText as error:
+                raise UnusableText({start + place: problem for place, problem in error.problems.items()}) from error
             answers += self._answers(resolved, asked, top_k)
         return answers
 

@@ -205,7 +205,7 @@ def test_a_text_without_any_token_is_refused(exported: Exported, tmp_path: Path)
     content = json.loads((folder / "tokenizer.json").read_text())
     (folder / "tokenizer.json").write_text(json.dumps({**content, "post_processor": None}))
 
-    with pytest.raises(EncodingError, match="text 1 has no tokens"):
+    with pytest.raises(EncodingError, match=r"text 1 \(.*\) has no tokens"):
         open_encoder(folder).encode(["头痛", ""], prompt="")
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from care_qdrant import CareModel
-from care_qdrant.errors import FingerprintMismatch
+from care_qdrant.errors import FingerprintMismatch, UnusableText
 
 pytest.importorskip("haystack")
 from haystack import Document, Pipeline
@@ -52,3 +52,10 @@ def test_a_saved_component_knows_its_model(kind: type[CareTextEmbedder] | type[C
     saved["init_parameters"]["fingerprint"] = "0" * 64
     with pytest.raises(FingerprintMismatch, match="saved with 000000000000"):
         kind.from_dict(saved).warm_up()
+
+
+@pytest.mark.parametrize("content", ["", "\f", "公式：\ud835"])
+def test_a_document_that_no_vector_can_be_made_of_is_named(content: str) -> None:
+    documents = [*DOCUMENTS, Document(id="page-3", content=content)]
+    with pytest.raises(UnusableText, match=r"^document 'page-3' "):
+        CareDocumentEmbedder().run(documents=documents)

@@ -8,6 +8,7 @@ import pytest
 from qdrant_client import QdrantClient
 
 from care_qdrant import CareModel, Document, ingest
+from care_qdrant.errors import UnusableText
 
 pytest.importorskip("langchain_core")
 from langchain_tests.integration_tests import EmbeddingsIntegrationTests
@@ -57,3 +58,11 @@ def test_langchains_store_finds_what_care_ingest_wrote(tmp_path: Path) -> None:
     [found] = store.similarity_search("吃二甲双胍拉肚子", k=1)
     assert found.page_content == documents[0].text
     client.close()
+
+
+@pytest.mark.parametrize("text", ["", "\f", "公式：\ud835"])
+def test_a_text_that_no_vector_can_be_made_of_is_named(text: str) -> None:
+    with pytest.raises(UnusableText, match=r"^text 1 "):
+        CareEmbeddings().embed_documents(["耳鸣吃什么药", text])
+    with pytest.raises(UnusableText, match=r"^text 0 "):
+        CareEmbeddings().embed_query(text)

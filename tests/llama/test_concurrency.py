@@ -13,10 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from llama_index.core import Document, StorageContext, VectorStoreIndex
 from llama_index.embeddings.care import CareEmbedding
+from llama_index.vector_stores.care import CareVectorStore
+from qdrant_client import QdrantClient
 
 from care_qdrant.errors import InputError
 from care_qdrant.model.pair import CareModel
+from care_qdrant.qdrant.connection import client_lock
 from care_qdrant.types import Vectors
 from tests.tiny import HashEncoder, HashModel
 
@@ -154,3 +158,28 @@ def test_a_forked_server_worker_queries_with_the_loaded_encoder(pair_folder: Pat
 
 def _workers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("care-encoder")]
+
+
+def _search_in_child(index: VectorStoreIndex, pipe: Connection) -> None:
+    pipe.send([node.node_id for node in asyncio.run(index.as_retriever(similarity_top_k=3).aretrieve("高血压"))])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_server_worker_searches_as_its_parent_does(hash_model: HashModel) -> None:
+    """Its threads are gone, and the locks of threads that ran at the fork are never released."""
+    embedding = CareEmbedding(model="m")
+    store = CareVectorStore("c", QdrantClient(":memory:"), embedding=embedding)
+    context = StorageContext.from_defaults(vector_store=store)
+    documents = [Document(text=f"第{number}条") for number in range(5)]
+    index = VectorStoreIndex.from_documents(documents, context, embed_model=embedding)
+    here = [node.node_id for node in asyncio.run(index.as_retriever(similarity_top_k=3).aretrieve("高血压"))]
+    forking = multiprocessing.get_context("fork")
+    ours, theirs = forking.Pipe()
+    with client_lock(store.client):
+        child = forking.Process(target=_search_in_child, args=(index, theirs))
+        child.start()
+    assert ours.poll(30), "the child hangs"
+    assert ours.recv() == here
+    child.join()
+    assert child.exitcode == 0

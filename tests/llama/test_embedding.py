@@ -13,12 +13,14 @@ import pytest
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.span_handlers import SimpleSpanHandler
+from llama_index.core.node_parser import SemanticSplitterNodeParser
+from llama_index.core.schema import Document
 from llama_index.core.storage.kvstore import SimpleKVStore
-from llama_index.embeddings.care import CareEmbedding
+from llama_index.embeddings.care import CareEmbedding, CareNodeParser
 from llama_index_instrumentation import get_dispatcher
 from pydantic import ValidationError
 
-from care_qdrant.errors import FingerprintMismatch, InputError, MissingExtra
+from care_qdrant.errors import FingerprintMismatch, InputError, MissingExtra, UnusableText
 from care_qdrant.model.pair import CareModel
 from tests.tiny import BusyEncoder, HashEncoder, HashModel, care_folder, medical_texts
 
@@ -298,3 +300,32 @@ def test_a_setting_that_is_not_one_is_refused_and_not_left_at_its_default(
 ) -> None:
     with pytest.raises(ValidationError, match=message):
         CareEmbedding(**settings)
+
+
+def test_a_blank_text_among_others_gets_a_vector_that_can_be_compared(caplog: pytest.LogCaptureFixture) -> None:
+    """As the stock classes give it one: LlamaIndex's splitters embed blank lines and pages, and take cosines."""
+    embedding, texts = CareEmbedding(), [QUERY, "\f", "少吃盐。", ""]
+    vectors = np.array(embedding.get_text_embedding_batch(texts))
+    assert np.linalg.norm(vectors, axis=1) == pytest.approx(1, abs=1e-5)
+    assert close(vectors[[0, 2]], CareModel.load().encode_document([QUERY, "少吃盐。"]))
+    assert np.abs(vectors[[0, 2]] @ vectors[1]).max() < 0.5, "a blank text is near none"
+    assert close(vectors[1], vectors[3])
+
+
+@pytest.mark.parametrize("blank", ["", "  \n ", "　", "\f", "\ufeff"])
+def test_a_semantic_splitter_goes_through_blank_pages(blank: str) -> None:
+    pages = ["孩子发烧可以吃退烧药。\n\n\n\n多喝水。", blank, "糖尿病人少吃西瓜。"]
+    documents = [Document(text=text, id_=f"p{number}") for number, text in enumerate(pages)]
+    lines = SemanticSplitterNodeParser(embed_model=CareEmbedding(), sentence_splitter=lambda text: text.split("\n"))
+    found = {node.ref_doc_id for node in lines.get_nodes_from_documents(documents)}
+    assert {"p0", "p2"} <= found
+
+
+def test_half_a_character_is_named() -> None:
+    embedding, broken = CareEmbedding(), "公式：\ud835 = 体重"
+    with pytest.raises(UnusableText, match=r"text 1 .*half a surrogate pair"):
+        embedding.get_text_embedding_batch([QUERY, broken])
+    with pytest.raises(UnusableText, match=r"half a surrogate pair"):
+        embedding.get_query_embedding(broken)
+    with pytest.raises(InputError, match=r"document 'page-3': .*half a surrogate pair"):
+        CareNodeParser(embedding=embedding).get_nodes_from_documents([Document(text=broken, id_="page-3")])

@@ -8,7 +8,9 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.encoders import bm25
-from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch, Unreachable
+from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch, Unreachable, UnusableText
+from care_qdrant.index.ingest import ingest
+from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.contracts import SparseContract
 from care_qdrant.search import retriever
@@ -190,3 +192,13 @@ def test_a_short_fault_is_outlived_and_a_long_one_is_told(
     server.faults.add("500", times=3, method="POST", path="/query/batch$")
     with pytest.raises(Unreachable, match="searching for 3 queries"):
         search(QUERIES)
+
+
+def test_a_query_with_half_a_character_is_named() -> None:
+    """By its place in the call, also behind the first batch and behind blank ones."""
+    client, model = QdrantClient(":memory:"), CareModel.load()
+    ingest([Document("a", "多喝水")], model, client, "corpus")
+    queries = ["发烧", " "] * retriever.BATCH_QUERIES + ["\udcff"]
+    with pytest.raises(UnusableText, match=f"^query {len(queries) - 1} "):
+        Retriever(client, "corpus", model).search(queries)
+    client.close()

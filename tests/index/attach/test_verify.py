@@ -7,6 +7,7 @@ from care_qdrant.console.reports import show_report
 from care_qdrant.errors import FingerprintMismatch, InputError
 from care_qdrant.index.attach import AttachSettings, attach_vector
 from care_qdrant.index.verify import VerifyReport, VerifySettings, verify_collection
+from care_qdrant.model.pair import CareModel
 from tests.index.attach.collections import NAME, contents, point
 from tests.tiny import HashModel
 
@@ -156,3 +157,24 @@ def test_an_attach_that_has_not_begun_its_points(attached: QdrantClient) -> None
     report = _verify(attached)
     assert (report.sampled, report.without_vector, report.lowest_cosine) == (0, 40, None)
     assert report.problems
+
+
+def test_half_a_character_is_named_and_stops_no_other_point() -> None:
+    """Only the embedded database can hold one."""
+    client, model = QdrantClient(":memory:"), CareModel.load()
+    client.create_collection("c", {"old": models.VectorParams(size=4, distance=models.Distance.COSINE)})
+    rows = [f"第{n}条：少吃盐。" + "\ud835" * (n == 17) for n in range(40)]
+    points = [
+        models.PointStruct(id=n, vector={"old": [1, 0, 0, n]}, payload={"text": row}) for n, row in enumerate(rows)
+    ]
+    client.upsert("c", points)
+    report = attach_vector(client, "c", model)
+    assert (report.encoded, report.without_text, report.unreadable, report.covered) == (39, 1, [17], 39)
+    found = verify_collection(client, "c", model)
+    assert (found.with_text, found.covered, found.unreadable) == (39, 39, [17])
+    (problem,) = found.problems
+    assert problem.startswith("a text of point 17 holds half a surrogate pair")
+    client.set_payload("c", {"text": "第17条：少吃盐。"}, points=[17])
+    assert attach_vector(client, "c", model).encoded == 1
+    assert verify_collection(client, "c", model).problems == []
+    client.close()

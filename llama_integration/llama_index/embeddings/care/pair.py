@@ -2,8 +2,6 @@
 
 import asyncio
 import logging
-import os
-import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +13,9 @@ import numpy as np
 
 from care_qdrant.encoders import MAX_CHARACTERS_PER_TOKEN, Encoder, TokenCounter
 from care_qdrant.encoders.microbatch import MicroBatcher, Vector
-from care_qdrant.errors import FingerprintMismatch, IncompleteModel, InputError, MissingExtra
+from care_qdrant.encoders.usable import require_characters
+from care_qdrant.errors import FingerprintMismatch, IncompleteModel, InputError, MissingExtra, UnusableText
+from care_qdrant.forking import ForkLock
 from care_qdrant.model.card import CARD_FILE
 from care_qdrant.model.pair import CareModel, Precision
 from care_qdrant.types import Vectors
@@ -119,12 +119,13 @@ class SharedPair:
             raise type(error)(f"{error}. {_INGEST_INSTEAD}") from error
         # As `embedded_text` does it for the ingestion: a last line feed is a token to a language model.
         texts = [text.strip() for text in texts]
+        require_characters(texts)
         # An index makes a call for every ten texts: the first one says it.
         accepted: OnTruncation = (
             "ignore" if self._has_cut and settings.on_truncation == "warn" else settings.on_truncation
         )
         self._has_cut |= _check_lengths(encoder, texts, "document", settings.document_prompt, accepted)
-        vectors = encoder.encode(texts, prompt=settings.document_prompt)
+        vectors = _encode_all(encoder, texts, settings.document_prompt)
         for text, row in zip(texts, vectors, strict=True):
             self._recent_documents.put(text, row.copy())
         return [_as_list(row) for row in vectors]
@@ -145,17 +146,7 @@ _INGEST_INSTEAD = (
 
 _models: "weakref.WeakValueDictionary[tuple[object, ...], CareModel]" = weakref.WeakValueDictionary()
 _pairs: "weakref.WeakValueDictionary[tuple[object, ...], SharedPair]" = weakref.WeakValueDictionary()
-_lock = threading.RLock()
-
-
-def _renew_lock() -> None:
-    """Make a lock for a forked child that no thread of its parent holds."""
-    global _lock
-    _lock = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
+_lock = ForkLock()
 
 
 def shared_pair(settings: PairSettings) -> SharedPair:
@@ -203,6 +194,24 @@ def _encode_queries(model: CareModel, texts: Sequence[str], settings: PairSettin
     prompt = settings.query_prompt if settings.query_prompt is not None else model.query_prompt(settings.query_task)
     _check_lengths(encoder, texts, "query", prompt, settings.on_truncation)
     return encoder.encode(texts, prompt=prompt)
+
+
+def _encode_all(encoder: Encoder, texts: Sequence[str], prompt: str | None) -> Vectors:
+    """Return a vector of each text: of one without a token that the model weighs the first axis, with a warning.
+
+    LlamaIndex's splitters embed blank lines and pages as the stock classes do, and compare neighbours by cosine: the
+    first axis is as far from every text, where a zero vector would be no number.
+    """
+    try:
+        return encoder.encode(texts, prompt=prompt)
+    except UnusableText as error:
+        logger.warning("%s. It got a vector without meaning", error)
+        vectors = np.zeros((len(texts), encoder.dim), dtype=np.float32)
+        vectors[:, 0] = 1
+        usable = [place for place in range(len(texts)) if place not in error.problems]
+        if usable:
+            vectors[usable] = _encode_all(encoder, [texts[place] for place in usable], prompt)
+        return vectors
 
 
 def _check_lengths(

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from care_qdrant.corpus.chunking import split
 from care_qdrant.errors import InputError
-from care_qdrant.types import point_id
+from care_qdrant.types import half_character, point_id
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +77,11 @@ class CareNodeParser(NodeParser):
         made: Counter[str] = Counter()
         for node in nodes:
             title, text = str(node.metadata.get(TITLE_KEY) or ""), node.get_content(MetadataMode.NONE)
+            if half := half_character(title + text):
+                raise InputError(
+                    f"document {node.node_id!r}: its title or text holds half a surrogate pair ({half}), which is no "
+                    "character: mend it, as with text.encode('utf-8', 'replace').decode(), or leave the document out"
+                )
             if counter.count_tokens([title])[0] > counter.max_tokens // 2:
                 raise InputError(
                     f"document {node.node_id!r}: its title {title[:40]!r} is longer than half of what the document "

@@ -53,6 +53,7 @@ from typing_extensions import override
 from care_qdrant.encoders import bm25
 from care_qdrant.encoders.sparse import NATIVE_BM25, SparseQuery, SparseQueryEncoder, Terms, document_terms
 from care_qdrant.errors import InputError, Rejected
+from care_qdrant.forking import ForkPool
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.contracts import SparseContract, VectorContract, contract_metadata
 from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME
@@ -74,7 +75,7 @@ Filters = MetadataFilters | None
 SAMPLE_POINTS = 32
 """Points that are read once to find out who wrote the payloads."""
 
-_THREADS = ThreadPoolExecutor(32, thread_name_prefix="care-store")
+_THREADS = ForkPool(32, "care-store")
 """Async calls wait for sync ones in these, so that one client serves both and nothing is written twice."""
 
 logger = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ _NOT_RESTRICTED = (
 async def _in_thread(function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
     """Return what a sync call returns; a caller that is cancelled no longer waits for it."""
     call = partial(copy_context().run, function, *args, **options)
-    return await asyncio.get_running_loop().run_in_executor(_THREADS, call)
+    return await asyncio.get_running_loop().run_in_executor(_THREADS.executor, call)
 
 
 class HasContract(Protocol):

@@ -1,0 +1,64 @@
+"""Texts that no vector can be made of: every encoder says which, whatever else the call holds."""
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from care_qdrant.encoders.batching import TokenizerFile
+from care_qdrant.encoders.torch import TorchEncoder, load_sentence_transformer
+from care_qdrant.encoders.usable import require_characters
+from care_qdrant.errors import UnusableText
+from care_qdrant.model.pair import CareModel
+from tests import tiny
+
+
+@pytest.mark.parametrize("call", ["encode", "count_tokens"])
+@pytest.mark.parametrize("kind", ["onnx", "torch", "weighted"])
+def test_half_a_character_is_named_by_every_encoder(pair_folder: Path, tmp_path: Path, kind: str, call: str) -> None:
+    encoder = {
+        "onnx": lambda: CareModel.load(pair_folder).query_encoder,
+        "torch": lambda: CareModel.load(pair_folder).document_encoder,
+        "weighted": lambda: TorchEncoder(
+            load_sentence_transformer(tiny.weighted_tower(tmp_path / "weighted"), "cpu"), "document"
+        ),
+    }[kind]()
+    with pytest.raises(UnusableText, match=r"text 1 .*half a surrogate pair \(\\ud835\).*1 more") as raised:
+        getattr(encoder, call)(["头痛", "公式：\ud835 = 体重", "咳嗽", "\udcff"])
+    assert raised.value.problems.keys() == {1, 3}
+
+
+def test_half_a_character_is_named_where_only_the_tokenizer_is_there(pair_folder: Path) -> None:
+    counter = TokenizerFile(pair_folder / "document" / "tokenizer.json", max_tokens=64)
+    with pytest.raises(UnusableText, match=r"text 0 .*half a surrogate pair"):
+        counter.count_tokens(["\ud835"])
+
+
+@given(st.lists(st.text(st.characters(codec=None, categories=["Cs", "L", "N", "So"]))))
+def test_a_text_is_refused_exactly_where_utf_8_has_no_bytes_for_it(texts: list[str]) -> None:
+    bad = {place for place, text in enumerate(texts) if text.encode(errors="replace").decode() != text}
+    if not bad:
+        require_characters(texts)
+        return
+    with pytest.raises(UnusableText) as raised:
+        require_characters(texts)
+    assert raised.value.problems.keys() == bad
+
+
+def test_all_texts_without_a_weighed_token_are_named_at_once() -> None:
+    texts = ["头痛怎么办", "", "咳嗽", "\f"]
+    for device in (None, "cpu"):
+        with pytest.raises(UnusableText, match="no tokens that the model weighs") as raised:
+            CareModel.load(device=device).encode_document(texts)
+        assert raised.value.problems.keys() == {1, 3}
+    others = CareModel.load().encode_document([texts[0], texts[2]])
+    assert np.isfinite(others).all()
+
+
+def test_the_error_crosses_processes_and_takes_the_names_of_its_caller() -> None:
+    error = UnusableText({1: "is blank", 3: "is blank"}).named(["a", "document 'b'", "c", "d"])
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert str(error).startswith("document 'b' is blank")
