@@ -1,0 +1,1 @@
+"""Encoders behind an embeddings API."""

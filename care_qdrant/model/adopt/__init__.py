@@ -1,0 +1,1 @@
+"""Weights that other tools saved, checked and made a CARE folder."""

@@ -1,0 +1,1 @@
+"""One vector of a live collection: examined, added beside the others, verified, removed."""
