@@ -2,7 +2,7 @@
 
 The names below are the public API; what is not among them is internal and may change. All but the errors are imported
 when they are first used, so that ``import care_qdrant`` costs nothing and the query side never loads torch. BM25 as a
-sparse vector is public as a module, `care_qdrant.encoders.bm25`.
+sparse vector is public as a module, `care_qdrant.encoders.terms.bm25`.
 """
 
 from importlib import import_module
@@ -36,53 +36,53 @@ from care_qdrant.errors import (
 from care_qdrant.version import __version__
 
 if TYPE_CHECKING:
+    from care_qdrant.contracts.contract import SparseContract, VectorContract
+    from care_qdrant.contracts.layouts import read_hit
     from care_qdrant.corpus.files import Corpus
     from care_qdrant.corpus.rows import Fields, Reject
     from care_qdrant.encoders import Encoder, TokenCounter
-    from care_qdrant.encoders.architecture import native_folder
     from care_qdrant.encoders.batching import token_batches
     from care_qdrant.encoders.engine import Engine
+    from care_qdrant.encoders.local.architecture import native_folder
+    from care_qdrant.encoders.local.torch import load_sentence_transformer
+    from care_qdrant.encoders.local.weights import readable_model
     from care_qdrant.encoders.microbatch import MicroBatcher
-    from care_qdrant.encoders.old_model import OldModel, open_old_model
-    from care_qdrant.encoders.sparse import FastEmbedSparse, native_bm25
-    from care_qdrant.encoders.torch import load_sentence_transformer
-    from care_qdrant.encoders.weights import readable_model
-    from care_qdrant.index.attach import AttachReport, AttachSettings, attach_vector
-    from care_qdrant.index.by_copy import CopyReport, attach_by_copy
-    from care_qdrant.index.detach import DetachReport, detach_vector
-    from care_qdrant.index.doctor import Diagnosis, diagnose
-    from care_qdrant.index.ingest import ingest
-    from care_qdrant.index.promote import PromotionReport, promote_collection
-    from care_qdrant.index.publish import PublicationReport, PublishSettings, publish_collection, roll_back
-    from care_qdrant.index.reading import Reading
-    from care_qdrant.index.settings import IngestReport, IngestSettings
-    from care_qdrant.index.verify import VerifyReport, VerifySettings, verify_collection
+    from care_qdrant.encoders.remote.old_model import OldModel, open_old_model
+    from care_qdrant.encoders.terms.sparse import FastEmbedSparse, native_bm25
+    from care_qdrant.ingestion.ingest import ingest
+    from care_qdrant.ingestion.rows import Reading
+    from care_qdrant.ingestion.settings import IngestReport, IngestSettings
+    from care_qdrant.model.adopt.importing import join_encoders
     from care_qdrant.model.card import CARD_FILE, Card, OnnxFiles
-    from care_qdrant.model.export_onnx import export_query_encoder
+    from care_qdrant.model.export.onnx import export_query_encoder
     from care_qdrant.model.folder import verify_checkpoint, write_checkpoint
     from care_qdrant.model.hub import BUILT_IN, fetch_document_side, find_folder
-    from care_qdrant.model.importing import join_encoders
     from care_qdrant.model.pair import CareModel, Precision
     from care_qdrant.model.rewrite import rewrite_weights
     from care_qdrant.progress import Progress, progress_bar
     from care_qdrant.qdrant.collection import Collection
     from care_qdrant.qdrant.connection import is_embedded, open_client
-    from care_qdrant.qdrant.contracts import SparseContract, VectorContract
     from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME, Storage
-    from care_qdrant.qdrant.layout import read_hit
     from care_qdrant.qdrant.retry import RetryPolicy
     from care_qdrant.search.fallback import Fallback
     from care_qdrant.search.fusion import CANDIDATES, DEFAULT_ALPHA, Fusion, bm25_weight
     from care_qdrant.search.retriever import Mode, Retriever
     from care_qdrant.types import Chunk, Document, Hit, Vectors, embedded_text, point_id
+    from care_qdrant.vectors.attach import AttachReport, AttachSettings, attach_vector
+    from care_qdrant.vectors.detach import DetachReport, detach_vector
+    from care_qdrant.vectors.doctor import Diagnosis, diagnose
+    from care_qdrant.vectors.verify import VerifyReport, VerifySettings, verify_collection
+    from care_qdrant.versions.attach_by_copy import CopyReport, attach_by_copy
+    from care_qdrant.versions.promote import PromotionReport, promote_collection
+    from care_qdrant.versions.publish import PublicationReport, PublishSettings, publish_collection, roll_back
 
 _NAMES = {
-    "index.attach": ("AttachReport", "AttachSettings", "attach_vector"),
-    "index.by_copy": ("CopyReport", "attach_by_copy"),
-    "index.detach": ("DetachReport", "detach_vector"),
-    "index.doctor": ("Diagnosis", "diagnose"),
-    "index.verify": ("VerifyReport", "VerifySettings", "verify_collection"),
-    "encoders.architecture": ("native_folder",),
+    "vectors.attach": ("AttachReport", "AttachSettings", "attach_vector"),
+    "versions.attach_by_copy": ("CopyReport", "attach_by_copy"),
+    "vectors.detach": ("DetachReport", "detach_vector"),
+    "vectors.doctor": ("Diagnosis", "diagnose"),
+    "vectors.verify": ("VerifyReport", "VerifySettings", "verify_collection"),
+    "encoders.local.architecture": ("native_folder",),
     "model.card": ("CARD_FILE", "Card", "OnnxFiles"),
     "model.folder": ("verify_checkpoint", "write_checkpoint"),
     "model.hub": ("BUILT_IN", "fetch_document_side", "find_folder"),
@@ -92,27 +92,27 @@ _NAMES = {
     "encoders.batching": ("token_batches",),
     "encoders.engine": ("Engine",),
     "encoders.microbatch": ("MicroBatcher",),
-    "encoders.old_model": ("OldModel", "open_old_model"),
-    "encoders.sparse": ("FastEmbedSparse", "native_bm25"),
-    "encoders.torch": ("load_sentence_transformer",),
-    "encoders.weights": ("readable_model",),
-    "model.export_onnx": ("export_query_encoder",),
-    "index.ingest": ("ingest",),
-    "index.settings": ("IngestReport", "IngestSettings"),
-    "index.reading": ("Reading",),
-    "model.importing": ("join_encoders",),
+    "encoders.remote.old_model": ("OldModel", "open_old_model"),
+    "encoders.terms.sparse": ("FastEmbedSparse", "native_bm25"),
+    "encoders.local.torch": ("load_sentence_transformer",),
+    "encoders.local.weights": ("readable_model",),
+    "model.export.onnx": ("export_query_encoder",),
+    "ingestion.ingest": ("ingest",),
+    "ingestion.settings": ("IngestReport", "IngestSettings"),
+    "ingestion.rows": ("Reading",),
+    "model.adopt.importing": ("join_encoders",),
     "model.pair": ("CareModel", "Precision"),
     "model.rewrite": ("rewrite_weights",),
     "progress": ("Progress", "progress_bar"),
-    "index.promote": ("PromotionReport", "promote_collection"),
-    "index.publish": ("PublicationReport", "PublishSettings", "publish_collection", "roll_back"),
+    "versions.promote": ("PromotionReport", "promote_collection"),
+    "versions.publish": ("PublicationReport", "PublishSettings", "publish_collection", "roll_back"),
     "search.fallback": ("Fallback",),
     "search.fusion": ("CANDIDATES", "DEFAULT_ALPHA", "Fusion", "bm25_weight"),
-    "qdrant.layout": ("read_hit",),
+    "contracts.layouts": ("read_hit",),
     "search.retriever": ("Mode", "Retriever"),
     "qdrant.collection": ("Collection",),
     "qdrant.connection": ("is_embedded", "open_client"),
-    "qdrant.contracts": ("SparseContract", "VectorContract"),
+    "contracts.contract": ("SparseContract", "VectorContract"),
     "qdrant.create": ("SPARSE_VECTOR_NAME", "Storage"),
     "qdrant.retry": ("RetryPolicy",),
     "types": ("Chunk", "Document", "Hit", "Vectors", "embedded_text", "point_id"),

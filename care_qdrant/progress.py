@@ -171,3 +171,7 @@ def parts_bar() -> Iterator[Callable[[str, int, int], None]]:
             bar.update(done - bar.n)
 
         yield show
+
+
+OnProgress = Callable[[int, int], None]
+"""Called with the number of points that are done and the number of all points."""

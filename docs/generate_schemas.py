@@ -10,16 +10,16 @@ from pydantic import TypeAdapter
 
 TARGET = Path(__file__).parent / "schemas"
 REPORTS = {
-    "attach": ("care_qdrant.index.attach", "AttachReport"),
-    "collections": ("care_qdrant.index.doctor", "CollectionSummary"),
-    "detach": ("care_qdrant.index.detach", "DetachReport"),
-    "doctor": ("care_qdrant.index.doctor", "Diagnosis"),
-    "ingest": ("care_qdrant.index.settings", "IngestReport"),
+    "attach": ("care_qdrant.vectors.attach", "AttachReport"),
+    "collections": ("care_qdrant.vectors.doctor", "CollectionSummary"),
+    "detach": ("care_qdrant.vectors.detach", "DetachReport"),
+    "doctor": ("care_qdrant.vectors.doctor", "Diagnosis"),
+    "ingest": ("care_qdrant.ingestion.settings", "IngestReport"),
     "learn": ("care_trainer.learn.outcome", "LearnReport"),
-    "promote": ("care_qdrant.index.promote", "PromotionReport"),
-    "publish": ("care_qdrant.index.publish", "PublicationReport"),
+    "promote": ("care_qdrant.versions.promote", "PromotionReport"),
+    "publish": ("care_qdrant.versions.publish", "PublicationReport"),
     "search": ("care_qdrant.types", "Hit"),
-    "verify": ("care_qdrant.index.verify", "VerifyReport"),
+    "verify": ("care_qdrant.vectors.verify", "VerifyReport"),
 }
 """By command. ``care collections --json`` prints an array of its objects; ``care search --json`` one in ``hits``."""
 

@@ -12,7 +12,7 @@ from qdrant_client import QdrantClient  # noqa: E402
 
 from care_qdrant import CareModel, Retriever  # noqa: E402
 from care_qdrant.errors import MissingExtra  # noqa: E402
-from care_qdrant.index.ingest import ingest  # noqa: E402
+from care_qdrant.ingestion.ingest import ingest  # noqa: E402
 from care_qdrant.types import Document  # noqa: E402
 
 model = CareModel.load()

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from qdrant_client import QdrantClient
 
-from care_qdrant.index.preflight import NAMED_VECTORS_SINCE
 from care_qdrant.qdrant.connection import require_server
+from care_qdrant.vectors.preflight import NAMED_VECTORS_SINCE
 from tests.reliability.processes import BINARY
 from tests.standin import StandIn
 

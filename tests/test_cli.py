@@ -15,7 +15,7 @@ from qdrant_client import models
 from care_qdrant import __version__, errors
 from care_qdrant.cli import care
 from care_qdrant.console.options import Target, target_options
-from care_qdrant.encoders import server
+from care_qdrant.encoders.remote import server
 from care_qdrant.errors import InputError, Unreachable
 from care_qdrant.qdrant.connection import open_client
 from tests import tiny

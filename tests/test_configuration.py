@@ -20,7 +20,7 @@ from care_qdrant.console.configuration import read_defaults
 from care_qdrant.console.options import Target
 from care_qdrant.console.reports import search_command
 from care_qdrant.errors import CareError, FingerprintMismatch, InputError, Unreachable
-from care_qdrant.index.ingest import ingest
+from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.types import Document
 from tests.listener import Listener, listening

@@ -41,9 +41,12 @@ def test_the_check_finds_a_call() -> None:
 FLOORS: tuple[set[str], ...] = (
     {"types", "errors", "version", "progress", "measures", "forking"},
     {"encoders"},
+    {"contracts"},
     {"corpus", "qdrant"},
     {"model", "search"},
-    {"index", "integrations"},
+    {"ingestion", "integrations"},
+    {"vectors"},
+    {"versions"},
     {"bulk", "serve", "console"},
     {"cli"},
 )

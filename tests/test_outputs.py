@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from care_qdrant.cli.model import command as care_model
 from care_qdrant.console.outputs import require_free
-from care_qdrant.encoders.server import ReferenceVectors
+from care_qdrant.encoders.remote.server import ReferenceVectors
 from care_qdrant.errors import InputError
 
 NOTES = '{"query": "my own", "label": "S"}\n'

@@ -9,7 +9,7 @@ import pytest
 from care_qdrant.errors import CareError, Unreachable, redact, remember_secret
 from care_qdrant.qdrant.connection import open_client
 from tests.bench.conftest import task_directory  # noqa: F401  # a fixture
-from tests.encoders.test_server import EmbeddingServer
+from tests.encoders.remote.test_server import EmbeddingServer
 from tests.standin import StandIn
 
 PASSWORD, KEY, SERVER_KEY = "pa55w0rd", "k3y-of-qdrant", "k3y-of-vllm"

@@ -12,11 +12,11 @@ from llama_index.vector_stores.care import CareVectorStore
 from qdrant_client import QdrantClient, models
 
 from care_qdrant import Document, Retriever, ingest, native_bm25
-from care_qdrant.index.attach import attach_vector
-from care_qdrant.index.detach import detach_vector
-from care_qdrant.index.verify import verify_collection
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
+from care_qdrant.vectors.attach import attach_vector
+from care_qdrant.vectors.detach import detach_vector
+from care_qdrant.vectors.verify import verify_collection
 from tests.databases import REAL, open_database, require_added_vectors
 from tests.reliability.processes import BINARY, QdrantServer
 from tests.tiny import HashModel, medical_texts

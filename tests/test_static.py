@@ -12,8 +12,8 @@ from sentence_transformers import SentenceTransformer
 from care_qdrant.cli import care
 from care_qdrant.encoders.side import UNLIMITED
 from care_qdrant.errors import EncodingError, ModelError
+from care_qdrant.model.adopt.importing import join_encoders
 from care_qdrant.model.folder import describe_side, verify_checkpoint
-from care_qdrant.model.importing import join_encoders
 from care_qdrant.model.pair import CareModel
 from tests import tiny
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.encoders import bm25
-from care_qdrant.encoders.term_weights import TermWeights
-from care_qdrant.qdrant.contracts import VectorContract
+from care_qdrant.contracts.contract import VectorContract
+from care_qdrant.encoders.terms import bm25
+from care_qdrant.encoders.terms.weights import TermWeights
 from care_qdrant.types import Vectors
 
 TEXTS = [
@@ -255,7 +255,7 @@ def care_folder(
     document = document_tower(folder.with_name(folder.name + "-document"), dim=dim, seed=seed + 1)
     exported = None
     if onnx:
-        from care_qdrant.model.export_onnx import export_query_encoder
+        from care_qdrant.model.export.onnx import export_query_encoder
 
         exported = export_query_encoder(query, TEXTS)
     write_checkpoint(folder, name=name, query=query, document=document, onnx=exported, **more)

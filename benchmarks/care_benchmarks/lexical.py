@@ -18,7 +18,7 @@ class Bm25Matrix:
     """BM25 term weights of all documents in one sparse matrix."""
 
     def __init__(self, documents: Sequence[models.SparseVector]) -> None:
-        """Build the matrix from document vectors of `care_qdrant.encoders.bm25`."""
+        """Build the matrix from document vectors of `care_qdrant.encoders.terms.bm25`."""
         lengths = [len(vector.indices) for vector in documents]
         self._terms, columns = np.unique(np.concatenate([vector.indices for vector in documents]), return_inverse=True)
         weights = np.concatenate([vector.values for vector in documents])

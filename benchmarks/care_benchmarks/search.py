@@ -22,10 +22,10 @@ from qdrant_client import QdrantClient, models
 
 from care_benchmarks.results import Indexing
 from care_benchmarks.systems import EvaluatedSystem
-from care_qdrant.encoders.bm25 import ANALYSER
+from care_qdrant.encoders.terms.bm25 import ANALYSER
 from care_qdrant.errors import InputError
-from care_qdrant.index.ingest import ingest
-from care_qdrant.index.settings import IngestSettings
+from care_qdrant.ingestion.ingest import ingest
+from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.model.pair import CareModel
 from care_qdrant.progress import Progress
 from care_qdrant.qdrant.connection import is_embedded

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from care_qdrant.encoders.bm25 import ANALYSER
 from care_qdrant.encoders.engine import Engine
+from care_qdrant.encoders.terms.bm25 import ANALYSER
 from care_qdrant.errors import InputError
 from care_qdrant.model.card import CARD_FILE
 from care_qdrant.model.hub import fetch_document_side

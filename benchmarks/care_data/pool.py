@@ -20,8 +20,8 @@ from care_data.near import grams, overlap
 from care_data.source import Texts, open_source, read_fields, read_questions, read_texts
 from care_qdrant import CareModel, Collection, EncodingError, InputError, Vectors, embedded_text
 from care_qdrant import Retriever as Search
-from care_qdrant.encoders import bm25
-from care_qdrant.encoders.wire import embed
+from care_qdrant.encoders.remote.wire import embed
+from care_qdrant.encoders.terms import bm25
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""How well the floor of a collection (`care_qdrant.search.floor`) tells queries of its field from others.
+"""How well the floor of a collection (`care_qdrant.search.good_match`) tells queries of its field from others.
 
 Shares of queries whose best hit is no good match: of the judged queries of each task (false alarms), and of queries
 of other subjects in Chinese and English (which should all be below).
@@ -13,10 +13,10 @@ from care_benchmarks.taskfiles import read_corpus
 from qdrant_client import QdrantClient
 
 from benchmarks.perf.measured import output_option, save_measured
-from care_qdrant.index.ingest import ingest
-from care_qdrant.index.settings import IngestSettings
+from care_qdrant.ingestion.ingest import ingest
+from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.model.pair import CareModel
-from care_qdrant.search.floor import find_floor, fixed_questions, judge
+from care_qdrant.search.good_match import find_floor, fixed_questions, judge
 from care_qdrant.search.retriever import Retriever
 
 ELSEWHERE = {

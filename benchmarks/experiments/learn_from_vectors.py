@@ -26,12 +26,12 @@ from llama_index.embeddings.care import CareEmbedding
 from llama_index.vector_stores.care import CareVectorStore
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.encoders import bm25
-from care_qdrant.index.attach import attach_vector
+from care_qdrant.encoders.terms import bm25
 from care_qdrant.model.pair import CareModel
 from care_qdrant.search.fusion import bm25_weight
 from care_qdrant.search.retriever import Mode, Retriever
 from care_qdrant.types import Hit, Vectors
+from care_qdrant.vectors.attach import attach_vector
 
 COLLECTION = "articles"
 SPLITS = (0.2, 0.4, 0.6, 0.8)

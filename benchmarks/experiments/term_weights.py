@@ -37,8 +37,8 @@ from benchmarks.experiments.token_tables import (
 )
 from benchmarks.experiments.token_tables_training import unit
 from benchmarks.perf.measured import output_option, save_measured
-from care_qdrant.encoders import bm25
-from care_qdrant.encoders.term_weights import TermWeights
+from care_qdrant.encoders.terms import bm25
+from care_qdrant.encoders.terms.weights import TermWeights
 from care_qdrant.model.pair import CareModel
 from care_qdrant.search.fusion import DEFAULT_ALPHA, bm25_weight
 

@@ -29,7 +29,7 @@ from tokenizers import Tokenizer
 from benchmarks.experiments.learn_data import read_texts
 from benchmarks.experiments.token_tables_training import Csr, Table, counts_of, pieces_of, train_table, unit
 from benchmarks.perf.measured import output_option, save_measured
-from care_qdrant.encoders import bm25
+from care_qdrant.encoders.terms import bm25
 from care_qdrant.model.hub import BUILT_IN, find_folder
 from care_qdrant.search.fusion import DEFAULT_ALPHA, bm25_weight
 

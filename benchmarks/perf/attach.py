@@ -11,8 +11,8 @@ from pathlib import Path
 import click
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.index.attach import attach_vector
 from care_qdrant.qdrant.connection import open_client
+from care_qdrant.vectors.attach import attach_vector
 from tests.reliability.processes import standin_server
 from tests.reliability.ready_model import ReadyModel
 

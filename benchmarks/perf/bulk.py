@@ -18,11 +18,11 @@ import click
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.bulk.encode import encode_unit, read_part
+from care_qdrant.bulk.job import Manifest, Receipt, Work
 from care_qdrant.bulk.load import load
-from care_qdrant.bulk.plan import plan
-from care_qdrant.bulk.work import Manifest, Receipt, Work
-from care_qdrant.index.ingest import ingest
-from care_qdrant.index.settings import DocumentModel
+from care_qdrant.bulk.units import plan
+from care_qdrant.ingestion.ingest import ingest
+from care_qdrant.ingestion.settings import DocumentModel
 from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.types import Vectors

@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 
 from care_qdrant.bulk.forecast import SAMPLE_DOCUMENTS, ForecastSettings, forecast
-from care_qdrant.bulk.plan import corpus_documents
-from care_qdrant.bulk.work import Manifest
-from care_qdrant.index.reservoir import Reservoir
+from care_qdrant.bulk.job import Manifest
+from care_qdrant.bulk.units import corpus_documents
+from care_qdrant.ingestion.reservoir import Reservoir
 from care_qdrant.types import Document
 from tests.reliability.ready_model import ReadyModel, write_corpus
 

@@ -16,8 +16,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from care_qdrant.bulk.encode import encode_unit
-from care_qdrant.bulk.plan import plan
-from care_qdrant.bulk.work import Manifest, Work
+from care_qdrant.bulk.job import Manifest, Work
+from care_qdrant.bulk.units import plan
 from tests.reliability.ready_model import ReadyModel, write_corpus
 
 from .measured import output_option, save_measured, scratch_option

@@ -15,7 +15,7 @@ import numpy as np
 from care_benchmarks.taskfiles import find_tasks, read_corpus, read_questions
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.encoders import bm25
+from care_qdrant.encoders.terms import bm25
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.search.fusion import fused_request
 from care_qdrant.types import embedded_text

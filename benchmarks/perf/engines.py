@@ -23,8 +23,8 @@ from tokenizers import Tokenizer
 from care_qdrant.encoders.ahead import run_ahead
 from care_qdrant.encoders.batching import token_batches
 from care_qdrant.encoders.engine import Sent
-from care_qdrant.encoders.server import ServerEncoder, make_reference
-from care_qdrant.encoders.torch import TorchEncoder, load_sentence_transformer
+from care_qdrant.encoders.local.torch import TorchEncoder, load_sentence_transformer
+from care_qdrant.encoders.remote.server import ServerEncoder, make_reference
 from care_qdrant.model.folder import write_for_servers
 from care_qdrant.types import Vectors
 from tests import tiny

@@ -13,7 +13,7 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import QUANTIZATION
-from care_qdrant.qdrant.quantization import OVERSAMPLING, Rescoring, record_rescoring
+from care_qdrant.search.tuning import OVERSAMPLING, Rescoring, record_rescoring
 from care_qdrant.types import Vectors
 from tests.reliability.processes import QdrantServer
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from care_benchmarks.cold_start import peak_memory_mib
 
-from care_qdrant.index.ingest import ingest
+from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.qdrant.connection import open_client
 from tests.reliability.ready_model import ReadyModel
 

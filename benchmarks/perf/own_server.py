@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.qdrant import bulk
+from care_qdrant.qdrant import grpc as bulk
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.types import Vectors
 from tests.reliability.processes import QdrantServer

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from care_qdrant.model.export_onnx import export_query_encoder
+from care_qdrant.model.export.onnx import export_query_encoder
 from care_qdrant.model.folder import write_checkpoint
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from qdrant_client import QdrantClient
 from benchmarks.perf.measured import output_option, plain, save_measured, shown
 from benchmarks.perf.serve_latency import COLLECTION, SAMPLE, running_qdrant, running_service
 from care_qdrant import CareModel, Hit, Retriever
-from care_qdrant.index.ingest import ingest
+from care_qdrant.ingestion.ingest import ingest
 
 TOP_K = 10
 """The clients ask for so many documents."""

@@ -26,7 +26,7 @@ import httpx
 from qdrant_client import QdrantClient
 
 from care_qdrant import CareModel
-from care_qdrant.index.ingest import ingest
+from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.serve.app import Service
 from care_qdrant.serve.settings import ServeSettings
 from care_qdrant.serve.tracing import ENDPOINTS

@@ -28,7 +28,7 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant import CareModel
 from care_qdrant.encoders.microbatch import MicroBatcher
-from care_qdrant.index.ingest import ingest
+from care_qdrant.ingestion.ingest import ingest
 
 SAMPLE = Path(__file__).parents[2] / "examples" / "sample"
 START_SECONDS = 60

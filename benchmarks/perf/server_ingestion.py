@@ -14,8 +14,8 @@ from typing import Literal
 import click
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.index.ingest import ingest
-from care_qdrant.index.settings import IngestSettings
+from care_qdrant.ingestion.ingest import ingest
+from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.types import point_id
 from tests.reliability.ready_model import ReadyModel, write_corpus

@@ -15,9 +15,9 @@ from llama_index.vector_stores.care import CareVectorStore
 from llama_index.vector_stores.qdrant import QdrantVectorStore
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.encoders import bm25
-from care_qdrant.index.ingest import ingest
-from care_qdrant.index.settings import IngestSettings
+from care_qdrant.encoders.terms import bm25
+from care_qdrant.ingestion.ingest import ingest
+from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client

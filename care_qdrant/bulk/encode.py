@@ -16,17 +16,17 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-from care_qdrant.bulk.plan import unit_rows
-from care_qdrant.bulk.work import Manifest, Receipt, Unit, Work
+from care_qdrant.bulk.job import Manifest, Receipt, Unit, Work
+from care_qdrant.bulk.units import unit_rows
 from care_qdrant.corpus.chunking import cut_documents
 from care_qdrant.corpus.rows import Reject
-from care_qdrant.encoders import bm25
 from care_qdrant.encoders.ahead import run_ahead
 from care_qdrant.encoders.batching import token_batches
+from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import EncodingError, FingerprintMismatch, NotVerified
-from care_qdrant.index.plan import ChunkTask, chunk_task
-from care_qdrant.index.settings import DocumentModel
-from care_qdrant.index.work import Maker, document_vectors
+from care_qdrant.ingestion.diff import ChunkTask, chunk_task
+from care_qdrant.ingestion.pipeline import Maker, document_vectors
+from care_qdrant.ingestion.settings import DocumentModel
 from care_qdrant.qdrant.create import PointVectors
 from care_qdrant.types import Chunk, Document, Vectors
 

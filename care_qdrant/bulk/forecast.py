@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from care_qdrant.bulk.work import Manifest
+from care_qdrant.bulk.job import Manifest
 from care_qdrant.corpus.chunking import cut_documents
 from care_qdrant.corpus.rows import Reject
 from care_qdrant.encoders import Encoder, TokenCounter
 from care_qdrant.errors import InputError
-from care_qdrant.index.dry_run import payload_bytes, rounded
+from care_qdrant.ingestion.dry_run import payload_bytes, rounded
 from care_qdrant.types import Chunk, Document
 
 SAMPLE_DOCUMENTS = 1_024

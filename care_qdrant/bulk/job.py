@@ -15,10 +15,10 @@ from typing import Any, Literal, cast
 import fsspec  # type: ignore[import-untyped]
 from pydantic import TypeAdapter
 
+from care_qdrant.contracts.contract import VectorContract
 from care_qdrant.corpus.chunking import Overflow
 from care_qdrant.corpus.rows import Fields
 from care_qdrant.errors import InputError, NewerFormat
-from care_qdrant.qdrant.contracts import VectorContract
 
 FORMAT = 1
 MANIFEST = "manifest.json"

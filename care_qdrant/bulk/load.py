@@ -19,24 +19,24 @@ from qdrant_client import QdrantClient, models
 from typing_extensions import override
 
 from care_qdrant.bulk.encode import read_part
-from care_qdrant.bulk.work import Manifest, Receipt, Work
+from care_qdrant.bulk.job import Manifest, Receipt, Work
+from care_qdrant.contracts.contract import SparseContract
+from care_qdrant.contracts.layouts import Layout, guess_layout
+from care_qdrant.contracts.learned import stored_vector
+from care_qdrant.contracts.payload import content_hash, stored_hash
 from care_qdrant.errors import InputError
-from care_qdrant.index.attach import AttachReport, AttachSettings, attach_encoded, end_attach
-from care_qdrant.index.ingest import ingest_encoded
-from care_qdrant.index.points import PointTask, expected_hash, stored_hash
-from care_qdrant.index.reading import CutDocument
-from care_qdrant.index.settings import IngestReport, IngestSettings, Shard
+from care_qdrant.ingestion.ingest import ingest_encoded
+from care_qdrant.ingestion.rows import CutDocument
+from care_qdrant.ingestion.settings import IngestReport, IngestSettings, Shard
 from care_qdrant.progress import Progress
 from care_qdrant.qdrant.collection import Collection, PointId
-from care_qdrant.qdrant.contracts import SparseContract
 from care_qdrant.qdrant.create import Index, PointVectors, Storage, finish_load
-from care_qdrant.qdrant.layout import Layout, guess_layout
-from care_qdrant.qdrant.learned import stored_vector
-from care_qdrant.qdrant.payload import content_hash
-from care_qdrant.qdrant.quantization import find_nearest, overlap_of, record_rescoring
 from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.qdrant.schema import IDENTITY_KEY
+from care_qdrant.search.tuning import find_nearest, overlap_of, record_rescoring
 from care_qdrant.types import Chunk, Vectors
+from care_qdrant.vectors.attach import AttachReport, AttachSettings, attach_encoded, end_attach
+from care_qdrant.vectors.points import PointTask, expected_hash
 
 SEARCHED = 256
 """Points that `verify` searches for, to measure the search graph."""

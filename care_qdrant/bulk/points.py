@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from care_qdrant.bulk.plan import SAMPLE, copied_rows, copy_rows, require_same, row_hash
-from care_qdrant.bulk.work import MANIFEST, Manifest, Unit, Work
+from care_qdrant.bulk.job import MANIFEST, Manifest, Unit, Work
+from care_qdrant.bulk.units import SAMPLE, copied_rows, copy_rows, require_same, row_hash
 from care_qdrant.encoders import TokenCounter
 from care_qdrant.errors import InputError
-from care_qdrant.index.points import Characters, PointReader, PointTask, PointWindow, stored_text
-from care_qdrant.index.preflight import examine
-from care_qdrant.index.seen import Seen
+from care_qdrant.ingestion.seen import Seen
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.types import Document
+from care_qdrant.vectors.points import Characters, PointReader, PointTask, PointWindow, stored_text
+from care_qdrant.vectors.preflight import examine
 
 SAMPLED = 1_024
 """Points whose texts stand for those of all, in a forecast."""

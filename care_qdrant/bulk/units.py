@@ -21,15 +21,16 @@ import fsspec  # type: ignore[import-untyped]
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-from care_qdrant.bulk.work import MANIFEST, ROWS, Manifest, Unit, Work
+from care_qdrant.bulk.job import MANIFEST, ROWS, Manifest, Unit, Work
+from care_qdrant.contracts.payload import payload_hash
 from care_qdrant.corpus.files import Corpus, CorpusFile, check_corpus, typed_fields
 from care_qdrant.corpus.formats import read_lines, tell_format
 from care_qdrant.corpus.rows import Fields, Reject
 from care_qdrant.corpus.streams import HEAD_BYTES, UTF_8
-from care_qdrant.encoders import TokenCounter, bm25
+from care_qdrant.encoders import TokenCounter
+from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import FingerprintMismatch, InputError
-from care_qdrant.index.seen import Seen
-from care_qdrant.qdrant.payload import payload_hash
+from care_qdrant.ingestion.seen import Seen
 from care_qdrant.types import Chunk, Document, embedded_text
 
 SAMPLE = 32

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from care_qdrant.bulk.work import Manifest, Receipt, Unit, Work
+from care_qdrant.bulk.job import Manifest, Receipt, Unit, Work
 from care_qdrant.encoders.engine import LOCAL, Engine
 from care_qdrant.encoders.onnx import usable_cores
 from care_qdrant.errors import CareError, needs_extra

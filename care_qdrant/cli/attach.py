@@ -26,10 +26,10 @@ from care_qdrant.console.options import (
 from care_qdrant.console.reports import search_command, show_report
 
 if TYPE_CHECKING:
-    from care_qdrant.index.attach import AttachReport
-    from care_qdrant.index.by_copy import CopyPlan
-    from care_qdrant.index.preflight import Preflight
     from care_qdrant.qdrant.retry import RetryPolicy
+    from care_qdrant.vectors.attach import AttachReport
+    from care_qdrant.vectors.copy_plan import CopyPlan
+    from care_qdrant.vectors.preflight import Preflight
 
 
 @click.command(
@@ -100,9 +100,9 @@ def command(
       care attach articles --url http://localhost:6333 --watch 60
       care attach articles --url http://localhost:6333 --via copy --as articles-live
     """
-    from care_qdrant.index.attach import AttachSettings, attach_vector
-    from care_qdrant.index.by_copy import attach_by_copy
     from care_qdrant.progress import points_bar
+    from care_qdrant.vectors.attach import AttachSettings, attach_vector
+    from care_qdrant.versions.attach_by_copy import attach_by_copy
 
     if via == "copy" and watch_seconds is not None:
         raise click.UsageError(
@@ -138,7 +138,7 @@ def command(
 def _watch(target: Target, attach: Callable[..., "AttachReport"], policy: "RetryPolicy", seconds: float) -> None:
     """Attach again and again, until a signal."""
     from care_qdrant.console.watching import passes
-    from care_qdrant.index.attach import WATCHING
+    from care_qdrant.vectors.attach import WATCHING
 
     # The next pass goes on, and a signal must not wait for minutes.
     policy = replace(policy, attempts=WATCHING.attempts)
@@ -153,7 +153,7 @@ def _watch(target: Target, attach: Callable[..., "AttachReport"], policy: "Retry
 
 
 def _warn(report: "AttachReport") -> None:
-    from care_qdrant.index.points import other_field_warning, unreadable_warning
+    from care_qdrant.vectors.points import other_field_warning, unreadable_warning
 
     others = other_field_warning(report.points, report.in_other_field, report.text_field)
     for warning in filter(None, (others, unreadable_warning(report.unreadable))):

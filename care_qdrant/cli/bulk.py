@@ -25,7 +25,7 @@ from care_qdrant.console.reports import show_report
 
 if TYPE_CHECKING:
     from care_qdrant.bulk.forecast import Forecast, ForecastSettings
-    from care_qdrant.bulk.work import Manifest, Work
+    from care_qdrant.bulk.job import Manifest, Work
     from care_qdrant.encoders.engine import Engine
     from care_qdrant.model.pair import CareModel
     from care_qdrant.qdrant.collection import Collection
@@ -57,7 +57,7 @@ def _open(url: str) -> "Work":
     with needs_extra("bulk", "care bulk"):
         import pyarrow.parquet  # type: ignore[import-untyped]  # noqa: F401  # said before the work begins
 
-        from care_qdrant.bulk.work import Work
+        from care_qdrant.bulk.job import Work
     return Work(url)
 
 
@@ -116,12 +116,12 @@ def plan(
         raise click.UsageError("--sparse is for a corpus: care attach --sparse bm25 adds it to a collection")
     opened = _open(work)
     from care_qdrant.bulk.forecast import ForecastSettings
-    from care_qdrant.bulk.plan import PlanReport
-    from care_qdrant.bulk.plan import plan as make_plan
+    from care_qdrant.bulk.job import Manifest
     from care_qdrant.bulk.points import plan_points
-    from care_qdrant.bulk.work import Manifest
+    from care_qdrant.bulk.units import PlanReport
+    from care_qdrant.bulk.units import plan as make_plan
     from care_qdrant.corpus.rows import Fields
-    from care_qdrant.index.settings import name_of_vector
+    from care_qdrant.ingestion.settings import name_of_vector
     from care_qdrant.progress import points_bar
     from care_qdrant.qdrant.collection import Collection
 
@@ -170,9 +170,9 @@ def _forecast(
     from dataclasses import replace
 
     from care_qdrant.bulk.forecast import SAMPLE_DOCUMENTS, forecast
-    from care_qdrant.bulk.plan import corpus_documents
     from care_qdrant.bulk.points import sampled_texts
-    from care_qdrant.index.reservoir import Reservoir
+    from care_qdrant.bulk.units import corpus_documents
+    from care_qdrant.ingestion.reservoir import Reservoir
     from care_qdrant.types import Document
 
     if collection is None:
@@ -271,9 +271,9 @@ def load(
     opened = _open(work)
     from care_qdrant.bulk.load import load as load_parts
     from care_qdrant.bulk.load import load_points
-    from care_qdrant.index.attach import AttachSettings
     from care_qdrant.progress import points_bar, progress_bar
     from care_qdrant.qdrant.create import Storage, parse_indexes
+    from care_qdrant.vectors.attach import AttachSettings
 
     policy = retries()
     if opened.manifest().collection is not None:

@@ -11,7 +11,7 @@ from care_qdrant.console.groups import Command
 from care_qdrant.console.options import Target, json_option, target_options
 
 if TYPE_CHECKING:
-    from care_qdrant.index.doctor import CollectionSummary
+    from care_qdrant.vectors.doctor import CollectionSummary
 
 _ANY_WIDTH = 10_000
 """Of a line in a pipe, where a program may read it."""
@@ -29,7 +29,7 @@ def command(target: Target, as_json: bool) -> None:
       care collections --url http://localhost:6333 --json
     """
     from care_qdrant.errors import next_command
-    from care_qdrant.index.doctor import describe_all
+    from care_qdrant.vectors.doctor import describe_all
 
     with target.open() as client:
         collections = describe_all(client)

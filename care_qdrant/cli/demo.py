@@ -25,8 +25,8 @@ def command() -> None:
       care demo
     """
     from care_qdrant.errors import needs_extra
-    from care_qdrant.index.ingest import ingest
-    from care_qdrant.index.settings import IngestSettings
+    from care_qdrant.ingestion.ingest import ingest
+    from care_qdrant.ingestion.settings import IngestSettings
     from care_qdrant.model.pair import CareModel
     from care_qdrant.progress import progress_bar
     from care_qdrant.qdrant.connection import open_client

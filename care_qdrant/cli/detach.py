@@ -22,8 +22,8 @@ def command(collection: str, vector_name: str | None, is_all: bool, target: Targ
     Example:
       care detach articles --all --url http://localhost:6333
     """
-    from care_qdrant.index.detach import detach_vector
     from care_qdrant.qdrant.collection import Collection
+    from care_qdrant.vectors.detach import detach_vector
 
     if is_all and vector_name is not None:
         raise click.UsageError("--all removes every attached vector: leave out --vector-name")

@@ -13,7 +13,7 @@ from care_qdrant.console.options import LoadModel, Target, json_option, model_op
 from care_qdrant.errors import InputError
 
 if TYPE_CHECKING:
-    from care_qdrant.index.doctor import Diagnosis
+    from care_qdrant.vectors.doctor import Diagnosis
 
 
 @click.command(cls=Command, name="doctor")
@@ -31,7 +31,7 @@ def command(collection: str, target: Target, load_model: LoadModel, as_json: boo
       care doctor articles --url http://localhost:6333
       care doctor articles --url http://localhost:6333 --json
     """
-    from care_qdrant.index.doctor import diagnose
+    from care_qdrant.vectors.doctor import diagnose
 
     model = load_model()
     with target.open() as client:

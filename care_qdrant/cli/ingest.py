@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from qdrant_client import QdrantClient
 
     from care_qdrant.corpus.column_types import ColumnType
-    from care_qdrant.index.settings import IngestReport, IngestSettings
+    from care_qdrant.ingestion.settings import IngestReport, IngestSettings
 
 
 class ShardType(click.ParamType[tuple[int, int]]):
@@ -204,8 +204,8 @@ def command(
     """
     from care_qdrant.corpus.files import check_corpus, corpus_name
     from care_qdrant.corpus.rows import Fields
-    from care_qdrant.index.ingest import ingest
-    from care_qdrant.index.reading import Reading
+    from care_qdrant.ingestion.ingest import ingest
+    from care_qdrant.ingestion.rows import Reading
     from care_qdrant.progress import progress_bar
     from care_qdrant.qdrant.create import Storage
 
@@ -305,7 +305,7 @@ def _database(target: Target, dry_run: bool) -> "AbstractContextManager[QdrantCl
 
 
 def _settings(options: dict[str, Any], target: Target) -> "IngestSettings":
-    from care_qdrant.index.settings import IngestSettings, Shard
+    from care_qdrant.ingestion.settings import IngestSettings, Shard
     from care_qdrant.qdrant.create import parse_indexes
 
     return settings_of(

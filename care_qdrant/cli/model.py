@@ -105,7 +105,7 @@ def verify(model: str) -> None:
     Example:
       care model verify ./care-0.3b-4b
     """
-    from care_qdrant.encoders.weights import check_model
+    from care_qdrant.encoders.local.weights import check_model
     from care_qdrant.model.folder import verify_checkpoint as verify_folder
     from care_qdrant.model.hub import fetch_document_side
     from care_qdrant.model.pair import CareModel
@@ -144,7 +144,7 @@ def export_onnx(folder: Path) -> None:
     from care_qdrant.errors import needs_extra
 
     with needs_extra("onnx", "care model export-onnx"):
-        from care_qdrant.model.export_onnx import add_onnx
+        from care_qdrant.model.export.onnx import add_onnx
 
     card = add_onnx(folder)
     size = card.files["document/model.onnx"].bytes / 1e6
@@ -166,7 +166,7 @@ def reference_vectors(model: str, output: Path) -> None:
         care-ingest corpus.jsonl --model ./my-pair --engine server --endpoint http://localhost:8000/v1
     """
     from care_qdrant.encoders.engine import Engine
-    from care_qdrant.encoders.server import make_reference
+    from care_qdrant.encoders.remote.server import make_reference
     from care_qdrant.model.pair import CareModel
 
     require_free(output, _REFERENCE_VECTORS)
@@ -195,7 +195,7 @@ def join(query: Path, document: Path, folder: Path, probe: Path | None) -> None:
     Example:
       care model join ./my-bert ./my-llm ./my-pair --probe queries.jsonl
     """
-    from care_qdrant.model.importing import join_encoders, read_probe_texts
+    from care_qdrant.model.adopt.importing import join_encoders, read_probe_texts
 
     probe_texts = read_probe_texts(probe) if probe else None
     card = join_encoders(query, document, folder, name=folder.name, probe_texts=probe_texts)
@@ -227,8 +227,8 @@ def import_command(
     Example:
       care model import PhilipGAQ/CARE-0.3B-4B ./care-0.3b-4b --probe queries.jsonl
     """
+    from care_qdrant.model.adopt.importing import import_model, read_probe_texts
     from care_qdrant.model.card import license_notice
-    from care_qdrant.model.importing import import_model, read_probe_texts
 
     card = import_model(
         sources,

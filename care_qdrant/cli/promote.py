@@ -30,10 +30,10 @@ def command(
       care promote corpus --url http://localhost:6333
       care promote corpus --path ./qdrant --url http://localhost:6333 --to corpus-2024 --dry-run
     """
-    from care_qdrant.index.copying import CopySettings
-    from care_qdrant.index.promote import promote_collection
     from care_qdrant.progress import points_bar
     from care_qdrant.qdrant.collection import Collection
+    from care_qdrant.versions.copy import CopySettings
+    from care_qdrant.versions.promote import promote_collection
 
     if url is None:
         raise click.UsageError("a promotion needs a server: give --url")

@@ -32,8 +32,8 @@ def command(
       care publish corpus --as medical --url http://localhost:6333 --keep 2
       care publish medical --rollback --url http://localhost:6333
     """
-    from care_qdrant.index.publish import PublishSettings, publish_collection, roll_back
     from care_qdrant.progress import points_bar
+    from care_qdrant.versions.publish import PublishSettings, publish_collection, roll_back
 
     with target.open() as client:
         if rollback:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from care_qdrant.qdrant.collection import Collection
     from care_qdrant.search.conditions import Keys
     from care_qdrant.search.fallback import Fallback
-    from care_qdrant.search.floor import Floor, Match
+    from care_qdrant.search.good_match import Floor, Match
     from care_qdrant.search.retriever import Mode, Retriever
     from care_qdrant.types import Hit
 
@@ -89,7 +89,7 @@ def command(
     """
     from care_qdrant.errors import InputError
     from care_qdrant.qdrant.collection import Collection, only_collection
-    from care_qdrant.search.floor import judge
+    from care_qdrant.search.good_match import judge
     from care_qdrant.search.retriever import Retriever
     from care_qdrant.search.script import script_note
     from care_qdrant.types import embedded_text
@@ -156,7 +156,7 @@ def _parsed(conditions: Sequence[str], keys: "Keys | None" = None) -> "models.Fi
 def _floor(retriever: "Retriever") -> "Floor | None":
     """Return the lowest score of a good match; None where it cannot be had in time: the hits are shown already."""
     from care_qdrant.errors import QdrantError
-    from care_qdrant.search.floor import find_floor, fixed_questions, known_floor
+    from care_qdrant.search.good_match import find_floor, fixed_questions, known_floor
 
     try:
         return known_floor(retriever) or find_floor(retriever, fixed_questions(retriever), seconds=_FLOOR_SECONDS)

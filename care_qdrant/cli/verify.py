@@ -41,8 +41,8 @@ def command(
       care verify articles --url http://localhost:6333 --vector-name bm25
     """
     from care_qdrant.errors import NotVerified
-    from care_qdrant.index.verify import verify_collection
     from care_qdrant.qdrant.collection import Collection
+    from care_qdrant.vectors.verify import verify_collection
 
     with target.open() as client:
         is_bm25 = vector_name is not None and vector_name in Collection(client, collection).resolve().schema.sparse

@@ -323,7 +323,7 @@ def fallback_option(command: Command) -> Command:
         with_key = is_service and _endpoint_key([str(fallback)], "fallback") is not None
 
         def open_fallback() -> "Fallback":
-            from care_qdrant.encoders.old_model import open_old_model
+            from care_qdrant.encoders.remote.old_model import open_old_model
             from care_qdrant.search.fallback import Fallback
 
             old = open_old_model(str(fallback), with_key=with_key)

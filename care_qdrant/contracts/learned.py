@@ -17,8 +17,8 @@ import numpy.typing as npt
 from pydantic import TypeAdapter, ValidationError
 from qdrant_client import models
 
+from care_qdrant.contracts.layouts import guess_layout
 from care_qdrant.errors import InputError
-from care_qdrant.qdrant.layout import guess_layout
 from care_qdrant.types import Vectors
 from care_qdrant.version import __version__
 

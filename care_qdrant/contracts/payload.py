@@ -116,3 +116,11 @@ def _node_content(chunk: Chunk, title: Mapping[str, str]) -> str:
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(_canonical(value).encode()).hexdigest()[:32]
+
+
+def stored_hash(payload: Mapping[str, Any], vector_name: str) -> str | None:
+    """Return the hash of the text that a vector was made of, None where the point has none."""
+    care = payload.get(CARE_KEY)
+    hashes = care.get("vectors") if isinstance(care, Mapping) else None
+    digest = hashes.get(vector_name) if isinstance(hashes, Mapping) else None
+    return digest if isinstance(digest, str) else None

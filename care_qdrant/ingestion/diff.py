@@ -6,10 +6,10 @@ from typing import Any
 
 from qdrant_client import models
 
-from care_qdrant.index.work import Task, Window
+from care_qdrant.contracts.payload import chunk_payload, content_hash, payload_hash, stored_hash
+from care_qdrant.ingestion.pipeline import Task, Window
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME, PointVectors
-from care_qdrant.qdrant.payload import chunk_payload, content_hash, payload_hash
 from care_qdrant.types import CARE_KEY, Chunk, Vectors, point_id
 
 
@@ -153,3 +153,19 @@ def _hashes(chunk: Chunk, vectors: PointVectors) -> dict[str, str]:
     if vectors.sparse is not None:
         hashes[SPARSE_VECTOR_NAME] = content_hash(vectors.sparse.constants, title, chunk.text)
     return hashes
+
+
+def remove_orphaned_hashes(collection: Collection, vector_name: str) -> int:
+    """Remove the hash of a vector from each point that does not have the vector; return the number of those points.
+
+    Deleting a named vector leaves the payloads as they are, and ingestion trusts their hashes: without this, a corpus
+    would be reported as unchanged while none of its points could be found.
+    """
+    without = models.Filter(must_not=[models.HasVectorCondition(has_vector=vector_name)])
+    removed = 0
+    for part in collection.parts():
+        for page in part.scroll("looking for points without a vector", where=without, payload=[CARE_KEY]):
+            ids = [record.id for record in page if stored_hash(record.payload or {}, vector_name) is not None]
+            part.delete_payload_key(ids, f'{CARE_KEY}.vectors."{vector_name}"')
+            removed += len(ids)
+    return removed

@@ -5,14 +5,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 
+from care_qdrant.contracts.payload import chunk_payload
 from care_qdrant.encoders import Encoder
 from care_qdrant.encoders.ahead import Meter, meter_of, run_ahead
 from care_qdrant.encoders.batching import token_batches
-from care_qdrant.index.plan import ChunkTask, Plan
-from care_qdrant.index.reservoir import Reservoir
-from care_qdrant.index.settings import Estimate, IngestReport
-from care_qdrant.index.work import Maker
-from care_qdrant.qdrant.payload import chunk_payload
+from care_qdrant.ingestion.diff import ChunkTask, Plan
+from care_qdrant.ingestion.pipeline import Maker
+from care_qdrant.ingestion.reservoir import Reservoir
+from care_qdrant.ingestion.settings import Estimate, IngestReport
 from care_qdrant.types import Chunk
 
 SAMPLE_CHUNKS = 4_096

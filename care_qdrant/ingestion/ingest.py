@@ -1,6 +1,6 @@
 """Corpus to collection: read, skip what is stored, encode the rest in full batches, write, count.
 
-The loop itself is `care_qdrant.index.work`; here is what a corpus needs before, between and after its windows.
+The loop itself is `care_qdrant.ingestion.pipeline`; here is what a corpus needs before, between and after its windows.
 """
 
 import gc
@@ -18,11 +18,17 @@ from care_qdrant.corpus.files import CorpusPath
 from care_qdrant.corpus.rejects import RejectsFile
 from care_qdrant.encoders.ahead import Meter, meter_of, report_of
 from care_qdrant.errors import CareError, InputError, QdrantError
-from care_qdrant.index.dry_run import estimate
-from care_qdrant.index.guard import RunGuard
-from care_qdrant.index.plan import ChunkTask, Plan, has_other_writers
-from care_qdrant.index.points import remove_orphaned_hashes
-from care_qdrant.index.reading import (
+from care_qdrant.ingestion.diff import ChunkTask, Plan, has_other_writers, remove_orphaned_hashes
+from care_qdrant.ingestion.dry_run import estimate
+from care_qdrant.ingestion.pipeline import (
+    WINDOWS_AHEAD,
+    Worker,
+    brought_vectors,
+    document_vectors,
+    read_ahead,
+    require_encoder,
+)
+from care_qdrant.ingestion.rows import (
     CutDocument,
     Reader,
     Reading,
@@ -32,16 +38,9 @@ from care_qdrant.index.reading import (
     require_document,
     sparse_contract,
 )
-from care_qdrant.index.seen import Seen, delete_missing, delete_surplus_chunks
-from care_qdrant.index.settings import DocumentModel, IngestReport, IngestSettings, name_of_vector
-from care_qdrant.index.work import (
-    WINDOWS_AHEAD,
-    Worker,
-    brought_vectors,
-    document_vectors,
-    read_ahead,
-    require_encoder,
-)
+from care_qdrant.ingestion.run_entry import RunGuard
+from care_qdrant.ingestion.seen import Seen, delete_missing, delete_surplus_chunks
+from care_qdrant.ingestion.settings import DocumentModel, IngestReport, IngestSettings, name_of_vector
 from care_qdrant.progress import Progress
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import (
@@ -53,8 +52,8 @@ from care_qdrant.qdrant.create import (
     join_collection,
     join_shard_key,
 )
-from care_qdrant.qdrant.quantization import record_rescoring
 from care_qdrant.qdrant.retry import RetryPolicy
+from care_qdrant.search.tuning import record_rescoring
 from care_qdrant.types import Document
 
 logger = logging.getLogger(__name__)

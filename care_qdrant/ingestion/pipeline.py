@@ -1,6 +1,6 @@
 """The unit of work of ingestion and attach: a window of texts, what they lack, its encoding, its writing.
 
-A source (`care_qdrant.index.reading` for a corpus, `care_qdrant.index.points` for a collection) compares content hashes
+A source (`ingestion.rows` for a corpus, `vectors.points` for a collection) compares content hashes
 with the stored ones and yields windows of tasks. A `Worker` encodes the tasks in batches of equal length and writes
 them. Three things run at once: the source some windows ahead, the encoder, and the sender threads behind it. The hashes
 in the stored payloads are the only checkpoint: a killed run is finished by running it again.
@@ -17,13 +17,13 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from qdrant_client import models
 
+from care_qdrant.contracts.contract import SparseContract
 from care_qdrant.encoders.ahead import Meter, calls_of, run_ahead
 from care_qdrant.encoders.batching import token_batches
 from care_qdrant.encoders.usable import require_usable
-from care_qdrant.index.settings import DocumentModel
+from care_qdrant.ingestion.settings import DocumentModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import tune_embedded
-from care_qdrant.qdrant.contracts import SparseContract
 from care_qdrant.qdrant.sender import Kind, Sender, Write, by_size
 from care_qdrant.types import Vectors
 

@@ -12,17 +12,17 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TypeGuard
 
+from care_qdrant.contracts.contract import SparseContract
 from care_qdrant.corpus.files import Corpus, CorpusPath, typed_fields
 from care_qdrant.corpus.rejects import RejectsFile, rejects_path
 from care_qdrant.corpus.rows import Fields, Reject, check_document
 from care_qdrant.corpus.streams import UTF_8
-from care_qdrant.encoders import bm25
+from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import InputError
-from care_qdrant.index.plan import Plan, make_plan, points_of_other_writers
-from care_qdrant.index.seen import Seen
-from care_qdrant.index.settings import IngestReport, Shard
+from care_qdrant.ingestion.diff import Plan, make_plan, points_of_other_writers
+from care_qdrant.ingestion.seen import Seen
+from care_qdrant.ingestion.settings import IngestReport, Shard
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.contracts import SparseContract
 from care_qdrant.qdrant.create import PointVectors
 from care_qdrant.types import Chunk, Document, embedded_text
 

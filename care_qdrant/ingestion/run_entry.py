@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from care_qdrant.errors import FingerprintMismatch, Rejected
-from care_qdrant.index.settings import IngestSettings
+from care_qdrant.ingestion.settings import IngestSettings
+from care_qdrant.qdrant.checks import check_contract, check_sparse_contract
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.contract_checks import check_contract, check_sparse_contract
 from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME, PointVectors
 from care_qdrant.qdrant.retry import is_forbidden
 from care_qdrant.qdrant.schema import IDENTITY_KEY, RUN_PREFIX, CollectionSchema, now_noted

@@ -11,9 +11,9 @@ from contextlib import closing
 from hashlib import blake2b
 from typing import Literal, Self
 
+from care_qdrant.contracts.payload import payload_hash
 from care_qdrant.errors import InputError
 from care_qdrant.qdrant.collection import Collection, PointId
-from care_qdrant.qdrant.payload import payload_hash
 from care_qdrant.types import CARE_KEY, Chunk, Document, point_id
 
 Verdict = Literal["new", "same", "other"]

@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from care_qdrant.contracts.contract import VectorContract
 from care_qdrant.corpus.chunking import Overflow
-from care_qdrant.encoders import Encoder, TokenCounter, bm25
+from care_qdrant.encoders import Encoder, TokenCounter
+from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import InputError
-from care_qdrant.qdrant.contracts import VectorContract
 from care_qdrant.qdrant.create import Index
 
 

@@ -21,9 +21,9 @@ from care_qdrant.model.hub import fetch_document_side
 from care_qdrant.model.references import Reference, check_references
 
 if TYPE_CHECKING:
-    from care_qdrant.encoders.processes import ProcessEncoder
-    from care_qdrant.encoders.server import ReferenceVectors
-    from care_qdrant.encoders.torch import TorchEncoder
+    from care_qdrant.encoders.local.processes import ProcessEncoder
+    from care_qdrant.encoders.local.torch import TorchEncoder
+    from care_qdrant.encoders.remote.server import ReferenceVectors
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ def document_encoder(saved: SavedEncoder, device: str | None, engine: Engine) ->
     """Load a document encoder on torch; on several devices, in a process for each."""
     if len(devices := devices_of(device)) < 2:
         return torch_side(saved.folder, "document", saved.side, next(iter(devices), None), engine.dtype)
-    from care_qdrant.encoders.processes import ProcessEncoder
+    from care_qdrant.encoders.local.processes import ProcessEncoder
 
     prompt = saved.side.prompt
     return ProcessEncoder(
@@ -154,7 +154,7 @@ def torch_side(
     folder: Path, role: Literal["query", "document"], side: Side, device: str | None, dtype: Dtype = "auto"
 ) -> "TorchEncoder":
     """Load an encoder on torch."""
-    from care_qdrant.encoders.torch import TorchEncoder, load_sentence_transformer
+    from care_qdrant.encoders.local.torch import TorchEncoder, load_sentence_transformer
 
     model = load_sentence_transformer(folder, device, dtype)
     return TorchEncoder(model, role, prompt=side.prompt, max_tokens=side.max_tokens)
@@ -192,7 +192,7 @@ def torch_files(card: Card, side: str) -> list[str]:
 
 def served_encoder(engine: Engine, saved: SavedEncoder, load_own: Callable[[], Encoder]) -> Encoder:
     """Return an encoder on servers that have given the model's own vectors."""
-    from care_qdrant.encoders.server import ServerEncoder, make_reference
+    from care_qdrant.encoders.remote.server import ServerEncoder, make_reference
 
     if (reference := _known_vectors(engine, saved)) is None:
         logger.info(
@@ -223,7 +223,7 @@ def served_encoder(engine: Engine, saved: SavedEncoder, load_own: Callable[[], E
 
 def _known_vectors(engine: Engine, saved: SavedEncoder) -> "ReferenceVectors | None":
     """Return the reference vectors of the file that was named, else those of the card."""
-    from care_qdrant.encoders.server import ReferenceVectors, load_reference
+    from care_qdrant.encoders.remote.server import ReferenceVectors, load_reference
 
     if engine.reference is not None:
         reference = load_reference(engine.reference)

@@ -17,8 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from care_qdrant.encoders.local.weights import check_model, read_header, read_json, write_json
 from care_qdrant.encoders.side import UNLIMITED, Geometry, Side, static_limit
-from care_qdrant.encoders.weights import check_model, read_header, read_json, write_json
 from care_qdrant.errors import IncompleteModel, InputError, ModelError
 from care_qdrant.model.card import (
     CARD_FILE,
@@ -42,7 +42,7 @@ from care_qdrant.model.rewrite import unwrap
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from care_qdrant.encoders.term_weights import TermWeights
+    from care_qdrant.encoders.terms.weights import TermWeights
 
 SIDES = ("query", "document")
 _ROUTER = "sentence_transformers.base.modules.router.Router"

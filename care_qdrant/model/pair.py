@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from qdrant_client.models import SparseVector
     from sentence_transformers import SentenceTransformer
 
-    from care_qdrant.encoders.processes import ProcessEncoder
-    from care_qdrant.qdrant.contracts import VectorContract
+    from care_qdrant.contracts.contract import VectorContract
+    from care_qdrant.encoders.local.processes import ProcessEncoder
 
 Precision = Literal["auto", "int8", "fp32"]
 
@@ -153,8 +153,8 @@ class CareModel:
     @cached_property
     def _query_terms(self) -> Callable[[str], "SparseVector"]:
         # Here, because they take the Qdrant client with them, as in `contract`.
-        from care_qdrant.encoders.bm25 import query_vector
-        from care_qdrant.encoders.term_weights import TermWeights
+        from care_qdrant.encoders.terms.bm25 import query_vector
+        from care_qdrant.encoders.terms.weights import TermWeights
 
         path = self._find_term_weights()
         return query_vector if path is None else TermWeights.load(path).query_vector
@@ -171,7 +171,7 @@ class CareModel:
     def contract(self) -> "VectorContract":
         """Return what a collection must remember of this model's vectors."""
         # Here, because it takes the Qdrant client with it: a second that a process that only encodes need not pay.
-        from care_qdrant.qdrant.contracts import VectorContract
+        from care_qdrant.contracts.contract import VectorContract
 
         distance = "Cosine" if self.geometry == "unit" else "Dot"
         return VectorContract(fingerprint=self.fingerprint, model=self.name, dim=self.dim, distance=distance)
@@ -228,7 +228,7 @@ def _pair(
 
 def _symmetric(folder: Path, name: str, device: str | None, engine: Engine) -> CareModel:
     """Let one sentence-transformers model play both roles, its weights loaded once."""
-    from care_qdrant.encoders.torch import TorchEncoder, load_sentence_transformer
+    from care_qdrant.encoders.local.torch import TorchEncoder, load_sentence_transformer
 
     fingerprint = _fingerprint_of_files(folder)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from care_qdrant.encoders.weights import CHECK_FILE, read_json, write_json
+from care_qdrant.encoders.local.weights import CHECK_FILE, read_json, write_json
 from care_qdrant.errors import AlteredModel
 from care_qdrant.types import Vectors
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from care_qdrant.encoders.weights import (
+from care_qdrant.encoders.local.weights import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     INDEX,

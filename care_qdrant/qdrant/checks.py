@@ -10,17 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from qdrant_client import models
 
-from care_qdrant.encoders import bm25
+from care_qdrant.contracts.contract import Contract, SparseContract, VectorContract
+from care_qdrant.contracts.learned import LearnedContract, agreement, probe_ids, probe_texts, probe_vectors, signs
+from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch, next_command
-from care_qdrant.qdrant.contracts import Contract, SparseContract, VectorContract
-from care_qdrant.qdrant.learned import (
-    LearnedContract,
-    agreement,
-    probe_ids,
-    probe_texts,
-    probe_vectors,
-    signs,
-)
 from care_qdrant.qdrant.schema import CollectionSchema
 from care_qdrant.types import Vectors
 

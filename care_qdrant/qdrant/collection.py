@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.contracts.contract import Contract, contract_metadata
+from care_qdrant.contracts.learned import LearnedContract, learned_metadata
 from care_qdrant.errors import InputError, NoCollection, QdrantError, Rejected, next_command
-from care_qdrant.qdrant import bulk
+from care_qdrant.qdrant import grpc as bulk
 from care_qdrant.qdrant.calls import Calls, Written, in_requests, seconds_left
 from care_qdrant.qdrant.connection import require_server
-from care_qdrant.qdrant.contracts import Contract, contract_metadata
 from care_qdrant.qdrant.embedded_search import search_arrays
-from care_qdrant.qdrant.learned import LearnedContract, learned_metadata
 from care_qdrant.qdrant.retry import RequestTooLarge, RetryPolicy
 from care_qdrant.qdrant.schema import IDENTITY_KEY, CollectionSchema, Limits
 
@@ -33,7 +33,7 @@ Payloads = bool | list[str]
 class Collection(Calls):
     """One collection of one Qdrant, reached with retries; may be used from several threads.
 
-    The schema is read once and kept: pure checks (`care_qdrant.qdrant.contract_checks`) share it. `refresh` reads it
+    The schema is read once and kept: pure checks (`care_qdrant.qdrant.checks`) share it. `refresh` reads it
     again, and so does the next use after this object has changed it.
 
     Every method that calls Qdrant raises:

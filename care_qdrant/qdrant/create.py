@@ -9,12 +9,12 @@ from typing import Any, Literal, TypeVar, cast, get_args
 from pydantic import BaseModel
 from qdrant_client import models
 
-from care_qdrant.encoders import bm25
+from care_qdrant.contracts.contract import SparseContract, VectorContract, contract_metadata
+from care_qdrant.contracts.paths import readings
+from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import InputError, Rejected, ServerTooOld, next_command
+from care_qdrant.qdrant.checks import check_contract, check_sparse_contract
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.contract_checks import check_contract, check_sparse_contract
-from care_qdrant.qdrant.contracts import SparseContract, VectorContract, contract_metadata
-from care_qdrant.qdrant.paths import readings
 from care_qdrant.qdrant.schema import IDENTITY_KEY, LOAD_KEY, CollectionSchema
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -8,9 +8,9 @@ from typing import Any
 
 from qdrant_client import models
 
+from care_qdrant.contracts.contract import Contract, SparseContract, VectorContract, parse_contracts
+from care_qdrant.contracts.learned import LearnedContract, parse_learned
 from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch
-from care_qdrant.qdrant.contracts import Contract, SparseContract, VectorContract, parse_contracts
-from care_qdrant.qdrant.learned import LearnedContract, parse_learned
 
 LOAD_KEY = "care_bulk_load"
 """Metadata key: what the bulk load of a new collection still has to restore."""

@@ -10,9 +10,9 @@ from typing import Literal, Self
 from qdrant_client import models
 
 from care_qdrant.errors import QdrantError, Rejected
-from care_qdrant.qdrant.bulk import with_lists
 from care_qdrant.qdrant.calls import in_requests
 from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.grpc import with_lists
 from care_qdrant.qdrant.retry import RequestTooLarge
 from care_qdrant.types import CARE_KEY
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from qdrant_client import models
 
+from care_qdrant.contracts.layouts import Layout, guess_layout, lookup, read_hit
+from care_qdrant.contracts.paths import as_stored, quoted, readings
 from care_qdrant.errors import InputError
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.layout import Layout, guess_layout, lookup, read_hit
-from care_qdrant.qdrant.paths import as_stored, quoted, readings
 
 Value = str | int | float | bool
 BOUNDS = {">=": "gte", "<=": "lte", ">": "gt", "<": "lt"}

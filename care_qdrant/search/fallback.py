@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from qdrant_client import models
 
+from care_qdrant.contracts.learned import probe_ids, probe_texts, probe_vectors
 from care_qdrant.errors import InputError, ModelError
 from care_qdrant.forking import ForkLock
-from care_qdrant.qdrant.learned import probe_ids, probe_texts, probe_vectors
-from care_qdrant.search.plan import Query
+from care_qdrant.search.query import Query
 from care_qdrant.search.resolve import ResolvedCollection
 from care_qdrant.types import Vectors
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from care_qdrant.contracts.layouts import read_hit
 from care_qdrant.errors import QdrantError
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.layout import read_hit
 from care_qdrant.qdrant.schema import FLOOR_PREFIX
 from care_qdrant.search.overview import SAMPLE_POINTS, Question, own_questions
 from care_qdrant.search.retriever import Retriever

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from care_qdrant.contracts.layouts import read_hit
 from care_qdrant.errors import InputError
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.layout import read_hit
 from care_qdrant.search.conditions import written_key
 from care_qdrant.types import Hit
 

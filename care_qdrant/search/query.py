@@ -7,7 +7,7 @@ from typing import Any
 
 from qdrant_client import models
 
-from care_qdrant.encoders.sparse import SparseQuery
+from care_qdrant.encoders.terms.sparse import SparseQuery
 from care_qdrant.search.conditions import keys_of
 from care_qdrant.search.fusion import DEFAULT_ALPHA, Fusion, candidates, fused_request
 from care_qdrant.search.resolve import ResolvedCollection

@@ -12,18 +12,18 @@ from typing import TypeVar
 
 from qdrant_client import models
 
-from care_qdrant.encoders import bm25
+from care_qdrant.contracts.contract import SparseContract, VectorContract
+from care_qdrant.contracts.layouts import Layout, Payload, Point, guess_layout, lookup, read_hit
+from care_qdrant.contracts.learned import LearnedContract
+from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import InputError, Rejected
+from care_qdrant.qdrant.checks import check_contract, check_sparse_contract, require_learned_from
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.contract_checks import check_contract, check_sparse_contract, require_learned_from
-from care_qdrant.qdrant.contracts import SparseContract, VectorContract
-from care_qdrant.qdrant.layout import Layout, Payload, Point, guess_layout, lookup, read_hit
-from care_qdrant.qdrant.learned import LearnedContract
-from care_qdrant.qdrant.quantization import recorded_rescoring
 from care_qdrant.qdrant.retry import is_not_found
 from care_qdrant.qdrant.schema import CollectionSchema, Limits
 from care_qdrant.search.conditions import Keys
 from care_qdrant.search.fusion import DEFAULT_ALPHA
+from care_qdrant.search.tuning import recorded_rescoring
 from care_qdrant.types import Hit, Vectors
 
 T = TypeVar("T")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.encoders import bm25
-from care_qdrant.encoders.sparse import SparseQueryEncoder
+from care_qdrant.encoders.terms import bm25
+from care_qdrant.encoders.terms.sparse import SparseQueryEncoder
 from care_qdrant.errors import InputError, UnusableText
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.retry import RetryPolicy
@@ -17,7 +17,7 @@ from care_qdrant.qdrant.schema import CollectionSchema
 from care_qdrant.search.conditions import Keys
 from care_qdrant.search.fallback import Fallback
 from care_qdrant.search.fusion import Fusion, candidates
-from care_qdrant.search.plan import Query, find
+from care_qdrant.search.query import Query, find
 from care_qdrant.search.resolve import CHECK_SECONDS, CollectionResolver, ResolvedCollection, StoreConfig
 from care_qdrant.types import Hit, Vectors
 
@@ -79,7 +79,7 @@ class Retriever:
             vector_name: Of the dense vector; None takes the one that this model made.
             sparse_vector_name: Of the BM25 vector; None takes the one that is there.
             sparse_encoder: Makes queries for the vector of ``sparse_vector_name`` where another encoder wrote that
-                (`care_qdrant.encoders.sparse`); nothing checks that it fits the stored vectors.
+                (`care_qdrant.encoders.terms.sparse`); nothing checks that it fits the stored vectors.
             fusion: How a hybrid search fuses the two lists (`care_qdrant.search.fusion`); None is ``linear``, and
                 ``rrf`` with a ``sparse_encoder``.
             alpha: Share of the dense score in the linear fusion, from 0 to 1; None takes what `care learn` recorded for

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from care_qdrant.encoders import bm25
+from care_qdrant.encoders.terms import bm25
 from care_qdrant.model.pair import CareModel
 from care_qdrant.serve.lines import SLICE_TEXTS, Side
 from care_qdrant.serve.pairs import BM25_SUFFIX, Pairs, ServedPair, check_texts

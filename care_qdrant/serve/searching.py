@@ -20,15 +20,15 @@ import numpy as np
 from pydantic import ValidationError
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.encoders import bm25
+from care_qdrant.contracts.contract import SparseContract
+from care_qdrant.contracts.layouts import guess_layout, read_hit
+from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import CareError, InputError, Rejected
 from care_qdrant.qdrant.calls import DEADLINE
 from care_qdrant.qdrant.collection import Collection, only_collection
-from care_qdrant.qdrant.contracts import SparseContract
-from care_qdrant.qdrant.layout import guess_layout, read_hit
 from care_qdrant.search.conditions import Keys, notice, parse_filter
 from care_qdrant.search.fallback import Fallback
-from care_qdrant.search.floor import Floor, Match, find_floor, fixed_questions, judge, known_floor
+from care_qdrant.search.good_match import Floor, Match, find_floor, fixed_questions, judge, known_floor
 from care_qdrant.search.overview import Question, overview
 from care_qdrant.search.retriever import Mode, Retriever
 from care_qdrant.serve import tracing

@@ -1,7 +1,7 @@
 """Adds a model's vector to the points of a collection that is in use, beside the vectors that it has.
 
 It writes one named vector, its contract, and a hash under ``_care`` in each payload. Everything else stays as it is,
-and `care_qdrant.index.detach` removes all of it again. The hashes are the only checkpoint: run it again after a
+and `care_qdrant.vectors.detach` removes all of it again. The hashes are the only checkpoint: run it again after a
 kill, after texts have changed, or from cron, and it encodes what is new or different and nothing else.
 """
 
@@ -13,28 +13,28 @@ from typing import Any
 
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.encoders import bm25
+from care_qdrant.contracts.contract import SparseContract, VectorContract, contract_metadata
+from care_qdrant.contracts.layouts import Layout
+from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import InputError
-from care_qdrant.index.copying import OnProgress
-from care_qdrant.index.points import (
-    MOST_UNREADABLE,
-    Characters,
-    PointReader,
-    PointTask,
-    PointWindow,
-    remove_orphaned_hashes,
-    stored_text,
+from care_qdrant.ingestion.diff import remove_orphaned_hashes
+from care_qdrant.ingestion.pipeline import (
+    Maker,
+    Worker,
+    brought_vectors,
+    document_vectors,
+    require_encoder,
+    term_vectors,
 )
-from care_qdrant.index.preflight import Preflight, examine
-from care_qdrant.index.settings import DocumentModel, name_of_vector, require_fraction
-from care_qdrant.index.work import Maker, Worker, brought_vectors, document_vectors, require_encoder, term_vectors
+from care_qdrant.ingestion.settings import DocumentModel, name_of_vector, require_fraction
+from care_qdrant.progress import OnProgress
 from care_qdrant.qdrant.collection import Collection, PointId
-from care_qdrant.qdrant.contracts import SparseContract, VectorContract, contract_metadata
 from care_qdrant.qdrant.create import QUANTIZATION, Quantization
-from care_qdrant.qdrant.layout import Layout
-from care_qdrant.qdrant.quantization import record_rescoring
 from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.qdrant.schema import ATTACH_PREFIX, CollectionSchema, now_noted
+from care_qdrant.search.tuning import record_rescoring
+from care_qdrant.vectors.points import MOST_UNREADABLE, Characters, PointReader, PointTask, PointWindow, stored_text
+from care_qdrant.vectors.preflight import Preflight, examine
 
 WATCHING = RetryPolicy(attempts=5)
 """Of one pass of ``--watch``: there is another pass soon, and a signal should not wait for longer than some seconds."""

@@ -1,19 +1,20 @@
-"""Removes what `care_qdrant.index.attach` added: the vector, our hashes in the payloads, and the contract."""
+"""Removes what `care_qdrant.vectors.attach` added: the vector, our hashes in the payloads, and the contract."""
 
 from dataclasses import dataclass
 
 from qdrant_client import QdrantClient
 
+from care_qdrant.contracts.payload import stored_hash
 from care_qdrant.errors import InputError, ServerTooOld
-from care_qdrant.index.attach import end_attach
-from care_qdrant.index.points import is_key_of_others, stored_hash
-from care_qdrant.index.preflight import NAMED_VECTORS_SINCE
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.connection import tune_embedded
-from care_qdrant.qdrant.quantization import rescoring_removal
 from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.qdrant.schema import CollectionSchema, VersionRecord
+from care_qdrant.search.tuning import rescoring_removal
 from care_qdrant.types import CARE_KEY
+from care_qdrant.vectors.attach import end_attach
+from care_qdrant.vectors.points import is_key_of_others
+from care_qdrant.vectors.preflight import NAMED_VECTORS_SINCE
 
 
 @dataclass(frozen=True, slots=True)

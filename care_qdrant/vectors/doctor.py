@@ -5,14 +5,14 @@ from typing import Any
 
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.contracts.contract import Contract, VectorContract
 from care_qdrant.errors import InputError
-from care_qdrant.index.by_copy import plan_copy
-from care_qdrant.index.points import stored_text
-from care_qdrant.index.preflight import SAMPLE_POINTS, Preflight, examine, problem_of
-from care_qdrant.index.settings import DocumentModel
+from care_qdrant.ingestion.settings import DocumentModel
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.contracts import Contract, VectorContract
 from care_qdrant.qdrant.retry import RetryPolicy
+from care_qdrant.vectors.copy_plan import plan_copy
+from care_qdrant.vectors.points import stored_text
+from care_qdrant.vectors.preflight import SAMPLE_POINTS, Preflight, examine, problem_of
 
 SHOWN_TEXTS = 3
 SHOWN_CHARACTERS = 60

@@ -6,12 +6,12 @@ from typing import Any
 
 from qdrant_client import models
 
+from care_qdrant.contracts.layouts import NODE_TEXTS, Layout, guess_layout, lookup
+from care_qdrant.contracts.payload import content_hash, node_embedded_texts, stored_hash
 from care_qdrant.encoders import TokenCounter
 from care_qdrant.errors import InputError
-from care_qdrant.index.work import Task, Window
+from care_qdrant.ingestion.pipeline import Task, Window
 from care_qdrant.qdrant.collection import Collection, PointId
-from care_qdrant.qdrant.layout import NODE_TEXTS, Layout, guess_layout, lookup
-from care_qdrant.qdrant.payload import content_hash, node_embedded_texts
 from care_qdrant.types import CARE_KEY, embedded_text, half_character
 
 WINDOW_POINTS = 4_096
@@ -129,30 +129,6 @@ def _texts_of_node(layout: Layout, payload: Mapping[str, Any]) -> list[str]:
     """
     texts = (lookup(payload, path) for path in NODE_TEXTS)
     return node_embedded_texts(payload) if layout.of_point(payload).find_text(payload) in texts else []
-
-
-def stored_hash(payload: Mapping[str, Any], vector_name: str) -> str | None:
-    """Return the hash of the text that a vector was made of, None where the point has none."""
-    care = payload.get(CARE_KEY)
-    hashes = care.get("vectors") if isinstance(care, Mapping) else None
-    digest = hashes.get(vector_name) if isinstance(hashes, Mapping) else None
-    return digest if isinstance(digest, str) else None
-
-
-def remove_orphaned_hashes(collection: Collection, vector_name: str) -> int:
-    """Remove the hash of a vector from each point that does not have the vector; return the number of those points.
-
-    Deleting a named vector leaves the payloads as they are, and ingestion trusts their hashes: without this, a corpus
-    would be reported as unchanged while none of its points could be found.
-    """
-    without = models.Filter(must_not=[models.HasVectorCondition(has_vector=vector_name)])
-    removed = 0
-    for part in collection.parts():
-        for page in part.scroll("looking for points without a vector", where=without, payload=[CARE_KEY]):
-            ids = [record.id for record in page if stored_hash(record.payload or {}, vector_name) is not None]
-            part.delete_payload_key(ids, f'{CARE_KEY}.vectors."{vector_name}"')
-            removed += len(ids)
-    return removed
 
 
 def expected_hash(layout: Layout, payload: Mapping[str, Any], vector_name: str, fingerprint: str) -> str | None:

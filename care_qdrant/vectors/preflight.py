@@ -7,13 +7,14 @@ from typing import Any
 
 from qdrant_client import models
 
+from care_qdrant.contracts.contract import SparseContract, VectorContract
+from care_qdrant.contracts.layouts import Layout, guess_layout
+from care_qdrant.contracts.payload import stored_hash
 from care_qdrant.errors import CareError, FingerprintMismatch, InputError, SchemaMismatch, ServerTooOld, next_command
-from care_qdrant.index.points import NOTICEABLE_FRACTION, expected_hash, other_text_field, require_free_key, stored_hash
+from care_qdrant.qdrant.checks import check_contract, check_sparse_contract
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.contract_checks import check_contract, check_sparse_contract
-from care_qdrant.qdrant.contracts import SparseContract, VectorContract
-from care_qdrant.qdrant.layout import Layout, guess_layout
 from care_qdrant.qdrant.schema import CollectionSchema
+from care_qdrant.vectors.points import NOTICEABLE_FRACTION, expected_hash, other_text_field, require_free_key
 
 NAMED_VECTORS_SINCE = (1, 18)
 SAMPLE_POINTS = 200

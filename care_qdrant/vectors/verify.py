@@ -9,28 +9,21 @@ from typing import Any, Protocol
 import numpy as np
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.encoders import Encoder, bm25
+from care_qdrant.contracts.contract import SparseContract, VectorContract
+from care_qdrant.contracts.layouts import Layout
+from care_qdrant.contracts.payload import stored_hash
+from care_qdrant.encoders import Encoder
+from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import ContractError, InputError, next_command
-from care_qdrant.index.points import (
-    MOST_UNREADABLE,
-    expected_hash,
-    is_unreadable,
-    other_field_warning,
-    other_text_field,
-    possible_texts,
-    stored_hash,
-    stored_text,
-    unreadable_warning,
-)
-from care_qdrant.index.preflight import examine
-from care_qdrant.index.reservoir import Reservoir
-from care_qdrant.index.settings import DocumentModel
+from care_qdrant.ingestion.reservoir import Reservoir
+from care_qdrant.ingestion.settings import DocumentModel
+from care_qdrant.qdrant.checks import check_contract, check_sparse_contract
 from care_qdrant.qdrant.collection import Collection, PointId
-from care_qdrant.qdrant.contract_checks import check_contract, check_sparse_contract
-from care_qdrant.qdrant.contracts import SparseContract, VectorContract
-from care_qdrant.qdrant.layout import Layout
 from care_qdrant.qdrant.point_equality import vectors_of
-from care_qdrant.qdrant.quantization import (
+from care_qdrant.qdrant.retry import RetryPolicy
+from care_qdrant.qdrant.schema import CollectionSchema
+from care_qdrant.search.resolve import find_bm25
+from care_qdrant.search.tuning import (
     MAX_LOSS,
     Rescoring,
     describe_loss,
@@ -38,9 +31,17 @@ from care_qdrant.qdrant.quantization import (
     measure_rescoring,
     recorded_rescoring,
 )
-from care_qdrant.qdrant.retry import RetryPolicy
-from care_qdrant.qdrant.schema import CollectionSchema
-from care_qdrant.search.resolve import find_bm25
+from care_qdrant.vectors.points import (
+    MOST_UNREADABLE,
+    expected_hash,
+    is_unreadable,
+    other_field_warning,
+    other_text_field,
+    possible_texts,
+    stored_text,
+    unreadable_warning,
+)
+from care_qdrant.vectors.preflight import examine
 
 TOP_K = 10
 OPENING_CHARACTERS = 40

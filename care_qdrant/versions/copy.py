@@ -14,7 +14,8 @@ from typing import Any
 from qdrant_client import models
 
 from care_qdrant.errors import InputError, NotVerified
-from care_qdrant.index.reservoir import Reservoir
+from care_qdrant.ingestion.reservoir import Reservoir
+from care_qdrant.progress import OnProgress
 from care_qdrant.qdrant.calls import in_pages
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.connection import tune_embedded
@@ -23,8 +24,6 @@ from care_qdrant.qdrant.point_equality import ROUNDING, Measure, measures, same_
 from care_qdrant.qdrant.schema import COPY_KEY, CollectionSchema, now_noted
 from care_qdrant.qdrant.sender import MAX_BYTES, Sender, Write
 
-OnProgress = Callable[[int, int], None]
-"""Called with the number of points that are done and the number of all points."""
 Dense = Mapping[str, models.VectorParams]
 
 _BYTES_PER_NUMBER = 21

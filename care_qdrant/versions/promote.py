@@ -4,13 +4,14 @@ import logging
 import time
 from dataclasses import dataclass
 
+from care_qdrant.contracts.contract import METADATA_PREFIX
 from care_qdrant.errors import InputError, Rejected
-from care_qdrant.index.copying import CopySettings, OnProgress, copy_note, copy_points, ids_beyond, verify_copy
+from care_qdrant.progress import OnProgress
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.contracts import METADATA_PREFIX
 from care_qdrant.qdrant.create import create_like, indexes_of
 from care_qdrant.qdrant.retry import is_forbidden
 from care_qdrant.qdrant.schema import COPY_KEY, CollectionSchema
+from care_qdrant.versions.copy import CopySettings, copy_note, copy_points, ids_beyond, verify_copy
 
 logger = logging.getLogger(__name__)
 

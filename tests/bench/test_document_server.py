@@ -7,7 +7,7 @@ from care_benchmarks.cli import care_bench
 from care_benchmarks.results import load_result
 from click.testing import CliRunner
 
-from tests.encoders.test_server import EmbeddingServer
+from tests.encoders.remote.test_server import EmbeddingServer
 
 # Whole runs import torch, mteb and LlamaIndex: minutes where other work holds the cores.
 pytestmark = pytest.mark.timeout(600)

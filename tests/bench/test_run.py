@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from mteb.models.model_meta import ModelMeta, ScoringFunction
 from mteb.models.sentence_transformer_wrapper import SentenceTransformerEncoderWrapper
 
-from care_qdrant.encoders.torch import load_sentence_transformer
+from care_qdrant.encoders.local.torch import load_sentence_transformer
 from care_qdrant.errors import CareError, InputError
 from tests.bench import conftest
 from tests.tiny import care_folder

@@ -18,9 +18,9 @@ from mteb.types import PromptType
 from qdrant_client import QdrantClient
 
 from care_qdrant.bulk.encode import encode_unit
+from care_qdrant.bulk.job import Manifest, Work
 from care_qdrant.bulk.load import load
-from care_qdrant.bulk.plan import plan
-from care_qdrant.bulk.work import Manifest, Work
+from care_qdrant.bulk.units import plan
 from care_qdrant.encoders.side import Side
 from care_qdrant.errors import InputError
 from care_qdrant.model.card import Card

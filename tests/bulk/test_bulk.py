@@ -28,15 +28,15 @@ from hypothesis import strategies as st
 from qdrant_client import QdrantClient
 
 from care_qdrant.bulk.encode import encode_unit
+from care_qdrant.bulk.job import Manifest, Work
 from care_qdrant.bulk.load import load, verify
-from care_qdrant.bulk.plan import plan
-from care_qdrant.bulk.work import Manifest, Work
+from care_qdrant.bulk.units import plan
 from care_qdrant.cli import care
-from care_qdrant.encoders import bm25
+from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import EncodingError, FingerprintMismatch, InputError, NewerFormat, NotVerified
-from care_qdrant.index import reading
-from care_qdrant.index.ingest import ingest
-from care_qdrant.index.settings import IngestSettings
+from care_qdrant.ingestion import rows as reading
+from care_qdrant.ingestion.ingest import ingest
+from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.progress import Progress
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.schema import LOAD_KEY

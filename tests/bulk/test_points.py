@@ -9,15 +9,15 @@ from click.testing import CliRunner
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.bulk.encode import encode_unit
+from care_qdrant.bulk.job import Manifest, Work
 from care_qdrant.bulk.load import load_points, verify
 from care_qdrant.bulk.points import plan_points
-from care_qdrant.bulk.work import Manifest, Work
 from care_qdrant.cli import care
 from care_qdrant.errors import ContractError, InputError
-from care_qdrant.index.attach import attach_vector
-from care_qdrant.index.verify import verify_collection
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
+from care_qdrant.vectors.attach import attach_vector
+from care_qdrant.vectors.verify import verify_collection
 from tests.tiny import HashModel, Killed, medical_texts
 
 MODEL = HashModel(max_tokens=40)

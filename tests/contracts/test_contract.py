@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.contracts.contract import SparseContract, UnreadableContract, VectorContract
+from care_qdrant.contracts.learned import LearnedContract, learned_metadata, parse_learned
 from care_qdrant.errors import ContractError, FingerprintMismatch, InputError, SchemaMismatch
-from care_qdrant.index.doctor import describe_all
+from care_qdrant.qdrant.checks import check_contract
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.contract_checks import check_contract
-from care_qdrant.qdrant.contracts import SparseContract, UnreadableContract, VectorContract
-from care_qdrant.qdrant.learned import LearnedContract, learned_metadata, parse_learned
+from care_qdrant.vectors.doctor import describe_all
 
 OURS = VectorContract(fingerprint="a" * 64, model="pair-a", dim=4)
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from qdrant_client import models
 
+from care_qdrant.contracts.layouts import guess_layout, read_hit
+from care_qdrant.contracts.payload import chunk_payload
 from care_qdrant.errors import InputError
-from care_qdrant.qdrant.layout import guess_layout, read_hit
-from care_qdrant.qdrant.payload import chunk_payload
 from care_qdrant.types import Chunk, Document
 
 TEXT = "耳鸣可由噪声引起。"

@@ -9,8 +9,8 @@ from llama_index.core.schema import MetadataMode
 from llama_index.core.vector_stores.utils import metadata_dict_to_node
 from qdrant_client import models
 
-from care_qdrant.qdrant.layout import read_hit
-from care_qdrant.qdrant.payload import chunk_payload, content_hash, payload_hash
+from care_qdrant.contracts.layouts import read_hit
+from care_qdrant.contracts.payload import chunk_payload, content_hash, payload_hash
 from care_qdrant.types import Chunk, Document
 
 DOCUMENT = Document("d-1", "二甲双胍常见的不良反应是恶心。", "二甲双胍", {"department": "内分泌科", "year": 2024})

@@ -1,5 +1,5 @@
 """Corpora on disk as the tests of ingestion write them."""
 
-from tests.index.ingestion.conftest import write_corpus
+from tests.ingestion.conftest import write_corpus
 
 __all__ = ["write_corpus"]

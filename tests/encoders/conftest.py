@@ -9,7 +9,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from care_qdrant.model.card import OnnxFiles
-from care_qdrant.model.export_onnx import export_query_encoder
+from care_qdrant.model.export.onnx import export_query_encoder
 from tests import tiny
 
 Exported = Callable[[str], tuple[Path, OnnxFiles]]

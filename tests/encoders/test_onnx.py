@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from care_qdrant.encoders.onnx import OnnxEncoder, int8_saturates, session_options
 from care_qdrant.errors import EncodingError, IncompleteModel, ModelError
-from care_qdrant.model.export_onnx import export_query_encoder
+from care_qdrant.model.export.onnx import export_query_encoder
 from tests import tiny
 from tests.encoders.conftest import PROMPT, Exported
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from care_qdrant.encoders.batching import TokenizerFile
-from care_qdrant.encoders.torch import TorchEncoder, load_sentence_transformer
+from care_qdrant.encoders.local.torch import TorchEncoder, load_sentence_transformer
 from care_qdrant.encoders.usable import require_characters
 from care_qdrant.errors import UnusableText
 from care_qdrant.model.pair import CareModel

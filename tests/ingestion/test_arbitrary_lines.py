@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from qdrant_client import QdrantClient
 
 from care_qdrant.corpus.files import Corpus
-from care_qdrant.index.ingest import ingest
+from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.types import Document
 from tests.databases import REAL, open_database
 from tests.tiny import HashModel

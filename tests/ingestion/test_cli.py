@@ -15,7 +15,7 @@ from care_qdrant.errors import InputError
 from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.types import Vectors
-from tests.index.ingestion.conftest import WriteCorpus, short_rows
+from tests.ingestion.conftest import WriteCorpus, short_rows
 from tests.standin import StandIn
 from tests.tiny import HashEncoder, HashModel
 

@@ -17,12 +17,12 @@ from click.testing import CliRunner, Result
 from care_qdrant import progress as progress_module
 from care_qdrant.cli.ingest import program
 from care_qdrant.errors import InputError
-from care_qdrant.index.ingest import ingest
-from care_qdrant.index.reading import Reading
-from care_qdrant.index.settings import IngestReport, IngestSettings
+from care_qdrant.ingestion.ingest import ingest
+from care_qdrant.ingestion.rows import Reading
+from care_qdrant.ingestion.settings import IngestReport, IngestSettings
 from care_qdrant.progress import Progress
 from care_qdrant.qdrant.connection import open_client
-from tests.index.ingestion.conftest import WriteCorpus, short_rows
+from tests.ingestion.conftest import WriteCorpus, short_rows
 from tests.tiny import HashModel
 
 PROGRAM = """
@@ -32,7 +32,7 @@ pair.CareModel.load = lambda *_args, **_options: HashModel()
 from care_qdrant.cli.ingest import main
 main()
 """
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("hash_command")
 
 

@@ -8,12 +8,12 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import Rejected, Unreachable
-from care_qdrant.index.ingest import ingest
-from care_qdrant.index.settings import IngestSettings
+from care_qdrant.ingestion.ingest import ingest
+from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.qdrant.retry import RetryPolicy
-from tests.index.ingestion.conftest import IMPATIENT, WriteCorpus, short_rows, stored_texts
+from tests.ingestion.conftest import IMPATIENT, WriteCorpus, short_rows, stored_texts
 from tests.standin import StandIn
 from tests.standin.faults import Kind
 from tests.tiny import BusyEncoder, HashModel

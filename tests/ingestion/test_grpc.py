@@ -13,7 +13,7 @@ from qdrant_client.grpc.points_service_pb2_grpc import PointsServicer, add_Point
 from care_qdrant.errors import Rejected, Unreachable
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.sender import Write, send_all
-from tests.index.ingestion.conftest import IMPATIENT
+from tests.ingestion.conftest import IMPATIENT
 
 
 class Points(PointsServicer):  # type: ignore[misc]

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.encoders import bm25
+from care_qdrant.contracts.contract import SparseContract
+from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import EncodingError, InputError
-from care_qdrant.index.ingest import ingest
-from care_qdrant.index.settings import IngestSettings, Shard
+from care_qdrant.ingestion.ingest import ingest
+from care_qdrant.ingestion.settings import IngestSettings, Shard
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import is_embedded, open_client
-from care_qdrant.qdrant.contracts import SparseContract
 from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME, Storage
 from care_qdrant.qdrant.schema import LOAD_KEY
 from care_qdrant.types import Document, Vectors, point_id
 from tests.databases import require_added_vectors
-from tests.index.ingestion.conftest import WriteCorpus, short_rows, stored_texts
+from tests.ingestion.conftest import WriteCorpus, short_rows, stored_texts
 from tests.standin import StandIn
 from tests.tiny import HashEncoder, HashModel, medical_texts
 

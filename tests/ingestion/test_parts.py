@@ -7,8 +7,8 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import CareError
-from care_qdrant.index.seen import Seen
-from care_qdrant.index.work import read_ahead
+from care_qdrant.ingestion.pipeline import read_ahead
+from care_qdrant.ingestion.seen import Seen
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.retry import Outage, RetryPolicy
 from care_qdrant.qdrant.sender import MAX_BYTES, QUEUE, Sender, Write, by_size

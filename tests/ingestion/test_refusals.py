@@ -13,14 +13,14 @@ from care_qdrant.errors import (
     SchemaMismatch,
     ServerTooOld,
 )
-from care_qdrant.index.attach import attach_vector
-from care_qdrant.index.ingest import ingest
-from care_qdrant.index.publish import publish_collection
-from care_qdrant.index.settings import IngestSettings
+from care_qdrant.ingestion.ingest import ingest
+from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME
 from care_qdrant.types import Document
-from tests.index.ingestion.conftest import WriteCorpus, short_rows
+from care_qdrant.vectors.attach import attach_vector
+from care_qdrant.versions.publish import publish_collection
+from tests.ingestion.conftest import WriteCorpus, short_rows
 from tests.standin import StandIn
 from tests.tiny import HashModel
 

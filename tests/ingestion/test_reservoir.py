@@ -1,6 +1,6 @@
 """A reservoir keeps a fair share of a stream."""
 
-from care_qdrant.index.reservoir import Reservoir
+from care_qdrant.ingestion.reservoir import Reservoir
 
 
 def test_every_item_has_the_same_chance() -> None:

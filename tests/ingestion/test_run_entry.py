@@ -8,13 +8,13 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import ContractError, QdrantError
-from care_qdrant.index import reading
-from care_qdrant.index.ingest import ingest
-from care_qdrant.index.settings import IngestSettings
+from care_qdrant.ingestion import rows as reading
+from care_qdrant.ingestion.ingest import ingest
+from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.schema import RUN_PREFIX
 from care_qdrant.types import Document, Vectors
-from tests.index.ingestion.conftest import WriteCorpus, short_rows
+from tests.ingestion.conftest import WriteCorpus, short_rows
 from tests.tiny import HashModel, medical_texts, point_alias
 
 LONG = "".join(medical_texts(40))

@@ -8,10 +8,10 @@ import zstandard
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import InputError
-from care_qdrant.index.ingest import ingest
-from care_qdrant.index.settings import IngestSettings, Shard
+from care_qdrant.ingestion.ingest import ingest
+from care_qdrant.ingestion.settings import IngestSettings, Shard
 from care_qdrant.progress import Progress
-from tests.index.ingestion.conftest import WriteCorpus, short_rows, stored_texts
+from tests.ingestion.conftest import WriteCorpus, short_rows, stored_texts
 from tests.tiny import HashModel, medical_texts
 
 SYNC = IngestSettings(sync=True)

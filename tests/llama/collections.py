@@ -7,9 +7,9 @@ from typing import Any
 
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.encoders import bm25
-from care_qdrant.qdrant.contracts import SparseContract, VectorContract, contract_metadata
-from care_qdrant.qdrant.payload import chunk_payload
+from care_qdrant.contracts.contract import SparseContract, VectorContract, contract_metadata
+from care_qdrant.contracts.payload import chunk_payload
+from care_qdrant.encoders.terms import bm25
 from care_qdrant.types import Chunk, Document
 from tests.tiny import HashEncoder, HashModel
 

@@ -44,7 +44,7 @@ async def test_neither_asynchronously(hash_model: HashModel) -> None:
 def test_what_we_ingested_reads_the_same_in_llama_index(client: QdrantClient) -> None:
     """Embedding a node that came back from Qdrant again would give the vector that is stored."""
     document = Document("d", "正文", title="标题", metadata={"dept": "内科"})
-    from care_qdrant.qdrant.payload import chunk_payload
+    from care_qdrant.contracts.payload import chunk_payload
 
     chunk = Chunk(document, document.text)
     fill(client, lambda _: chunk_payload(chunk, {}))

@@ -16,9 +16,9 @@ from llama_index.vector_stores.care import CareVectorStore
 from qdrant_client import QdrantClient
 
 from care_qdrant.errors import ContractError, InputError, SchemaMismatch
-from care_qdrant.index.attach import attach_vector
-from care_qdrant.index.ingest import ingest
-from care_qdrant.index.verify import verify_collection
+from care_qdrant.ingestion.ingest import ingest
+from care_qdrant.vectors.attach import attach_vector
+from care_qdrant.vectors.verify import verify_collection
 from tests.llama.collections import DOCUMENTS, NAME, fill, vector
 from tests.tiny import HashModel
 

@@ -26,14 +26,14 @@ from llama_index.vector_stores.care import CareVectorStore
 from llama_index.vector_stores.qdrant import QdrantVectorStore
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
 
-from care_qdrant.encoders import bm25
-from care_qdrant.encoders.term_weights import TermWeights
+from care_qdrant.contracts.contract import VectorContract
+from care_qdrant.contracts.layouts import guess_layout
+from care_qdrant.encoders.terms import bm25
+from care_qdrant.encoders.terms.weights import TermWeights
 from care_qdrant.errors import EncodingError, FingerprintMismatch, InputError, SchemaMismatch
-from care_qdrant.index.ingest import ingest
-from care_qdrant.index.settings import IngestSettings
+from care_qdrant.ingestion.ingest import ingest
+from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.contracts import VectorContract
-from care_qdrant.qdrant.layout import guess_layout
 from care_qdrant.search.retriever import Retriever
 from tests.llama import collections as made
 from tests.llama.collections import DOCUMENTS, NAME, Write, fill, node_id, vector
@@ -505,7 +505,7 @@ class TestHybrid:
         fill(client, sparse=True)
 
         def words(texts: list[str]) -> tuple[list[list[int]], list[list[float]]]:
-            from care_qdrant.encoders import bm25
+            from care_qdrant.encoders.terms import bm25
 
             vectors = [bm25.query_vector(text) for text in texts]
             return [one.indices for one in vectors], [[50 * value for value in one.values] for one in vectors]
@@ -563,7 +563,7 @@ class TestHybrid:
 
     def test_another_analyser_is_refused(self, client: QdrantClient, monkeypatch: pytest.MonkeyPatch) -> None:
         fill(client, sparse=True)
-        monkeypatch.setattr("care_qdrant.encoders.bm25.ANALYSER", "another")
+        monkeypatch.setattr("care_qdrant.encoders.terms.bm25.ANALYSER", "another")
         with pytest.raises(FingerprintMismatch, match="cut into terms"):
             CareVectorStore(NAME, client, enable_hybrid=True)
 

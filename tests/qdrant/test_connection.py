@@ -10,7 +10,7 @@ import pytest
 from qdrant_client import models
 
 from care_qdrant.errors import FolderLocked, InputError, QdrantError, Unreachable
-from care_qdrant.index.ingest import ingest
+from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.qdrant.connection import is_embedded, open_client, tune_embedded
 from care_qdrant.types import Document
 from tests.standin.server import StandIn

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.encoders import bm25
+from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import CareError
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.embedded_search import search_arrays

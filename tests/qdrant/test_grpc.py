@@ -15,7 +15,7 @@ from qdrant_client import grpc as messages
 from qdrant_client.conversions.conversion import RestToGrpc
 from qdrant_client.grpc.collections_service_pb2_grpc import CollectionsServicer, add_CollectionsServicer_to_server
 
-from care_qdrant.qdrant.bulk import answers_over_grpc, upsert_request, with_lists
+from care_qdrant.qdrant.grpc import answers_over_grpc, upsert_request, with_lists
 from care_qdrant.qdrant.schema import IDENTITY_KEY
 
 IDS = st.uuids().map(str) | st.integers(0, 2**64 - 1)

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.index.attach import attach_vector
-from care_qdrant.index.ingest import ingest
-from care_qdrant.index.settings import IngestSettings
+from care_qdrant.ingestion.ingest import ingest
+from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.types import Document
+from care_qdrant.vectors.attach import attach_vector
 from tests.tiny import HashModel, Killed
 
 NAME, FORMER, LATER = "corpus", "原来的文字", "后来的文字"

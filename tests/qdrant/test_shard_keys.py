@@ -9,17 +9,17 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant import Document, IngestSettings, Retriever, ingest
 from care_qdrant.bulk.encode import encode_unit
+from care_qdrant.bulk.job import Manifest, Work
 from care_qdrant.bulk.load import load
-from care_qdrant.bulk.plan import plan
-from care_qdrant.bulk.work import Manifest, Work
+from care_qdrant.bulk.units import plan
 from care_qdrant.errors import InputError, QdrantError
-from care_qdrant.index.attach import attach_vector
-from care_qdrant.index.detach import detach_vector
-from care_qdrant.index.verify import verify_collection
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.qdrant.create import Storage
 from care_qdrant.qdrant.schema import RUN_PREFIX
+from care_qdrant.vectors.attach import attach_vector
+from care_qdrant.vectors.detach import detach_vector
+from care_qdrant.vectors.verify import verify_collection
 from tests.databases import REAL
 from tests.reliability.processes import BINARY, QdrantServer
 from tests.tiny import HashModel, medical_texts

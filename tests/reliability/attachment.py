@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 from qdrant_client import QdrantClient
 
-from care_qdrant.index.attach import AttachReport, AttachSettings, attach_vector
-from care_qdrant.index.by_copy import attach_by_copy
-from care_qdrant.index.detach import detach_vector
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.types import CARE_KEY
+from care_qdrant.vectors.attach import AttachReport, AttachSettings, attach_vector
+from care_qdrant.vectors.detach import detach_vector
+from care_qdrant.versions.attach_by_copy import attach_by_copy
 from tests.reliability.ingestion import Target
 from tests.reliability.ready_model import ReadyModel
 from tests.reliability.sample_collection import DIM, Contents, distance, make_collection, read_contents

@@ -16,12 +16,12 @@ from typing import Any
 from qdrant_client import QdrantClient
 
 from care_qdrant.bulk.encode import encode_unit
+from care_qdrant.bulk.job import Manifest, Work
 from care_qdrant.bulk.load import load
 from care_qdrant.bulk.load import verify as compare
-from care_qdrant.bulk.plan import plan
-from care_qdrant.bulk.work import Manifest, Work
-from care_qdrant.index.ingest import ingest
-from care_qdrant.index.settings import IngestSettings
+from care_qdrant.bulk.units import plan
+from care_qdrant.ingestion.ingest import ingest
+from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.qdrant.create import Storage
 from tests.reliability.processes import QdrantCluster

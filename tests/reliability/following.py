@@ -9,7 +9,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from care_qdrant.console.watching import passes
-from care_qdrant.index.attach import WATCHING, AttachReport, AttachSettings, attach_vector
+from care_qdrant.vectors.attach import WATCHING, AttachReport, AttachSettings, attach_vector
 from tests.reliability.attachment import TEXTS_PER_SECOND, attach_once, fill, wrong_vectors
 from tests.reliability.concurrent_writers import Writers, compare
 from tests.reliability.ingestion import Target

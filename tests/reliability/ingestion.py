@@ -14,8 +14,8 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.corpus.chunking import cut_documents
 from care_qdrant.corpus.files import Corpus
-from care_qdrant.index.ingest import ingest
-from care_qdrant.index.settings import IngestSettings
+from care_qdrant.ingestion.ingest import ingest
+from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.progress import Progress
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from care_qdrant.qdrant.contracts import VectorContract
+from care_qdrant.contracts.contract import VectorContract
 from care_qdrant.types import Vectors
 
 SENTENCES = (

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.contracts.contract import VectorContract
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import tune_embedded
-from care_qdrant.qdrant.contracts import VectorContract
 
 DIM = 32
 BATCH = 25

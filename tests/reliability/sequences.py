@@ -22,8 +22,8 @@ from qdrant_client import QdrantClient
 
 from benchmarks.perf.measured import save_measured
 from care_qdrant.corpus.chunking import Overflow
-from care_qdrant.index.ingest import ingest
-from care_qdrant.index.settings import IngestSettings
+from care_qdrant.ingestion.ingest import ingest
+from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.types import Document
 from tests.reliability.processes import BINARY, QdrantServer
 from tests.standin import StandIn

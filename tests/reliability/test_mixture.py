@@ -23,13 +23,13 @@ from llama_index.vector_stores.care import CareVectorStore
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import CareError
-from care_qdrant.index.attach import AttachSettings, attach_vector
-from care_qdrant.index.detach import detach_vector
-from care_qdrant.index.ingest import ingest
-from care_qdrant.index.publish import publish_collection, roll_back
-from care_qdrant.index.settings import IngestSettings
-from care_qdrant.index.verify import verify_collection
+from care_qdrant.ingestion.ingest import ingest
+from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.types import Document, point_id
+from care_qdrant.vectors.attach import AttachSettings, attach_vector
+from care_qdrant.vectors.detach import detach_vector
+from care_qdrant.vectors.verify import verify_collection
+from care_qdrant.versions.publish import publish_collection, roll_back
 from tests.tiny import TEXTS, HashEncoder, HashModel, Killed, MortalModel
 
 SOURCE, ALIAS = "corpus", "live"

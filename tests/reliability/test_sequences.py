@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.index.settings import IngestSettings
+from care_qdrant.ingestion.settings import IngestSettings
 from tests.reliability.sequences import COLLECTION, ChangingCorpus, check_points, databases, run_killed, run_sequence
 
 

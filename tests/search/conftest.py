@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import pytest
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.encoders import bm25
+from care_qdrant.contracts.contract import SparseContract
+from care_qdrant.contracts.payload import chunk_payload
+from care_qdrant.encoders.terms import bm25
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
-from care_qdrant.qdrant.contracts import SparseContract
-from care_qdrant.qdrant.payload import chunk_payload
 from care_qdrant.types import Chunk, Document
 from tests.databases import REAL, open_database
 from tests.standin import StandIn

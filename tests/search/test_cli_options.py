@@ -9,11 +9,11 @@ from qdrant_client import QdrantClient
 
 from care_qdrant.cli import search
 from care_qdrant.errors import InputError
-from care_qdrant.index.doctor import diagnose
 from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.schema import RUN_PREFIX
 from care_qdrant.types import Chunk, Document
+from care_qdrant.vectors.doctor import diagnose
 from tests.search.conftest import fill
 from tests.tiny import TEXTS
 

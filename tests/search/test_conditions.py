@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.contracts.paths import readings
 from care_qdrant.errors import InputError
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import index_schemas, parse_indexes
-from care_qdrant.qdrant.paths import readings
 from care_qdrant.search.conditions import Keys, notice, parse_filter, written_key
 from care_qdrant.search.overview import overview
 from tests.databases import REAL, open_database

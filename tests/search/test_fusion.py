@@ -8,7 +8,7 @@ import pytest
 import qdrant_edge as edge
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.encoders import bm25
+from care_qdrant.encoders.terms import bm25
 from care_qdrant.search import fusion
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Document

@@ -8,14 +8,14 @@ import pytest
 from qdrant_client import QdrantClient
 from qdrant_client.http.exceptions import UnexpectedResponse
 
-from care_qdrant.index.attach import attach_vector
-from care_qdrant.index.detach import detach_vector
-from care_qdrant.index.ingest import ingest
-from care_qdrant.index.settings import IngestSettings
+from care_qdrant.ingestion.ingest import ingest
+from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.qdrant.schema import FLOOR_PREFIX
-from care_qdrant.search.floor import MIN_QUESTIONS, Floor, find_floor, fixed_questions, judge, known_floor
+from care_qdrant.search.good_match import MIN_QUESTIONS, Floor, find_floor, fixed_questions, judge, known_floor
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Document, Hit
+from care_qdrant.vectors.attach import attach_vector
+from care_qdrant.vectors.detach import detach_vector
 from tests.tiny import HashModel, medical_texts
 
 DOCUMENTS = [Document(f"d{n}", text, title=f"第 {n} 问怎么办") for n, text in enumerate(medical_texts(600))]

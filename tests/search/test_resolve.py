@@ -9,10 +9,10 @@ import pytest
 from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import UnexpectedResponse
 
+from care_qdrant.contracts.learned import LearnedContract, learned_metadata
 from care_qdrant.errors import FingerprintMismatch, InputError
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.learned import LearnedContract, learned_metadata
-from care_qdrant.search.plan import Query
+from care_qdrant.search.query import Query
 from care_qdrant.search.resolve import CollectionResolver, StoreConfig, choose_layout, resolve_vectors
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Chunk, Document

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.encoders import bm25
+from care_qdrant.contracts.contract import SparseContract
+from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch, Unreachable, UnusableText
-from care_qdrant.index.ingest import ingest
+from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.contracts import SparseContract
 from care_qdrant.search import retriever
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Chunk, Document

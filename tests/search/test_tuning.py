@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.contracts.contract import VectorContract
 from care_qdrant.errors import ServerTooOld
-from care_qdrant.index.attach import AttachSettings, attach_vector
-from care_qdrant.index.detach import detach_vector
-from care_qdrant.index.ingest import ingest
-from care_qdrant.index.verify import verify_collection
+from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
-from care_qdrant.qdrant.contracts import VectorContract
 from care_qdrant.qdrant.create import QUANTIZATION, Storage
-from care_qdrant.qdrant.quantization import (
+from care_qdrant.search.query import Query
+from care_qdrant.search.resolve import StoreConfig, resolve_vectors
+from care_qdrant.search.tuning import (
     MAX_LOSS,
     METADATA_PREFIX,
     is_quantized,
@@ -25,9 +24,10 @@ from care_qdrant.qdrant.quantization import (
     record_rescoring,
     recorded_rescoring,
 )
-from care_qdrant.search.plan import Query
-from care_qdrant.search.resolve import StoreConfig, resolve_vectors
 from care_qdrant.types import Document
+from care_qdrant.vectors.attach import AttachSettings, attach_vector
+from care_qdrant.vectors.detach import detach_vector
+from care_qdrant.vectors.verify import verify_collection
 from tests.standin import StandIn
 from tests.tiny import HashModel
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from care_qdrant.encoders import bm25
+from care_qdrant.encoders.terms import bm25
 from care_qdrant.model.card import TERM_WEIGHTS
 from care_qdrant.model.pair import CareModel
 from tests import tiny

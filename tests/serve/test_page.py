@@ -14,11 +14,11 @@ from qdrant_client import QdrantClient
 
 import care_qdrant.serve
 from care_qdrant.errors import Unreachable
-from care_qdrant.index.attach import attach_vector
-from care_qdrant.index.ingest import ingest
-from care_qdrant.index.settings import IngestSettings
+from care_qdrant.ingestion.ingest import ingest
+from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.model.pair import CareModel
 from care_qdrant.types import Document
+from care_qdrant.vectors.attach import attach_vector
 from tests.serve.conftest import aligned
 
 SAMPLE = Path(__file__).parents[2] / "examples" / "sample" / "corpus.jsonl"

@@ -11,7 +11,7 @@ from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import ResponseHandlingException
 
 from care_qdrant.errors import Unreachable
-from care_qdrant.index.ingest import ingest
+from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.serve.refusal import Refusal
 from care_qdrant.serve.searching import Searching, mark

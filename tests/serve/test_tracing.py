@@ -15,7 +15,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from qdrant_client import QdrantClient
 
-from care_qdrant.index.ingest import ingest
+from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.serve import tracing
 from care_qdrant.types import Document
 from tests.reliability.processes import free_port

@@ -12,7 +12,7 @@ from care_trainer.config import Data
 from click.testing import CliRunner
 from scipy import sparse
 
-from care_qdrant.encoders import bm25
+from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import InputError
 from care_qdrant.model.card import TERM_WEIGHTS, read_card
 from care_qdrant.model.hub import find_folder

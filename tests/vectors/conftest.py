@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import pytest
 from qdrant_client import QdrantClient
 
-from care_qdrant.index.attach import attach_vector
 from care_qdrant.qdrant.connection import open_client
-from tests.index.attach.collections import NAME, fill
+from care_qdrant.vectors.attach import attach_vector
 from tests.standin import StandIn
 from tests.tiny import HashModel
+from tests.vectors.collections import NAME, fill
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import EncodingError, Unreachable
-from care_qdrant.index.attach import AttachSettings, attach_vector
 from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Vectors
-from tests.index.attach.collections import DIM, NAME, contents, fill, point
+from care_qdrant.vectors.attach import AttachSettings, attach_vector
 from tests.standin import StandIn
 from tests.tiny import BusyEncoder, HashEncoder, HashModel, medical_texts
+from tests.vectors.collections import DIM, NAME, contents, fill, point
 
 IMPATIENT = RetryPolicy(attempts=4, base_seconds=0.01, cap_seconds=0.05)
 

@@ -3,18 +3,18 @@
 import pytest
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.contracts.contract import SparseContract
 from care_qdrant.errors import SchemaMismatch
-from care_qdrant.index.attach import attach_vector
-from care_qdrant.index.detach import detach_vector
-from care_qdrant.index.ingest import ingest
-from care_qdrant.index.settings import IngestSettings
-from care_qdrant.index.verify import verify_collection
+from care_qdrant.ingestion.ingest import ingest
+from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.contracts import SparseContract
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Document
-from tests.index.attach.collections import NAME, SCHEMAS, TOOLS, contents, fill
+from care_qdrant.vectors.attach import attach_vector
+from care_qdrant.vectors.detach import detach_vector
+from care_qdrant.vectors.verify import verify_collection
 from tests.tiny import HashModel, medical_texts
+from tests.vectors.collections import NAME, SCHEMAS, TOOLS, contents, fill
 
 TEXTS = medical_texts(40)
 

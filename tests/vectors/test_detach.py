@@ -3,19 +3,19 @@
 import pytest
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.contracts.payload import chunk_payload
 from care_qdrant.errors import InputError, Unreachable
-from care_qdrant.index.attach import attach_vector
-from care_qdrant.index.detach import detach_vector
-from care_qdrant.index.ingest import ingest
-from care_qdrant.index.settings import IngestSettings
+from care_qdrant.ingestion.ingest import ingest
+from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.payload import chunk_payload
 from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Chunk, Document
-from tests.index.attach.collections import NAME, contents, fill
+from care_qdrant.vectors.attach import attach_vector
+from care_qdrant.vectors.detach import detach_vector
 from tests.standin import StandIn
 from tests.tiny import HashModel
+from tests.vectors.collections import NAME, contents, fill
 
 IMPATIENT = RetryPolicy(attempts=2, base_seconds=0.01, cap_seconds=0.02)
 

@@ -6,13 +6,13 @@ from click.testing import CliRunner
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import InputError
-from care_qdrant.index.attach import attach_vector
-from care_qdrant.index.doctor import diagnose
 from care_qdrant.qdrant.connection import open_client
+from care_qdrant.vectors.attach import attach_vector
+from care_qdrant.vectors.doctor import diagnose
 from tests.databases import require_added_vectors
-from tests.index.attach.collections import NAME, contents, fill, point
 from tests.standin import StandIn
 from tests.tiny import HashModel, medical_texts
+from tests.vectors.collections import NAME, contents, fill, point
 
 
 def test_a_healthy_collection(qdrant: QdrantClient, model: HashModel) -> None:

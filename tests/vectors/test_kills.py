@@ -16,18 +16,18 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.cli import collections, doctor, search
 from care_qdrant.errors import InputError
-from care_qdrant.index.attach import AttachSettings, attach_vector
-from care_qdrant.index.by_copy import attach_by_copy
-from care_qdrant.index.detach import detach_vector
-from care_qdrant.index.doctor import describe
-from care_qdrant.index.promote import promote_collection
-from care_qdrant.index.publish import publish_collection
-from care_qdrant.index.verify import verify_collection
 from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.search.retriever import Retriever
-from tests.index.attach.collections import NAME, fill
+from care_qdrant.vectors.attach import AttachSettings, attach_vector
+from care_qdrant.vectors.detach import detach_vector
+from care_qdrant.vectors.doctor import describe
+from care_qdrant.vectors.verify import verify_collection
+from care_qdrant.versions.attach_by_copy import attach_by_copy
+from care_qdrant.versions.promote import promote_collection
+from care_qdrant.versions.publish import publish_collection
 from tests.tiny import HashModel
+from tests.vectors.collections import NAME, fill
 
 POINTS = 300
 MODEL: Any = HashModel(name="care")

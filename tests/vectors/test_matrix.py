@@ -3,18 +3,18 @@
 import pytest
 from qdrant_client import QdrantClient
 
-from care_qdrant.index.attach import AttachSettings, attach_vector
-from care_qdrant.index.detach import detach_vector
-from care_qdrant.index.verify import verify_collection
 from care_qdrant.search.retriever import Retriever
-from tests.index.attach.collections import NAME, SCHEMAS, TOOLS, contents, fill, old_answers
+from care_qdrant.vectors.attach import AttachSettings, attach_vector
+from care_qdrant.vectors.detach import detach_vector
+from care_qdrant.vectors.verify import verify_collection
 from tests.tiny import HashModel, Killed, MortalModel, medical_texts
+from tests.vectors.collections import NAME, SCHEMAS, TOOLS, contents, fill, old_answers
 
 SMALL_BATCHES = AttachSettings(batch_tokens=200)
 
 
 CASES = [(schema, tool) for schema in SCHEMAS for tool in TOOLS if (schema, tool) != ("unnamed", "haystack")]
-"""Haystack could not open the one that is left out again (tests/index/attach/test_peers.py)."""
+"""Haystack could not open the one that is left out again (tests/vectors/test_peers.py)."""
 
 
 @pytest.mark.parametrize(("schema", "tool"), CASES)

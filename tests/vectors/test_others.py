@@ -7,15 +7,15 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import ContractError, InputError
-from care_qdrant.index.attach import AttachSettings, attach_vector
-from care_qdrant.index.detach import detach_vector
-from care_qdrant.index.doctor import diagnose
-from care_qdrant.index.ingest import ingest
-from care_qdrant.index.verify import verify_collection
+from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.types import Document
-from tests.index.attach.collections import DIM, NAME, contents, fill
+from care_qdrant.vectors.attach import AttachSettings, attach_vector
+from care_qdrant.vectors.detach import detach_vector
+from care_qdrant.vectors.doctor import diagnose
+from care_qdrant.vectors.verify import verify_collection
 from tests.tiny import HashModel
+from tests.vectors.collections import DIM, NAME, contents, fill
 
 
 def _at_metadata_write(client: QdrantClient, number: int, work: Callable[[], object]) -> None:

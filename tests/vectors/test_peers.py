@@ -11,16 +11,16 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import InputError
-from care_qdrant.index.attach import attach_vector
-from care_qdrant.index.by_copy import attach_by_copy
-from care_qdrant.index.detach import detach_vector
-from care_qdrant.index.doctor import diagnose
-from care_qdrant.index.verify import verify_collection
 from care_qdrant.search.retriever import Retriever
+from care_qdrant.vectors.attach import attach_vector
+from care_qdrant.vectors.detach import detach_vector
+from care_qdrant.vectors.doctor import diagnose
+from care_qdrant.vectors.verify import verify_collection
+from care_qdrant.versions.attach_by_copy import attach_by_copy
 from tests.databases import require_added_vectors
-from tests.index.attach.collections import DIM, NAME, contents
 from tests.standin import StandIn
 from tests.tiny import HashModel, medical_texts
+from tests.vectors.collections import DIM, NAME, contents
 
 TEXTS = medical_texts(30)
 QUESTION = np.linspace(-1, 1, DIM).tolist()

@@ -8,15 +8,15 @@ from llama_index.core.vector_stores.types import VectorStoreQuery
 from llama_index.vector_stores.care import CareVectorStore
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.contracts.contract import contract_metadata
+from care_qdrant.contracts.learned import LearnedContract, learned_metadata, signs
 from care_qdrant.errors import InputError
-from care_qdrant.index.attach import AttachSettings, attach_vector
-from care_qdrant.index.ingest import ingest
-from care_qdrant.qdrant.contracts import contract_metadata
-from care_qdrant.qdrant.learned import LearnedContract, learned_metadata, signs
+from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Document
-from tests.index.attach.collections import NAME
+from care_qdrant.vectors.attach import AttachSettings, attach_vector
 from tests.tiny import HashModel, medical_texts
+from tests.vectors.collections import NAME
 
 TEXTS = medical_texts(24)
 FOREIGN = HashModel(name="foreign", salt="foreign")

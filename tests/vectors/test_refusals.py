@@ -3,15 +3,15 @@
 import pytest
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.contracts.contract import VectorContract
 from care_qdrant.errors import FingerprintMismatch, InputError, Rejected, SchemaMismatch, ServerTooOld
-from care_qdrant.index.attach import AttachSettings, attach_vector
-from care_qdrant.index.publish import publish_collection
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
-from care_qdrant.qdrant.contracts import VectorContract
-from tests.index.attach.collections import DIM, NAME, contents, fill
+from care_qdrant.vectors.attach import AttachSettings, attach_vector
+from care_qdrant.versions.publish import publish_collection
 from tests.standin import StandIn
 from tests.tiny import HashModel
+from tests.vectors.collections import DIM, NAME, contents, fill
 
 
 def test_another_model_under_this_name(attached: QdrantClient) -> None:

@@ -5,11 +5,11 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.console.reports import show_report
 from care_qdrant.errors import FingerprintMismatch, InputError
-from care_qdrant.index.attach import AttachSettings, attach_vector
-from care_qdrant.index.verify import VerifyReport, VerifySettings, verify_collection
 from care_qdrant.model.pair import CareModel
-from tests.index.attach.collections import NAME, contents, point
+from care_qdrant.vectors.attach import AttachSettings, attach_vector
+from care_qdrant.vectors.verify import VerifyReport, VerifySettings, verify_collection
 from tests.tiny import HashModel
+from tests.vectors.collections import NAME, contents, point
 
 
 def _verify(client: QdrantClient, **settings: float) -> VerifyReport:

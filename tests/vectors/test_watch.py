@@ -13,15 +13,11 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.console.watching import passes
 from care_qdrant.errors import FingerprintMismatch, FolderLocked, TooFewDocuments, Unreachable
-from care_qdrant.index.attach import (
-    AttachReport,
-    AttachSettings,
-    attach_vector,
-)
+from care_qdrant.vectors.attach import AttachReport, AttachSettings, attach_vector
 from tests.databases import require_added_vectors
-from tests.index.attach.collections import NAME, contents, fill, point
 from tests.standin import StandIn
 from tests.tiny import BusyEncoder, HashModel
+from tests.vectors.collections import NAME, contents, fill, point
 
 
 def _attach_bm25(client: QdrantClient) -> AttachReport:

@@ -8,13 +8,13 @@ from qdrant_client import QdrantClient
 
 from care_qdrant import errors
 from care_qdrant.errors import MissingExtra
-from care_qdrant.index.attach import attach_vector
-from care_qdrant.index.by_copy import attach_by_copy
-from care_qdrant.index.doctor import diagnose
-from care_qdrant.index.ingest import ingest
+from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.model.pair import CareModel
 from care_qdrant.types import Document
-from tests.index.attach.collections import NAME, contents, fill
+from care_qdrant.vectors.attach import attach_vector
+from care_qdrant.vectors.doctor import diagnose
+from care_qdrant.versions.attach_by_copy import attach_by_copy
+from tests.vectors.collections import NAME, contents, fill
 
 
 @pytest.fixture

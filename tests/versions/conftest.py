@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.contracts.contract import SparseContract, VectorContract
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client, tune_embedded
-from care_qdrant.qdrant.contracts import SparseContract, VectorContract
 from tests.standin import StandIn
 
 DIM = 8

@@ -9,20 +9,21 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.cli import attach as attach_cli
 from care_qdrant.errors import InputError, NotVerified, ServerTooOld
-from care_qdrant.index.attach import AttachSettings, attach_vector
-from care_qdrant.index.by_copy import MOST_PASSES, CopyPlan, attach_by_copy
-from care_qdrant.index.detach import detach_vector
-from care_qdrant.index.doctor import diagnose
-from care_qdrant.index.publish import roll_back
-from care_qdrant.index.verify import verify_collection
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.search.retriever import Retriever
+from care_qdrant.vectors.attach import AttachSettings, attach_vector
+from care_qdrant.vectors.copy_plan import CopyPlan
+from care_qdrant.vectors.detach import detach_vector
+from care_qdrant.vectors.doctor import diagnose
+from care_qdrant.vectors.verify import verify_collection
+from care_qdrant.versions.attach_by_copy import MOST_PASSES, attach_by_copy
+from care_qdrant.versions.publish import roll_back
 from tests.databases import WIRES, behind, open_wire
-from tests.index.attach.collections import NAME, SCHEMAS, TOOLS, contents, fill, old_answers, point
 from tests.reliability.trials import FORKSERVER
 from tests.standin import StandIn
 from tests.tiny import BusyEncoder, HashModel, Killed, MortalModel, medical_texts, point_alias
+from tests.vectors.collections import NAME, SCHEMAS, TOOLS, contents, fill, old_answers, point
 
 LIVE, COPY = "articles-live", "articles-live_v1"
 SMALL_BATCHES = AttachSettings(batch_tokens=200)

@@ -9,8 +9,8 @@ from qdrant_client import QdrantClient
 
 from care_qdrant.cli import care
 from care_qdrant.qdrant.connection import open_client
-from tests.index.publishing.conftest import SCHEMAS, assert_same, contents, fill
 from tests.standin import StandIn
+from tests.versions.conftest import SCHEMAS, assert_same, contents, fill
 
 
 def run(*arguments: object) -> Result:

@@ -8,14 +8,14 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import FingerprintMismatch, InputError, NotVerified, SchemaMismatch
-from care_qdrant.index.copying import CopySettings
-from care_qdrant.index.promote import promote_collection
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.qdrant.retry import RetryPolicy
-from tests.index.publishing.conftest import CONTRACT, SCHEMAS, assert_same, contents, fill, point
+from care_qdrant.versions.copy import CopySettings
+from care_qdrant.versions.promote import promote_collection
 from tests.standin import StandIn
 from tests.tiny import point_alias
+from tests.versions.conftest import CONTRACT, SCHEMAS, assert_same, contents, fill, point
 
 IMPATIENT = RetryPolicy(attempts=4, base_seconds=0.001, cap_seconds=0.002)
 PAIR = SCHEMAS["two-and-sparse"]

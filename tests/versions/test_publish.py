@@ -9,18 +9,18 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import InputError, NotVerified, QdrantError, ServerTooOld
-from care_qdrant.index import reading
-from care_qdrant.index.ingest import ingest
-from care_qdrant.index.publish import PublishSettings, publish_collection, roll_back
+from care_qdrant.ingestion import rows as reading
+from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client, require_server
 from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.qdrant.schema import LOAD_KEY, RUN_PREFIX
 from care_qdrant.types import Document
+from care_qdrant.versions.publish import PublishSettings, publish_collection, roll_back
 from tests.databases import REAL, behind, open_database
-from tests.index.publishing.conftest import SCHEMAS, assert_same, contents, dense, fill, point
 from tests.standin import StandIn
 from tests.tiny import HashModel, point_alias
+from tests.versions.conftest import SCHEMAS, assert_same, contents, dense, fill, point
 
 IMPATIENT = RetryPolicy(attempts=4, base_seconds=0.001, cap_seconds=0.002)
 PAIR = SCHEMAS["two-and-sparse"]

@@ -4,10 +4,10 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import NotVerified
-from care_qdrant.index.copying import KnownItems, check_known_items, wait_until_indexed
 from care_qdrant.qdrant.collection import Collection
-from tests.index.publishing.conftest import SCHEMAS, dense, fill
+from care_qdrant.versions.copy import KnownItems, check_known_items, wait_until_indexed
 from tests.standin import StandIn
+from tests.versions.conftest import SCHEMAS, dense, fill
 
 IDS = [*range(1, 40, 2)]
 AWAY = [1.0] + 7 * [0.0]

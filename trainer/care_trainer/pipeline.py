@@ -16,7 +16,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from care_qdrant.errors import InputError, MissingExtra
-from care_qdrant.model.published import plain_vectors
+from care_qdrant.model.adopt.published import plain_vectors
 from care_qdrant.model.references import keep_check_vectors
 from care_qdrant.progress import duration
 from care_trainer import evaluation

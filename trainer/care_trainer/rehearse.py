@@ -18,8 +18,8 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
-from care_qdrant.encoders.architecture import native_folder
-from care_qdrant.encoders.weights import readable_model
+from care_qdrant.encoders.local.architecture import native_folder
+from care_qdrant.encoders.local.weights import readable_model
 from care_qdrant.errors import InputError, TrainingError
 from care_qdrant.model.pair import CareModel
 from care_trainer import pipeline

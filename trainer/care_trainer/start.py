@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from care_qdrant.errors import InputError
-from care_qdrant.index.ingest import ingest
-from care_qdrant.index.settings import IngestSettings
+from care_qdrant.ingestion.ingest import ingest
+from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.model.hub import BUILT_IN
 from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.connection import open_client

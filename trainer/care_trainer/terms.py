@@ -1,4 +1,4 @@
-"""Learns what the terms of a query count in BM25 (`care_qdrant.encoders.term_weights`) from pairs.
+"""Learns what the terms of a query count in BM25 (`care_qdrant.encoders.terms.weights`) from pairs.
 
 A term begins with the logarithm of its rarity among the questions: what most of them say, 怎么办, tells nothing of one.
 From there the contrastive loss of Stage II (paper, equation 2) moves the weights, with BM25 as the score and the other
@@ -16,8 +16,8 @@ import numpy.typing as npt
 from qdrant_client import models
 from scipy import sparse
 
-from care_qdrant.encoders import bm25
-from care_qdrant.encoders.term_weights import TermWeights
+from care_qdrant.encoders.terms import bm25
+from care_qdrant.encoders.terms.weights import TermWeights
 from care_qdrant.errors import InputError
 from care_qdrant.model.card import Card, read_card
 from care_qdrant.model.folder import add_term_weights

@@ -97,7 +97,7 @@ def _start(
     global _encoder, _failure, _all_loaded
     import torch
 
-    from care_qdrant.encoders.torch import TorchEncoder, load_sentence_transformer
+    from care_qdrant.encoders.local.torch import TorchEncoder, load_sentence_transformer
 
     torch.set_num_threads(threads)
     _all_loaded, device = all_loaded, free.get()

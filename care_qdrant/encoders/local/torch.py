@@ -21,12 +21,12 @@ from tokenizers import Tokenizer
 from care_qdrant.encoders.ahead import Meter
 from care_qdrant.encoders.batching import Budget, token_batches, uncut_length
 from care_qdrant.encoders.engine import Dtype
-from care_qdrant.encoders.packing import Packed, packed
+from care_qdrant.encoders.local.packing import Packed, packed
+from care_qdrant.encoders.local.weights import no_progress_bars as no_progress_bars
+from care_qdrant.encoders.local.weights import readable_model
 from care_qdrant.encoders.side import Geometry, static_limit
 from care_qdrant.encoders.unread import unread_words
 from care_qdrant.encoders.usable import require_characters, require_lengths
-from care_qdrant.encoders.weights import no_progress_bars as no_progress_bars
-from care_qdrant.encoders.weights import readable_model
 from care_qdrant.errors import EncodingError, InputError, needs_extra
 from care_qdrant.forking import ForkLock
 from care_qdrant.types import Vectors

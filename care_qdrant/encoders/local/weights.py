@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from care_qdrant.encoders.architecture import native_folder
+from care_qdrant.encoders.local.architecture import native_folder
 from care_qdrant.errors import AlteredModel, IncompleteModel, ModelError, needs_extra
 
 if TYPE_CHECKING:

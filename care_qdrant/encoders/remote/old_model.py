@@ -9,7 +9,7 @@ from typing import Protocol
 import httpx
 import numpy as np
 
-from care_qdrant.encoders.wire import embed
+from care_qdrant.encoders.remote.wire import embed
 from care_qdrant.errors import EncodingError, InputError, redact, remember_secret
 from care_qdrant.forking import ForkLock
 from care_qdrant.types import Vectors
@@ -55,7 +55,7 @@ class FolderModel:
     """
 
     def __init__(self, folder: Path) -> None:
-        from care_qdrant.encoders.torch import load_sentence_transformer
+        from care_qdrant.encoders.local.torch import load_sentence_transformer
 
         self._model, self._lock = load_sentence_transformer(folder), ForkLock()
 

@@ -30,8 +30,8 @@ from tokenizers import Encoding, Tokenizer
 from care_qdrant.encoders.ahead import Meter, run_ahead
 from care_qdrant.encoders.batching import token_batches
 from care_qdrant.encoders.engine import PATIENCE_SECONDS, START_PATIENCE_SECONDS, Sent
+from care_qdrant.encoders.remote.wire import PERHAPS_TOO_MUCH, read_vectors, request_body
 from care_qdrant.encoders.usable import require_characters
-from care_qdrant.encoders.wire import PERHAPS_TOO_MUCH, read_vectors, request_body
 from care_qdrant.errors import EncodingError, InputError, ModelError, Unreachable, redact, remember_secret
 from care_qdrant.types import Vectors
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from qdrant_client import models
 
-from care_qdrant.encoders.bm25 import ANALYSER, term_counts
+from care_qdrant.encoders.terms.bm25 import ANALYSER, term_counts
 from care_qdrant.errors import ModelError
 
 
@@ -21,7 +21,7 @@ class TermWeights:
     """What each term of a query counts, relative to a term that was not seen in training."""
 
     def __init__(self, terms: npt.NDArray[np.uint32], weights: npt.NDArray[np.float32]) -> None:
-        """Take the indices of terms (`care_qdrant.encoders.bm25.term_id`), ascending, and their weights, (terms,)."""
+        """Take the indices of terms (`bm25.term_id`), ascending, and their weights, (terms,)."""
         self._terms, self._weights = terms, weights
 
     def __len__(self) -> int:

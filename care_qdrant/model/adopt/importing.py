@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from care_qdrant.encoders.weights import read_json, write_json
+from care_qdrant.encoders.local.weights import read_json, write_json
 from care_qdrant.errors import InputError, ModelError
-from care_qdrant.model import published
+from care_qdrant.model.adopt import published
 from care_qdrant.model.card import Card
 from care_qdrant.model.folder import write_checkpoint
 from care_qdrant.model.hub import fetch_document_side
@@ -64,7 +64,7 @@ def import_model(
     Only the query encoder is loaded. The files of the document encoder are copied, or merged with their adapter, one by
     one.
     """
-    from care_qdrant.model.export_onnx import export_query_encoder
+    from care_qdrant.model.export.onnx import export_query_encoder
 
     if len(sources) not in (1, 2):
         raise InputError(f"{len(sources)} sources; expected one with both encoders, or the query's and the document's")
@@ -151,7 +151,7 @@ def join_encoders(
     """
     if probe_texts is None:
         return write_checkpoint(folder, name=name, query=query, document=document)
-    from care_qdrant.model.export_onnx import export_query_encoder
+    from care_qdrant.model.export.onnx import export_query_encoder
 
     with tempfile.TemporaryDirectory(prefix="care-join-") as scratch:
         copy = Path(scratch) / "query"

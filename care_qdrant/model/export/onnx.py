@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from care_qdrant.encoders.local.torch import cuts_unit_vectors
+from care_qdrant.encoders.local.weights import no_progress_bars, read_tensors, readable_model, weight_files
 from care_qdrant.encoders.onnx import OnnxEncoder
-from care_qdrant.encoders.torch import cuts_unit_vectors
-from care_qdrant.encoders.weights import no_progress_bars, read_tensors, readable_model, weight_files
 from care_qdrant.errors import InputError, ModelError, needs_extra
 from care_qdrant.model.card import DOCUMENT_ONNX, FORMAT, Card, FileEntry, OnnxFiles, bind_references, read_card, sha256
+from care_qdrant.model.export.gate import compare
+from care_qdrant.model.export.int8 import quantize
+from care_qdrant.model.export.shared_weights import share_weights
 from care_qdrant.model.folder import describe_side, geometry_of, verify_checkpoint
-from care_qdrant.model.gate import compare
-from care_qdrant.model.int8 import quantize
 from care_qdrant.model.references import REFERENCE_TEXTS, Reference, make_references
-from care_qdrant.model.shared_weights import share_weights
 from care_qdrant.types import Vectors
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def export_query_encoder(
 ) -> OnnxFiles:
     """Write ``onnx/model.onnx`` and ``onnx/model_int8.onnx`` into a saved sentence-transformers query encoder.
 
-    int8 becomes the default only where it passes the gate (`care_qdrant.model.gate`).
+    int8 becomes the default only where it passes the gate (`care_qdrant.model.export.gate`).
 
     Args:
         query_folder: A complete sentence-transformers model.
@@ -121,7 +121,7 @@ def export_query_encoder(
 def export_document_encoder(document_folder: Path, probe_texts: Sequence[str] = REFERENCE_TEXTS) -> OnnxFiles:
     """Write ``model.onnx`` into a saved sentence-transformers document encoder.
 
-    The graph is small: it reads the weights of ``model.safetensors`` beside it (`care_qdrant.model.shared_weights`).
+    The graph is small: it reads the weights of ``model.safetensors`` beside it (`model.export.shared_weights`).
     There is no int8 form of other weights: documents are encoded once, and what that loses is lost for every query.
     """
     tower = _load_tower(document_folder)
@@ -173,7 +173,7 @@ def _load_tower(folder: Path) -> "SentenceTransformer":
 def _export_fp32(tower: "SentenceTransformer", file: Path) -> None:
     import torch
 
-    from care_qdrant.model.shared_weights import QueryGraph, is_static
+    from care_qdrant.model.export.shared_weights import QueryGraph, is_static
 
     input_ids = torch.ones((2, 8), dtype=torch.int64)
     attention_mask = torch.tensor([[1] * 8, [1] * 5 + [0] * 3])

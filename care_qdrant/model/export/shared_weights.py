@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import BertModel
 from transformers.models.bert.modeling_bert import BertLayer
 
-from care_qdrant.encoders.weights import read_header
+from care_qdrant.encoders.local.weights import read_header
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, TensorProto

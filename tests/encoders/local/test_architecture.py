@@ -13,13 +13,13 @@ from sentence_transformers.base.modules import Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import GteConfig, GteModel
 
-from care_qdrant.encoders.architecture import native_config, native_folder
+from care_qdrant.encoders.local.architecture import native_config, native_folder
 from care_qdrant.errors import ModelError
 from care_qdrant.model.pair import CareModel
 from tests import tiny
 from tests.trainer import bases
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PUBLISHED: dict[str, Any] = {
     "model_type": "new",
     "architectures": ["NewModel"],

@@ -11,10 +11,10 @@ import psutil
 import pytest
 from qdrant_client import QdrantClient
 
-from care_qdrant.encoders.processes import ProcessEncoder
+from care_qdrant.encoders.local.processes import ProcessEncoder
 from care_qdrant.errors import EncodingError
-from care_qdrant.index.ingest import ingest
-from care_qdrant.index.settings import IngestSettings
+from care_qdrant.ingestion.ingest import ingest
+from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.model.pair import CareModel
 from care_qdrant.progress import Progress
 from care_qdrant.types import Document

@@ -17,8 +17,8 @@ from transformers import AutoConfig, AutoModel
 
 from care_qdrant.encoders.batching import Budget
 from care_qdrant.encoders.engine import Engine
-from care_qdrant.encoders.server import ReferenceVectors, make_reference
-from care_qdrant.encoders.torch import TorchEncoder, load_sentence_transformer
+from care_qdrant.encoders.local.torch import TorchEncoder, load_sentence_transformer
+from care_qdrant.encoders.remote.server import ReferenceVectors, make_reference
 from care_qdrant.errors import ModelError
 from care_qdrant.model.pair import CareModel
 from tests import tiny
@@ -177,7 +177,7 @@ import json, resource, sys
 from pathlib import Path
 import numpy as np, torch
 torch.set_num_threads(1)
-from care_qdrant.encoders.torch import TorchEncoder, load_sentence_transformer
+from care_qdrant.encoders.local.torch import TorchEncoder, load_sentence_transformer
 from tests import tiny
 encoder = TorchEncoder(load_sentence_transformer(Path(sys.argv[1]), "cpu"), "document", batch_tokens=400_000)
 texts = tiny.medical_texts(4_000)

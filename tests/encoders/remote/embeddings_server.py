@@ -1,6 +1,6 @@
 """A real embeddings server in a process of its own: the built-in pair behind OpenAI's wire, with faults on demand.
 
-``python -m tests.encoders.embeddings_server PORT [--other]``; ``--other`` serves other weights under the same name.
+``python -m tests.encoders.remote.embeddings_server PORT [--other]``; ``--other`` serves other weights under that name.
 ``POST /fault`` with ``{"kind": …, "count": n}`` spoils the next n answers.
 """
 

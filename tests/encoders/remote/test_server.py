@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from care_qdrant.encoders import server as server_module
-from care_qdrant.encoders import wire
 from care_qdrant.encoders.engine import Engine, Sent
-from care_qdrant.encoders.server import ReferenceVectors, ServerEncoder, load_reference, make_reference
-from care_qdrant.encoders.torch import load_sentence_transformer
+from care_qdrant.encoders.local.torch import load_sentence_transformer
+from care_qdrant.encoders.remote import server as server_module
+from care_qdrant.encoders.remote import wire
+from care_qdrant.encoders.remote.server import ReferenceVectors, ServerEncoder, load_reference, make_reference
 from care_qdrant.errors import EncodingError, InputError, ModelError, Unreachable
 from care_qdrant.model.pair import CareModel
 from tests.tiny import TEXTS, medical_texts

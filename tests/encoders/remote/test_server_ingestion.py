@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from qdrant_client import QdrantClient
 
-from care_qdrant.encoders import server as server_module
 from care_qdrant.encoders.engine import Engine
+from care_qdrant.encoders.remote import server as server_module
 from care_qdrant.errors import ModelError
-from care_qdrant.index.ingest import ingest
-from care_qdrant.index.settings import IngestReport, IngestSettings
+from care_qdrant.ingestion.ingest import ingest
+from care_qdrant.ingestion.settings import IngestReport, IngestSettings
 from care_qdrant.model.pair import CareModel
 from care_qdrant.progress import Progress
 from care_qdrant.types import Document
@@ -37,7 +37,7 @@ class Server:
 
     def start(self, *options: str) -> None:
         """Start it, and wait until it listens."""
-        command = [sys.executable, "-m", "tests.encoders.embeddings_server", str(self.port), *options]
+        command = [sys.executable, "-m", "tests.encoders.remote.embeddings_server", str(self.port), *options]
         self._process = subprocess.Popen(command)
         for _ in range(1_200):
             assert self._process.poll() is None

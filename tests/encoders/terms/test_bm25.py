@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.encoders import bm25
+from care_qdrant.encoders.terms import bm25
 from tests.tiny import medical_texts
 
 K1, B = 1.4, 0.6

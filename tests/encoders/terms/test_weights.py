@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from care_qdrant.encoders import bm25
-from care_qdrant.encoders.term_weights import TermWeights
+from care_qdrant.encoders.terms import bm25
+from care_qdrant.encoders.terms.weights import TermWeights
 from care_qdrant.errors import ModelError
 
 
@@ -35,7 +35,7 @@ def test_terms_of_another_analyser_are_refused(
     weights: TermWeights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights.save(tmp_path / "weights.npz")
-    monkeypatch.setattr("care_qdrant.encoders.term_weights.ANALYSER", "zh-words-2")
+    monkeypatch.setattr("care_qdrant.encoders.terms.weights.ANALYSER", "zh-words-2")
     with pytest.raises(ModelError, match=r"analyser 'zh-char-bigram-1', this version has 'zh-words-2'"):
         TermWeights.load(tmp_path / "weights.npz")
 

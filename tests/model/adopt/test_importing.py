@@ -15,15 +15,15 @@ from torch.nn.functional import normalize
 from transformers import AutoModel, AutoTokenizer, GteConfig, GteModel, PreTrainedTokenizerFast
 
 from care_qdrant.cli import model as model_cli
-from care_qdrant.encoders.architecture import native_config
+from care_qdrant.encoders.local.architecture import native_config
 from care_qdrant.errors import InputError, ModelError, SchemaMismatch
-from care_qdrant.index.ingest import ingest
+from care_qdrant.ingestion.ingest import ingest
+from care_qdrant.model.adopt.importing import import_model
 from care_qdrant.model.card import read_card
 from care_qdrant.model.folder import verify_checkpoint
-from care_qdrant.model.importing import import_model
 from care_qdrant.model.pair import CareModel
+from care_qdrant.qdrant.checks import check_contract
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.contract_checks import check_contract
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Document, Vectors
 from tests import tiny

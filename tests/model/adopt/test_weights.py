@@ -17,11 +17,11 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModel
 
 from care_qdrant.cli import model as model_cli
-from care_qdrant.encoders.torch import load_sentence_transformer
+from care_qdrant.encoders.local.torch import load_sentence_transformer
 from care_qdrant.errors import AlteredModel, IncompleteModel, InputError, ModelError
-from care_qdrant.model.importing import join_encoders
+from care_qdrant.model.adopt.importing import join_encoders
+from care_qdrant.model.adopt.published import plain_vectors, write_document_side, write_query_side
 from care_qdrant.model.pair import CareModel
-from care_qdrant.model.published import plain_vectors, write_document_side, write_query_side
 from care_qdrant.model.references import keep_check_vectors
 from tests.trainer import bases
 

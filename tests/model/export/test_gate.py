@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from care_qdrant.model.gate import compare
+from care_qdrant.model.export.gate import compare
 from care_qdrant.types import Vectors
 
 

@@ -8,7 +8,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from care_qdrant.encoders.onnx import int8_saturates, session_options
 from care_qdrant.errors import ModelError
-from care_qdrant.model.int8 import quantize
+from care_qdrant.model.export.int8 import quantize
 
 ROWS, WIDTH = 2_000, 64
 RNG = np.random.default_rng(0)

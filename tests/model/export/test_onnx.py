@@ -14,7 +14,7 @@ from transformers import GteConfig, GteModel, set_seed
 from care_qdrant.encoders.onnx import OnnxEncoder
 from care_qdrant.errors import InputError, ModelError
 from care_qdrant.model.card import read_card
-from care_qdrant.model.export_onnx import add_onnx, export_document_encoder, export_query_encoder
+from care_qdrant.model.export.onnx import add_onnx, export_document_encoder, export_query_encoder
 from care_qdrant.model.folder import verify_checkpoint
 from care_qdrant.model.pair import CareModel
 from tests import tiny

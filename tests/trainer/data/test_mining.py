@@ -10,7 +10,7 @@ from care_trainer.data.read import Pair
 from click.testing import CliRunner
 
 from care_qdrant.errors import InputError
-from care_qdrant.index.ingest import IngestSettings, ingest
+from care_qdrant.ingestion.ingest import IngestSettings, ingest
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Document, Hit

@@ -15,13 +15,13 @@ from click.testing import CliRunner
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.cli import care
+from care_qdrant.contracts.layouts import guess_layout
 from care_qdrant.errors import InputError
-from care_qdrant.index.attach import attach_vector
 from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
-from care_qdrant.qdrant.layout import guess_layout
 from care_qdrant.search.retriever import Mode, Retriever
+from care_qdrant.vectors.attach import attach_vector
 from tests.tiny import write_jsonl
 from tests.trainer.learn.collections import WordModel, write_langchain
 from tests.trainer.learn.conftest import SETTINGS, TEXTS

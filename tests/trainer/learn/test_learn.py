@@ -12,8 +12,8 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.errors import FingerprintMismatch, SchemaMismatch
 from care_qdrant.model.folder import verify_checkpoint
 from care_qdrant.model.pair import CareModel
+from care_qdrant.qdrant.checks import check_contract, require_learned_from
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.contract_checks import check_contract, require_learned_from
 from care_qdrant.search.retriever import Retriever
 from tests.trainer.learn.collections import WordModel, add_points, word_texts, write_langchain
 from tests.trainer.learn.conftest import SETTINGS, TEXTS

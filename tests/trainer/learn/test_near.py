@@ -12,7 +12,7 @@ from care_trainer.learn.settings import LearnSettings
 from care_trainer.learn.split import Split
 from care_trainer.learn.training import train
 
-from care_qdrant.qdrant.layout import CARE_LAYOUT
+from care_qdrant.contracts.layouts import CARE_LAYOUT
 from tests.trainer.learn.collections import word_texts
 
 GROUPS, COPIES, DIM = 200, 3, 32

@@ -14,10 +14,10 @@ from llama_index.vector_stores.care import CareVectorStore
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import FingerprintMismatch, ModelError
-from care_qdrant.index.attach import attach_vector
-from care_qdrant.index.verify import VerifySettings, verify_collection
 from care_qdrant.model.pair import CareModel
 from care_qdrant.search.retriever import Retriever
+from care_qdrant.vectors.attach import attach_vector
+from care_qdrant.vectors.verify import VerifySettings, verify_collection
 from tests.bench.conftest import CORPUS, QRELS, QUERIES, write_jsonl
 from tests.tiny import document_tower, medical_texts
 from tests.trainer.learn.collections import WordModel, write_langchain

@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 
 from care_qdrant.cli import care
 from care_qdrant.errors import EncodingError, InputError
-from tests.encoders.test_server import EmbeddingServer
+from tests.encoders.remote.test_server import EmbeddingServer
 from tests.trainer.tiny_run import pairs
 
 TEXTS = [row["query"] for row in pairs()[:20]]
@@ -88,7 +88,7 @@ def test_vectors_of_a_bulk_job_are_taken_where_they_are_the_encoders(
 def test_a_teacher_reads_as_many_tokens_at_once_whatever_the_lengths(
     document_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("care_qdrant.encoders.torch.CPU_BATCH_TOKENS", 120)
+    monkeypatch.setattr("care_qdrant.encoders.local.torch.CPU_BATCH_TOKENS", 120)
     sizes: list[tuple[int, int]] = []
 
     def load() -> SentenceTransformer:

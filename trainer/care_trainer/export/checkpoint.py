@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 
 from care_qdrant.errors import InputError, TrainingError
 from care_qdrant.model.card import Card, OnnxFiles
-from care_qdrant.model.export_onnx import export_query_encoder
+from care_qdrant.model.export.onnx import export_query_encoder
 from care_qdrant.model.folder import copy_term_weights, write_checkpoint
 from care_qdrant.model.hub import BUILT_IN, find_folder
 from care_qdrant.model.rewrite import rewrite_weights

@@ -11,7 +11,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
-from care_qdrant.encoders.torch import no_progress_bars
+from care_qdrant.encoders.local.torch import no_progress_bars
 from care_qdrant.errors import InputError
 from care_qdrant.model.folder import verify_checkpoint
 from care_qdrant.qdrant.collection import Collection

@@ -12,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 from qdrant_client import models
 
-from care_qdrant.encoders import bm25
+from care_qdrant.contracts.layouts import CARE_LAYOUT, Layout, Payload
+from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import InputError
 from care_qdrant.measures import TOP, reciprocal_rank_at_10
 from care_qdrant.measures import ndcg_at_10 as ndcg_at_10  # also for callers of `estimate`
 from care_qdrant.measures import recall_at_10 as recall_at_10
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.layout import CARE_LAYOUT, Layout, Payload
-from care_qdrant.search.plan import Query, find
+from care_qdrant.search.query import Query, find
 from care_qdrant.search.resolve import ResolvedCollection, StoreConfig, resolve_vectors
 from care_qdrant.types import CARE_KEY, Hit, Vectors
 from care_trainer.learn.queries import Labelled

@@ -13,10 +13,10 @@ from qdrant_client import QdrantClient
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
 
-from care_qdrant.encoders.torch import no_progress_bars
+from care_qdrant.encoders.local.torch import no_progress_bars
 from care_qdrant.errors import needs_extra
 from care_qdrant.model.card import Card
-from care_qdrant.model.export_onnx import export_query_encoder
+from care_qdrant.model.export.onnx import export_query_encoder
 from care_qdrant.model.folder import write_checkpoint
 from care_qdrant.model.hub import BUILT_IN
 from care_qdrant.qdrant.collection import Collection

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from care_qdrant.encoders import bm25
-from care_qdrant.model.gate import compare
+from care_qdrant.encoders.terms import bm25
+from care_qdrant.model.export.gate import compare
 from care_qdrant.search.fusion import bm25_weight
 from care_qdrant.types import Vectors
 from care_trainer.learn.queries import Questions

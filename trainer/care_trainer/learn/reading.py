@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 from qdrant_client import models
 
+from care_qdrant.contracts.layouts import Layout, guess_layout
+from care_qdrant.contracts.learned import stored_vector
 from care_qdrant.errors import InputError, SchemaMismatch, TooFewDocuments
 from care_qdrant.qdrant.calls import in_pages
 from care_qdrant.qdrant.collection import Collection, PointId
-from care_qdrant.qdrant.layout import Layout, guess_layout
-from care_qdrant.qdrant.learned import stored_vector
 from care_qdrant.qdrant.schema import CollectionSchema
 from care_qdrant.types import Vectors
 from care_trainer.config.run import MIN_DOCUMENTS

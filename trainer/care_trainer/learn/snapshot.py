@@ -16,9 +16,9 @@ import numpy.typing as npt
 from sentence_transformers import SentenceTransformer
 
 from care_qdrant.console.options import Target, retries, server_key
+from care_qdrant.contracts.layouts import Layout
 from care_qdrant.errors import InputError
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.layout import Layout
 from care_qdrant.types import Vectors
 from care_trainer.config import StoredDocuments
 from care_trainer.config.run import COLLECTION_TEXTS

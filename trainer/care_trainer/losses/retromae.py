@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForMaskedLM
 
-from care_qdrant.encoders.architecture import native_folder
+from care_qdrant.encoders.local.architecture import native_folder
 from care_qdrant.model.hub import fetch_document_side
 from care_trainer.losses.embedding import Features, without_keys
 from care_trainer.models import towers

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from sentence_transformers import SentenceTransformer
 
-from care_qdrant.encoders.torch import TorchEncoder
+from care_qdrant.encoders.local.torch import TorchEncoder
 from care_qdrant.errors import EncodingError, InputError, needs_extra
 from care_qdrant.types import Vectors
 from care_trainer import distributed
@@ -77,7 +77,7 @@ def _read_job(url: str, cache: VectorCache, encode: Encode, dim: int) -> None:
     """Read the vectors of a bulk job into a cache, each part once, unless a sample differs from the encoder's own."""
     with needs_extra("bulk", "teacher_jobs"):
         from care_qdrant.bulk.encode import read_part
-        from care_qdrant.bulk.work import Work
+        from care_qdrant.bulk.job import Work
     work = Work(url)
     manifest, noted = work.manifest(), cache.folder / "jobs.txt"
     if manifest.dim != dim:

@@ -19,8 +19,8 @@ from care_qdrant.model.pair import Precision
 if TYPE_CHECKING:
     from qdrant_client.models import SparseVector
 
+    from care_qdrant.contracts.contract import VectorContract
     from care_qdrant.encoders import TokenCounter
-    from care_qdrant.qdrant.contracts import VectorContract
     from care_qdrant.types import Vectors
 
 DOCUMENT_BATCH_SIZE = 512

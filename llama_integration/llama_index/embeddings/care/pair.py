@@ -23,7 +23,7 @@ from care_qdrant.types import Vectors
 if TYPE_CHECKING:
     from qdrant_client.models import SparseVector
 
-    from care_qdrant.qdrant.contracts import VectorContract
+    from care_qdrant.contracts.contract import VectorContract
 
 OnTruncation = Literal["ignore", "warn", "error"]
 

@@ -50,19 +50,19 @@ from qdrant_client import AsyncQdrantClient, QdrantClient, models
 from qdrant_client.local.async_qdrant_local import AsyncQdrantLocal
 from typing_extensions import override
 
-from care_qdrant.encoders import bm25
-from care_qdrant.encoders.sparse import NATIVE_BM25, SparseQuery, SparseQueryEncoder, Terms, document_terms
+from care_qdrant.contracts.contract import SparseContract, VectorContract, contract_metadata
+from care_qdrant.contracts.paths import readings
+from care_qdrant.encoders.terms import bm25
+from care_qdrant.encoders.terms.sparse import NATIVE_BM25, SparseQuery, SparseQueryEncoder, Terms, document_terms
 from care_qdrant.errors import InputError, Rejected
 from care_qdrant.forking import ForkPool
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.contracts import SparseContract, VectorContract, contract_metadata
 from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME
-from care_qdrant.qdrant.paths import readings
 from care_qdrant.qdrant.sender import send_all
 from care_qdrant.search.conditions import Keys, no_such_key
 from care_qdrant.search.fallback import Fallback
 from care_qdrant.search.fusion import Fusion
-from care_qdrant.search.plan import Query, find
+from care_qdrant.search.query import Query, find
 from care_qdrant.search.resolve import CHECK_SECONDS, CollectionResolver, ResolvedCollection, StoreConfig, find_bm25
 from care_qdrant.search.retriever import SEARCH_POLICY
 from care_qdrant.types import Hit
@@ -223,7 +223,7 @@ class CareVectorStore(BasePydanticVectorStore):
                 only one, and where several are there it is refused.
             sparse_vector_name: For hybrid queries; None takes the only one.
             sparse_encoder: Of added nodes and of queries of the modes hybrid and sparse, in place of BM25 by this
-                package: the server's own, or a model of FastEmbed (`care_qdrant.encoders.sparse`). It needs
+                package: the server's own, or a model of FastEmbed (`care_qdrant.encoders.terms.sparse`). It needs
                 ``sparse_vector_name``, and nothing checks that it fits the stored vectors.
             text_field: Where payloads hold the text, as ``"body"`` or ``"document.body"``; None finds out.
             fusion: Of hybrid queries with BM25 (`care_qdrant.search.fusion`); ``hybrid_fusion_fn`` takes its place.

@@ -12,8 +12,8 @@ import numpy as np
 from llama_index.core.schema import BaseNode, MetadataMode
 from llama_index.embeddings.care.base import TITLE_KEY
 
+from care_qdrant.contracts.contract import VectorContract
 from care_qdrant.errors import FingerprintMismatch, IncompleteModel, MissingExtra, SchemaMismatch
-from care_qdrant.qdrant.contracts import VectorContract
 from care_qdrant.types import Vectors, embedded_text
 
 LEAST_COSINE = 0.98

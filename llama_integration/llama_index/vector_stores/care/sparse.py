@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from care_qdrant.encoders.sparse import FastEmbedSparse, SparseQueryEncoder, Terms, TwoSidedSparse
+from care_qdrant.encoders.terms.sparse import FastEmbedSparse, SparseQueryEncoder, Terms, TwoSidedSparse
 from care_qdrant.errors import InputError
 
 
