@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 ON_TOP_OF_THE_CORE = ("trainer/care_trainer", "benchmarks/care_benchmarks", "benchmarks/care_data", "examples")
 
 
-SHARED = {"POLICY", "TermWeights", "TorchEncoder", "Work", "read_part", "run_ahead", "usable_cores"} | {
+SHARED = {"POLICY", "TermWeights", "TorchEncoder", "Job", "read_part", "run_ahead", "usable_cores"} | {
     "add_term_weights",
     "check_adapter_vectors",
     "copy_term_weights",

@@ -18,7 +18,7 @@ import click
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.bulk.encode import encode_unit, read_part
-from care_qdrant.bulk.job import Manifest, Receipt, Work
+from care_qdrant.bulk.job import Job, Manifest, Receipt
 from care_qdrant.bulk.load import load
 from care_qdrant.bulk.units import plan
 from care_qdrant.ingestion.ingest import ingest
@@ -90,7 +90,7 @@ def bulk(
         pools = {count: stack.enter_context(_pool(count)) for count in counts}
         with open_client(url=url, path=path, grpc=url is not None) as client:
             for number in range(repeats):
-                job = Work(f"{folder}/job-{number}")
+                job = Job(f"{folder}/job-{number}")
                 turn = Turn(
                     direct=_timed(lambda: ingest(str(corpus), pair, client, "direct")),
                     plan=_timed(lambda: plan([str(corpus)], job, draft, pair.document_tokenizer, sparse=False)),  # noqa: B023  # called at once
@@ -133,7 +133,7 @@ def _pool(count: int) -> ProcessPoolExecutor:
     return pool
 
 
-def _together(pool: ProcessPoolExecutor, work: Work, url: str, count: int) -> float:
+def _together(pool: ProcessPoolExecutor, work: Job, url: str, count: int) -> float:
     start = time.perf_counter()
     list(pool.map(_load_share, [work.url] * count, [url] * count, range(1, count + 1), [count] * count))
     return round(time.perf_counter() - start, 3)
@@ -141,10 +141,10 @@ def _together(pool: ProcessPoolExecutor, work: Work, url: str, count: int) -> fl
 
 def _load_share(work: str, url: str, number: int, of: int) -> None:
     with open_client(url=url, grpc=True) as client:
-        load(Work(work), client, f"loaders-{of}", part=(number, of))
+        load(Job(work), client, f"loaders-{of}", part=(number, of))
 
 
-def _upload(work: Work, client: QdrantClient, name: str) -> None:
+def _upload(work: Job, client: QdrantClient, name: str) -> None:
     """Load the parts as the stock client does, with the smallest payload; the server builds no graph meanwhile."""
     manifest, receipts = work.manifest(), work.receipts()
     params = models.VectorParams(size=manifest.dim, distance=models.Distance.COSINE)
@@ -152,7 +152,7 @@ def _upload(work: Work, client: QdrantClient, name: str) -> None:
     client.upload_points(name, _points(work, manifest, [*receipts.values()]), batch_size=256, parallel=1, wait=True)
 
 
-def _points(work: Work, manifest: Manifest, receipts: Sequence[Receipt]) -> Iterator[models.PointStruct]:
+def _points(work: Job, manifest: Manifest, receipts: Sequence[Receipt]) -> Iterator[models.PointStruct]:
     for chunks in (chunks for receipt in receipts for chunks in read_part(work, manifest, receipt)):
         for chunk in chunks:
             payload = {"doc_id": chunk.document.id, "text": chunk.text, **chunk.document.metadata}
@@ -167,7 +167,7 @@ def _timed(run: Callable[[], object]) -> tuple[float, float]:
     return round(time.process_time() - cpu, 3), round(time.perf_counter() - wall, 3)
 
 
-def _encode(work: Work, model: DocumentModel) -> None:
+def _encode(work: Job, model: DocumentModel) -> None:
     manifest = work.manifest()
     for unit in manifest.units:
         encode_unit(work, manifest, unit, model, 16_384)

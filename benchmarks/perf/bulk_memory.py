@@ -16,7 +16,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from care_qdrant.bulk.encode import encode_unit
-from care_qdrant.bulk.job import Manifest, Work
+from care_qdrant.bulk.job import Job, Manifest
 from care_qdrant.bulk.units import plan
 from tests.reliability.ready_model import ReadyModel, write_corpus
 
@@ -66,7 +66,7 @@ def bulk_memory(
             with tempfile.TemporaryDirectory(dir=scratch) as name:
                 corpus, job = _write(Path(name), size, form), f"{name}/job"
                 planned, encoded = (_alone(step, str(corpus), job, dim, unit_rows) for step in (_plan, _encode))
-                work = Work(job)
+                work = Job(job)
                 found.append(
                     {
                         "format": form,
@@ -120,11 +120,11 @@ def _measured(
 def _plan(corpus: str, job: str, dim: int, unit_rows: int) -> None:
     model = ReadyModel(dim)
     draft = Manifest("ready", model.name, model.contract().fingerprint, dim, "Cosine", model.name, unit_rows=unit_rows)
-    plan([corpus], Work(job), draft, model.document_tokenizer, sparse=False)
+    plan([corpus], Job(job), draft, model.document_tokenizer, sparse=False)
 
 
 def _encode(_corpus: str, job: str, dim: int, _unit_rows: int) -> None:
-    work, model = Work(job), ReadyModel(dim)
+    work, model = Job(job), ReadyModel(dim)
     manifest = work.manifest()
     for unit in manifest.units:
         encode_unit(work, manifest, unit, model, 16_384)

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-from care_qdrant.bulk.job import Manifest, Receipt, Unit, Work
+from care_qdrant.bulk.job import Job, Manifest, Receipt, Unit
 from care_qdrant.bulk.units import unit_rows
 from care_qdrant.corpus.chunking import cut_documents
 from care_qdrant.corpus.rows import Reject
@@ -36,25 +36,25 @@ CUT_DOCUMENTS = 512
 _MODEL_KEY = b"care_fingerprint"
 
 
-def encode_unit(work: Work, manifest: Manifest, unit: Unit, model: DocumentModel, batch_tokens: int) -> Receipt:
+def encode_unit(job: Job, manifest: Manifest, unit: Unit, model: DocumentModel, batch_tokens: int) -> Receipt:
     """Write the part of a unit, and then its receipt."""
     if model.contract().fingerprint != manifest.fingerprint:
         raise FingerprintMismatch(
-            f"{work.url}: is a job of model {manifest.model_name!r} ({manifest.fingerprint[:12]}), and this worker has "
+            f"{job.url}: is a job of model {manifest.model_name!r} ({manifest.fingerprint[:12]}), and this worker has "
             f"{model.name!r} ({model.contract().fingerprint[:12]})"
         )
     start = time.perf_counter()
     rejects: list[Reject] = []
     carried = PointVectors(manifest.vector_name, manifest.contract)
-    tasks = [chunk_task(chunk, None, carried) for chunk in _chunks(work, manifest, unit, model, rejects)]
+    tasks = [chunk_task(chunk, None, carried) for chunk in _chunks(job, manifest, unit, model, rejects)]
     tasks, vectors = _encode(tasks, document_vectors(model, manifest.dim), batch_tokens, rejects)
     chunks = [task.chunk for task in tasks]
     content = _parquet(tasks, vectors, manifest)
     if rejects:
         lines = [{"file": unit.label, "line": each.line, "id": each.id, "reason": each.reason} for each in rejects]
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        work.write(f"rejects/{unit.name}.jsonl", text.encode())
-    work.write(f"parts/{unit.name}.parquet", content)
+        job.write(f"rejects/{unit.name}.jsonl", text.encode())
+    job.write(f"parts/{unit.name}.parquet", content)
     receipt = Receipt(
         unit=unit.name,
         sha256=hashlib.sha256(content).hexdigest(),
@@ -66,24 +66,24 @@ def encode_unit(work: Work, manifest: Manifest, unit: Unit, model: DocumentModel
         seconds=round(time.perf_counter() - start, 3),
         fingerprint=manifest.fingerprint,
     )
-    work.write(f"receipts/{unit.name}.json", json.dumps(asdict(receipt)).encode())  # declares the unit done
+    job.write(f"receipts/{unit.name}.json", json.dumps(asdict(receipt)).encode())  # declares the unit done
     return receipt
 
 
-def read_part(work: Work, manifest: Manifest, receipt: Receipt) -> Iterator[list[Chunk]]:
+def read_part(job: Job, manifest: Manifest, receipt: Receipt) -> Iterator[list[Chunk]]:
     """Return the chunks of a part with their vectors, some at a time, after checking that it is that of its receipt."""
-    content = work.read(f"parts/{receipt.unit}.parquet")
+    content = job.read(f"parts/{receipt.unit}.parquet")
     if content is None or hashlib.sha256(content).hexdigest() != receipt.sha256:
         found = "is missing" if content is None else "is not the file of its receipt"
         raise NotVerified(
-            f"{work.url}/parts/{receipt.unit}.parquet: {found}; care bulk encode {work.url} makes it again once its "
+            f"{job.url}/parts/{receipt.unit}.parquet: {found}; care bulk encode {job.url} makes it again once its "
             f"receipt, receipts/{receipt.unit}.json, is removed"
         )
     file = pq.ParquetFile(io.BytesIO(content))
     made_by = (file.schema_arrow.metadata or {}).get(_MODEL_KEY, b"").decode()
     if made_by != manifest.fingerprint or receipt.fingerprint != manifest.fingerprint:
         raise FingerprintMismatch(
-            f"{work.url}/parts/{receipt.unit}.parquet: was made by a model with fingerprint {made_by[:12]!r}; the job "
+            f"{job.url}/parts/{receipt.unit}.parquet: was made by a model with fingerprint {made_by[:12]!r}; the job "
             f"is one of {manifest.model_name!r} ({manifest.fingerprint[:12]})"
         )
     for number in range(file.num_row_groups):
@@ -94,7 +94,7 @@ def read_part(work: Work, manifest: Manifest, receipt: Receipt) -> Iterator[list
         yield [replace(_chunk(row), vector=vector) for row, vector in zip(rows, vectors, strict=True)]
 
 
-def _chunks(work: Work, manifest: Manifest, unit: Unit, model: DocumentModel, rejects: list[Reject]) -> Iterator[Chunk]:
+def _chunks(job: Job, manifest: Manifest, unit: Unit, model: DocumentModel, rejects: list[Reject]) -> Iterator[Chunk]:
     window: list[Document] = []
 
     def cut() -> Iterator[Chunk]:
@@ -105,7 +105,7 @@ def _chunks(work: Work, manifest: Manifest, unit: Unit, model: DocumentModel, re
                 yield from cut_document
         window.clear()
 
-    for row in unit_rows(work, manifest, unit):
+    for row in unit_rows(job, manifest, unit):
         if isinstance(row, Reject):
             rejects.append(row)
         else:

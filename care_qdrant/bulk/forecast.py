@@ -117,13 +117,13 @@ class Forecast:
 def forecast(
     documents: int,
     sample: Sequence[Document],
-    job: Manifest,
+    manifest: Manifest,
     counter: TokenCounter,
     encoder: Callable[[], Encoder],
     settings: ForecastSettings,
 ) -> Forecast:
     """Say what a job would take."""
-    cut = [each for each in cut_documents(sample, counter, job.overflow) if not isinstance(each, Reject)]
+    cut = [each for each in cut_documents(sample, counter, manifest.overflow) if not isinstance(each, Reject)]
     chunks = [chunk for each in cut for chunk in each]
     if not chunks:
         raise InputError("no document could be encoded, so nothing can be foretold")
@@ -133,16 +133,16 @@ def forecast(
     points, tokens = round(scale * len(chunks)), round(scale * lengths.sum())
     speed = settings.tokens_per_second or _speed(chunks, encoder())
     hours = tokens / speed / settings.workers / 3_600
-    hashes = {job.vector_name: "0" * 32}
+    hashes = {manifest.vector_name: "0" * 32}
     # Of a point, the text is there already, and its hash is new.
-    sizes = [64 if job.collection is not None else payload_bytes(chunk, hashes) for chunk in chunks]
+    sizes = [64 if manifest.collection is not None else payload_bytes(chunk, hashes) for chunk in chunks]
     payload = round(points * float(np.mean(sizes)))
-    width = 2 if job.datatype == "float16" else 4
+    width = 2 if manifest.datatype == "float16" else 4
     beside = CONSTANTS["disk_bytes_beside_vector"].value * points
-    memory = {name: round(points * size) for name, size in _sizes(job.dim, on_disk=False).items()}
+    memory = {name: round(points * size) for name, size in _sizes(manifest.dim, on_disk=False).items()}
     index = points * CONSTANTS["index_core_seconds"].value / 3_600
     return Forecast(
-        model=job.model_name,
+        model=manifest.model_name,
         documents=documents,
         sampled=len(sample),
         points=points,
@@ -152,15 +152,15 @@ def forecast(
         workers=settings.workers,
         encode_hours=rounded(hours),
         cost=None if settings.price_per_hour is None else rounded(hours * settings.workers * settings.price_per_hour),
-        part_bytes=round(points * job.dim * width + payload),
+        part_bytes=round(points * manifest.dim * width + payload),
         payload_bytes=payload,
         disk_bytes={
-            name: round(points * size + beside + payload) for name, size in _sizes(job.dim, on_disk=True).items()
+            name: round(points * size + beside + payload) for name, size in _sizes(manifest.dim, on_disk=True).items()
         },
         memory_bytes=memory,
         nodes={name: math.ceil(size / (settings.node_gib * 2**30 * FILLED)) for name, size in memory.items()},
         load_hours=rounded(points / CONSTANTS["load_points_per_second"].value / 3_600),
-        index_core_hours=(rounded(index), rounded(index * max(1.0, job.dim / 256))),
+        index_core_hours=(rounded(index), rounded(index * max(1.0, manifest.dim / 256))),
         constants=CONSTANTS,
         extrapolated=points > 1_000_000,
     )

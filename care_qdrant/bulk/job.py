@@ -108,7 +108,7 @@ class Receipt:
     fingerprint: str
 
 
-class Work:
+class Job:
     """The folder of one job. Safe to use from many processes at once."""
 
     def __init__(self, url: str) -> None:

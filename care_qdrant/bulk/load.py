@@ -19,7 +19,7 @@ from qdrant_client import QdrantClient, models
 from typing_extensions import override
 
 from care_qdrant.bulk.encode import read_part
-from care_qdrant.bulk.job import Manifest, Receipt, Work
+from care_qdrant.bulk.job import Job, Manifest, Receipt
 from care_qdrant.contracts.contract import SparseContract
 from care_qdrant.contracts.layouts import Layout, guess_layout
 from care_qdrant.contracts.learned import stored_vector
@@ -45,7 +45,7 @@ DRAWN_A_PART = 16
 
 
 def load(
-    work: Work,
+    job: Job,
     client: QdrantClient,
     collection: str,
     *,
@@ -58,7 +58,7 @@ def load(
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> IngestReport:
     """Load the parts of a job, or one loader's share of them."""
-    manifest, receipts = _finished(work)
+    manifest, receipts = _finished(job)
     vectors = _vectors(manifest)
     number, of = part
     settings = IngestSettings(
@@ -71,7 +71,7 @@ def load(
         grpc=grpc,
     )
     report = ingest_encoded(
-        _documents(work, manifest, receipts[number - 1 :: of]),
+        _documents(job, manifest, receipts[number - 1 :: of]),
         vectors,
         client,
         collection,
@@ -81,12 +81,12 @@ def load(
         on_progress=on_progress,
     )
     target = Collection(client, report.collection, retries, shard_key=shard_key)
-    _finish(work, target, vectors, part, receipts)
+    _finish(job, target, vectors, part, receipts)
     return report
 
 
 def load_points(
-    work: Work,
+    job: Job,
     client: QdrantClient,
     collection: str,
     *,
@@ -100,7 +100,7 @@ def load_points(
     A point whose text is not that of the part any more is left alone, as are points that were added since: the report
     counts how many points have the vector.
     """
-    manifest, receipts = _finished(work)
+    manifest, receipts = _finished(job)
     vectors = _vectors(manifest)
     number, of = part
     has_vector = vectors.vector_name in Collection(client, collection, retries).resolve().schema.dense
@@ -109,36 +109,36 @@ def load_points(
         client,
         collection,
         vectors.dense,
-        _pages(work, manifest, receipts[number - 1 :: of]),
+        _pages(job, manifest, receipts[number - 1 :: of]),
         vector_name=vectors.vector_name,
         settings=settings,
         retries=retries,
         on_progress=on_progress,
     )
     target = Collection(client, report.collection, retries)
-    if _all_are_through(work, target, part, receipts):
+    if _all_are_through(job, target, part, receipts):
         end_attach(target, vectors.vector_name)
     return report
 
 
 def _finish(
-    work: Work, target: Collection, vectors: PointVectors, part: tuple[int, int], receipts: Sequence[Receipt]
+    job: Job, target: Collection, vectors: PointVectors, part: tuple[int, int], receipts: Sequence[Receipt]
 ) -> None:
     """Build the index if all loaders are through, also those that died and were run again."""
-    if _all_are_through(work, target, part, receipts):
+    if _all_are_through(job, target, part, receipts):
         finish_load(target)
         record_rescoring(target, vectors.vector_name)
 
 
-def _all_are_through(work: Work, target: Collection, part: tuple[int, int], receipts: Sequence[Receipt]) -> bool:
+def _all_are_through(job: Job, target: Collection, part: tuple[int, int], receipts: Sequence[Receipt]) -> bool:
     """Note that a loader is through, and return whether all are."""
     number, of = part
     identity = str(target.refresh().metadata.get(IDENTITY_KEY, target.name))
-    job = hashlib.sha256("".join(receipt.sha256 for receipt in receipts).encode()).hexdigest()
+    digest = hashlib.sha256("".join(receipt.sha256 for receipt in receipts).encode()).hexdigest()
     place = f"loads/{identity}"
-    work.write(f"{place}/{number}-of-{of}.json", json.dumps({"job": job}).encode())
-    notes = [work.read(f"{place}/{loader}-of-{of}.json") for loader in range(1, of + 1)]
-    return all(note is not None and json.loads(note)["job"] == job for note in notes)
+    job.write(f"{place}/{number}-of-{of}.json", json.dumps({"job": digest}).encode())
+    notes = [job.read(f"{place}/{loader}-of-{of}.json") for loader in range(1, of + 1)]
+    return all(note is not None and json.loads(note)["job"] == digest for note in notes)
 
 
 class _Loader(Shard):
@@ -157,13 +157,13 @@ def _hash(manifest: Manifest, chunk: Chunk) -> str:
     return content_hash(manifest.fingerprint, chunk.document.title, chunk.text)
 
 
-def _finished(work: Work) -> tuple[Manifest, list[Receipt]]:
-    manifest, receipts = work.manifest(), work.receipts()
+def _finished(job: Job) -> tuple[Manifest, list[Receipt]]:
+    manifest, receipts = job.manifest(), job.receipts()
     missing = [unit.name for unit in manifest.units if unit.name not in receipts]
     if missing:
         raise InputError(
-            f"{work.url}: {len(missing):,} of {len(manifest.units):,} units have no part yet ({missing[0]}): run "
-            f"care bulk encode {work.url}"
+            f"{job.url}: {len(missing):,} of {len(manifest.units):,} units have no part yet ({missing[0]}): run "
+            f"care bulk encode {job.url}"
         )
     return manifest, [receipts[unit.name] for unit in manifest.units]
 
@@ -174,18 +174,18 @@ def _vectors(manifest: Manifest) -> PointVectors:
     return PointVectors(manifest.vector_name, manifest.contract, sparse)
 
 
-def _documents(work: Work, manifest: Manifest, receipts: Sequence[Receipt]) -> Iterator[CutDocument]:
+def _documents(job: Job, manifest: Manifest, receipts: Sequence[Receipt]) -> Iterator[CutDocument]:
     """Return the chunks of each document of some parts; all chunks of a document are in one part, side by side."""
     for receipt in receipts:
-        chunks = chain.from_iterable(read_part(work, manifest, receipt))
+        chunks = chain.from_iterable(read_part(job, manifest, receipt))
         yield from (list(group) for _, group in groupby(chunks, key=lambda chunk: chunk.document.id))
 
 
 def _pages(
-    work: Work, manifest: Manifest, receipts: Sequence[Receipt]
+    job: Job, manifest: Manifest, receipts: Sequence[Receipt]
 ) -> Iterator[tuple[models.ShardKey | None, list[PointTask]]]:
     """Return the points of some parts of a job over a collection, with the key of their shards."""
-    for chunks in chain.from_iterable(read_part(work, manifest, receipt) for receipt in receipts):
+    for chunks in chain.from_iterable(read_part(job, manifest, receipt) for receipt in receipts):
         for key, group in groupby(chunks, key=lambda chunk: chunk.document.metadata.get("shard_key")):
             yield (
                 key,
@@ -231,7 +231,7 @@ class BulkVerification:
 
 
 def verify(
-    work: Work,
+    job: Job,
     client: QdrantClient,
     collection: str,
     *,
@@ -240,7 +240,7 @@ def verify(
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> BulkVerification:
     """Compare each part with the collection: every point and hash, a sample of vectors, the recall of the graph."""
-    manifest, receipts = _finished(work)
+    manifest, receipts = _finished(job)
     target = Collection(client, collection, retries)
     target = target.sibling(target.aliases().get(collection, collection))
     report = BulkVerification(
@@ -256,7 +256,7 @@ def verify(
         layout = guess_layout(payloads, text_field=manifest.text_field)
     counts, cosines, drawn = Counter[str](), list[float](), list[Vectors]()
     with ThreadPoolExecutor(threads) as pool:
-        found = pool.map(lambda each: _compare(work, manifest, target, layout, each), receipts)
+        found = pool.map(lambda each: _compare(job, manifest, target, layout, each), receipts)
         for done, (receipt, (its_counts, its_cosines, its_drawn)) in enumerate(zip(receipts, found, strict=True), 1):
             counts.update(its_counts)
             cosines += its_cosines
@@ -270,7 +270,7 @@ def verify(
     if report.missing or report.outdated:
         report.problems.append(
             f"{report.missing:,} points are missing and {report.outdated:,} are of another text, in "
-            f"{len(report.wrong_units):,} units; care bulk load {work.url} writes them"
+            f"{len(report.wrong_units):,} units; care bulk load {job.url} writes them"
         )
     if report.least_cosine is not None and report.least_cosine < 0.99:
         report.problems.append(f"a stored vector has cosine {report.least_cosine:.3f} to that of its part")
@@ -278,13 +278,13 @@ def verify(
 
 
 def _compare(
-    work: Work, manifest: Manifest, target: Collection, layout: Layout | None, receipt: Receipt
+    job: Job, manifest: Manifest, target: Collection, layout: Layout | None, receipt: Receipt
 ) -> tuple[Counter[str], list[float], list[Vectors]]:
     """Return what the points of a part are, the cosines of sampled vectors to theirs, and these vectors."""
     counts, cosines, drawn, name = Counter[str](), list[float](), list[Vectors](), manifest.vector_name
     rows = random.Random(receipt.unit).sample(range(receipt.chunks), min(DRAWN_A_PART, receipt.chunks))
     first = 0
-    for chunks in read_part(work, manifest, receipt):
+    for chunks in read_part(job, manifest, receipt):
         ids = [_point_id(manifest, chunk) for chunk in chunks]
         stored = target.retrieve(ids, "comparing", payload=["_care"] if layout is None else True)
         for id_, chunk in zip(ids, chunks, strict=True):

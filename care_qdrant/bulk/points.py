@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from care_qdrant.bulk.job import MANIFEST, Manifest, Unit, Work
+from care_qdrant.bulk.job import MANIFEST, Job, Manifest, Unit
 from care_qdrant.bulk.units import SAMPLE, copied_rows, copy_rows, require_same, row_hash
 from care_qdrant.encoders import TokenCounter
 from care_qdrant.errors import InputError
@@ -27,7 +27,7 @@ SAMPLED = 1_024
 
 def plan_points(
     target: Collection,
-    work: Work,
+    job: Job,
     draft: Manifest,
     counter: TokenCounter,
     *,
@@ -35,30 +35,30 @@ def plan_points(
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> Manifest:
     """Write the texts of the points that lack the model's vector into a job; planning again adds what is new."""
-    former = work.manifest() if work.read(MANIFEST) is not None else None
+    former = job.manifest() if job.read(MANIFEST) is not None else None
     field = text_field or (former.text_field if former is not None else None)
     preflight = examine(target, draft.vector_name, draft.contract, field)
     layout = preflight.require_layout()
     draft = replace(draft, collection=target.name, text_field=layout.text_field, overflow="truncate")
     if former is not None:
-        require_same(former, draft, work.url, sparse=False)
+        require_same(former, draft, job.url, sparse=False)
     units = list(former.units) if former is not None else []
     with Seen() as planned:
         for unit in units:
-            for row in copied_rows(work, unit):
+            for row in copied_rows(job, unit):
                 if isinstance(row, Document):
                     planned.add(_planned(row.id, row.text))
         new: list[Unit] = []
         windows = PointReader(layout, draft.vector_name, draft.fingerprint, Characters()).windows(target)
         for key, tasks in _batches(windows, planned, draft.unit_rows, on_progress):
-            new.append(_write(work, target.name, tasks, key, counter))
+            new.append(_write(job, target.name, tasks, key, counter))
     if not units and not new:
         raise InputError(
             f"collection {target.name!r}: every point with a text has vector {draft.vector_name!r} of it, so there is "
             "nothing to do"
         )
     manifest = replace(draft, units=(*units, *new))
-    work.write_manifest(manifest)
+    job.write_manifest(manifest)
     return manifest
 
 
@@ -94,7 +94,7 @@ def _batches(
             yield key, waiting
 
 
-def _write(work: Work, collection: str, tasks: Sequence[PointTask], key: object, counter: TokenCounter) -> Unit:
+def _write(job: Job, collection: str, tasks: Sequence[PointTask], key: object, counter: TokenCounter) -> Unit:
     metadata = {} if key is None else {"shard_key": key}
     documents = [Document(json.dumps(t.id), t.text, metadata=metadata, line=n) for n, t in enumerate(tasks, 1)]
     digest = hashlib.sha256()
@@ -113,4 +113,4 @@ def _write(work: Work, collection: str, tasks: Sequence[PointTask], key: object,
         tokens=round(share * sum(len(task.text) for task in tasks)),
         hash=digest.hexdigest(),
     )
-    return copy_rows(work, unit, documents)
+    return copy_rows(job, unit, documents)

@@ -21,7 +21,7 @@ import fsspec  # type: ignore[import-untyped]
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-from care_qdrant.bulk.job import MANIFEST, ROWS, Manifest, Unit, Work
+from care_qdrant.bulk.job import MANIFEST, ROWS, Job, Manifest, Unit
 from care_qdrant.contracts.payload import payload_hash
 from care_qdrant.corpus.files import Corpus, CorpusFile, check_corpus, typed_fields
 from care_qdrant.corpus.formats import read_lines, tell_format
@@ -43,7 +43,7 @@ Row = Document | Reject
 
 def plan(
     corpus: Sequence[str],
-    work: Work,
+    job: Job,
     draft: Manifest,
     counter: TokenCounter,
     *,
@@ -51,11 +51,11 @@ def plan(
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> Manifest:
     """Cut a corpus into units and write the manifest; a corpus that has grown gets more units and keeps its own."""
-    former = work.manifest() if work.read(MANIFEST) is not None else None
+    former = job.manifest() if job.read(MANIFEST) is not None else None
     draft = replace(draft, fields=_typed(corpus, draft, former))
     if former is not None:
-        require_same(former, draft, work.url, sparse=sparse)
-    planner = _Planner(work, draft, counter, former, on_progress)
+        require_same(former, draft, job.url, sparse=sparse)
+    planner = _Planner(job, draft, counter, former, on_progress)
     with planner.seen:
         # Known files first: what a new one repeats of them is left out of the new one.
         files = sorted(corpus_files(corpus), key=lambda file: file.name not in planner.former)
@@ -69,7 +69,7 @@ def plan(
     known = {unit.name for unit in units}
     others = [] if former is None else [unit for unit in former.units if unit.name not in known]
     manifest = replace(draft, units=(*others, *units), average_length=average, rejected=planner.rejected)
-    work.write_manifest(manifest)
+    job.write_manifest(manifest)
     return manifest
 
 
@@ -77,7 +77,7 @@ def plan(
 class PlanReport:
     """What a job is, for people."""
 
-    work: str
+    job: str
     units: int
     documents: int
     tokens: int
@@ -89,12 +89,12 @@ class PlanReport:
     fingerprint: str
 
     @classmethod
-    def of(cls, manifest: Manifest, work: Work) -> "PlanReport":
+    def of(cls, manifest: Manifest, job: Job) -> "PlanReport":
         """Describe a job."""
         documents = sum(unit.documents for unit in manifest.units)
         width = 2 if manifest.datatype == "float16" else 4
         return cls(
-            work=work.url,
+            job=job.url,
             units=len(manifest.units),
             documents=documents,
             tokens=manifest.tokens,
@@ -130,17 +130,17 @@ def _typed(corpus: Sequence[str], draft: Manifest, former: Manifest | None) -> F
     return typed_fields(local, draft.fields, draft.encoding) if local else draft.fields
 
 
-def corpus_documents(corpus: Sequence[str], job: Manifest) -> Iterator[Document]:
+def corpus_documents(corpus: Sequence[str], manifest: Manifest) -> Iterator[Document]:
     """Return the documents of a corpus, without a look at what repeats what."""
     for file in corpus_files(corpus):
-        yield from (row for row in rows_of(file, job) if isinstance(row, Document))
+        yield from (row for row in rows_of(file, manifest) if isinstance(row, Document))
 
 
-def unit_rows(work: Work, manifest: Manifest, unit: Unit) -> Iterator[Row]:
+def unit_rows(job: Job, manifest: Manifest, unit: Unit) -> Iterator[Row]:
     """Return the rows of a unit, without those that earlier rows repeat."""
     digest = hashlib.sha256()
     repeated = frozenset(unit.repeated)
-    for row in copied_rows(work, unit) if unit.copied else _read(unit, manifest):
+    for row in copied_rows(job, unit) if unit.copied else _read(unit, manifest):
         digest.update(row_hash(row))
         if row.line not in repeated:
             yield row
@@ -151,7 +151,7 @@ def unit_rows(work: Work, manifest: Manifest, unit: Unit) -> Iterator[Row]:
         )
 
 
-def copy_rows(work: Work, unit: Unit, rows: Sequence[Row]) -> Unit:
+def copy_rows(job: Job, unit: Unit, rows: Sequence[Row]) -> Unit:
     """Write the rows of a unit into the job, and return the unit that is read from there."""
     documents = [row if isinstance(row, Document) else Document(row.id, "", line=row.line) for row in rows]
     columns: dict[str, tuple[list[Any], Any]] = {
@@ -166,15 +166,15 @@ def copy_rows(work: Work, unit: Unit, rows: Sequence[Row]) -> Unit:
     file = io.BytesIO()
     pq.write_table(table, file, compression="zstd")
     name = f"{ROWS}/{unit.name}.parquet"
-    work.write(name, file.getvalue())
+    job.write(name, file.getvalue())
     return replace(unit, file=name, copied=True)
 
 
-def copied_rows(work: Work, unit: Unit) -> Iterator[Row]:
+def copied_rows(job: Job, unit: Unit) -> Iterator[Row]:
     """Return the rows of a unit that were copied into the job."""
-    content = work.read(unit.file)
+    content = job.read(unit.file)
     if content is None:
-        raise InputError(f"{work.url}/{unit.file}: is not there any more; plan again into a new folder")
+        raise InputError(f"{job.url}/{unit.file}: is not there any more; plan again into a new folder")
     for row in pq.read_table(io.BytesIO(content)).to_pylist():
         if row["reason"] is not None:
             yield Reject(row["line"], row["reason"], row["id"])
@@ -203,7 +203,7 @@ class _Planner:
 
     def __init__(
         self,
-        work: Work,
+        job: Job,
         manifest: Manifest,
         counter: TokenCounter,
         former: Manifest | None,
@@ -212,7 +212,7 @@ class _Planner:
         self.seen = Seen()
         self.texts: list[str] = []
         self.rejected = self._rows = self._characters = self._tokens = 0
-        self._work, self._manifest, self._counter, self._on_progress = work, manifest, counter, on_progress
+        self._job, self._manifest, self._counter, self._on_progress = job, manifest, counter, on_progress
         self.former: dict[str, list[Unit]] = {}
         for unit in former.units if former is not None else ():
             self.former.setdefault(unit.label, []).append(unit)
@@ -272,7 +272,7 @@ class _Planner:
         name = f"{stem}-{first:010d}-{content[:12]}"
         unit = Unit(name, file.path, file.name, first, last, documents, tokens, content, repeated=tuple(repeated))
         if self._is_copied:
-            return copy_rows(self._work, unit, rows)
+            return copy_rows(self._job, unit, rows)
         return replace(unit, bytes=self._offsets.range(first, last)) if self._offsets is not None else unit
 
     def _is_plain(self, file: CorpusFile) -> bool:

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from care_qdrant.bulk.job import Manifest, Receipt, Unit, Work
+from care_qdrant.bulk.job import Job, Manifest, Receipt, Unit
 from care_qdrant.encoders.engine import LOCAL, Engine
 from care_qdrant.encoders.onnx import usable_cores
 from care_qdrant.errors import CareError, needs_extra
@@ -32,7 +32,7 @@ LIST_SECONDS = 15.0
 class WorkerSettings:
     """What every worker is told."""
 
-    work: str
+    job: str
     model: str
     device: str | None = None
     batch_tokens: int = 16_384
@@ -184,8 +184,8 @@ class _Encoder:
     def __init__(self, settings: WorkerSettings) -> None:
         from care_qdrant.model.pair import CareModel
 
-        self._settings, self._work = settings, Work(settings.work)
-        self._manifest: Manifest = self._work.manifest()
+        self._settings, self._job = settings, Job(settings.job)
+        self._manifest: Manifest = self._job.manifest()
         self._model = CareModel.load(settings.model, device=settings.device, engine=settings.engine)
         self._model.require_documents()
 
@@ -193,7 +193,7 @@ class _Encoder:
         """Encode a unit."""
         from care_qdrant.bulk.encode import encode_unit
 
-        return encode_unit(self._work, self._manifest, unit, self._model, self._settings.batch_tokens)
+        return encode_unit(self._job, self._manifest, unit, self._model, self._settings.batch_tokens)
 
 
 _encoder: _Encoder | None = None
@@ -232,7 +232,7 @@ class EncodeReport:
 
 
 def encode_units(
-    work: Work,
+    job: Job,
     manifest: Manifest,
     settings: WorkerSettings,
     *,
@@ -243,9 +243,9 @@ def encode_units(
 ) -> EncodeReport:
     """Encode the units that have no part yet; progress counts the tokens of all workers of the job."""
     number, of = shard
-    work.remove_drafts()
+    job.remove_drafts()
     share = manifest.units[number - 1 :: of]
-    done = work.receipts()
+    done = job.receipts()
     todo = [unit for unit in share if unit.name not in done]
     start, listed = time.perf_counter(), time.monotonic()
     sizes = {unit.name: unit.tokens for unit in manifest.units}
@@ -259,7 +259,7 @@ def encode_units(
         )
         finished.add(receipt.unit)
         if of > 1 and time.monotonic() - listed > LIST_SECONDS:
-            finished, listed = finished | (work.finished() & sizes.keys()), time.monotonic()
+            finished, listed = finished | (job.finished() & sizes.keys()), time.monotonic()
         on_progress(sum(sizes[name] for name in finished), manifest.tokens)
 
     outcome = Outcome()

@@ -1,4 +1,4 @@
-"""``care bulk``: an ingestion as units of work for many machines."""
+"""``care bulk``: an ingestion as units for many machines."""
 
 import sys
 from collections.abc import Callable
@@ -25,21 +25,21 @@ from care_qdrant.console.reports import show_report
 
 if TYPE_CHECKING:
     from care_qdrant.bulk.forecast import Forecast, ForecastSettings
-    from care_qdrant.bulk.job import Manifest, Work
+    from care_qdrant.bulk.job import Job, Manifest
     from care_qdrant.encoders.engine import Engine
     from care_qdrant.model.pair import CareModel
     from care_qdrant.qdrant.collection import Collection
 
 FAILED_UNITS_EXIT_CODE = 8
 
-_work = click.argument("work")
+_job = click.argument("job")
 
 
 @click.group(name="bulk", cls=Program, context_settings=CONTEXT)
 def command() -> None:
-    """Ingest with many machines: plan units of work, encode them anywhere, load the parts.
+    """Ingest with many machines: plan units, encode them anywhere, load the parts.
 
-    WORK is a folder that all machines see, or a URL as s3://bucket/job. Whatever is stopped or killed goes on where it
+    JOB is a folder that all machines see, or a URL as s3://bucket/job. Whatever is stopped or killed goes on where it
     was when the same command is run again; the collection is the one that care ingest makes of the corpus.
 
     \b
@@ -51,19 +51,19 @@ def command() -> None:
     """
 
 
-def _open(url: str) -> "Work":
+def _open(url: str) -> "Job":
     from care_qdrant.errors import needs_extra
 
     with needs_extra("bulk", "care bulk"):
         import pyarrow.parquet  # type: ignore[import-untyped]  # noqa: F401  # said before the work begins
 
-        from care_qdrant.bulk.job import Work
-    return Work(url)
+        from care_qdrant.bulk.job import Job
+    return Job(url)
 
 
 @command.command()
 @click.argument("corpus", nargs=-1)
-@_work
+@_job
 @model_options()
 @row_options
 @click.option("--vector-name", help="Named vector to write.  [default: name of the model]")
@@ -83,7 +83,7 @@ def _open(url: str) -> "Work":
 )
 def plan(
     corpus: tuple[str, ...],
-    work: str,
+    job: str,
     load_model: LoadModel,
     id_field: str,
     text_field: str,
@@ -96,11 +96,11 @@ def plan(
     dry_run: bool,
     **options: Any,
 ) -> None:
-    """Cut CORPUS, or the points of a collection, into units, and write the list of them to WORK.
+    """Cut CORPUS, or the points of a collection, into units, and write the list of them to JOB.
 
     CORPUS is what care ingest takes, or URLs that fsspec opens. Every row is read once. Planning again over a corpus
     that has grown adds units and changes none; rows that were changed are refused. With --collection the texts of the
-    points that lack the model's vector are copied to WORK, and care bulk load adds the vector to them as care attach
+    points that lack the model's vector are copied to JOB, and care bulk load adds the vector to them as care attach
     does.
 
     \b
@@ -111,15 +111,15 @@ def plan(
       care bulk plan 's3://bucket/texts/*.jsonl' s3://bucket/job --model ./pair --float16
     """
     if bool(corpus) == (collection is not None):
-        raise click.UsageError("give CORPUS and WORK; or WORK alone, and --collection")
+        raise click.UsageError("give CORPUS and JOB; or JOB alone, and --collection")
     if collection is not None and sparse:
         raise click.UsageError("--sparse is for a corpus: care attach --sparse bm25 adds it to a collection")
-    opened = _open(work)
+    opened = _open(job)
     from care_qdrant.bulk.forecast import ForecastSettings
     from care_qdrant.bulk.job import Manifest
     from care_qdrant.bulk.points import plan_points
     from care_qdrant.bulk.units import PlanReport
-    from care_qdrant.bulk.units import plan as make_plan
+    from care_qdrant.bulk.units import plan as make_diff
     from care_qdrant.corpus.rows import Fields
     from care_qdrant.ingestion.settings import name_of_vector
     from care_qdrant.progress import points_bar
@@ -152,7 +152,7 @@ def plan(
         show = stack.enter_context(points_bar("rows", "read"))
         on_progress: Callable[[int], None] = lambda done: show(done, 0)  # noqa: E731  # two callers
         if place is None:
-            manifest = make_plan(corpus, opened, draft, counter, sparse=sparse, on_progress=on_progress)
+            manifest = make_diff(corpus, opened, draft, counter, sparse=sparse, on_progress=on_progress)
         else:
             field = _given("text_field", text_field)
             manifest = plan_points(place, opened, draft, counter, text_field=field, on_progress=on_progress)
@@ -192,7 +192,7 @@ def _given(option: str, value: str) -> str | None:
 
 
 @command.command()
-@_work
+@_job
 @click.option(
     "--shard", type=ShardType(), default="1/1", show_default=True, help="Encode each n-th unit, from the i-th."
 )
@@ -209,7 +209,7 @@ def _given(option: str, value: str) -> str | None:
 @click.option("--model", help="Folder of the pair on this machine.  [default: as it was planned]")
 @engine_options
 def encode(
-    work: str,
+    job: str,
     shard: tuple[int, int],
     workers: int | None,
     runner: str,
@@ -217,11 +217,11 @@ def encode(
     device: str | None,
     engine: "Engine",
 ) -> None:
-    """Encode the units of WORK that have no part yet.
+    """Encode the units of JOB that have no part yet.
 
     Several devices are dealt out to the workers.
 
-    Each unit becomes a Parquet file under WORK/parts, rows that cannot be encoded a file under WORK/rejects. A unit
+    Each unit becomes a Parquet file under JOB/parts, rows that cannot be encoded a file under JOB/rejects. A unit
     whose worker dies is given to another one; units that failed are named at the end, and the exit code is 8.
 
     \b
@@ -230,7 +230,7 @@ def encode(
       care bulk encode s3://bucket/job --shard "$((SLURM_ARRAY_TASK_ID))/16"
       RAY_ADDRESS=auto care bulk encode s3://bucket/job --runner ray
     """
-    opened = _open(work)
+    opened = _open(job)
     from care_qdrant.bulk.workers import WorkerSettings, encode_units
     from care_qdrant.progress import points_bar
 
@@ -244,13 +244,13 @@ def encode(
 
 
 @command.command()
-@_work
+@_job
 @click.option("--collection", required=True, help="Collection to write to.")
 @click.option("--shard", type=ShardType(), default="1/1", show_default=True, help="Load each n-th part, from the i-th.")
 @target_options
 @storage_options
 def load(
-    work: str,
+    job: str,
     collection: str,
     shard: tuple[int, int],
     target: Target,
@@ -258,7 +258,7 @@ def load(
     indexes: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Load the parts of WORK into a collection; needs no model and no GPU.
+    """Load the parts of JOB into a collection; needs no model and no GPU.
 
     What the collection holds already is not written again. With several loaders, the search graph is built when the
     last one is through; if one dies, run it again.
@@ -268,7 +268,7 @@ def load(
       care bulk load /mnt/job --collection articles --url http://localhost:6333 --shards 3 --replicas 2
       care bulk load s3://bucket/job --collection articles --url http://a:6333,http://b:6333 --shard 2/4
     """
-    opened = _open(work)
+    opened = _open(job)
     from care_qdrant.bulk.load import load as load_parts
     from care_qdrant.bulk.load import load_points
     from care_qdrant.progress import points_bar, progress_bar
@@ -305,11 +305,11 @@ def load(
 
 
 @command.command()
-@_work
+@_job
 @click.option("--collection", required=True, help="Collection to compare.")
 @target_options
-def verify(work: str, collection: str, target: Target) -> None:
-    """Compare every part of WORK with a collection, and write nothing.
+def verify(job: str, collection: str, target: Target) -> None:
+    """Compare every part of JOB with a collection, and write nothing.
 
     Every point and the hash of its text, a sample of the vectors, and how many of the nearest points the search graph
     finds. Anything wrong gives exit code 5.
@@ -318,7 +318,7 @@ def verify(work: str, collection: str, target: Target) -> None:
     Example:
       care bulk verify /mnt/job --collection articles --url http://localhost:6333
     """
-    opened = _open(work)
+    opened = _open(job)
     from care_qdrant.bulk.load import verify as compare
     from care_qdrant.errors import NotVerified
     from care_qdrant.progress import points_bar

@@ -51,16 +51,16 @@ class ChunkTask(Task):
 
 
 @dataclass(slots=True)
-class Plan(Window[ChunkTask]):
+class Diff(Window[ChunkTask]):
     """The work of one window of a corpus."""
 
     documents: int = 0
     surplus: list[str] = field(default_factory=list)
     """Ids of stored points beyond the end of a document that became shorter."""
     others: list[PointId] = field(default_factory=list)
-    """Stored points of documents of this plan that another writer made under other ids."""
+    """Stored points of documents of this window that another writer made under other ids."""
     share_read: float | None = None
-    """Fraction of the corpus that was read when this was planned, in [0, 1]."""
+    """Fraction of the corpus that was read when the window was compared, in [0, 1]."""
 
     @property
     def is_work(self) -> bool:
@@ -68,11 +68,11 @@ class Plan(Window[ChunkTask]):
         return bool(self.encode or self.update or self.surplus)
 
 
-def make_plan(
+def make_diff(
     collection: Collection, vectors: PointVectors, documents: Sequence[Sequence[Chunk]], *, is_new: bool
-) -> Plan:
+) -> Diff:
     """Compare the chunks of a window with what is stored."""
-    plan = Plan(collection, documents=len(documents))
+    diff = Diff(collection, documents=len(documents))
     ids = [chunk.point_id for chunks in documents for chunk in chunks]
     stored = {} if is_new else read_stored(collection, ids)
     for chunks in documents:
@@ -81,10 +81,10 @@ def make_plan(
             found = stored.get(chunk.point_id)
             task = chunk_task(chunk, found, vectors)
             longest = max(longest, found.chunks if found else 0)
-            _sort_in(plan, task, vectors)
+            _sort_in(diff, task, vectors)
         document_id = chunks[0].document.id
-        plan.surplus += [point_id(document_id, number) for number in range(len(chunks), longest)]
-    return plan
+        diff.surplus += [point_id(document_id, number) for number in range(len(chunks), longest)]
+    return diff
 
 
 def chunk_task(chunk: Chunk, stored: Stored | None, vectors: PointVectors) -> ChunkTask:
@@ -138,13 +138,13 @@ def read_stored(collection: Collection, ids: Sequence[str]) -> dict[str, Stored]
     return found
 
 
-def _sort_in(plan: Plan, task: ChunkTask, vectors: PointVectors) -> None:
+def _sort_in(diff: Diff, task: ChunkTask, vectors: PointVectors) -> None:
     if task.lacks(vectors.vector_name):
-        plan.encode.append(task)
+        diff.encode.append(task)
     elif task.stored and task.stored.payload == payload_hash(task.chunk) and not any(map(task.lacks, task.hashes)):
-        plan.unchanged += 1
+        diff.unchanged += 1
     else:
-        plan.update.append(task)
+        diff.update.append(task)
 
 
 def _hashes(chunk: Chunk, vectors: PointVectors) -> dict[str, str]:

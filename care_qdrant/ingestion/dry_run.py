@@ -9,7 +9,7 @@ from care_qdrant.contracts.payload import chunk_payload
 from care_qdrant.encoders import Encoder
 from care_qdrant.encoders.ahead import Meter, meter_of, run_ahead
 from care_qdrant.encoders.batching import token_batches
-from care_qdrant.ingestion.diff import ChunkTask, Plan
+from care_qdrant.ingestion.diff import ChunkTask, Diff
 from care_qdrant.ingestion.pipeline import Maker
 from care_qdrant.ingestion.reservoir import Reservoir
 from care_qdrant.ingestion.settings import Estimate, IngestReport
@@ -23,7 +23,7 @@ BYTES_PER_NUMBER = 4
 
 
 def estimate(
-    plans: Iterable[Plan],
+    diffs: Iterable[Diff],
     report: IngestReport,
     maker: Maker,
     encoder: Callable[[], Encoder],
@@ -36,14 +36,14 @@ def estimate(
     """
     tokens, size, documents = 0, 0, 0
     sample = Reservoir[ChunkTask](SAMPLE_CHUNKS, seed=0)
-    for plan in plans:
-        report.encoded += len(plan.encode)
-        report.updated += len(plan.update)
-        report.deleted += len(plan.surplus)
-        tokens += sum(task.chunk.tokens for task in plan.encode)
-        documents += len({task.chunk.document.id for task in plan.encode})
-        size += sum(payload_bytes(task.chunk, task.hashes) for task in (*plan.encode, *plan.update))
-        sample.draw(plan.encode)
+    for diff in diffs:
+        report.encoded += len(diff.encode)
+        report.updated += len(diff.update)
+        report.deleted += len(diff.surplus)
+        tokens += sum(task.chunk.tokens for task in diff.encode)
+        documents += len({task.chunk.document.id for task in diff.encode})
+        size += sum(payload_bytes(task.chunk, task.hashes) for task in (*diff.encode, *diff.update))
+        sample.draw(diff.encode)
     size += report.encoded * maker.numbers * BYTES_PER_NUMBER
     points = report.encoded + report.updated
     if not sample.drawn:

@@ -18,7 +18,7 @@ from care_qdrant.corpus.files import CorpusPath
 from care_qdrant.corpus.rejects import RejectsFile
 from care_qdrant.encoders.ahead import Meter, meter_of, report_of
 from care_qdrant.errors import CareError, InputError, QdrantError
-from care_qdrant.ingestion.diff import ChunkTask, Plan, has_other_writers, remove_orphaned_hashes
+from care_qdrant.ingestion.diff import ChunkTask, Diff, has_other_writers, remove_orphaned_hashes
 from care_qdrant.ingestion.dry_run import estimate
 from care_qdrant.ingestion.pipeline import (
     WINDOWS_AHEAD,
@@ -38,7 +38,7 @@ from care_qdrant.ingestion.rows import (
     require_document,
     sparse_contract,
 )
-from care_qdrant.ingestion.run_entry import RunGuard
+from care_qdrant.ingestion.run_entry import RunEntry
 from care_qdrant.ingestion.seen import Seen, delete_missing, delete_surplus_chunks
 from care_qdrant.ingestion.settings import DocumentModel, IngestReport, IngestSettings, name_of_vector
 from care_qdrant.progress import Progress
@@ -117,7 +117,7 @@ def ingest(
             is_new = is_new or not there
         if not settings.dry_run:
             target.create_indexes(index_schemas(settings.indexes))
-        run = _Run(target, model, vectors, settings, is_new, seen, RunGuard(target, vectors, settings), on_progress)
+        run = _Run(target, model, vectors, settings, is_new, seen, RunEntry(target, vectors, settings), on_progress)
         return run.go(replace(source, rows=rows), on_stopped)
 
 
@@ -159,7 +159,7 @@ def ingest_encoded(
     vectors = joined or vectors
     target.create_indexes(index_schemas(settings.indexes))
     with Seen() as seen:
-        run = _Run(target, None, vectors, settings, False, seen, RunGuard(target, vectors, settings), on_progress)
+        run = _Run(target, None, vectors, settings, False, seen, RunEntry(target, vectors, settings), on_progress)
         return run.go(Source(iter(documents)), lambda _: None)
 
 
@@ -210,15 +210,15 @@ class _Run:
     settings: IngestSettings
     is_new: bool
     seen: Seen
-    guard: RunGuard
+    entry: RunEntry
     on_progress: Callable[[Progress], None]
     report: IngestReport = field(init=False)
-    planned: int = 0
+    compared: int = 0
     """Chunks that were read and compared."""
-    planned_tokens: int = 0
+    compared_tokens: int = 0
     """Tokens of those that are to be encoded."""
     inserted: int = 0
-    last: Plan | None = None
+    last: Diff | None = None
     worker: Worker[ChunkTask] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -254,15 +254,15 @@ class _Run:
 
     def _do(self, source: Source) -> int:
         before = self._prepare()
-        plans = self._reader(source).plans(source.rows, source.share_read)
+        diffs = self._reader(source).diffs(source.rows, source.share_read)
         if self.settings.dry_run:
             model, price = self._model, self.settings.price_per_hour
-            with closing(read_ahead(plans, WINDOWS_AHEAD)) as ahead:
+            with closing(read_ahead(diffs, WINDOWS_AHEAD)) as ahead:
                 noted = map(self._note, ahead)
                 load, batch_tokens = lambda: model.document_encoder, self.settings.batch_tokens
                 self.report.estimate = estimate(noted, self.report, self.worker.maker, load, batch_tokens, price)
         else:
-            self._write(plans)
+            self._write(diffs)
         self._sync()
         return self._finish(before)
 
@@ -287,78 +287,78 @@ class _Run:
             on_reject=source.rejects.write if source.rejects is not None else lambda _: None,
         )
 
-    def _note(self, plan: Plan) -> Plan:
-        self.report.documents += plan.documents
-        self.report.unchanged += plan.unchanged
-        self.planned += plan.unchanged + len(plan.encode) + len(plan.update)
-        self.planned_tokens += sum(task.chunk.tokens for task in plan.encode)
-        self.report.other_points += len(plan.others)
+    def _note(self, diff: Diff) -> Diff:
+        self.report.documents += diff.documents
+        self.report.unchanged += diff.unchanged
+        self.compared += diff.unchanged + len(diff.encode) + len(diff.update)
+        self.compared_tokens += sum(task.chunk.tokens for task in diff.encode)
+        self.report.other_points += len(diff.others)
         if self.settings.replace_others and self.settings.dry_run:
-            self.report.deleted += len(plan.others)
-        self.last = plan
-        self._show(plan)
-        return plan
+            self.report.deleted += len(diff.others)
+        self.last = diff
+        self._show(diff)
+        return diff
 
-    def _show(self, plan: Plan) -> None:
+    def _show(self, diff: Diff) -> None:
         report, settings, work = self.report, self.settings, self.worker.meter
-        expected = report.documents / plan.share_read if plan.share_read else None
+        expected = report.documents / diff.share_read if diff.share_read else None
         limit = settings.limit and settings.limit / settings.shard.of
         expected = min(filter(None, (expected, limit)), default=None)
         total = left = None
-        if expected and self.planned:
-            total = max(self.planned, round(self.planned * expected / report.documents))
+        if expected and self.compared:
+            total = max(self.compared, round(self.compared * expected / report.documents))
             if work.tokens_per_second:
-                tokens = self.planned_tokens * total / self.planned - report.tokens
+                tokens = self.compared_tokens * total / self.compared - report.tokens
                 left = max(0.0, tokens / work.tokens_per_second)
         texts_per_second = work.texts / work.total_seconds if work.total_seconds else 0.0
         self.on_progress(
             Progress(
                 documents=report.documents,
-                stored=self.planned if settings.dry_run else self.worker.stored + report.unchanged,
+                stored=self.compared if settings.dry_run else self.worker.stored + report.unchanged,
                 encoded=report.encoded,
                 rejected=report.rejected,
                 tokens_per_second=work.tokens_per_second,
-                documents_per_second=texts_per_second * report.documents / max(self.planned, 1),
+                documents_per_second=texts_per_second * report.documents / max(self.compared, 1),
                 padding=work.padding,
                 idle_fraction=self.meter.idle_fraction,
                 total=total,
                 seconds_left=left,
-                share_read=plan.share_read,
+                share_read=diff.share_read,
             )
         )
 
-    def _write(self, plans: Iterator[Plan]) -> None:
+    def _write(self, diffs: Iterator[Diff]) -> None:
         if self.settings.grpc and not self.collection.is_embedded and not self.collection.upsert_over_grpc():
             logger.info("%s: points are written over HTTP, since no gRPC port reaches it", self.collection.name)
-        self.worker.run(plans, self.collection, self._begin, self._note_batch)
+        self.worker.run(diffs, self.collection, self._begin, self._note_batch)
         if self.last is not None:
             self._show(self.last)
 
-    def _begin(self, plan: Plan) -> None:
+    def _begin(self, diff: Diff) -> None:
         """Check the collection, and delete what the documents of a window have no more."""
-        self._note(plan)
-        self.guard.check()
-        if plan.encode and self.model is not None:
+        self._note(diff)
+        self.entry.check()
+        if diff.encode and self.model is not None:
             require_encoder(self.model)
-        if plan.is_work:
-            self.guard.begin()
+        if diff.is_work:
+            self.entry.begin()
         # Surplus chunks go before those that say how many there are: a run that is killed in between finds them again.
-        gone = [*(plan.others if self.settings.replace_others else ()), *plan.surplus]
+        gone = [*(diff.others if self.settings.replace_others else ()), *diff.surplus]
         self.collection.delete(gone)
         self.report.deleted += len(gone)
-        self.report.updated += len(plan.update)
+        self.report.updated += len(diff.update)
 
-    def _note_batch(self, plan: Plan, tasks: Sequence[ChunkTask]) -> None:
+    def _note_batch(self, diff: Diff, tasks: Sequence[ChunkTask]) -> None:
         self.report.encoded += len(tasks)
         self.inserted += sum(task.stored is None for task in tasks)
         self.report.tokens += sum(task.tokens for task in tasks)
-        self._show(plan)
+        self._show(diff)
 
     def _sync(self) -> None:
         settings = self.settings
         if not settings.dry_run:
-            self.guard.check()
-            if self.guard.may_have_surplus:
+            self.entry.check()
+            if self.entry.may_have_surplus:
                 self.report.deleted += delete_surplus_chunks(self.collection, self.seen, in_shard=settings.shard.has)
         if not settings.sync or (settings.dry_run and self.is_new):
             return
@@ -387,7 +387,7 @@ class _Run:
         if self.settings.finish:
             finish_load(self.collection)
             record_rescoring(self.collection, self.vectors.vector_name)
-        self.guard.end()
+        self.entry.end()
         # Other shards of the corpus may be written, and synchronised, at the same time.
         lowest = before + self.inserted - self.report.deleted if self.settings.shard.of == 1 else 0
         if points < self._chunks or self.collection.count() < lowest:

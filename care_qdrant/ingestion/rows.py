@@ -19,7 +19,7 @@ from care_qdrant.corpus.rows import Fields, Reject, check_document
 from care_qdrant.corpus.streams import UTF_8
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import InputError
-from care_qdrant.ingestion.diff import Plan, make_plan, points_of_other_writers
+from care_qdrant.ingestion.diff import Diff, make_diff, points_of_other_writers
 from care_qdrant.ingestion.seen import Seen
 from care_qdrant.ingestion.settings import IngestReport, Shard
 from care_qdrant.qdrant.collection import Collection
@@ -144,14 +144,14 @@ class Reader:
     report: IngestReport
     on_reject: Callable[[Reject], None]
 
-    def plans(self, rows: Iterable[Row], share_read: Callable[[], float | None]) -> Iterator[Plan]:
+    def diffs(self, rows: Iterable[Row], share_read: Callable[[], float | None]) -> Iterator[Diff]:
         """Return the work of one window after the other."""
         for window in self._windows(rows):
-            plan = make_plan(self.collection, self.vectors, self._cut(window), is_new=self.is_new)
+            diff = make_diff(self.collection, self.vectors, self._cut(window), is_new=self.is_new)
             if self.has_others:
-                plan.others = points_of_other_writers(self.collection, [_document_of(row).id for row in window])
-            plan.share_read = share_read()
-            yield plan
+                diff.others = points_of_other_writers(self.collection, [_document_of(row).id for row in window])
+            diff.share_read = share_read()
+            yield diff
 
     def _windows(self, rows: Iterable[Row]) -> Iterator[list[Document | CutDocument]]:
         window: list[Document | CutDocument] = []

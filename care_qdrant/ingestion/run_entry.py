@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class RunGuard:
+class RunEntry:
     """The checks of one run."""
 
     collection: Collection

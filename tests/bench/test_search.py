@@ -18,7 +18,7 @@ from mteb.types import PromptType
 from qdrant_client import QdrantClient
 
 from care_qdrant.bulk.encode import encode_unit
-from care_qdrant.bulk.job import Manifest, Work
+from care_qdrant.bulk.job import Job, Manifest
 from care_qdrant.bulk.load import load
 from care_qdrant.bulk.units import plan
 from care_qdrant.encoders.side import Side
@@ -171,7 +171,7 @@ def test_a_corpus_that_was_encoded_and_loaded_in_bulk_is_not_encoded_again(
         labels.append(label)
         yield lambda _: None
 
-    model, job = hash_pair(), Work(f"{tmp_path}/job")
+    model, job = hash_pair(), Job(f"{tmp_path}/job")
     task = loaded(task_directory)[0]
     search = QdrantSearch(evaluated(model), client, through="core", progress=noting)
     scores = evaluate(search, [task], tmp_path / "direct").scores

@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from qdrant_client import QdrantClient
 
 from care_qdrant.bulk.encode import encode_unit
-from care_qdrant.bulk.job import Manifest, Work
+from care_qdrant.bulk.job import Job, Manifest
 from care_qdrant.bulk.load import load, verify
 from care_qdrant.bulk.units import plan
 from care_qdrant.cli import care
@@ -69,24 +69,24 @@ def draft(model: HashModel = MODEL, **changes: Any) -> Manifest:
     return replace(made, **changes)
 
 
-def make_plan(corpus: Path | list[Path], work: Path | str, *, sparse: bool = True, **changes: Any) -> Manifest:
+def make_diff(corpus: Path | list[Path], job: Path | str, *, sparse: bool = True, **changes: Any) -> Manifest:
     paths = [str(path) for path in (corpus if isinstance(corpus, list) else [corpus])]
-    return plan(paths, Work(str(work)), draft(**changes), MODEL.document_tokenizer, sparse=sparse)
+    return plan(paths, Job(str(job)), draft(**changes), MODEL.document_tokenizer, sparse=sparse)
 
 
-def encode_all(work: Path | str, model: HashModel = MODEL) -> None:
-    opened = Work(str(work))
+def encode_all(job: Path | str, model: HashModel = MODEL) -> None:
+    opened = Job(str(job))
     manifest = opened.manifest()
     for unit in manifest.units:
         encode_unit(opened, manifest, unit, model, 1_000)
 
 
 @pytest.fixture
-def encoded(corpus: Path, tmp_path: Path) -> Work:
+def encoded(corpus: Path, tmp_path: Path) -> Job:
     """A job over the corpus, all of whose units are encoded."""
-    make_plan(corpus, tmp_path / "job")
+    make_diff(corpus, tmp_path / "job")
     encode_all(tmp_path / "job")
-    return Work(str(tmp_path / "job"))
+    return Job(str(tmp_path / "job"))
 
 
 def points(client: QdrantClient, collection: str) -> dict[str, Any]:
@@ -112,13 +112,13 @@ def corpus(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def corpus_job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Work]:
+def corpus_job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Job]:
     """Such a folder, and a job over it all of whose units are encoded."""
     folder = tmp_path_factory.mktemp("kills")
     corpus = write_corpus(folder / "corpus")
-    make_plan(corpus, folder / "job")
+    make_diff(corpus, folder / "job")
     encode_all(folder / "job")
-    return corpus, Work(str(folder / "job"))
+    return corpus, Job(str(folder / "job"))
 
 
 def write_corpus(folder: Path) -> Path:
@@ -138,7 +138,7 @@ def write_corpus(folder: Path) -> Path:
 
 
 def test_parts_make_the_collection_that_ingestion_makes(
-    client: QdrantClient, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoded: Work
+    client: QdrantClient, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoded: Job
 ) -> None:
     ingest(str(corpus), MODEL, client, "direct", settings=IngestSettings(sparse=True))
     report = load(encoded, client, "bulk")
@@ -163,7 +163,7 @@ def test_parts_make_the_collection_that_ingestion_makes(
     assert (checked.right, checked.missing, checked.outdated, checked.problems) == (len(direct), 0, 0, [])
 
 
-def test_both_ways_mix_and_loading_twice_writes_once(client: QdrantClient, corpus: Path, encoded: Work) -> None:
+def test_both_ways_mix_and_loading_twice_writes_once(client: QdrantClient, corpus: Path, encoded: Job) -> None:
     first = load(encoded, client, "bulk")
     again = load(encoded, client, "bulk")
     direct = ingest(str(corpus), MODEL, client, "bulk", settings=IngestSettings(sparse=True))
@@ -177,25 +177,25 @@ def test_a_load_of_five_thousand_windows_stores_every_point(
 ) -> None:
     """Parts are read by one thread and written by others: neither may look at what the other changes."""
     texts = [{"id": f"d{n}", "text": f"{TEXTS[n % len(TEXTS)]}{n}"} for n in range(10_000)]
-    make_plan(write_lines(tmp_path / "a.jsonl", texts), tmp_path / "job", sparse=False, unit_rows=5_000)
+    make_diff(write_lines(tmp_path / "a.jsonl", texts), tmp_path / "job", sparse=False, unit_rows=5_000)
     encode_all(tmp_path / "job")
     monkeypatch.setattr(reading, "WINDOW_DOCUMENTS", 2)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        report = load(Work(str(tmp_path / "job")), client, "bulk")
+        report = load(Job(str(tmp_path / "job")), client, "bulk")
     finally:
         sys.setswitchinterval(interval)
     assert (report.documents, report.encoded, report.points) == (10_000, 10_000, 10_000)
-    assert verify(Work(str(tmp_path / "job")), client, "bulk").least_cosine == pytest.approx(1, abs=1e-5)
+    assert verify(Job(str(tmp_path / "job")), client, "bulk").least_cosine == pytest.approx(1, abs=1e-5)
 
 
 @given(kills=st.lists(st.integers(1, 40), min_size=1, max_size=3))
 @settings(max_examples=6)
 def test_a_load_that_is_killed_at_any_window_and_run_again_is_direct_ingestion(
-    corpus_job: tuple[Path, Work], kills: list[int]
+    corpus_job: tuple[Path, Job], kills: list[int]
 ) -> None:
-    corpus, work = corpus_job
+    corpus, job = corpus_job
     with closing(QdrantClient(":memory:")) as client, pytest.MonkeyPatch.context() as patch:
         ingest(str(corpus), MODEL, client, "direct", settings=IngestSettings(sparse=True))
         patch.setattr(reading, "WINDOW_DOCUMENTS", 3)
@@ -207,14 +207,14 @@ def test_a_load_that_is_killed_at_any_window_and_run_again_is_direct_ingestion(
                     raise Killed
 
             with suppress(Killed):
-                load(work, client, "bulk", on_progress=killed)
-        load(work, client, "bulk")
-        again = load(work, client, "bulk")
+                load(job, client, "bulk", on_progress=killed)
+        load(job, client, "bulk")
+        again = load(job, client, "bulk")
         assert (again.encoded, again.updated, again.unchanged) == (0, 0, again.points)
         assert_same_points(client, "bulk", "direct")
 
 
-def test_verification_names_the_units_with_wrong_points(client: QdrantClient, encoded: Work) -> None:
+def test_verification_names_the_units_with_wrong_points(client: QdrantClient, encoded: Job) -> None:
     load(encoded, client, "bulk")
     gone, other = sorted(points(client, "bulk"))[:2]
     client.delete("bulk", [gone])
@@ -229,17 +229,17 @@ def test_verification_names_the_units_with_wrong_points(client: QdrantClient, en
 
 def test_the_names_of_units_do_not_depend_on_the_folder(corpus: Path, tmp_path: Path) -> None:
     shutil.copytree(corpus, tmp_path / "elsewhere")
-    one, other = make_plan(corpus, tmp_path / "one"), make_plan(tmp_path / "elsewhere", tmp_path / "other")
+    one, other = make_diff(corpus, tmp_path / "one"), make_diff(tmp_path / "elsewhere", tmp_path / "other")
     assert [unit.name for unit in one.units] == [unit.name for unit in other.units]
 
 
 def test_a_grown_corpus_adds_units_and_changes_none(corpus: Path, tmp_path: Path) -> None:
-    before = make_plan(corpus, tmp_path / "job").units
+    before = make_diff(corpus, tmp_path / "job").units
     encode_all(tmp_path / "job")
     bytes_before = part_hashes(tmp_path / "job")
     write_lines(corpus / "a.jsonl", rows(12, 500), mode="a")
     write_lines(corpus / "0.jsonl", [*rows(1), *rows(3, 600)])
-    after = make_plan(corpus, tmp_path / "job").units
+    after = make_diff(corpus, tmp_path / "job").units
     assert {unit.name for unit in before} < {unit.name for unit in after}
     assert sum(unit.documents for unit in after) == sum(unit.documents for unit in before) + 15
     encode_all(tmp_path / "job")
@@ -250,10 +250,10 @@ def test_a_job_keeps_the_types_of_a_table_that_grows(tmp_path: Path) -> None:
     """A cell that is no number would make texts of the numbers that are planned, and perhaps encoded."""
     table = tmp_path / "a.csv"
     table.write_text("id,text,n\n" + "".join(f"d{n},第{n}条。,{n}\n" for n in range(25)), encoding="utf-8")
-    first = make_plan(table, tmp_path / "job")
+    first = make_diff(table, tmp_path / "job")
     with table.open("a", encoding="utf-8") as file:
         file.write("d25,第25条。,n/a\nd26,第26条。,26\n")
-    grown = make_plan(table, tmp_path / "job")
+    grown = make_diff(table, tmp_path / "job")
     assert [unit.hash for unit in grown.units[:3]] == [unit.hash for unit in first.units]
     assert (grown.rejected, sum(unit.documents for unit in grown.units)) == (1, 26)
 
@@ -261,7 +261,7 @@ def test_a_job_keeps_the_types_of_a_table_that_grows(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a.jsonl", "b.csv"])
 def test_a_corpus_that_changed_after_planning_is_refused(corpus: Path, tmp_path: Path, name: str) -> None:
     """Also by the planner; the rows of a table were copied when it was planned, and are encoded as they were."""
-    make_plan(corpus, tmp_path / "job")
+    make_diff(corpus, tmp_path / "job")
     text = (corpus / name).read_text(encoding="utf-8")
     (corpus / name).write_text(text.replace("题1", "题9", 1), encoding="utf-8")
     if name == "a.jsonl":
@@ -270,7 +270,7 @@ def test_a_corpus_that_changed_after_planning_is_refused(corpus: Path, tmp_path:
     else:
         encode_all(tmp_path / "job")
     with pytest.raises(InputError, match="were changed since they were planned"):
-        make_plan(corpus, tmp_path / "job")
+        make_diff(corpus, tmp_path / "job")
 
 
 @pytest.mark.parametrize("form", ["gz", "csv", "parquet"])
@@ -288,39 +288,39 @@ def test_a_unit_reads_its_own_rows_alone(tmp_path: Path, form: str) -> None:
         plain = write_lines(tmp_path / "corpus.jsonl", values)
         corpus.write_bytes(gzip.compress(plain.read_bytes() + b"{no json\n"))
         plain.unlink()
-    manifest, work = make_plan(corpus, tmp_path / "job"), Work(str(tmp_path / "job"))
+    manifest, job = make_diff(corpus, tmp_path / "job"), Job(str(tmp_path / "job"))
     kept = corpus.read_bytes()
     corpus.unlink()
     encode_all(tmp_path / "job")
-    receipts = work.receipts().values()
+    receipts = job.receipts().values()
     assert len(manifest.units) == 5
     assert sum(receipt.documents for receipt in receipts) == 45
     assert manifest.rejected == (2 if form == "gz" else 1)
     assert sum(receipt.rejected for receipt in receipts) == (form == "gz")  # repeated rows are left out by the plan
     corpus.write_bytes(kept)
-    assert make_plan(corpus, tmp_path / "job").units == manifest.units
+    assert make_diff(corpus, tmp_path / "job").units == manifest.units
 
 
 def test_a_job_of_other_settings_or_another_model_is_refused(corpus: Path, tmp_path: Path) -> None:
-    make_plan(corpus, tmp_path / "job")
+    make_diff(corpus, tmp_path / "job")
     with pytest.raises(InputError, match="another overflow and sparse"):
-        make_plan(corpus, tmp_path / "job", overflow="truncate", sparse=False)
+        make_diff(corpus, tmp_path / "job", overflow="truncate", sparse=False)
     with pytest.raises(FingerprintMismatch, match="plan into another folder"):
-        make_plan(corpus, tmp_path / "job", fingerprint="f" * 64)
+        make_diff(corpus, tmp_path / "job", fingerprint="f" * 64)
     with pytest.raises(FingerprintMismatch, match="this worker has"):
         encode_all(tmp_path / "job", HashModel(salt="other"))
 
 
 def test_a_manifest_of_a_newer_version_is_refused(corpus: Path, tmp_path: Path) -> None:
-    make_plan(corpus, tmp_path / "job")
+    make_diff(corpus, tmp_path / "job")
     manifest = tmp_path / "job" / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 2}))
     with pytest.raises(NewerFormat, match="format 2"):
-        Work(str(tmp_path / "job")).manifest()
+        Job(str(tmp_path / "job")).manifest()
 
 
 def test_parts_that_are_not_those_of_their_receipts_are_refused(
-    client: QdrantClient, tmp_path: Path, encoded: Work
+    client: QdrantClient, tmp_path: Path, encoded: Job
 ) -> None:
     part = sorted((tmp_path / "job" / "parts").iterdir())[1]
     whole = part.read_bytes()
@@ -335,7 +335,7 @@ def test_parts_that_are_not_those_of_their_receipts_are_refused(
         load(encoded, client, "bulk")
 
 
-def test_what_goes_between_list_and_read_is_not_there(tmp_path: Path, encoded: Work) -> None:
+def test_what_goes_between_list_and_read_is_not_there(tmp_path: Path, encoded: Job) -> None:
     """A link to nothing is listed and cannot be read, as a file that another process removes or moves meanwhile."""
     before = encoded.receipts()
     (tmp_path / "job" / "receipts" / "gone.json").symlink_to(tmp_path / "nowhere")
@@ -344,7 +344,7 @@ def test_what_goes_between_list_and_read_is_not_there(tmp_path: Path, encoded: W
     assert encoded.receipts() == before
 
 
-def test_a_part_of_another_model_is_refused(client: QdrantClient, tmp_path: Path, encoded: Work) -> None:
+def test_a_part_of_another_model_is_refused(client: QdrantClient, tmp_path: Path, encoded: Job) -> None:
     manifest = tmp_path / "job" / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "fingerprint": "f" * 64}))
     with pytest.raises(FingerprintMismatch, match="was made by a model with fingerprint"):
@@ -362,9 +362,9 @@ def test_a_text_without_a_vector_goes_to_the_rejects_of_its_unit(corpus: Path, t
             encoder.encode = lambda texts, **_: encode(texts) * [[0.0 if "EGFR" in text else 1.0] for text in texts]
             return encoder
 
-    manifest = make_plan(corpus, tmp_path / "job")
-    work = Work(str(tmp_path / "job"))
-    receipts = [encode_unit(work, manifest, unit, Model(max_tokens=40), 1_000) for unit in manifest.units]
+    manifest = make_diff(corpus, tmp_path / "job")
+    job = Job(str(tmp_path / "job"))
+    receipts = [encode_unit(job, manifest, unit, Model(max_tokens=40), 1_000) for unit in manifest.units]
     rejects = [
         json.loads(line)
         for file in (tmp_path / "job" / "rejects").iterdir()
@@ -393,19 +393,19 @@ class Interrupted(HashModel):
 @pytest.mark.parametrize("failures", [5, math.inf])
 def test_an_encoder_that_fails_rejects_no_document(corpus: Path, tmp_path: Path, failures: float) -> None:
     """For a while, or for good: then the unit fails, and another worker gets it."""
-    manifest = make_plan(corpus, tmp_path / "job")
-    work, unit = Work(str(tmp_path / "job")), manifest.units[1]
+    manifest = make_diff(corpus, tmp_path / "job")
+    job, unit = Job(str(tmp_path / "job")), manifest.units[1]
     if failures == math.inf:
         with pytest.raises(EncodingError, match="died"):
-            encode_unit(work, manifest, unit, Interrupted(failures), 100)
-        assert work.receipts() == {}
+            encode_unit(job, manifest, unit, Interrupted(failures), 100)
+        assert job.receipts() == {}
         return
-    receipt = encode_unit(work, manifest, unit, Interrupted(failures), 100)
+    receipt = encode_unit(job, manifest, unit, Interrupted(failures), 100)
     assert (receipt.documents, receipt.rejected) == (10, 0)
-    assert receipt == replace(encode_unit(work, manifest, unit, MODEL, 100), seconds=receipt.seconds)
+    assert receipt == replace(encode_unit(job, manifest, unit, MODEL, 100), seconds=receipt.seconds)
 
 
-def test_several_loaders_leave_the_index_to_the_last(server: StandIn, encoded: Work) -> None:
+def test_several_loaders_leave_the_index_to_the_last(server: StandIn, encoded: Job) -> None:
     client = QdrantClient(server.url)
 
     def is_done() -> bool:
@@ -424,7 +424,7 @@ def test_several_loaders_leave_the_index_to_the_last(server: StandIn, encoded: W
     assert checked.recall > 0.9
 
 
-def test_payload_indexes_are_there_before_the_points(server: StandIn, encoded: Work) -> None:
+def test_payload_indexes_are_there_before_the_points(server: StandIn, encoded: Job) -> None:
     client = QdrantClient(server.url)
     load(encoded, client, "bulk", indexes={"n": "integer"})
     assert client.get_collection("bulk").payload_schema["n"].data_type == "integer"
@@ -542,9 +542,9 @@ def test_corpus_and_job_may_be_in_object_storage(
     files.invalidate_cache()
     files.get(f"{bucket}/job/parts", str(tmp_path / "copy" / "parts"), recursive=True)
     assert part_hashes(tmp_path / "copy") == whole
-    report = load(Work(f"{bucket}/job"), client, "bulk")
+    report = load(Job(f"{bucket}/job"), client, "bulk")
     assert report.documents == 120
-    assert verify(Work(f"{bucket}/job"), client, "bulk").problems == []
+    assert verify(Job(f"{bucket}/job"), client, "bulk").problems == []
 
 
 def test_a_full_disk_fails_the_units_and_leaves_no_half_part(
@@ -566,7 +566,7 @@ def test_a_full_disk_fails_the_units_and_leaves_no_half_part(
     assert part_hashes(tmp_path / "job") == whole
 
 
-def test_two_owners_at_once_write_what_one_writes(server: StandIn, encoded: Work) -> None:
+def test_two_owners_at_once_write_what_one_writes(server: StandIn, encoded: Job) -> None:
     with ThreadPoolExecutor(2) as pool:
         reports = list(pool.map(lambda _: load(encoded, QdrantClient(server.url), "bulk"), range(2)))
     assert {report.points for report in reports} == {reports[0].points}

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.bulk.encode import encode_unit
-from care_qdrant.bulk.job import Manifest, Work
+from care_qdrant.bulk.job import Job, Manifest
 from care_qdrant.bulk.load import load_points, verify
 from care_qdrant.bulk.points import plan_points
 from care_qdrant.cli import care
@@ -33,14 +33,14 @@ def fill(client: QdrantClient, name: str, count: int = 50) -> None:
     client.upsert(name, points)
 
 
-def plan(client: QdrantClient, work: Path, name: str = "docs", model: HashModel = MODEL, **changes: Any) -> Manifest:
+def plan(client: QdrantClient, job: Path, name: str = "docs", model: HashModel = MODEL, **changes: Any) -> Manifest:
     draft = Manifest("hash", model.name, model.fingerprint, model.dim, "Cosine", model.name, unit_rows=20)
-    return plan_points(Collection(client, name).resolve(), Work(str(work)), draft, model.document_tokenizer, **changes)
+    return plan_points(Collection(client, name).resolve(), Job(str(job)), draft, model.document_tokenizer, **changes)
 
 
-def encode(work: Path) -> int:
+def encode(job: Path) -> int:
     """Encode the units that have no part; return their number."""
-    opened = Work(str(work))
+    opened = Job(str(job))
     manifest, done = opened.manifest(), opened.receipts()
     todo = [unit for unit in manifest.units if unit.name not in done]
     for unit in todo:
@@ -64,8 +64,8 @@ def test_a_job_writes_what_attach_writes(client: QdrantClient, tmp_path: Path) -
         raise Killed
 
     with pytest.raises(Killed):
-        load_points(Work(str(tmp_path)), client, "docs", on_progress=killed)
-    first, second = (load_points(Work(str(tmp_path)), client, "docs", part=(number, 2)) for number in (1, 2))
+        load_points(Job(str(tmp_path)), client, "docs", on_progress=killed)
+    first, second = (load_points(Job(str(tmp_path)), client, "docs", part=(number, 2)) for number in (1, 2))
     assert (first.encoded + second.encoded, second.covered, second.points) == (49, 49, 50)
     attach_vector(client, "same", MODEL)
     bulk, direct = contents(client, "docs"), contents(client, "same")
@@ -76,9 +76,9 @@ def test_a_job_writes_what_attach_writes(client: QdrantClient, tmp_path: Path) -
         assert one.keys() == other.keys()
         for name, vector in other.items():
             assert one[name] == pytest.approx(vector, abs=1e-6)
-    assert load_points(Work(str(tmp_path)), client, "docs").encoded == 0
+    assert load_points(Job(str(tmp_path)), client, "docs").encoded == 0
     assert attach_vector(client, "docs", MODEL).encoded == 0
-    assert verify(Work(str(tmp_path)), client, "docs").problems == []
+    assert verify(Job(str(tmp_path)), client, "docs").problems == []
     assert verify_collection(client, "docs", MODEL).problems == []
 
 
@@ -89,15 +89,15 @@ def test_what_others_write_meanwhile_is_left_alone_and_planned_next(client: Qdra
     client.set_payload("docs", {"body": "改过的文字，与前面不同。"}, points=[5])
     client.delete("docs", [6])
     client.upsert("docs", [models.PointStruct(id=100, vector=[1.0, 0, 0, 0], payload={"body": "新来的文字。"})])
-    report = load_points(Work(str(tmp_path)), client, "docs")
+    report = load_points(Job(str(tmp_path)), client, "docs")
     assert (report.encoded, report.covered, report.points) == (47, 47, 50)
-    checked = verify(Work(str(tmp_path)), client, "docs")
+    checked = verify(Job(str(tmp_path)), client, "docs")
     assert (checked.right, checked.changed, checked.problems) == (47, 2, [])
     again = plan(client, tmp_path)
     assert [unit.name for unit in again.units[:3]] == names
     assert again.units[3].documents == 2
     assert encode(tmp_path) == 1
-    assert load_points(Work(str(tmp_path)), client, "docs").encoded == 2
+    assert load_points(Job(str(tmp_path)), client, "docs").encoded == 2
     assert verify_collection(client, "docs", MODEL).problems == []
 
 
@@ -110,9 +110,9 @@ def test_a_lost_vector_is_found_by_the_verification(client: QdrantClient, tmp_pa
     fill(client, "docs")
     plan(client, tmp_path)
     encode(tmp_path)
-    load_points(Work(str(tmp_path)), client, "docs")
+    load_points(Job(str(tmp_path)), client, "docs")
     client.delete_payload("docs", [f'_care.vectors."{MODEL.name}"'], points=[9])
-    report = verify(Work(str(tmp_path)), client, "docs")
+    report = verify(Job(str(tmp_path)), client, "docs")
     assert report.outdated == 1
     assert "care bulk load" in report.problems[0]
 

@@ -9,7 +9,7 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant import Document, IngestSettings, Retriever, ingest
 from care_qdrant.bulk.encode import encode_unit
-from care_qdrant.bulk.job import Manifest, Work
+from care_qdrant.bulk.job import Job, Manifest
 from care_qdrant.bulk.load import load
 from care_qdrant.bulk.units import plan
 from care_qdrant.errors import InputError, QdrantError
@@ -74,7 +74,7 @@ def test_each_key_holds_and_finds_its_own_documents(client: QdrantClient) -> Non
 
 
 def test_a_bulk_job_goes_to_the_shards_of_a_key(client: QdrantClient, tmp_path: Path) -> None:
-    model, job, corpus = HashModel(max_tokens=512), Work(f"{tmp_path}/job"), tmp_path / "corpus.jsonl"
+    model, job, corpus = HashModel(max_tokens=512), Job(f"{tmp_path}/job"), tmp_path / "corpus.jsonl"
     lines = [json.dumps({"id": document.id, "text": document.text}) for document in NORTH]
     corpus.write_text("\n".join(lines), encoding="utf-8")
     draft = Manifest("", model.name, model.fingerprint, model.dim, "Cosine", model.name)

@@ -16,7 +16,7 @@ from typing import Any
 from qdrant_client import QdrantClient
 
 from care_qdrant.bulk.encode import encode_unit
-from care_qdrant.bulk.job import Manifest, Work
+from care_qdrant.bulk.job import Job, Manifest
 from care_qdrant.bulk.load import load
 from care_qdrant.bulk.load import verify as compare
 from care_qdrant.bulk.units import plan
@@ -143,7 +143,7 @@ def cluster_trials(folder: Path, documents: int, trials: int, seed: int, binary:
     draw = random.Random(seed)
     corpus = write_corpus(folder / "corpus.jsonl", documents, sentences=3)
     model, storage = ReadyModel(DIM, texts_per_second=TEXTS_PER_SECOND), Storage(shards=3, replicas=2)
-    job = Work(f"{folder}/job")
+    job = Job(f"{folder}/job")
     draft = Manifest(
         "ready", model.name, model.contract().fingerprint, DIM, "Cosine", model.name, unit_rows=documents // UNITS
     )
@@ -188,7 +188,7 @@ def cluster_trials(folder: Path, documents: int, trials: int, seed: int, binary:
             await_settled(cluster.urls)
             with open_client(url=cluster.url) as client:
                 found = _contents(client, name)
-                verified = compare(Work(place), client, name)
+                verified = compare(Job(place), client, name)
                 same_settings = _settings(client, name) == state
             violations = {
                 "missing points": len(wanted.keys() - found.keys()),
@@ -212,7 +212,7 @@ def _process(run: Callable[..., None], *arguments: Any) -> Any:
 
 def _encode_share(place: str, share: int) -> None:
     """Encode every second unit that has no part yet."""
-    work, model = Work(place), ReadyModel(DIM, texts_per_second=TEXTS_PER_SECOND)
+    work, model = Job(place), ReadyModel(DIM, texts_per_second=TEXTS_PER_SECOND)
     manifest, done = work.manifest(), work.receipts()
     for unit in manifest.units[share - 1 :: 2]:
         if unit.name not in done:
@@ -221,7 +221,7 @@ def _encode_share(place: str, share: int) -> None:
 
 def _load_share(place: str, url: str, collection: str, share: int) -> None:
     with open_client(url=url) as client:
-        load(Work(place), client, collection, part=(share, 2), storage=Storage(shards=3, replicas=2))
+        load(Job(place), client, collection, part=(share, 2), storage=Storage(shards=3, replicas=2))
 
 
 def _contents(client: QdrantClient, name: str) -> Contents:

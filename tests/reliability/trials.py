@@ -98,7 +98,7 @@ def kill_trials(
         attempt = prepare(f"{seed}-{number}")
         moment = round(rng.uniform(0, seconds), 3)
         attempt.start()
-        process = FORKSERVER.Process(target=_work, args=(attempt.work,))
+        process = FORKSERVER.Process(target=_job, args=(attempt.work,))
         began = time.perf_counter()
         process.start()
         process.join(moment)
@@ -124,7 +124,7 @@ def kill_trials(
         yield Trial(scenario, moment, was_killed, {**observed, **seen}, {**violations, **failed})
 
 
-def _work(work: Callable[[], object]) -> None:
+def _job(work: Callable[[], object]) -> None:
     """Work in a process of its own; one that finds no server when it starts ends at once, by design."""
     try:
         work()

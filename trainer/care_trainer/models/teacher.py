@@ -77,8 +77,8 @@ def _read_job(url: str, cache: VectorCache, encode: Encode, dim: int) -> None:
     """Read the vectors of a bulk job into a cache, each part once, unless a sample differs from the encoder's own."""
     with needs_extra("bulk", "teacher_jobs"):
         from care_qdrant.bulk.encode import read_part
-        from care_qdrant.bulk.job import Work
-    work = Work(url)
+        from care_qdrant.bulk.job import Job
+    work = Job(url)
     manifest, noted = work.manifest(), cache.folder / "jobs.txt"
     if manifest.dim != dim:
         raise InputError(f"teacher_jobs: {url} has {manifest.dim} dimensions, and the run has {dim}")
