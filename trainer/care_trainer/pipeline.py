@@ -22,7 +22,7 @@ from care_qdrant.progress import duration
 from care_trainer import evaluation
 from care_trainer.config import Run, Stage, stage_name
 from care_trainer.config.run import BASE, COLLECTION
-from care_trainer.data.read import existing, file_hashes, retrieval_file
+from care_trainer.data.read import existing, retrieval_file
 from care_trainer.disk import write_json, writing
 from care_trainer.distributed import free_memory, main_process_first, processes
 from care_trainer.learn.snapshot import load_snapshot
@@ -168,7 +168,7 @@ def _ensure_stage(context: Context) -> dict[str, Any]:
         return read_record(folder)
     processes().wait_for_everyone()  # nobody may write what another one is still looking for
     started, cpu_started = time.monotonic(), time.process_time()
-    hashes = file_hashes(context.data, context.data_root) if stage.data else {}
+    hashes = context.data_hashes()
     noted = folder / "data.json"
     if context.resume and noted.exists() and json.loads(noted.read_text(encoding="utf-8")) != hashes:
         raise InputError(f"{folder}: the data files have changed since the stage began; remove the folder")

@@ -179,7 +179,7 @@ def file_hashes(data: Data, root: Path) -> dict[str, str]:
 def open_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the numbered, non-empty lines of a plain or gzipped text file."""
     opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8") as stream:
+    with opener(existing(path), "rt", encoding="utf-8") as stream:
         lines = enumerate(stream, start=1)
         while True:
             try:
@@ -194,7 +194,7 @@ def open_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 def read_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield the objects of a JSONL file, each with ``file:line`` for messages."""
-    return parsed(path.name, open_lines(existing(path)))
+    return parsed(path.name, open_lines(path))
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -27,7 +27,7 @@ from care_qdrant.encoders.onnx import usable_cores
 from care_qdrant.errors import InputError
 from care_trainer.config import Data, Side
 from care_trainer.data.diversity import diverse
-from care_trainer.data.read import Columns, distinct, existing, file_hashes, open_lines, text_key
+from care_trainer.data.read import Columns, distinct, file_hashes, open_lines, text_key
 from care_trainer.data.sampling import Sources
 from care_trainer.disk import writing
 
@@ -171,7 +171,7 @@ def _rows(
 
 def _pieces(data: Data, root: Path) -> Iterator[tuple[str, list[tuple[int, str]]]]:
     for name in data.files:
-        lines = open_lines(existing(root / name))
+        lines = open_lines(root / name)
         while piece := list(islice(lines, PIECE_ROWS)):
             yield Path(name).name, piece
 

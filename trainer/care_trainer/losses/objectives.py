@@ -248,9 +248,9 @@ def info_nce_of(stage: PairStage, geometry: Geometry = "unit") -> InfoNce:
     )
 
 
-def pair_objective(stage: PairStage, contrastive: InfoNce) -> PairObjective:
+def pair_objective(stage: PairStage, geometry: Geometry = "unit") -> PairObjective:
     """Return the objective of a stage's pairs, with a score or without."""
-    return PairObjective(contrastive, score_temperature=stage.score_temperature)
+    return PairObjective(info_nce_of(stage, geometry), score_temperature=stage.score_temperature)
 
 
 class DistillObjective(nn.Module):

@@ -285,6 +285,12 @@ def load(folder: Path, tower: Tower | None = None) -> SentenceTransformer:
     return encoder
 
 
+def load_trainable(folder: Path, tower: Tower, side: Side) -> tuple[SentenceTransformer, int]:
+    """Load an encoder that a stage saved, and make trainable what the recipe trains of it; return both."""
+    encoder = load(folder, tower)
+    return encoder, make_trainable(encoder, side=side, lora=tower.lora is not None)
+
+
 def _adapters_in_float32(encoder: SentenceTransformer) -> None:
     for name, parameter in encoder.named_parameters():
         if "lora_" in name:
