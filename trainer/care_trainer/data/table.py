@@ -49,10 +49,10 @@ class Rows:
     """The rows that a stage trains on."""
 
     columns: Dataset
-    """Memory-mapped: the texts, ``prompt`` and ``source`` of each row, ``score`` (NaN where it has none) and ``label``,
-    the number of the row."""
+    """Memory-mapped columns: the texts, ``prompt`` and ``source`` of each row, ``score`` (NaN where it has none) and
+    ``label``, the number of the row."""
     weights: npt.NDArray[np.float64]
-    """How often an epoch draws each row, (rows,)."""
+    """Times that an epoch draws each row, (rows,)."""
     characters: npt.NDArray[np.int32]
     """Characters of all texts of each row, (rows,)."""
     sources: Sources
@@ -63,6 +63,7 @@ class Rows:
 
     def with_texts(self, columns: Sequence[str]) -> "Rows":
         """Return the same rows with some of their texts, and without a score."""
+        # Texts that nobody tokenises are not read from disk.
         return dataclasses.replace(self, columns=self.columns.select_columns([*columns, "prompt", "source", "label"]))
 
 

@@ -27,7 +27,7 @@ class Labelled:
 
     texts: list[str]
     relevant: list[list[str]]
-    """Of each question, ids of points or of documents."""
+    """Ids of the relevant points or documents, a list for each question."""
     vectors: Vectors | None
     """The old model's vectors, unit rows, (questions, dim); None where the questions have none."""
 
@@ -76,7 +76,7 @@ class _Line:
     text: str
     vector: list[float] | None
     relevant: list[str]
-    """Ids; empty where the line has none."""
+    """Ids of relevant points or documents; empty where the line has none."""
 
 
 def _line(row: Mapping[str, Any], where: str, dim: int) -> _Line:

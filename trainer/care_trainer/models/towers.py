@@ -307,7 +307,7 @@ def load_merged(folder: Path) -> SentenceTransformer:
 def merge(encoder: SentenceTransformer) -> None:
     """Add the adapters of an encoder to its weights in place, one layer at a time, and take them off.
 
-    What peft and transformers remember of the adapter goes, too: it would give the saved weights other names, and a
+    What peft and transformers remember of the adapter goes as well: it would give the saved weights other names, and a
     reload would start from random ones.
     """
     model = getattr(transformer_of(encoder), "model", None)

@@ -157,6 +157,7 @@ class Context(Job):
     def scoring(self, model: Callable[[], SentenceTransformer]) -> Callable[[], float] | None:
         """Return a function that scores a model on held-out data; None where the stage asks for none.
 
+        ``model`` is called only where there is something to score: a pair holds a document encoder in memory.
         The score is nDCG@10 on the evaluation set, or the mean reciprocal rank on held-out documents of a collection.
         """
         settings = self.run.evaluation
@@ -173,7 +174,7 @@ class Context(Job):
 
 @dataclass(frozen=True)
 class Trained:
-    """What a stage returns, before anything is saved."""
+    """The result of a stage, before anything is saved."""
 
     query: SentenceTransformer | None
     """The trained query encoder; None where the stage left it as it was."""

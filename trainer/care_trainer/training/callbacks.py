@@ -58,11 +58,11 @@ class OwnGradients(TrainerCallback):
         self.own = [parameter for parameter in loss.parameters() if id(parameter) not in of_model]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Start from the main process's values."""
+        """Start on all processes from the main one's values."""
         share_parameters(self.own)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Average and clip their gradients, by a norm of their own; those of the model are so already."""
+        """Average these gradients and clip them by a norm of their own, as the trainer has done with the model's."""
         average_gradients(self.own)
         if args.max_grad_norm > 0:
             nn.utils.clip_grad_norm_(self.own, args.max_grad_norm)
