@@ -213,7 +213,7 @@ def _conclude(
     _write(folder / STAGE_FILE, record)
     logger.info("stage %s: %s", folder.name, in_words(record))
     drop_checkpoints(folder)
-    shutil.rmtree(folder / "teacher", ignore_errors=True)
+    shutil.rmtree(folder / "teacher", ignore_errors=True)  # gigabytes that only a resume of this stage would read
 
 
 def _evaluate(run: Run, stage: Stage, trained: Trained) -> dict[str, float] | None:
@@ -260,6 +260,7 @@ def _settings(run: Run, stage: Stage, sources: dict[str, Path]) -> dict[str, Any
         "data_set": _data_settings(run, stage.data) if stage.data else {},
         "tasks": {name: dataclasses.asdict(run.tasks[name]) for name in sorted(tasks)},
         "seed": run.seed,
+        # A stage that was trained again has another record, so stages on top of the old one are not kept.
         "starts_from": {
             side: hashlib.sha256((folder.parent / STAGE_FILE).read_bytes()).hexdigest()
             for side, folder in sources.items()

@@ -166,7 +166,7 @@ def _run(run: Run, name: str, depths: Depths, full: Depths, rows: int | None) ->
     for stage in small.stage:
         stage_label, clock = stage_name(stage), _Clock()
         held_bytes = _fresh_peak()
-        with suppress(Interrupted):
+        with suppress(Interrupted):  # the deadline has come, so the stage stops after its first step
             pipeline.run_stages(small, only=stage_label, resume=True, deadline=time.monotonic(), report=clock.report)
         folder = work / stage_label
         teacher, held = _size(folder / "teacher"), _size(folder)
@@ -174,6 +174,7 @@ def _run(run: Run, name: str, depths: Depths, full: Depths, rows: int | None) ->
             raise TrainingError(f"{stage_label}: was not stopped after its first step")
         clock.steps.clear()
         pipeline.run_stages(small, only=stage_label, resume=True, report=clock.report)
+        # The last step alone: the one before it includes the start of the loader.
         seconds = clock.steps[-1] - clock.steps[-2] if len(clock.steps) > 1 else 0.0
         taught = clock.teacher[-1] - clock.teacher[0] if clock.teacher else 0.0
         disk = max(held - teacher, _size(folder))

@@ -67,7 +67,7 @@ class PairCollator(SentenceTransformerDataCollator):
         if not self.negatives or "negatives" not in row or _is_scored(row):
             return texts
         chosen = [row["negatives"][at] for at in self._drawn(row["label"], len(row["negatives"]))]
-        chosen += [row["positive"]] * (self.negatives - len(chosen))
+        chosen += [row["positive"]] * (self.negatives - len(chosen))  # a column is a rectangle; the loss masks these
         return texts | {f"negative_{number}": text for number, text in enumerate(chosen, start=1)}
 
     def _drawn(self, row: int, there: int) -> Sequence[int]:

@@ -68,7 +68,7 @@ def train(
         built_in = run.fit(_Tokens(BUILT_IN, tokenizer, Parts(tokenizer, compose=False)))
         best = best if best.fit.score > built_in.fit.score + _CLEARLY else built_in
     table, texts = run.fit_with_held_out(best) if again else (best.fit.table, best.texts)
-    if not is_known:
+    if not is_known:  # the vector of a token that no text has is the random start, or of texts that are gone
         table = np.where(texts.tokens.counts(len(table))[:, None] > 0, table, np.float32(0))
     folded = torch.from_numpy(tables.folded(table, best.tokens.parts, texts.targets.mean(axis=0)))
     encoder = SentenceTransformer(

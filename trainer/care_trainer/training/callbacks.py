@@ -37,6 +37,7 @@ class Watch(TrainerCallback):
         """Request a checkpoint when one is due, and the end of training at the deadline."""
         now = time.monotonic()
         over, due = agree([self.deadline is not None and now >= self.deadline, now - self.last >= self.seconds])
+        # None after the last step: the stage then saves its encoders.
         if over or (due and state.global_step < state.max_steps):
             control.should_save, self.last = True, now
         if over:

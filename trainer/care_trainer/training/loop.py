@@ -123,7 +123,7 @@ def _keep_batch_size(job: Job, *, resumed: bool) -> None:
                 f"{count} would make it {rows}. Resume with {before['processes']}, or begin again with "
                 "global_batch_size in place of batch_size"
             )
-    processes().wait_for_everyone()
+    processes().wait_for_everyone()  # all have read the file before it is written again
     if processes().is_main_process:
         write_json(file, {"rows": rows, "processes": count})
 
@@ -187,7 +187,7 @@ def training_arguments(
             processes=count,
             on_epoch=collator.set_epoch,
         ),
-        router_mapping=dict(collator.router_mapping),
+        router_mapping=collator.router_mapping,
         save_strategy="no",  # `Watch` asks for checkpoints, by the clock
         save_total_limit=2,
         logging_steps=LOGGED_FRACTION,
