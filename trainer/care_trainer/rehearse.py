@@ -84,7 +84,7 @@ class Rehearsal:
 
 
 @dataclass
-class _Clock:
+class Clock:
     """Moments of the last steps of a stage, and of its teacher's vectors."""
 
     steps: list[float] = field(default_factory=list)
@@ -164,7 +164,7 @@ def _run(run: Run, name: str, depths: Depths, full: Depths, rows: int | None) ->
     processes().wait_for_everyone()
     pipeline.run_stages(replace(small, stage=()), resume=True)
     for stage in small.stage:
-        stage_label, clock = stage_name(stage), _Clock()
+        stage_label, clock = stage_name(stage), Clock()
         held_bytes = _fresh_peak()
         with suppress(Interrupted):  # the deadline has come, so the stage stops after its first step
             pipeline.run_stages(small, only=stage_label, resume=True, deadline=time.monotonic(), report=clock.report)

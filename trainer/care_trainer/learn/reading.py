@@ -110,7 +110,7 @@ def read_pairs(
     ids = sample_ids(collection, settings.sample, settings.seed)
     require_documents(collection, len(ids))
     layout = guess_layout([record.payload or {} for record in collection.sample(LAYOUT_POINTS)], text_field=text_field)
-    reader = _Reader(layout, vector_name, settings.width, basis)
+    reader = Reader(layout, vector_name, settings.width, basis)
     done = 0
     for page in in_pages(ids, _PAGE):
         records = collection.retrieve(page, payload=True, vectors=[vector_name])
@@ -133,7 +133,7 @@ def read_pairs(
     return pairs
 
 
-class _Reader:
+class Reader:
     """Collects pairs page by page, in the dimensions of the learned space as soon as they are known."""
 
     def __init__(self, layout: Layout, vector_name: str, width: int, basis: Vectors | None) -> None:
