@@ -75,9 +75,8 @@ class KeepBest(TrainerCallback):
     The scores are in evaluations.jsonl; those after the checkpoint from which a stage is resumed are taken again.
     """
 
-    def __init__(self, job: Job, score: Callable[[], float], trainable: Trainable) -> None:
-        assert job.stage.evaluate_steps is not None, "a stage without it has no score"
-        self.folder, self.steps, self.patience = job.folder, job.stage.evaluate_steps, job.stage.patience
+    def __init__(self, job: Job, steps: int, score: Callable[[], float], trainable: Trainable) -> None:
+        self.folder, self.steps, self.patience = job.folder, steps, job.stage.patience
         self.score, self.trainable = score, trainable
         self.scores: list[tuple[int, float]] = []
 

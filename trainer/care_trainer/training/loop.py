@@ -76,7 +76,8 @@ def fit(
     set_seed(job.run.seed)
     job.folder.mkdir(parents=True, exist_ok=True)
     trainable = Trainable(loss)
-    best = None if score is None else KeepBest(job, score, trainable)
+    steps = job.stage.evaluate_steps
+    best = None if score is None or steps is None else KeepBest(job, steps, score, trainable)
     trainer = StageTrainer(
         job=job,
         trainable=trainable,
