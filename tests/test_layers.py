@@ -1,7 +1,7 @@
 """What may import what, and who may call the database: read off the source, so that no test has to run into it."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -85,6 +85,27 @@ def test_imports_point_down(package: Path, floors: tuple[set[str], ...], free: i
         if imported != own and floor_of.get(imported, -1) >= max(floor_of[own], free)
     ]
     assert upward == []
+
+
+@pytest.mark.parametrize("package", [ROOT / "trainer/care_trainer"], ids=["trainer"])
+def test_no_module_imports_one_that_imports_it(package: Path) -> None:
+    """Not for annotations alone either: such modules are one, or share a third."""
+    modules = {".".join(path.relative_to(package.parent).with_suffix("").parts): path for path in package.rglob("*.py")}
+    imports = {name: {*_modules_in(ast.parse(path.read_text("utf-8")), modules)} for name, path in modules.items()}
+    reached = {name: {*imports[name]} for name in imports}
+    for middle in imports:
+        for name in imports:
+            if middle in reached[name]:
+                reached[name] |= reached[middle]
+    assert [name for name in imports if name in reached[name]] == []
+
+
+def _modules_in(tree: ast.AST, modules: Mapping[str, Path]) -> Iterator[str]:
+    """Return the modules that a module imports, wherever in it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            yield from (name for name in names if name in modules)
 
 
 def _imports_of(package: str, tree: ast.AST) -> Iterator[str]:

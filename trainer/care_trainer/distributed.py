@@ -1,4 +1,4 @@
-"""One run on several processes (torchrun, accelerate): which process writes, and which ones wait."""
+"""One run on several processes (torchrun, accelerate): the main one decides and writes, the others wait."""
 
 import ctypes
 import gc
@@ -11,7 +11,7 @@ from accelerate import PartialState  # type: ignore[import-untyped]
 from torch import nn
 
 PATIENCE = timedelta(days=7)
-"""How long a process waits for the others. A process that has died needs no timeout: torchrun then ends them all.
+"""Longest wait of a process for the others. A process that has died needs no timeout: torchrun then ends them all.
 PyTorch's own ten to thirty minutes would end a run while one process reads sixty million rows or saves to a slow disk.
 """
 
@@ -64,7 +64,7 @@ def average_gradients(parameters: list[nn.Parameter]) -> None:
 
 
 def free_memory() -> None:
-    """Give back the memory of models that nobody uses: the training loop leaves them in reference cycles.
+    """Return to the system the memory of models that nobody uses: the training loop leaves them in reference cycles.
 
     glibc keeps freed blocks of up to 32 MB for itself, most matrices of a small encoder, until it is told to trim.
     """

@@ -22,7 +22,7 @@ from care_qdrant.progress import duration
 from care_trainer import evaluation
 from care_trainer.config import Run, Stage, stage_name
 from care_trainer.config.run import BASE, COLLECTION
-from care_trainer.data.read import existing, file_hashes, retrieval_file
+from care_trainer.data.read import existing, retrieval_file
 from care_trainer.disk import write_json, writing
 from care_trainer.distributed import free_memory, main_process_first, processes
 from care_trainer.learn.snapshot import load_snapshot
@@ -168,7 +168,7 @@ def _ensure_stage(context: Context) -> dict[str, Any]:
         return read_record(folder)
     processes().wait_for_everyone()  # nobody may write what another one is still looking for
     started, cpu_started = time.monotonic(), time.process_time()
-    hashes = file_hashes(context.data, context.data_root) if stage.data else {}
+    hashes = context.data_hashes()
     noted = folder / "data.json"
     if context.resume and noted.exists() and json.loads(noted.read_text(encoding="utf-8")) != hashes:
         raise InputError(f"{folder}: the data files have changed since the stage began; remove the folder")
@@ -213,7 +213,7 @@ def _conclude(
     _write(folder / STAGE_FILE, record)
     logger.info("stage %s: %s", folder.name, in_words(record))
     drop_checkpoints(folder)
-    shutil.rmtree(folder / "teacher", ignore_errors=True)
+    shutil.rmtree(folder / "teacher", ignore_errors=True)  # gigabytes that only a resume of this stage would read
 
 
 def _evaluate(run: Run, stage: Stage, trained: Trained) -> dict[str, float] | None:
@@ -260,6 +260,7 @@ def _settings(run: Run, stage: Stage, sources: dict[str, Path]) -> dict[str, Any
         "data_set": _data_settings(run, stage.data) if stage.data else {},
         "tasks": {name: dataclasses.asdict(run.tasks[name]) for name in sorted(tasks)},
         "seed": run.seed,
+        # A stage that was trained again has another record, so stages on top of the old one are not kept.
         "starts_from": {
             side: hashlib.sha256((folder.parent / STAGE_FILE).read_bytes()).hexdigest()
             for side, folder in sources.items()

@@ -40,19 +40,19 @@ Depths = Mapping[Side, int]
 
 @dataclass(frozen=True)
 class Part:
-    """What a stage, or the export, took; or what all of it is expected to take."""
+    """The cost of a stage, or of the export: as measured, or as forecast for all of it."""
 
     peak_bytes: float
     """Most memory of one process: of its GPU, or without one the resident set."""
     held_bytes: float
     """Memory of the process when the part began."""
     seconds: float
-    """Of one step, of the export; in a forecast of the whole part."""
+    """Time of one step or of the export; in a forecast, of the whole part."""
     disk_bytes: float
-    """Of its folder: encoders, and a checkpoint."""
+    """Size of the folder: encoders and a checkpoint."""
     teacher_seconds: float = 0.0
     teacher_bytes: float = 0.0
-    """Of stored vectors, which grow with the rows."""
+    """Size of the stored vectors of the teacher, which grow with the rows."""
 
     def numbers(self) -> "np.ndarray[Any, np.dtype[np.float64]]":
         """Return the figures as a vector, in their order; of the memory, what the part added."""
@@ -70,7 +70,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What was measured, and the forecast of the whole run."""
+    """The measured figures of a run in small, and the forecast of the whole run."""
 
     processes: int
     layers: dict[Side, int]
@@ -78,13 +78,13 @@ class Rehearsal:
     of: dict[Side, int]
     """Layers of the run, by side."""
     parts: dict[str, dict[str, dict[str, float]]]
-    """By stage: peak memory of a process and seconds a step as measured; memory, hours and disk as forecast."""
+    """Figures by stage: peak memory of a process and seconds a step as measured; memory, hours and disk as forecast."""
     whole: dict[str, float]
     """The largest peak, all hours and all disk."""
 
 
 @dataclass
-class _Clock:
+class Clock:
     """Moments of the last steps of a stage, and of its teacher's vectors."""
 
     steps: list[float] = field(default_factory=list)
@@ -164,9 +164,9 @@ def _run(run: Run, name: str, depths: Depths, full: Depths, rows: int | None) ->
     processes().wait_for_everyone()
     pipeline.run_stages(replace(small, stage=()), resume=True)
     for stage in small.stage:
-        stage_label, clock = stage_name(stage), _Clock()
+        stage_label, clock = stage_name(stage), Clock()
         held_bytes = _fresh_peak()
-        with suppress(Interrupted):
+        with suppress(Interrupted):  # the deadline has come, so the stage stops after its first step
             pipeline.run_stages(small, only=stage_label, resume=True, deadline=time.monotonic(), report=clock.report)
         folder = work / stage_label
         teacher, held = _size(folder / "teacher"), _size(folder)
@@ -174,6 +174,7 @@ def _run(run: Run, name: str, depths: Depths, full: Depths, rows: int | None) ->
             raise TrainingError(f"{stage_label}: was not stopped after its first step")
         clock.steps.clear()
         pipeline.run_stages(small, only=stage_label, resume=True, report=clock.report)
+        # The last step alone: the one before it includes the start of the loader.
         seconds = clock.steps[-1] - clock.steps[-2] if len(clock.steps) > 1 else 0.0
         taught = clock.teacher[-1] - clock.teacher[0] if clock.teacher else 0.0
         disk = max(held - teacher, _size(folder))

@@ -33,7 +33,7 @@ def data() -> None:
 def check(config: str, overrides: tuple[str, ...]) -> None:
     """Print rows, sources, weights and lengths of each stage of CONFIG, as JSON.
 
-    It ends with an error where the training data hold a text of the evaluation set.
+    The command ends with an error if the training data contain a text of the evaluation set.
 
     \b
     Example:
@@ -51,13 +51,13 @@ def check(config: str, overrides: tuple[str, ...]) -> None:
 
 @click.command(cls=Command)
 @click.argument("pairs", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option("--collection", required=True, help="Collection that is searched; see: care ingest")
+@click.option("--collection", required=True, help="Collection to search; see: care ingest")
 @click.option("--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="JSONL file to write.")
 @click.option(
     "--mode", type=click.Choice(["dense", "sparse"]), default="dense", show_default=True, help="Kind of the search."
 )
 @click.option(
-    "--negatives", default=5, show_default=True, type=click.IntRange(min=1), help="Most negatives of one query."
+    "--negatives", default=5, show_default=True, type=click.IntRange(min=1), help="Negatives of one query, at most."
 )
 @click.option(
     "--ranks", nargs=2, default=(10, 60), show_default=True, type=int, help="First and last rank of a negative, from 1."
@@ -76,7 +76,7 @@ def mine(
 ) -> None:
     """Add hard negatives from a collection to PAIRS, a JSONL file.
 
-    A dense search takes as a negative what scores at most 0.95 times the positive's score.
+    With --mode dense, a negative scores at most 0.95 times as much as the positive.
 
     \b
     Example:
@@ -109,11 +109,11 @@ def mine(
 @click.argument("pairs")
 @set_option
 def terms(folder: Path, pairs: str, overrides: tuple[str, ...]) -> None:
-    """Let the queries of the pair FOLDER weigh their terms in hybrid searches, as PAIRS teach.
+    """Learn from PAIRS the weights of query terms in hybrid searches, and write them into the pair FOLDER.
 
-    PAIRS are JSON lines with 'query' and 'positive', or a configuration whose pairs are read. Words that most questions
-    share then count less than those that a question is about. Stored vectors and the fingerprint stay as they are. A
-    tenth of the pairs, at most 2,000, is held out; where BM25 gains nothing on them, nothing is written.
+    PAIRS is a JSONL file with 'query' and 'positive', or a configuration with such data. Words that most questions
+    share then count less than the words that a question is about. Stored vectors and the fingerprint stay as they are.
+    A tenth of the pairs, at most 2,000, is held out; if BM25 does not improve on them, nothing is written.
 
     \b
     Example:

@@ -127,7 +127,7 @@ def command(
             pass
 
 
-class _Ended(Exception):
+class Ended(Exception):
     """A signal came while the encoder was trained; the same command goes on from there."""
 
 
@@ -146,14 +146,14 @@ def _follow(
 
     def end(*_: object) -> None:
         if stop.is_set():
-            raise _Ended
+            raise Ended
 
     if update := folder.is_dir():
         with target.open() as client:
             found = Collection(client, collection).resolve()
             if unseen_fraction(folder, found, settings) < NEWS:
                 return
-    with suppress(_Ended):
+    with suppress(Ended):
         _learn(target, learn_it, folder, settings, update=update, on_progress=end)
 
 

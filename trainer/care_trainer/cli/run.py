@@ -26,7 +26,7 @@ set_option = click.option(
     "overrides",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Override a setting, as in stage.joint.epochs=2. Repeatable.",
+    help="Override a setting, for example stage.joint.epochs=2. Repeatable.",
 )
 
 
@@ -96,15 +96,17 @@ def run(
 
 @click.command(cls=Command)
 @click.argument("config")
-@click.option("--layers", type=click.IntRange(min=2), help="Layers of each encoder, to run on a CPU. Default: all.")
-@click.option("--rows", type=click.IntRange(min=2), help="Rows of a step and process. Default: those of CONFIG.")
+@click.option(
+    "--layers", type=click.IntRange(min=2), help="Layers of each encoder that run; few fit on a CPU. Default: all."
+)
+@click.option("--rows", type=click.IntRange(min=2), help="Rows of one step of one process. Default: as in CONFIG.")
 @set_option
 @click.option("--preset", help="Name of a comparison. Default: none.")
 def rehearse(config: str, layers: int | None, rows: int | None, overrides: tuple[str, ...], preset: str | None) -> None:
-    """Run CONFIG for three steps a stage, with checkpoint, resume, export and import, and forecast the whole.
+    """Run CONFIG for three steps a stage, with checkpoint, resume, export and import, and forecast the whole run.
 
-    Memory, time and disk of each stage are measured on this machine, at the widths of the models; with --layers the
-    rest of the layers is added. A base of which only configuration and tokenizer are there gets random weights.
+    Memory, time and disk of each stage are measured on this machine, at the widths of the models. With --layers the
+    forecast adds the layers that did not run. A base model without weight files gets random weights.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""From TOML to a checked `Run`: all problems of a file in one error, with the known keys, and no torch imported."""
+"""TOML to a checked `Run`: all problems of a file in one error, with the known keys, and no torch imported."""
 
 import dataclasses
 import json
@@ -35,7 +35,7 @@ _EXPECTED = {
     "string_too_short": "a text that is not empty",
     "too_short": "a list with at least {min_length} value",
 }
-"""What was expected, by pydantic's type of error."""
+"""Phrases for expected values in messages, by pydantic's type of error."""
 
 _QUERY_STAGES = ("align", "retromae", "unsupervised", "supervised")
 """Stages that load no document encoder."""

@@ -25,7 +25,7 @@ class Preset:
     table: str
     """Table of arXiv 2604.10937, ``control`` for what the paper lacks, or ``–``."""
     description: str
-    """What the preset changes, in one line."""
+    """Summary of the change, one line."""
     change: Change
 
 

@@ -101,8 +101,8 @@ class Tower:
     collection: StoredDocuments | None = None
     """Collection whose stored vectors stand for a document encoder; its texts are the data set ``collection``."""
     pooling: Literal["cls", "mean", "lasttoken", "own"] = "cls"
-    """How token vectors become one vector. ``own`` keeps what a ``base`` has for that, a sentence-transformers model
-    or a CARE folder: pooling, token weights and Dense layers."""
+    """Method by which token vectors become one vector. ``own`` keeps what a ``base`` has for that, a
+    sentence-transformers model or a CARE folder: pooling, token weights and Dense layers."""
     max_tokens: Count = 512
     """Longest input in tokens, special tokens and prompt included [G]."""
     prompt: str = ""
@@ -140,7 +140,7 @@ class Vocabulary:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Diversify:
-    """Which pairs are left out as near-duplicates of earlier ones [C.1, table 10], each side on its own."""
+    """The rule by which near-duplicates of earlier pairs are left out [C.1, table 10], each side on its own."""
 
     encoder: Name = "built-in"
     """Encoder that measures the similarity: ``built-in``, a CARE folder or any sentence-transformers model.
@@ -166,7 +166,7 @@ class Data:
     files: Annotated[tuple[Name, ...], Field(min_length=1)]
     """File names below ``data_root``."""
     weights: dict[str, PositiveOrZero] = Field(default_factory=dict)
-    """How often an epoch draws the rows of a source. A source that is not named has 1, and 0 leaves it out. A row
+    """Times that an epoch draws each row of a source. A source that is not named has 1, and 0 leaves it out. A row
     without a source has the name of its file. Each epoch draws anew, so a weight of 0.25 has seen every row after about
     four epochs."""
     tasks: dict[str, Name] = Field(default_factory=dict)
@@ -205,7 +205,7 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Export:
-    """How the CARE folder is written."""
+    """The settings of the exported CARE folder."""
 
     half_weights: bool = False
     """Store weights as float16: half the size, loaded as float32. A static encoder stays float32."""

@@ -26,9 +26,9 @@ CountOrZero = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 PositiveOrZero = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-"""From 0 to below 1."""
+"""A part of a whole, from 0 to below 1."""
 Share = Annotated[float, Field(ge=0, le=1)]
-"""From 0 to 1, both included."""
+"""A part of a whole, from 0 to 1, both included."""
 Threshold = Annotated[float, Field(ge=-1, le=2)]
 """A cosine; above 1 no two texts are similar."""
 
@@ -63,7 +63,7 @@ class Stage:
     warmup: Fraction = 0.05
     """Fraction of the steps in which the learning rate rises to its peak."""
     schedule: Literal["linear", "cosine", "constant_with_warmup"] = "linear"
-    """How the learning rate falls after the warm-up."""
+    """Shape of the learning rate after the warm-up."""
     weight_decay: PositiveOrZero = 0.01
     """Weight decay of AdamW."""
     max_grad_norm: PositiveOrZero = 1.0
@@ -188,7 +188,7 @@ class Align(Stage):
     pairs: bool = False
     """Learn the vector of a query's document instead of the text's own: the fine-tuning data of table 6."""
     sides: Annotated[tuple[Side, ...], Field(min_length=1)] = ("query", "document")
-    """Which texts of pairs are aligned. Single texts always are."""
+    """Sides of pairs whose texts are aligned. Single texts always are."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -16,7 +16,7 @@ from care_trainer.data.read import text_key
 from care_trainer.data.table import Documents
 
 SHORTEST_CROP, LONGEST_CROP = 6, 36
-"""Length of a span in characters."""
+"""Shortest and longest span that is cut out of a document, in characters."""
 SHORTEST_REST = 12
 """Characters that a crop must leave; a shorter document is not cropped."""
 
@@ -67,7 +67,7 @@ class PairCollator(SentenceTransformerDataCollator):
         if not self.negatives or "negatives" not in row or _is_scored(row):
             return texts
         chosen = [row["negatives"][at] for at in self._drawn(row["label"], len(row["negatives"]))]
-        chosen += [row["positive"]] * (self.negatives - len(chosen))
+        chosen += [row["positive"]] * (self.negatives - len(chosen))  # a column is a rectangle; the loss masks these
         return texts | {f"negative_{number}": text for number, text in enumerate(chosen, start=1)}
 
     def _drawn(self, row: int, there: int) -> Sequence[int]:
@@ -134,7 +134,7 @@ def _cropped(row: Row, draw: random.Random) -> Row:
 def crop(text: str, draw: random.Random) -> tuple[str, str] | None:
     """Cut a span out of a text.
 
-    Half of the time the span stays in the rest, so that shared words count, too.
+    Half of the time the span stays in the rest, so that shared words count as well.
     """
     if len(text) < SHORTEST_CROP + SHORTEST_REST:
         return None

@@ -1,4 +1,4 @@
-"""Mines hard negatives from a Qdrant collection: hits close to a query that are not its answer."""
+"""Hard negatives mined from a Qdrant collection: hits close to a query that are not its answer."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,10 @@ Search = Callable[[Sequence[str], int], list[list[Hit]]]
 
 @dataclass(frozen=True)
 class MiningRule:
-    """Which hits become negatives. The best ranks are left out: most unlabelled relevant documents are there."""
+    """The rule by which hits become negatives.
+
+    The best ranks are left out: most unlabelled relevant documents are there.
+    """
 
     negatives: int = 5
     """Negatives of each query, at most."""
@@ -31,7 +34,7 @@ class MiningRule:
     last_rank: int = 60
     """Last rank that counts."""
     relative_margin: float | None = 0.05
-    """A negative scores at most (1 - margin) times the positive's score; None is off."""
+    """Margin below the positive's score: a negative scores at most (1 - margin) times as much. None is off."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.first_rank <= self.last_rank:

@@ -1,4 +1,4 @@
-"""Reads training data: JSONL rows to pairs and texts, filtered, cut and deduplicated."""
+"""Training data from JSONL: rows become pairs and texts, filtered, cut and deduplicated."""
 
 import functools
 import gzip
@@ -39,7 +39,7 @@ class Pair:
     prompt: str = ""
     """The row's own prompt, read before its query and after the encoder's."""
     score: float | None = None
-    """How similar the two texts are, on any scale; None of a pair that belongs together."""
+    """Similarity of the two texts, on any scale; None for a pair that belongs together."""
     other: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """The row's other keys, its license among them, as they were read."""
 
@@ -126,11 +126,14 @@ def distinct(digests: npt.NDArray[np.uint64], data: Data) -> npt.NDArray[np.bool
 
 @dataclass(frozen=True)
 class Columns:
-    """Makes the columns of a table of lines, in a process of its own: so this module imports little."""
+    """A function from lines of a file to the columns of a table.
+
+    It runs in processes of its own, so this module imports little.
+    """
 
     data: Data
     sides: tuple[Side, ...]
-    """Of single texts; empty for pairs."""
+    """Sides whose texts become rows of their own; empty where a row is a pair."""
     joined: bool
 
     def __call__(self, piece: tuple[str, list[tuple[int, str]]]) -> list[list[Any]]:
@@ -179,7 +182,7 @@ def file_hashes(data: Data, root: Path) -> dict[str, str]:
 def open_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the numbered, non-empty lines of a plain or gzipped text file."""
     opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8") as stream:
+    with opener(existing(path), "rt", encoding="utf-8") as stream:
         lines = enumerate(stream, start=1)
         while True:
             try:
@@ -194,7 +197,7 @@ def open_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 def read_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield the objects of a JSONL file, each with ``file:line`` for messages."""
-    return parsed(path.name, open_lines(existing(path)))
+    return parsed(path.name, open_lines(path))
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""Reports what a run will train on: rows by source, lengths, and leaks of the evaluation set."""
+"""Figures of the data of a run: rows by source, lengths, and leaks of the evaluation set."""
 
 from array import array
 from collections import Counter

@@ -62,7 +62,7 @@ class EpochSampler(DefaultBatchSampler):
             if self.lengths is not None:
                 order = self._group(order, random)
             steps += [order[start : start + self.step_rows] for start in range(0, len(order), self.step_rows)]
-        if len(self.parts) > 1:
+        if len(self.parts) > 1:  # else all steps of one source would come before those of the next
             steps = [steps[at] for at in random.permutation(len(steps))]
         for step in steps:
             if len(step) == self.step_rows or not self.drop_last:

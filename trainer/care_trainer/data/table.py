@@ -27,7 +27,7 @@ from care_qdrant.encoders.onnx import usable_cores
 from care_qdrant.errors import InputError
 from care_trainer.config import Data, Side
 from care_trainer.data.diversity import diverse
-from care_trainer.data.read import Columns, distinct, existing, file_hashes, open_lines, text_key
+from care_trainer.data.read import Columns, distinct, file_hashes, open_lines, text_key
 from care_trainer.data.sampling import Sources
 from care_trainer.disk import writing
 
@@ -49,10 +49,10 @@ class Rows:
     """The rows that a stage trains on."""
 
     columns: Dataset
-    """Memory-mapped: the texts, ``prompt`` and ``source`` of each row, ``score`` (NaN where it has none) and ``label``,
-    the number of the row."""
+    """Memory-mapped columns: the texts, ``prompt`` and ``source`` of each row, ``score`` (NaN where it has none) and
+    ``label``, the number of the row."""
     weights: npt.NDArray[np.float64]
-    """How often an epoch draws each row, (rows,)."""
+    """Times that an epoch draws each row, (rows,)."""
     characters: npt.NDArray[np.int32]
     """Characters of all texts of each row, (rows,)."""
     sources: Sources
@@ -63,6 +63,7 @@ class Rows:
 
     def with_texts(self, columns: Sequence[str]) -> "Rows":
         """Return the same rows with some of their texts, and without a score."""
+        # Texts that nobody tokenises are not read from disk.
         return dataclasses.replace(self, columns=self.columns.select_columns([*columns, "prompt", "source", "label"]))
 
 
@@ -171,7 +172,7 @@ def _rows(
 
 def _pieces(data: Data, root: Path) -> Iterator[tuple[str, list[tuple[int, str]]]]:
     for name in data.files:
-        lines = open_lines(existing(root / name))
+        lines = open_lines(root / name)
         while piece := list(islice(lines, PIECE_ROWS)):
             yield Path(name).name, piece
 

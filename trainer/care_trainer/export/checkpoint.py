@@ -1,4 +1,4 @@
-"""Exports a finished run as one CARE folder, and checks that its vectors are those of the trained encoders."""
+"""The export of a finished run as one CARE folder, checked to give the vectors of the trained encoders."""
 
 import json
 import logging
@@ -42,7 +42,7 @@ LEAST_COSINE = 0.999
 """Least accepted cosine between trained and exported vectors where the weights are stored in half precision."""
 
 _HISTORY = ("stage", "kind", "seed", "trainable", "temperature", "evaluation", "seconds", "settings")
-"""What the CARE folder keeps of a stage's record."""
+"""Keys of a stage's record that the CARE folder keeps."""
 
 _HEAD = """---
 language: zh
@@ -63,7 +63,7 @@ model = CareModel.load("{name}")
 queries, documents = model.encode_query(["..."]), model.encode_document(["..."])
 ```
 
-Stock sentence-transformers loads the folder, too: use `encode_query` and `encode_document`.
+Stock sentence-transformers also loads the folder: use `encode_query` and `encode_document`.
 """
 
 _STUDENT_HEAD = """---
@@ -326,7 +326,7 @@ def _is_static(folder: Path) -> bool:
 def _store_as(folder: Path, dtype: torch.dtype) -> None:
     """Store the weights in half precision.
 
-    For float16 the configuration says float32, so that they load as float32; bfloat16 is what its base said, too.
+    For float16 the configuration says float32, so that they load as float32; for bfloat16 its base said the same.
     """
     for file in list(folder.rglob("*.safetensors")):
         partial = file.with_suffix(".partial")

@@ -1,4 +1,4 @@
-"""Draws a run into one PNG: the score after each stage, then the loss of each."""
+"""A picture of a run in one PNG: the score after each stage, then the loss of each."""
 
 from pathlib import Path
 from typing import Any

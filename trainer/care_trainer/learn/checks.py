@@ -1,4 +1,4 @@
-"""Refuses vectors that no query encoder can be learned from: constant ones, mixed ones, those of other texts."""
+"""Checks of stored vectors that no query encoder can be learned from: constant, mixed, or of other texts."""
 
 import numpy as np
 import numpy.typing as npt
@@ -9,19 +9,19 @@ from care_trainer.learn import table as tables
 from care_trainer.models.tokens import TokenLists
 
 _CHECKED = 2_000
-"""Vectors that are looked at."""
+"""Vectors that a check reads at most."""
 _ROUNDS = 20
 _MIN_VARIANCE = 1e-6
 _MIN_SEPARATION = 0.15
-"""Of the silhouette: how much nearer a vector is to its own group than to the other one, from -1 to 1."""
+"""Least silhouette of two separate groups: by how much a vector is nearer to its own group, from -1 to 1."""
 _MIN_GROUP = 0.02
 _WORD_WIDTH = 512
 _BEGINNING = 32
 _MAX_CHANCE = 0.45
-"""Of `chance_share`: at most 0.22 in collections of one model, 0.68 and more where half is of another or shuffled
-(benchmarks/results/mixed-vectors.json)."""
+"""Largest accepted `chance_share`: it is at most 0.22 in collections of one model, 0.68 and more where half is of
+another or shuffled (benchmarks/results/mixed-vectors.json)."""
 _MAX_EXPLAINED = 0.5
-"""Of what the texts tell about the group, from 0 (nothing) to 1 (all): topics and languages are told by their words."""
+"""Share of the grouping that words explain, from 0 to 1, from which groups are topics or languages, not two models."""
 
 
 def require_learnable(vectors: Vectors, tokens: TokenLists, vocabulary: int, where: str) -> None:

@@ -1,4 +1,4 @@
-"""What an earlier run left in its CARE folder: the encoder to continue from, and which points it has seen."""
+"""The result of an earlier run in its CARE folder: the encoder to continue from, and the points that it has seen."""
 
 import hashlib
 from collections.abc import Sequence
@@ -27,14 +27,14 @@ class Earlier:
     """A query encoder that an earlier run learned."""
 
     encoder: SentenceTransformer
-    """Its query encoder, which ends in the learned space, before the normalisation."""
+    """Encoder that ends in the learned space, before the normalisation."""
     basis: Vectors | None
     seen: npt.NDArray[np.uint64]
     """Digests of the ids of the points that the run read, sorted."""
 
     @property
     def table(self) -> StaticEmbedding:
-        """Its token vectors, (tokens, width), and their tokenizer."""
+        """The token vectors, (tokens, width), and their tokenizer."""
         table = self.encoder[0]
         assert isinstance(table, StaticEmbedding)
         return table

@@ -1,4 +1,4 @@
-"""How wide a search of the collection's graph has to be for learned queries, measured against exact search."""
+"""The width that a search of the collection's graph needs for learned queries, measured against exact search."""
 
 import logging
 import time
@@ -18,16 +18,16 @@ from care_qdrant.types import Vectors
 logger = logging.getLogger(__name__)
 
 WIDTHS = (128, 256, 512)
-"""Tried besides the width that a server takes by default, where they are wider."""
+"""Widths that are tried besides the server's default, where they are wider."""
 QUERIES = 200
 MAX_LOSS = 0.01
-"""Of recall@10, below the best of the widths: no width mends what quantization loses."""
+"""Largest accepted loss of recall@10 against the best of the widths: no width mends what quantization loses."""
 WAIT_SECONDS = 60.0
 """Longest wait for a graph that is being built."""
 EXACT_SECONDS = 60.0
-"""Of exact searches, after which no further query is asked: a large collection on disk takes long for each."""
+"""Time of exact searches after which no further query is asked: a large collection on disk takes long for each."""
 _POLICY = RetryPolicy(attempts=2)
-"""Nothing is lost where the measurement fails: the next run makes it."""
+"""Retries of the measurement: few, since nothing is lost where it fails, and the next run makes it."""
 _TOP = 10
 
 
@@ -44,14 +44,14 @@ class Width:
 
 @dataclass(frozen=True, slots=True)
 class GraphSearch:
-    """What learned queries find by the collection's graph."""
+    """The recall of learned queries in the collection's graph, by the width of the search."""
 
     queries: int
     points: int
     widths: list[Width]
-    """The server's default first, then wider ones."""
+    """Measured widths: the server's default first, then wider ones."""
     hnsw_ef: int | None
-    """What to record: the first that finds at most `MAX_LOSS` less than the best; None where that is the default."""
+    """Width to record: the first that finds at most `MAX_LOSS` less than the best; None where that is the default."""
 
 
 def measure_graph(collection: Collection, vector_name: str, queries: Vectors) -> GraphSearch | None:

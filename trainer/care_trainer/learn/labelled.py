@@ -1,4 +1,4 @@
-"""How a learned query encoder does on questions whose relevant documents are known, beside BM25 and the old model.
+"""The quality of a learned query encoder on labelled questions, beside BM25 and the old model.
 
 The searches are those of the collection itself: its index, its quantisation, its BM25, the product's fusion. They need
 no contract, so that an encoder which is not registered is measured as well.
@@ -27,7 +27,7 @@ from care_trainer.learn.queries import Labelled
 Unit = Literal["points", "documents"]
 _BATCH = 64
 _DEPTH = 100
-"""Points of an answer where documents are ranked: chunks of a few of them may fill the first ten places."""
+"""Points that are retrieved where documents are ranked: chunks of a few of them may fill the first ten places."""
 _RESAMPLES = 2_000
 _CONFIDENCE = 0.95
 _EXAMPLES = 3
@@ -45,7 +45,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """What one kind of search finds; relevance is binary, and a question without an answer counts as 0."""
+    """The quality of one kind of search; relevance is binary, and a question without an answer counts as 0."""
 
     ndcg_at_10: Estimate
     recall_at_10: Estimate
@@ -59,20 +59,20 @@ class LabelledQuality:
     """Quality on labelled questions, none of which was trained on, over the whole collection."""
 
     unit: Unit
-    """Whose ids the labels are, and what is ranked."""
+    """Kind of the labels' ids, and of what is ranked."""
     questions: int
     relevant: int
     """Relevant points or documents of these questions."""
     unknown_ids: int
-    """Different ids that the collection does not have; they are left out."""
+    """Distinct ids of the labels that the collection does not have; they are left out."""
     left_out: int
-    """Questions that have no other ids and are left out with them."""
+    """Questions that have only such ids, left out with them."""
     learned: Ranking
     """The learned encoder alone."""
     bm25: Ranking | None
     """BM25 alone; None where the collection has no BM25 vector of this package."""
     hybrid: Ranking | None
-    """Both, in the fusion that a search uses by default."""
+    """The learned encoder and BM25, in the fusion that a search uses by default."""
     old_model: Ranking | None
     """The model that made the vectors, by its own query vectors; None where not every question has one."""
 

@@ -1,4 +1,4 @@
-"""Learns a query encoder from a collection: read, train, measure, write the folder, register it."""
+"""The command ``care learn``: read a collection, train a query encoder, measure it, write its folder, register it."""
 
 import shutil
 import tempfile
@@ -32,7 +32,7 @@ from care_trainer.learn.split import Split
 from care_trainer.learn.training import train
 
 Progress = Callable[[str, int, int], None]
-"""Told the name of a part of the work, what is done of it and how much there is."""
+"""Function that is told the name of a part of the work, how much of it is done, and how much there is."""
 
 GATE_DOCUMENTS = 1_000
 """Stored vectors among which the int8 form has to find what the full one finds."""

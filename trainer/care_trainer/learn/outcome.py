@@ -1,4 +1,4 @@
-"""What became of a training run on stored vectors: measures the encoder as it was written, and registers it."""
+"""The end of a training run on stored vectors: the written encoder is measured, and registered if it is good enough."""
 
 import logging
 import time
@@ -25,13 +25,13 @@ from care_trainer.learn.weak import Example, Kind, weak_kinds, worst_examples
 logger = logging.getLogger(__name__)
 
 _PROBED = 128
-"""Points of which those become probes whose vectors agree best with their texts."""
+"""Points from which the probes are chosen: those whose vectors agree best with their texts."""
 _SCRIPT_TEXTS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Student:
-    """What training tells of a query encoder that it made, before it was written."""
+    """A trained query encoder before it is written: its size, its steps, and its vectors of the held-out questions."""
 
     vocabulary: int
     tokens: str
@@ -50,7 +50,7 @@ class Student:
 
 @dataclass(frozen=True, slots=True)
 class LearnReport:
-    """What a training run read, how good its query encoder is, and whether it may be used."""
+    """The report of a training run: what was read, the quality of the query encoder, and whether it may be used."""
 
     collection: str
     vector_name: str
@@ -66,16 +66,16 @@ class LearnReport:
     text_field: str
     vocabulary: int
     tokens: str
-    """Whose tokens have vectors: "collection", "built-in", "earlier" after an update, "base" in the trainer."""
+    """Source of the tokens: "collection", "built-in", "earlier" after an update, "base" in the trainer."""
     layers: int
-    """Of a transformer; 0 is a table of token vectors."""
+    """Layers of a transformer; 0 for a table of token vectors."""
     steps: int
     best_step: int
     seconds: float
     cpu_seconds: float
-    """Of all threads of the main process."""
+    """CPU time of all threads of the main process."""
     trained_again: bool
-    """Whether the encoder that was written has then learned the held-out documents, too."""
+    """Whether the written encoder was trained again with the held-out documents after the measurement."""
     held_out: HeldOut
     near_copies: int | None
     """Documents left out of the measured training as near-copies of held-out ones; None where most are, and stayed."""
@@ -84,15 +84,15 @@ class LearnReport:
     examples: list[Example]
     """Held-out questions that do worst: texts of the collection, which belong in the report of its folder alone."""
     agreement: quality.Agreement | None
-    """With the old model on questions that were not trained on; None without a query log."""
+    """Agreement with the old model on questions that were not trained on; None without a query log."""
     labelled: LabelledQuality | None
-    """On questions whose relevant documents are known; None without such questions."""
+    """Quality on questions whose relevant documents are known; None without such questions."""
     new_documents: HeldOut | None
     """Quality of the encoder that is updated on documents that it has not seen, before the update; None otherwise."""
     alpha: float | None
     """Share of the dense score that suits a linear fusion with BM25."""
     graph: GraphSearch | None
-    """What a search of the collection's graph finds of an exact one, by its width; None where it was not measured."""
+    """Recall of a search of the collection's graph, by its width; None where it was not measured."""
     query_microseconds: float
     """CPU time of one query, in batches of 32."""
     onnx_bytes: int

@@ -1,4 +1,4 @@
-"""How good a learned query encoder is, measured before anyone uses it, and whether that is good enough."""
+"""The quality of a learned query encoder, measured before anyone uses it, and the limits that it has to reach."""
 
 import math
 from collections import Counter
@@ -22,23 +22,24 @@ CHANCE_PERCENTILE = 0.6
 MIN_KEPT = 0.9
 """Share of the old model's nDCG@10 below which the loss is warned of before the encoder is registered."""
 DENSE_SHARE = 0.7
-"""Of the fusion of standardised scores. The best of 0.3 to 0.7 on another collection (8,000 answers, 1,000 questions of
-patients), for learned queries and for those of the model itself (docs/EXPERIMENTS.md)."""
+"""Weight of the dense score in a fusion of standardised scores. It is the best of 0.3 to 0.7 on another collection
+(8,000 answers, 1,000 questions of patients), for learned queries and for those of the model itself
+(docs/EXPERIMENTS.md)."""
 _FUSION_QUESTIONS = 100
 FUSION_DOCUMENTS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How far the learned encoder finds what the old model finds, on questions that it has not seen."""
+    """The agreement of the learned encoder with the old model, on questions that it has not seen."""
 
     questions: int
     overlap_at_10: float
     """Mean fraction of the old model's ten best documents that are among the learned encoder's ten best."""
     ndcg_at_10: float
-    """Of the learned encoder where the old model's ten best documents are the relevant ones."""
+    """nDCG@10 of the learned encoder, with the old model's ten best documents as the relevant ones."""
     mean_cosine: float
-    """Between the two query vectors."""
+    """Mean cosine between the two models' query vectors."""
 
 
 def agreement(learned: Vectors, questions: Questions, documents: Vectors) -> Agreement:

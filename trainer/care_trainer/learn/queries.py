@@ -27,7 +27,7 @@ class Labelled:
 
     texts: list[str]
     relevant: list[list[str]]
-    """Of each question, ids of points or of documents."""
+    """Ids of the relevant points or documents, a list for each question."""
     vectors: Vectors | None
     """The old model's vectors, unit rows, (questions, dim); None where the questions have none."""
 
@@ -70,16 +70,16 @@ def read_queries(path: Path, dim: int) -> QueryFile:
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class Line:
     """One question of a file."""
 
     text: str
     vector: list[float] | None
     relevant: list[str]
-    """Ids; empty where the line has none."""
+    """Ids of relevant points or documents; empty where the line has none."""
 
 
-def _line(row: Mapping[str, Any], where: str, dim: int) -> _Line:
+def _line(row: Mapping[str, Any], where: str, dim: int) -> Line:
     """Return the question of a line."""
     if "text" not in row:
         raise InputError(
@@ -98,4 +98,4 @@ def _line(row: Mapping[str, Any], where: str, dim: int) -> _Line:
         if len(values) != dim or not all(isinstance(value, int | float) for value in values):
             found = f"{len(values)} values" if values else "none"
             raise InputError(f"{where}: expected a vector of {dim} numbers, found {found}")
-    return _Line(text, vector, [str(one) for one in relevant or []])
+    return Line(text, vector, [str(one) for one in relevant or []])

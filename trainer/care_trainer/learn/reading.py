@@ -1,4 +1,4 @@
-"""Reads a random sample of a collection's texts with the vectors that are stored for them."""
+"""A random sample of a collection's texts with the vectors that are stored for them."""
 
 import hashlib
 import heapq
@@ -24,7 +24,7 @@ LAYOUT_POINTS = 256
 _PAGE = 256
 _BASIS_POINTS = 8_192
 _MAX_CHARACTERS = 4_000
-"""Of a text that are kept: more than any tokenizer limit here reads."""
+"""Characters of a text that are kept: more than any tokenizer limit here reads."""
 _DISTANCES = (models.Distance.COSINE, models.Distance.DOT, models.Distance.EUCLID)
 _MAX_NORM_SPREAD = 0.02
 """Standard deviation of the lengths over their mean; Euclidean distance ranks as the inner product below it."""
@@ -43,7 +43,7 @@ class Pairs:
     """Orthonormal rows (width, dim) that span the learned space; None where it is the whole space."""
     layout: Layout
     points: int
-    """In the collection."""
+    """Points of the collection, read or not."""
     without_text: int
     without_vector: int
     repeated: int
@@ -110,7 +110,7 @@ def read_pairs(
     ids = sample_ids(collection, settings.sample, settings.seed)
     require_documents(collection, len(ids))
     layout = guess_layout([record.payload or {} for record in collection.sample(LAYOUT_POINTS)], text_field=text_field)
-    reader = _Reader(layout, vector_name, settings.width, basis)
+    reader = Reader(layout, vector_name, settings.width, basis)
     done = 0
     for page in in_pages(ids, _PAGE):
         records = collection.retrieve(page, payload=True, vectors=[vector_name])
@@ -133,7 +133,7 @@ def read_pairs(
     return pairs
 
 
-class _Reader:
+class Reader:
     """Collects pairs page by page, in the dimensions of the learned space as soon as they are known."""
 
     def __init__(self, layout: Layout, vector_name: str, width: int, basis: Vectors | None) -> None:

@@ -1,4 +1,4 @@
-"""What a user may choose about a query encoder that is learned from stored vectors."""
+"""The settings of a query encoder that is learned from stored vectors."""
 
 from dataclasses import dataclass
 
@@ -21,12 +21,12 @@ class LearnSettings:
     width: int = 512
     """Dimensions of the token vectors at most; wider vectors are reached by a linear map (principal components)."""
     temperature: float = 0.17
-    """Of the contrastive loss, times the mean squared distance of the stored vectors from their mean: similarities lie
-    as much closer together as the vectors do."""
+    """Temperature of the contrastive loss, as a multiple of the mean squared distance of the stored vectors from their
+    mean: similarities lie as much closer together as the vectors do."""
     token_dropout: float = 0.3
     """Fraction of the tokens that are left out of each text at each step, from 0 to below 1."""
     learning_rate: float = 3e-3
-    """Of SparseAdam at the first step; it falls linearly to zero."""
+    """Learning rate of SparseAdam at the first step; it falls linearly to zero."""
     batch: int = 512
     """Texts of one step."""
     negatives: int = 1_024

@@ -1,4 +1,4 @@
-"""What a training run has read of a collection: texts and vectors in a folder, from which every stage learns.
+"""A snapshot of a collection: texts and vectors in a folder of a training run, from which every stage learns.
 
 A run that goes on after days learns from what was read, whatever became of the collection meanwhile.
 """

@@ -1,4 +1,4 @@
-"""Which documents are trained on, and which are held out: a test without judgements.
+"""The split of documents into those that are trained on and those that are held out: a test without judgements.
 
 A sentence or the title of a held-out document has to find its document.
 """
@@ -37,7 +37,7 @@ def candidate_rows(held: npt.NDArray[np.int64], train: npt.NDArray[np.int64]) ->
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """How well questions made of held-out documents find the documents that they were made of."""
+    """The quality on held-out documents: each has to be found by a question that was made of it."""
 
     queries: int
     candidates: int
@@ -51,7 +51,7 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Everything that training and measuring read."""
+    """The texts and vectors of a collection, split into what is trained on and what is measured."""
 
     pairs: Pairs
     texts: list[str]
@@ -62,7 +62,7 @@ class Split:
     has_copies_in_training: bool
     """Whether near-copies of held-out documents are trained on, since most of the documents are such."""
     questions: list[str]
-    """One for each held-out document."""
+    """Questions made of the held-out documents, one for each."""
     candidates: Vectors
     """Stored vectors of the held-out documents, then of others."""
 

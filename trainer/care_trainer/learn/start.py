@@ -1,4 +1,4 @@
-"""Where the training of a table begins: with what the built-in query encoder knows of its tokens.
+"""The start of a table's training: what the built-in query encoder knows of the tokens.
 
 The built-in pair has read questions as well as texts, so its vectors relate words that a collection has with words that
 only its users have. They lead into the space of the stored vectors by a linear map, which ridge regression of the
@@ -24,11 +24,11 @@ _SAMPLE = 1_000
 _BATCH = 64
 _HAN = re.compile("[\u4e00-\u9fff]")
 _MIN_HAN = 0.5
-"""Fraction of the letters and digits."""
+"""Fraction of the letters and digits that are Chinese characters, from which texts count as Chinese."""
 _LENGTH = 0.5
 """Mean length of the token vectors that training starts from; longer ones are harder to move."""
 _PENALTY = 30.0
-"""Of the ridge regression, in texts."""
+"""Penalty of the ridge regression: it weighs as much as so many texts."""
 
 
 def is_chinese(texts: Sequence[str]) -> bool:

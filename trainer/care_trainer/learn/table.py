@@ -1,4 +1,4 @@
-"""Trains a table of token vectors so that the sum of a text's tokens points to the vector stored for the text.
+"""The training of a table of token vectors: the sum of a text's tokens points to the vector stored for the text.
 
 The loss is InfoNCE over the vectors of the batch and a random sample of the others (each text has to find its own) plus
 the squared distance to it (equations 1 and 2 of the paper, Stage I, with a query encoder without layers). Equal vectors
@@ -24,15 +24,15 @@ from care_trainer.models.tokens import Parts, TokenLists, rarity
 SAME = 0.999
 """Cosine above which two stored vectors count as one."""
 EVALUATIONS = 24
-"""Of a whole training run."""
+"""Evaluations of a whole training run, evenly spaced."""
 PATIENCE = 6
 """Evaluations below the best one, by more than noise, after which training ends."""
 _UNSEEN = 1e-3
 """Length of the vector of a token without any trained part, in that of an average one: an unknown word alone then finds
 something average instead of ending in a division by zero."""
 _NOISE = 0.01
-"""Of a score. The learning rate falls to the end, so the latest table within it of the best is kept: on one of three
-seeds the best of the noisy scores was at half of the steps, and cost 0.02 nDCG@10."""
+"""Difference of two scores that is noise. The learning rate falls to the end, so the latest table within it of the best
+is kept: on one of three seeds the best of the noisy scores was at half of the steps, and cost 0.02 nDCG@10."""
 
 
 @dataclass(slots=True)
@@ -44,18 +44,18 @@ class Fit:
     steps: int
     best_step: int
     score: float
-    """Of the step that was kept, by the caller's measure."""
+    """Score of the step that was kept, by the caller's measure."""
     history: list[dict[str, float]]
-    """Step, loss and score of each evaluation."""
+    """Step, loss and score, a dictionary for each evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Where the state of a run is kept, so that an interrupted one goes on."""
+    """The file with the state of a run, from which an interrupted one goes on."""
 
     path: Path
     digest: str
-    """Of everything that the run depends on; a state of another run is not used."""
+    """Hash of everything that the run depends on; a state of another run is not used."""
 
     def load(self) -> dict[str, Any] | None:
         """Return the state that was kept, None where there is none of this run."""
@@ -109,6 +109,13 @@ def fit_table(
     resume: Resume | None = None,
 ) -> Fit:
     """Train a table and return it as it was at the last evaluation whose score was that of the best, within noise."""
+    # A loop of its own, not that of the stages (`care_trainer.training.loop`), whose curves could not be equal:
+    # - SparseAdam moves the tokens of a batch alone. AdamW decays the others as well, and its step over the whole
+    #   table, 12,000 tokens of 512 dimensions, takes 68 ms of CPU time beside the 151 ms of a step here.
+    # - Dropout and further negatives follow from seed and step by NumPy, so a resume needs no random state; the
+    #   stages draw them from torch's, which a checkpoint restores.
+    # - transformers' linear schedule computes (steps - step) / steps, which differs from the rate below in the last
+    #   bit at 1,490 of 4,000 steps, and a stage keeps its best score, not the latest one within noise.
     steps = max(1, min(settings.max_steps, settings.epochs * -(-len(tokens) // settings.batch)))
     every = max(1, steps // EVALUATIONS)
     weights = nn.Parameter(torch.from_numpy(table.copy()))

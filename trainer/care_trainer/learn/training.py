@@ -61,14 +61,14 @@ def train(
     settings = replace(settings, temperature=settings.temperature * tables.spread(split.candidates))
     is_known = earlier is None and is_chinese(split.texts)
     again = len(split.texts) - len(split.train) > _NEGLIGIBLE * len(split.texts)
-    run = _Run(split, log, settings, where, earlier, is_known, state, on_step, fits_left=1 + is_known + again)
+    run = Trainings(split, log, settings, where, earlier, is_known, state, on_step, fits_left=1 + is_known + again)
     best = run.fit(_own_tokens(split, settings, earlier, state))
     if is_known:
         tokenizer = built_in_tokenizer(settings.max_tokens)
-        built_in = run.fit(_Tokens(BUILT_IN, tokenizer, Parts(tokenizer, compose=False)))
+        built_in = run.fit(Tokens(BUILT_IN, tokenizer, Parts(tokenizer, compose=False)))
         best = best if best.fit.score > built_in.fit.score + _CLEARLY else built_in
     table, texts = run.fit_with_held_out(best) if again else (best.fit.table, best.texts)
-    if not is_known:
+    if not is_known:  # the vector of a token that no text has is the random start, or of texts that are gone
         table = np.where(texts.tokens.counts(len(table))[:, None] > 0, table, np.float32(0))
     folded = torch.from_numpy(tables.folded(table, best.tokens.parts, texts.targets.mean(axis=0)))
     encoder = SentenceTransformer(
@@ -91,7 +91,7 @@ def train(
 
 
 @dataclass(frozen=True, slots=True)
-class _Tokens:
+class Tokens:
     """A tokenizer whose tokens get vectors."""
 
     name: str
@@ -100,7 +100,7 @@ class _Tokens:
 
 
 @dataclass(frozen=True, slots=True)
-class _Texts:
+class TrainingTexts:
     """Texts as the tokens that a table is trained on, with the vectors that it has to reach."""
 
     whole: TokenLists
@@ -110,17 +110,17 @@ class _Texts:
 
 
 @dataclass(frozen=True, slots=True)
-class _Fitted:
+class FittedTable:
     """A table of some tokens that was trained without the held-out documents."""
 
-    tokens: _Tokens
-    texts: _Texts
+    tokens: Tokens
+    texts: TrainingTexts
     start: Vectors
     fit: tables.Fit
 
 
 @dataclass(slots=True)
-class _Run:
+class Trainings:
     """The trainings of one run, which share the split, the settings and the progress."""
 
     split: Split
@@ -135,7 +135,7 @@ class _Run:
     fits_left: int
     steps_before: int = 0
 
-    def fit(self, tokens: _Tokens) -> _Fitted:
+    def fit(self, tokens: Tokens) -> FittedTable:
         """Train a table of some tokens until the held-out documents no longer gain."""
         texts = self._read(tokens, self.split.train)
         start = self._start(tokens, texts)
@@ -144,9 +144,9 @@ class _Run:
             return self.split.score(self.questions(tokens, table)).mrr
 
         fit = self._fit_table(tokens.name, start, texts, self.settings, score)
-        return _Fitted(tokens, texts, start, fit)
+        return FittedTable(tokens, texts, start, fit)
 
-    def fit_with_held_out(self, fitted: _Fitted) -> tuple[Vectors, _Texts]:
+    def fit_with_held_out(self, fitted: FittedTable) -> tuple[Vectors, TrainingTexts]:
         """Train a table once more on all documents, for as many passes over them."""
         split = self.split
         texts = self._read(fitted.tokens, np.concatenate([split.train, split.held, split.copies]))
@@ -154,7 +154,7 @@ class _Run:
         fit = self._fit_table("final", fitted.start, texts, replace(self.settings, max_steps=steps), None)
         return fit.table, texts
 
-    def questions(self, tokens: _Tokens, table: Vectors) -> Vectors:
+    def questions(self, tokens: Tokens, table: Vectors) -> Vectors:
         """Return a table's vectors of the held-out documents' questions."""
         return tables.encode(table, tokens.parts.of_texts(tokenize(tokens.tokenizer, self.split.questions)))
 
@@ -162,7 +162,7 @@ class _Run:
         self,
         name: str,
         start: Vectors,
-        texts: _Texts,
+        texts: TrainingTexts,
         settings: LearnSettings,
         score: Callable[[Vectors], float] | None,
     ) -> tables.Fit:
@@ -179,7 +179,7 @@ class _Run:
         self.fits_left -= 1
         return fit
 
-    def _read(self, tokens: _Tokens, rows: npt.NDArray[np.int64]) -> _Texts:
+    def _read(self, tokens: Tokens, rows: npt.NDArray[np.int64]) -> TrainingTexts:
         texts, targets = [self.split.texts[row] for row in rows], self.split.pairs.vectors[rows]
         whole = tokenize(tokens.tokenizer, texts)
         require_learnable(targets, whole, tokens.tokenizer.get_vocab_size(), self.where)
@@ -190,9 +190,9 @@ class _Run:
             whole = whole.joined(tokenize(tokens.tokenizer, self.log.texts[:half]))
             vectors, basis = self.log.vectors[:half], self.split.pairs.basis
             targets = np.concatenate([targets, vectors if basis is None else vectors @ basis.T], dtype=np.float32)
-        return _Texts(whole, tokens.parts.of_texts(whole), targets)
+        return TrainingTexts(whole, tokens.parts.of_texts(whole), targets)
 
-    def _start(self, tokens: _Tokens, texts: _Texts) -> Vectors:
+    def _start(self, tokens: Tokens, texts: TrainingTexts) -> Vectors:
         if self.earlier is not None:
             whole = self.earlier.table.embedding.weight.detach().numpy()
         elif self.starts_mapped:
@@ -204,13 +204,13 @@ class _Run:
         return tokens.parts.unfold(torch.from_numpy(whole)).numpy()
 
 
-def _own_tokens(split: Split, settings: LearnSettings, earlier: Earlier | None, state: Path) -> _Tokens:
+def _own_tokens(split: Split, settings: LearnSettings, earlier: Earlier | None, state: Path) -> Tokens:
     """Return the tokenizer of an interrupted or earlier run, or a new one; two trainings need not give the same."""
     if earlier is not None:
-        return _Tokens("earlier", earlier.table.tokenizer, Parts(earlier.table.tokenizer))
+        return Tokens("earlier", earlier.table.tokenizer, Parts(earlier.table.tokenizer))
     path = state / f"tokenizer-{settings.vocabulary}-{settings.max_tokens}-{settings.seed}.json"
     if not path.is_file():
         texts = [split.texts[row] for row in split.train]
         train_collection_tokenizer(texts, settings.vocabulary, settings.max_tokens).save(str(path))
     tokenizer = Tokenizer.from_file(str(path))
-    return _Tokens("collection", tokenizer, Parts(tokenizer))
+    return Tokens("collection", tokenizer, Parts(tokenizer))

@@ -1,4 +1,4 @@
-"""Which kinds of held-out questions a query encoder answers worst: long, short, of rare words, in another script."""
+"""Kinds of held-out questions that a query encoder answers worst: long, short, of rare words, in another script."""
 
 import unicodedata
 from collections import Counter
@@ -12,9 +12,9 @@ from care_trainer.models.tokens import TokenLists
 
 EXAMPLES = 5
 RARE_TEXTS = 3
-"""A token of fewer training texts is rare; one of none is unknown."""
+"""Training texts that a token needs not to be rare; a token of none is unknown."""
 _RARE_SHARE = 0.25
-"""Of a question's tokens, from which it is one of rare words."""
+"""Share of rare tokens from which a question is one of rare words."""
 _MIN_QUESTIONS = 20
 _TOP = 10
 

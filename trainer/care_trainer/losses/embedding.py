@@ -1,4 +1,4 @@
-"""How a batch gets its embeddings: sorted by length, in mini-batches, with or without gradient caching.
+"""The embeddings of a batch: sorted by length, in mini-batches, with or without gradient caching.
 
 The caching itself is sentence-transformers' (GradCache, arXiv 2101.06983). Sorting inside the batch keeps the batch
 random, which in-batch negatives need, and saves most of the padding. A column of a static encoder is flat (all its
@@ -20,8 +20,8 @@ from care_trainer.losses.objectives import Batch
 Features = dict[str, Any]
 """One column of a batch as the encoder reads it."""
 KEYS, LABEL_KEYS = "keys", "label_keys"
-"""Where the collator puts hashes by which a loss finds equal texts: those of a column's, (rows,), and of the labels',
-(rows, labels), int64."""
+"""Names under which the collator puts hashes by which a loss finds equal texts: those of a column, (rows,), and of the
+labels, (rows, labels), int64."""
 
 
 def is_flat(column: Features) -> bool:

@@ -26,7 +26,7 @@ _NO_SCORE = -1e4
 
 @dataclass(frozen=True)
 class Batch:
-    """What an objective reads: a whole batch, over all its mini-batches."""
+    """A whole batch, over all its mini-batches, as an objective reads it."""
 
     embeddings: list[Tensor]
     """One tensor (rows, dim) for each column: query, positive, negatives."""
@@ -164,7 +164,7 @@ class Others:
     keys: npt.NDArray[np.int64]
     """Hashes of the texts, (texts,)."""
     drawn: int
-    """Candidates of a step."""
+    """Vectors that a step draws."""
 
     def draw(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return vectors, (drawn, dim), and keys, (drawn,), of random texts."""
@@ -176,7 +176,7 @@ class AlignObjective(nn.Module):
     """Equation (3): λ1 · Asym-InfoNCE + λ2 · squared distance to the teacher's vector of the text or its document.
 
     A third term, off in the paper's recipe, is KALE's: the divergence of the softmax over the student's dimensions
-    from that over the teacher's (arXiv 2304.01016). Candidates beyond the batch are off there, too.
+    from that over the teacher's (arXiv 2304.01016). Candidates beyond the batch are off there as well.
     """
 
     def __init__(
@@ -248,9 +248,9 @@ def info_nce_of(stage: PairStage, geometry: Geometry = "unit") -> InfoNce:
     )
 
 
-def pair_objective(stage: PairStage, contrastive: InfoNce) -> PairObjective:
+def pair_objective(stage: PairStage, geometry: Geometry = "unit") -> PairObjective:
     """Return the objective of a stage's pairs, with a score or without."""
-    return PairObjective(contrastive, score_temperature=stage.score_temperature)
+    return PairObjective(info_nce_of(stage, geometry), score_temperature=stage.score_temperature)
 
 
 class DistillObjective(nn.Module):

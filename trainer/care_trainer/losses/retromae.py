@@ -27,7 +27,7 @@ CHUNK_LOGITS = 2**25
 CHUNK_SHARE = 16
 """A chunk takes 1 / 16 of a GPU's memory: 1,789 tokens over 250,048 words on 80 GiB; 134 leave most of it idle."""
 _LOGIT_BYTES = 12
-"""Of one logit: in half precision, in float32, and its gradient."""
+"""Memory of one logit: in half precision, in float32, and its gradient."""
 
 
 class RetroMaeLoss(nn.Module):
@@ -168,7 +168,7 @@ def masked_head(model: SentenceTransformer, base: str | None, revision: str | No
 
 
 def output_scale(model: SentenceTransformer) -> float:
-    """Return the factor of the logits where the encoder's token vectors are the output weights, too.
+    """Return the factor of the logits where the encoder's token vectors are also the output weights.
 
     A language model starts with token vectors of standard deviation 0.02 (``initializer_range``), which makes first
     logits small. Those of a static table are fifty times longer, and first logits would reach the hidden size: a loss

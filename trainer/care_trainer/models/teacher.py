@@ -29,7 +29,7 @@ PIECE_ROWS = 4096
 SAMPLED_TEXTS = 8
 """Texts of each part of a bulk job that are encoded again, to know whose vectors it holds."""
 LEAST_COSINE = 0.999
-"""Of a vector in float16 that was computed on another device to the encoder's own."""
+"""Least cosine between the encoder's own vector and one in float16 that another device computed."""
 
 
 def teacher_vectors(

@@ -60,7 +60,7 @@ class TokenLists:
     flat: Numbers
     """All token numbers, shape (tokens,)."""
     starts: Numbers
-    """Where each text begins, and the end of the last one, shape (texts + 1,)."""
+    """Offset of the beginning of each text, and of the end of the last one, shape (texts + 1,)."""
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -127,7 +127,7 @@ def rarity(counts: Numbers) -> npt.NDArray[np.float64]:
 
 
 class Parts(nn.Module):
-    """Which tokens make up a token: itself and, for a longer piece, its characters; on the device of its loss."""
+    """The tokens that make up each token: itself and, for a longer piece, its characters; on the device of its loss."""
 
     counts: Tensor
     starts: Tensor

@@ -285,6 +285,12 @@ def load(folder: Path, tower: Tower | None = None) -> SentenceTransformer:
     return encoder
 
 
+def load_trainable(folder: Path, tower: Tower, side: Side) -> tuple[SentenceTransformer, int]:
+    """Load an encoder that a stage saved, and make trainable what the recipe trains of it; return both."""
+    encoder = load(folder, tower)
+    return encoder, make_trainable(encoder, side=side, lora=tower.lora is not None)
+
+
 def _adapters_in_float32(encoder: SentenceTransformer) -> None:
     for name, parameter in encoder.named_parameters():
         if "lora_" in name:
@@ -301,7 +307,7 @@ def load_merged(folder: Path) -> SentenceTransformer:
 def merge(encoder: SentenceTransformer) -> None:
     """Add the adapters of an encoder to its weights in place, one layer at a time, and take them off.
 
-    What peft and transformers remember of the adapter goes, too: it would give the saved weights other names, and a
+    What peft and transformers remember of the adapter goes as well: it would give the saved weights other names, and a
     reload would start from random ones.
     """
     model = getattr(transformer_of(encoder), "model", None)

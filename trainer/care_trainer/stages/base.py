@@ -50,7 +50,7 @@ def build(run: Run, folder: Path, report: Report) -> dict[str, SentenceTransform
     else:
         assert query_base is not None
         query = towers.build_query(query_base, run.query, run.dim)
-    if run.symmetric == "query":
+    if run.symmetric == "query":  # it encodes documents as well, by their prompt
         query.prompts["document"] = run.document.prompt
     return {**encoders, "query": query}
 

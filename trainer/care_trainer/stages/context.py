@@ -10,10 +10,11 @@ from torch import nn
 
 from care_qdrant.errors import InputError
 from care_trainer import evaluation
-from care_trainer.config import Align, Data, Distill, Joint, Run, Side
+from care_trainer.config import Align, Data, Distill, Joint, Run, Side, Tower
 from care_trainer.config.stages import PairStage
 from care_trainer.data import table
-from care_trainer.data.collators import Prompts, TeacherCollator
+from care_trainer.data.collators import PairCollator, Prompts, TeacherCollator
+from care_trainer.data.read import file_hashes
 from care_trainer.data.table import Documents, Rows
 from care_trainer.distributed import main_process_first
 from care_trainer.learn.snapshot import load_snapshot
@@ -49,6 +50,10 @@ class Context(Job):
         """The folder of all data files."""
         return Path(self.run.data_root)
 
+    def data_hashes(self) -> dict[str, str]:
+        """Return the SHA-256 of each data file of the stage by name."""
+        return file_hashes(self.data, self.data_root) if self.stage.data else {}
+
     def pair_rows(self) -> Rows:
         """Return the pairs of the stage's data set."""
         with main_process_first():
@@ -62,15 +67,15 @@ class Context(Job):
             return table.text_rows(self.data, self.data_root, rows_folder(self.run), sides, joined=joined)
 
     def load_trainable(self, side: Side) -> tuple[SentenceTransformer, int]:
-        """Load the newest encoder of a side, and make trainable what the recipe trains of it."""
-        encoder = self.load(side)
-        tower = self.run.query if side == "query" else self.run.document
-        return encoder, towers.make_trainable(encoder, side=side, lora=tower.lora is not None)
+        """Load the newest encoder of a side, with the number of its parameters that the recipe trains."""
+        return towers.load_trainable(*self._saved(side), side)
 
     def load(self, side: Side) -> SentenceTransformer:
         """Load the newest encoder of a side, with the dtype, attention and quantisation of its settings."""
-        tower, folder = (self.run.query, self.query) if side == "query" else (self.run.document, self.document)
-        return towers.load(folder, tower)
+        return towers.load(*self._saved(side))
+
+    def _saved(self, side: Side) -> tuple[Path, Tower]:
+        return (self.query, self.run.query) if side == "query" else (self.document, self.run.document)
 
     def stored_vectors(self, texts: Sequence[str], column: str, *, prompt: str | None = None) -> Half:
         """Return the newest document encoder's vectors of texts, computed once and kept for a resume."""
@@ -115,8 +120,33 @@ class Context(Job):
         tasks = {name: (task.query, task.document) for name, task in self.run.tasks.items()}
         return {source: tasks[task] for source, task in self.data.tasks.items()}
 
-    def collating(self) -> dict[str, Any]:
-        """Return the settings that the collators of pairs and of stored vectors share, as options of both."""
+    def pair_collator(
+        self, model: SentenceTransformer, prompts: Mapping[str, str], routes: Mapping[str, str] | None = None
+    ) -> PairCollator:
+        """Return the collator of a stage on pairs: prompts by column, and where two sides train, the side of each."""
+        assert isinstance(self.stage, PairStage)
+        return PairCollator(
+            self.stage.crop,
+            preprocess_fn=model.preprocess,
+            prompts=prompts,
+            router_mapping=dict(routes or {}),
+            **self._collating(),
+        )
+
+    def teacher_collator(
+        self, model: SentenceTransformer, *vectors: Half, documents: tuple[Documents, Half] | None
+    ) -> TeacherCollator:
+        """Return the collator of a student: its texts, and the teacher's vectors of them or of their documents."""
+        return TeacherCollator(
+            *vectors,
+            documents=documents,
+            preprocess_fn=model.preprocess,
+            prompts=dict.fromkeys(("text", "query"), self.run.query.prompt),
+            **self._collating(),
+        )
+
+    def _collating(self) -> dict[str, Any]:
+        """Return the options that both collators take from the settings."""
         return {
             "max_length": self.stage.max_tokens,
             "tasks": self.tasks(),
@@ -127,6 +157,7 @@ class Context(Job):
     def scoring(self, model: Callable[[], SentenceTransformer]) -> Callable[[], float] | None:
         """Return a function that scores a model on held-out data; None where the stage asks for none.
 
+        ``model`` is called only where there is something to score: a pair holds a document encoder in memory.
         The score is nDCG@10 on the evaluation set, or the mean reciprocal rank on held-out documents of a collection.
         """
         settings = self.run.evaluation
@@ -143,7 +174,7 @@ class Context(Job):
 
 @dataclass(frozen=True)
 class Trained:
-    """What a stage returns, before anything is saved."""
+    """The result of a stage, before anything is saved."""
 
     query: SentenceTransformer | None
     """The trained query encoder; None where the stage left it as it was."""
@@ -175,19 +206,9 @@ def train_student(
     def scored() -> SentenceTransformer:
         return query if is_alone else towers.pair(query, context.load("document"))
 
-    collator = TeacherCollator(
-        *vectors,
-        documents=documents,
-        preprocess_fn=query.preprocess,
-        prompts=dict.fromkeys(("text", "query"), context.run.query.prompt),
-        **context.collating(),
-    )
-    metrics = fit(
-        context,
-        query,
+    loss, collator = (
         embedding_loss(query, objective, stage),
-        rows.with_texts(columns),
-        collator,
-        score=context.scoring(scored),
+        context.teacher_collator(query, *vectors, documents=documents),
     )
+    metrics = fit(context, query, loss, rows.with_texts(columns), collator, score=context.scoring(scored))
     return Trained(query, None, {"query": trainable}, metrics, stage.temperature, scored())

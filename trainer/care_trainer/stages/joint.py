@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from care_qdrant.errors import InputError
 from care_trainer.config import Joint
-from care_trainer.data.collators import PairCollator
 from care_trainer.distributed import processes
 from care_trainer.losses.embedding import embedding_loss
 from care_trainer.losses.objectives import FrozenDocuments, info_nce_of, pair_objective
@@ -28,19 +27,17 @@ def train_joint(context: Context) -> Trained:
         document.requires_grad_(False)
     else:
         document, trainable["document"] = context.load_trainable("document")
-    model, info_nce = towers.pair(query, document), info_nce_of(stage, run.geometry)
-    loss = embedding_loss(model, pair_objective(stage, info_nce), stage)
+    model, objective = towers.pair(query, document), pair_objective(stage, run.geometry)
+    loss = embedding_loss(model, objective, stage)
     rows = context.pair_rows()
     negatives = [f"negative_{number}" for number in range(1, stage.hard_negatives + 1)]
     routes = {"query": "query", **dict.fromkeys(("positive", *negatives), "document")}
     prompts = {column: run.query.prompt if side == "query" else run.document.prompt for column, side in routes.items()}
-    collator = PairCollator(
-        stage.crop, preprocess_fn=model.preprocess, prompts=prompts, router_mapping=routes, **context.collating()
-    )
+    collator = context.pair_collator(model, prompts, routes)
     rates = {} if stage.document_learning_rate is None else {r"sub_modules\.document": stage.document_learning_rate}
     metrics = fit(context, model, loss, rows, collator, rates=rates, score=context.scoring(lambda: model))
     trained_document = None if stage.freeze_document else document
-    return Trained(query, trained_document, trainable, metrics, info_nce.temperature, model)
+    return Trained(query, trained_document, trainable, metrics, objective.contrastive.temperature, model)
 
 
 def _train_query(context: Context, stage: Joint) -> Trained:

@@ -15,6 +15,7 @@ def prune_document(context: Context) -> Trained:
     assert isinstance(stage, Prune)
     document = towers.load_merged(context.document)
     model = towers.transformer_of(document).model
+    # Decoders keep their layers in `layers`, BERT and its kin in `encoder.layer`.
     parent, name = (model, "layers") if hasattr(model, "layers") else (getattr(model, "encoder", model), "layer")
     layers = getattr(parent, name, None)
     if not isinstance(layers, ModuleList) or len(layers) <= stage.layers:

@@ -12,7 +12,7 @@ from transformers import set_seed
 from care_trainer.config import Static
 from care_trainer.data.collators import PairCollator
 from care_trainer.losses.embedding import KEYS, Features, drop_tokens, without_keys
-from care_trainer.losses.objectives import Batch, info_nce_of, pair_objective
+from care_trainer.losses.objectives import Batch, pair_objective
 from care_trainer.models import towers
 from care_trainer.models.static import random_static, start_from_static, static_module, weighted_sums
 from care_trainer.models.tokens import Parts
@@ -60,12 +60,12 @@ def train_static(context: Context) -> Trained:
         stage.max_tokens or context.run.document.max_tokens,
     )
     trainable = {"static": towers.make_trainable(model, side="static", lora=False)}
-    info_nce = info_nce_of(stage)
+    objective = pair_objective(stage)
     collator = PairCollator(
         stage.crop, negatives=stage.hard_negatives, seed=context.run.seed, preprocess_fn=model.preprocess
     )
     parts = Parts(model.tokenizer, compose=stage.compose)
-    metrics = fit(context, model, StaticLoss(model, pair_objective(stage, info_nce), parts, stage), rows, collator)
+    metrics = fit(context, model, StaticLoss(model, objective, parts, stage), rows, collator)
     table = parts.fold(static_module(model).embedding.weight.detach())
     if is_static:
         with torch.no_grad():
@@ -73,6 +73,6 @@ def train_static(context: Context) -> Trained:
     else:
         query = start_from_static(query, table)
     if context.run.document.scratch is None:
-        return Trained(query, None, trainable, metrics, info_nce.temperature, query)
+        return Trained(query, None, trainable, metrics, objective.contrastive.temperature, query)
     document = start_from_static(towers.load(context.document), table, stage.lead_tokens)
-    return Trained(query, document, trainable, metrics, info_nce.temperature, towers.pair(query, document))
+    return Trained(query, document, trainable, metrics, objective.contrastive.temperature, towers.pair(query, document))

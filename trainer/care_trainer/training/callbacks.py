@@ -37,6 +37,7 @@ class Watch(TrainerCallback):
         """Request a checkpoint when one is due, and the end of training at the deadline."""
         now = time.monotonic()
         over, due = agree([self.deadline is not None and now >= self.deadline, now - self.last >= self.seconds])
+        # None after the last step: the stage then saves its encoders.
         if over or (due and state.global_step < state.max_steps):
             control.should_save, self.last = True, now
         if over:
@@ -58,11 +59,11 @@ class OwnGradients(TrainerCallback):
         self.own = [parameter for parameter in loss.parameters() if id(parameter) not in of_model]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Start from the main process's values."""
+        """Start on all processes from the main one's values."""
         share_parameters(self.own)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Average and clip their gradients, by a norm of their own; those of the model are so already."""
+        """Average these gradients and clip them by a norm of their own, as the trainer has done with the model's."""
         average_gradients(self.own)
         if args.max_grad_norm > 0:
             nn.utils.clip_grad_norm_(self.own, args.max_grad_norm)
@@ -74,9 +75,8 @@ class KeepBest(TrainerCallback):
     The scores are in evaluations.jsonl; those after the checkpoint from which a stage is resumed are taken again.
     """
 
-    def __init__(self, job: Job, score: Callable[[], float], trainable: Trainable) -> None:
-        assert job.stage.evaluate_steps is not None, "a stage without it has no score"
-        self.folder, self.steps, self.patience = job.folder, job.stage.evaluate_steps, job.stage.patience
+    def __init__(self, job: Job, steps: int, score: Callable[[], float], trainable: Trainable) -> None:
+        self.folder, self.steps, self.patience = job.folder, steps, job.stage.patience
         self.score, self.trainable = score, trainable
         self.scores: list[tuple[int, float]] = []
 

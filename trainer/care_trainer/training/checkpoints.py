@@ -40,7 +40,10 @@ class Trainable:
         saved, trainable = load_file(file), self._named()
         if saved.keys() != trainable.keys():
             differing = sorted(saved.keys() ^ trainable.keys())
-            raise TrainingError(f"{file.parent}: does not fit this stage ({differing[0]} is in only one of them)")
+            raise TrainingError(
+                f"{file.parent}: does not fit this stage ({differing[0]} is in only one of them); remove the folder of "
+                "the stage, and train it again"
+            )
         with torch.no_grad():
             for name, parameter in trainable.items():
                 parameter.copy_(saved[name])

@@ -63,7 +63,7 @@ def fit(
     Args:
         job: The stage, its run, and how far it goes.
         model: The encoder, or the pair of encoders.
-        loss: The loss over the model; its own parameters train, too.
+        loss: The loss over the model; its own parameters train as well.
         rows: The rows, with the source and the weight of each.
         collator: Makes a tokenised batch of rows.
         by_length: Whether batches hold rows of similar length.
@@ -76,7 +76,8 @@ def fit(
     set_seed(job.run.seed)
     job.folder.mkdir(parents=True, exist_ok=True)
     trainable = Trainable(loss)
-    best = None if score is None else KeepBest(job, score, trainable)
+    steps = job.stage.evaluate_steps
+    best = None if score is None or steps is None else KeepBest(job, steps, score, trainable)
     trainer = StageTrainer(
         job=job,
         trainable=trainable,
@@ -93,7 +94,7 @@ def fit(
             *([] if best is None else [best]),
         ],
     )
-    for callback in (PrinterCallback, ProgressCallback):
+    for callback in (PrinterCallback, ProgressCallback):  # `Job.report` draws the bar; stdout is the result's
         trainer.remove_callback(callback)
     if job.stage.gradient_checkpointing and job.stage.cached and (free := free_gpu_bytes()) is not None:
         trainer.args.activation_checkpointing = trainer.needs_checkpoints(free)
@@ -123,7 +124,7 @@ def _keep_batch_size(job: Job, *, resumed: bool) -> None:
                 f"{count} would make it {rows}. Resume with {before['processes']}, or begin again with "
                 "global_batch_size in place of batch_size"
             )
-    processes().wait_for_everyone()
+    processes().wait_for_everyone()  # all have read the file before it is written again
     if processes().is_main_process:
         write_json(file, {"rows": rows, "processes": count})
 
@@ -187,11 +188,13 @@ def training_arguments(
             processes=count,
             on_epoch=collator.set_epoch,
         ),
-        router_mapping=dict(collator.router_mapping),
-        save_strategy="no",
+        router_mapping=collator.router_mapping,
+        save_strategy="no",  # `Watch` asks for checkpoints, by the clock
         save_total_limit=2,
         logging_steps=LOGGED_FRACTION,
+        # The filter would log the last finite mean for a loss that is none.
         logging_nan_inf_filter=False,
+        # TensorBoard's files would lie among the checkpoints, which are dropped: `_event_files` has a folder for them.
         report_to=[tracker for tracker in run.report_to if tracker != "tensorboard"] or "none",
         run_name=f"{job.folder.parent.name}/{job.folder.name}",
         disable_tqdm=True,
@@ -209,6 +212,7 @@ class StageTrainer(SentenceTransformerTrainer):
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *rest: Any, **options: Any) -> Tensor:
         """Take a step, and stop at a loss that is not finite."""
+        # A copy: the trainer takes entries out of its own, and a bad batch is to be saved whole.
         loss: Tensor = super().training_step(model, dict(inputs), *rest, **options)
         if not torch.isfinite(loss):
             path = self.job.folder / BAD_BATCH_FILE

@@ -1,4 +1,4 @@
-"""Whether activations are recomputed in the backward pass: beside gradient caching only at need.
+"""The decision to recompute activations in the backward pass: beside gradient caching only at need.
 
 Caching runs each mini-batch forward, forward again, and back; with checkpoints there is a third pass forward. What one
 mini-batch would hold without them is counted on a few rows.
@@ -20,7 +20,7 @@ FEW, MORE = 2, 6
 SPARE = 0.2
 """Part of the free memory that stays free."""
 _TRAINED_BYTES = 12
-"""Of a trained parameter: its gradient, and Adam's two moments."""
+"""Memory of a trained parameter beside its weight: its gradient, and Adam's two moments."""
 
 
 def needs_checkpoints(
